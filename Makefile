@@ -1,0 +1,82 @@
+# Every target does its own set-up, says what it does, and is quick the second time. `make help` lists them.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+# Where the CPU build of torch is, when pip's own index only has the CUDA build: the address of a wheel index, such as
+# PyTorch's CPU one. A build with "+cpu" in its version is taken before any other.
+TORCH_INDEX ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+TORCH_STAMP := $(VENV)/.$(subst =,,$(TORCH))
+SCENARIO ?= scenarios/process/kill-rank.yaml
+PACKAGES := harness injectors assertions scenarios
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-long test-agent-versions check links bench clean system
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 28
+
+setup: $(VENV)/.installed ## make .venv with pinned versions of everything, and torchaos in it (editable)
+
+demo: setup ## kill a rank of a live training job, and judge the recovery
+	@echo "== torchaos run $(SCENARIO)"
+	@$(BIN)/torchaos run $(SCENARIO)
+
+test: setup system ## run the tests, less those that take minutes
+	@echo "== tests (without those marked long)"
+	@$(BIN)/python -m pytest -q -m "not long"
+
+test-long: setup system ## run the tests that take minutes
+	@echo "== tests marked long"
+	@$(BIN)/python -m pytest -q -m long
+
+test-agent-versions: system ## run the agent's tests on the oldest and the newest Python and torch that we promise
+	@ci/test-agent-versions
+
+check: setup links ## lint, format, types, and who may import whom
+	@echo "== ruff"
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@echo "== mypy --strict"
+	@$(BIN)/mypy $(PACKAGES:%=-p torchaos.%)
+	@$(BIN)/mypy tests
+	@echo "== imports"
+	@PYTHONPATH=.links $(BIN)/lint-imports --no-logo --no-cache
+
+bench: setup ## measure what the agent and the harness cost
+	@echo "== benchmarks"
+	@$(BIN)/python ci/bench
+
+# Static tools can't follow the mapping from torchaos.harness to harness/, so they get folders of links.
+links: $(PACKAGES:%=.links/torchaos/%) ## make .links, which mypy and editors read
+
+.links/torchaos/%:
+	@mkdir -p $(@D)
+	@ln -sfn ../../$* $@
+
+system:
+	@ci/install-system
+
+clean: ## remove what the targets above made, .venv too
+	rm -rf $(VENV) .links build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.made:
+	@ci/make-venv $(PYTHON) $(VENV)
+	@touch $@
+
+# First and on its own: whatever is installed later finds torch there and does not fetch another build. The name of the
+# stamp holds the version, so that another TORCH is seen.
+$(TORCH_STAMP): $(VENV)/.made ci/constraints.txt
+	@echo "== installing $(TORCH)"
+	@$(PIP) install -c ci/constraints.txt $(TORCH) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	@rm -f $(VENV)/.torch*
+	@touch $@
+
+$(VENV)/.installed: $(TORCH_STAMP) pyproject.toml ci/requirements.txt ci/constraints.txt
+	@echo "== installing torchaos and the tools of its tests"
+	@$(PIP) install -c ci/constraints.txt -r ci/requirements.txt
+	@$(PIP) install -c ci/constraints.txt --no-build-isolation --editable .
+	@touch $@

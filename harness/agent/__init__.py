@@ -1,0 +1,12 @@
+"""What runs inside a rank: the standard library and the job's own torch, nothing else of ours.
+
+Inside a job this folder is loaded by path as the package `_torchaos_agent` (see bootstrap/sitecustomize.py), so its
+modules import each other relatively. The harness imports the very same files as `torchaos.harness.agent`.
+"""
+
+
+def start() -> None:
+    """Arm, if this process is a rank of a job that the harness runs. Never raises."""
+    from . import arming
+
+    arming.start()

@@ -1,0 +1,62 @@
+"""Whether this process is a real rank, and the start of everything if it is.
+
+RANK alone names no rank: spawned data-loader workers inherit it. A rank is a process with torchelastic's variables
+none of whose ancestors is armed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Mapping
+
+from . import wire
+
+
+@dataclass(frozen=True)
+class Identity:
+    rank: int
+    local_rank: int
+    world_size: int
+    attempt: int  # over restarts and resubmissions
+    pid: int
+
+    @property
+    def source(self) -> str:
+        return f"rank{self.rank}-a{self.attempt}-p{self.pid}"
+
+
+def identify(environ: Mapping[str, str], pid: int) -> Identity | None:
+    """Who this process is, or None when it is not to be armed."""
+    if not {"RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", wire.ENV_PLAN} <= environ.keys():
+        return None
+    if environ.get(wire.ENV_ARMED, str(pid)) != str(pid):  # one's own pid: the rank has called exec
+        return None
+    attempt = int(environ.get(wire.ENV_ATTEMPT_BASE, "0")) + int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return Identity(
+        int(environ["RANK"]), int(environ["LOCAL_RANK"]), int(environ.get("WORLD_SIZE", "1")), attempt, pid
+    )
+
+
+def start() -> None:
+    """Arm this process if it is a rank. Whatever goes wrong is said on stderr, and the job goes on without an agent."""
+    try:
+        who = identify(os.environ, os.getpid())
+        if who is not None:
+            _arm(who)
+    except Exception as error:
+        print(f"torchaos: the agent did not start: {error!r}", file=sys.stderr)
+
+
+def _arm(who: Identity) -> None:
+    from .agent import Agent
+    from .hooks import install
+
+    plan = wire.AgentPlan.read(os.environ[wire.ENV_PLAN])
+    os.environ[wire.ENV_ARMED] = str(who.pid)
+    folder, source = Path(plan.events), who.source
+    while (folder / f"{source}.jsonl").exists():  # the process that this one was before it called exec
+        source += "x"
+    install(Agent(plan, who, wire.EventFile(folder / f"{source}.jsonl", source, who.rank, who.attempt)))

@@ -1,0 +1,60 @@
+"""Call something when a module has been imported, without importing it and without changing its loader."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Callable, Sequence
+
+Then = Callable[[ModuleType], None]
+
+
+class PostImport:
+    """A finder that finds nothing by itself: it asks the others, and follows the import to its end."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[Then]] = {}
+
+    def install(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def when(self, name: str, then: Then) -> None:
+        """Call `then` with the module once it is there: at once, or at the end of its import."""
+        module = sys.modules.get(name)
+        if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+            then(module)
+        else:
+            self._waiting.setdefault(name, []).append(then)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self._waiting:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find else None
+            if spec is not None:
+                self._follow(name, spec)
+                return spec  # type: ignore[no-any-return]
+        return None
+
+    def _follow(self, name: str, spec: ModuleSpec) -> None:
+        # The loader stays the one that it is (tools ask for its type); only this instance's exec_module is covered,
+        # and uncovered again.
+        loader: Any = spec.loader
+        original = getattr(loader, "exec_module", None)
+        if original is None:
+            return
+
+        def exec_module(module: ModuleType) -> None:
+            loader.__dict__.pop("exec_module", None)
+            original(module)
+            for then in self._waiting.pop(name, []):
+                then(module)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:  # a loader with slots, or a class: builtins and frozen modules, never torch's
+            return

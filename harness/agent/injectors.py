@@ -1,0 +1,50 @@
+"""Load an injector from its file, in a Python that may have nothing of ours installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Iterator, Mapping
+
+from . import wire
+
+
+def load(source: str, injector: str, params: Mapping[str, Any]) -> Any:
+    """An instance of the class `injector` of the file `source`. Raises whatever importing or making it raises."""
+    name = f"_torchaos_injector_{abs(hash(source)):x}"
+    with _our_names():
+        module = sys.modules.get(name)
+        if module is None:
+            spec = importlib.util.spec_from_file_location(name, source)
+            if spec is None or spec.loader is None:
+                raise ImportError(f"{source} is no Python file")
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module  # dataclasses look their module up
+            spec.loader.exec_module(module)
+        return getattr(module, injector)(**params)
+
+
+@contextmanager
+def _our_names() -> Iterator[None]:
+    """While an injector is imported, `torchaos.harness.agent` is this very package; afterwards all is as it was."""
+
+    def ours() -> dict[str, ModuleType]:
+        return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torchaos"}
+
+    before = ours()
+    for name in before:
+        del sys.modules[name]
+    own = __name__.rpartition(".")[0]
+    for name in ("torchaos", "torchaos.harness"):
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = []
+    sys.modules["torchaos.harness.agent"] = sys.modules[own]
+    sys.modules["torchaos.harness.agent.wire"] = wire
+    try:
+        yield
+    finally:
+        for name in ours():
+            del sys.modules[name]
+        sys.modules.update(before)

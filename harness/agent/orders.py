@@ -1,0 +1,190 @@
+"""Orders and their Moments: fire in this rank, or hold it for a fault from outside.
+
+The control page outlives the rank: what has fired is read from it, so that a restarted rank does not fire again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+from . import injectors, wire
+from .site import RankSite
+from .wire import ControlPage, Kind, Phase, State
+
+if TYPE_CHECKING:
+    from .agent import Agent
+
+_STEP_S = 0.0002  # how often a page is looked at while the rank waits
+_CHECKPOINT = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_WRITE)
+
+
+class Pending:
+    """An order of this rank that may still fire in this process."""
+
+    def __init__(self, order: wire.Order) -> None:
+        self.order, self.when = order, order.when
+        self.page = ControlPage(order.page)
+        self.injector: Any = None
+        self.entered = 0  # how often its phase was entered: in the step, or in all where no step is named
+
+    @property
+    def has_fired(self) -> bool:
+        """As often as it is allowed to."""
+        fired = self.page.read(ControlPage.FIRED)
+        return fired > 0 and fired >= self.page.read(ControlPage.ALLOWED)
+
+    @property
+    def armed(self) -> bool:
+        page = self.page
+        may = page.read(ControlPage.FIRED) < page.read(ControlPage.ALLOWED)
+        return may and page.read(ControlPage.ARMED_PID) in (0, os.getpid())
+
+
+class Orders:
+    """`hot` holds the orders that may come up in the step under way; while it is empty a phase costs one look."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self.mine = [order for order in agent.plan.orders if self._is_mine(order.when)]
+        self.base: int | None = 0  # global steps before this attempt's first; None: a checkpoint was loaded
+        self.hot: list[Pending] = []
+        self._pending: list[Pending] = []
+
+    def _is_mine(self, when: wire.Moment) -> bool:
+        return when.pacer == self._agent.who.rank and when.attempt in (None, self._agent.who.attempt)
+
+    def load(self) -> None:
+        """Open the pages and import the injectors, long before any Moment, so that firing is quick."""
+        for order in self.mine:
+            try:
+                pending = Pending(order)
+                if order.source is not None:
+                    pending.injector = injectors.load(order.source, order.injector, order.params)
+                self._pending.append(pending)
+            except Exception as error:
+                self._agent.fail("orders", error)
+                self._missed(order, f"the agent could not load it: {error!r}")
+        self._heat()
+
+    @property
+    def step(self) -> int | None:
+        """The global step under way, from 1."""
+        return None if self.base is None else self.base + self._agent.steps_over + 1
+
+    def loaded(self) -> None:
+        """A checkpoint was loaded: before the first step, that moves the count by what only the harness can tell."""
+        if self._agent.steps_over == 0 and any(one.when.step is not None and not one.has_fired for one in self._pending):
+            self.base = None
+            self._heat()
+
+    def step_over(self) -> None:
+        """An iteration is over, and its event is written. May fire what is due right after it."""
+        if not self._pending:
+            return
+        if self.base is None:
+            self._ask_for_base()
+        self._drop_what_is_past()
+        self._heat()
+        for one in [one for one in self.hot if one.when.phase is None and one.when.step is not None]:
+            self._reach(one, None)
+
+    def enter(self, phase: Phase) -> None:
+        for one in list(self.hot):
+            when = one.when
+            if when.phase is phase:
+                one.entered += 1
+                # In a step, exactly the nth time; where no step is named, the first chance from the nth time on.
+                if one.entered == when.nth or (when.step is None and one.entered > when.nth):
+                    self._reach(one, phase)
+            elif when.phase is None and (when.step is None or phase not in _CHECKPOINT):
+                self._reach(one, phase)
+
+    def _heat(self) -> None:
+        step = self.step
+        self.hot = [one for one in self._pending if one.when.step is None or one.when.step == step]
+        for one in self.hot:
+            if one.when.step is not None:
+                one.entered = 0
+
+    def _reach(self, one: Pending, phase: Phase | None) -> None:
+        """The Moment is there: fire or hold, if that is allowed, waiting for the word if it never was yet."""
+        outside_trigger = one.when.step is None
+        if outside_trigger and not one.armed:
+            return  # it becomes due whenever the harness arms it
+        if not one.has_fired and not _wait(lambda: one.armed or one.has_fired, one.when.hold_s):
+            self._forget(one, "not armed in time: the rank reached the Moment and waited as long as it may")
+            return
+        fires = not one.has_fired
+        if not outside_trigger:
+            self._pending.remove(one)
+        self._heat_without(one)
+        if fires:
+            self._hold(one, phase) if one.injector is None else self._fire(one, phase)
+
+    def _fire(self, one: Pending, phase: Phase | None) -> None:
+        page, fault = one.page, one.order.fault
+        page.write(ControlPage.FIRED, page.read(ControlPage.FIRED) + 1)
+        page.write(ControlPage.STATE, State.APPLIED)
+        about = {"fault": fault, "phase": phase and phase.value, "global_step": self.step, "pid": os.getpid()}
+        self._agent.emit(Kind.APPLYING, about)
+        one.injector.apply(RankSite(self._agent, fault, self.step, phase))
+        self._agent.emit(Kind.APPLIED, {"fault": fault})
+
+    def _hold(self, one: Pending, phase: Phase | None) -> None:
+        page, fault = one.page, one.order.fault
+        number = page.read(ControlPage.FIRED) + 1
+        about = {"fault": fault, "phase": phase and phase.value, "global_step": self.step}
+        self._agent.emit(Kind.HELD, about)
+        page.write(ControlPage.STATE, State.HELD)
+        if _wait(lambda: page.read(ControlPage.GO) >= number, one.when.hold_s):
+            page.write(ControlPage.FIRED, number)
+            page.write(ControlPage.STATE, State.RELEASED)
+        else:
+            page.write(ControlPage.STATE, State.MISSED)
+            page.write(ControlPage.FIRED, number)
+            self._missed(one.order, "hold expired: the rank went on by itself")
+
+    def _ask_for_base(self) -> None:
+        """The first step after a load is over: the harness can now tell from it how many global steps lie before."""
+        for one in [one for one in self._pending if one.when.step is not None and not one.has_fired]:
+            page = one.page
+            told = _wait(lambda page=page: page.read(ControlPage.BASE_ATTEMPT) == self._agent.who.attempt, one.when.hold_s)  # type: ignore[misc]
+            if told:
+                self.base = page.read(ControlPage.BASE)
+                return
+            self._forget(one, "no base: a checkpoint was loaded, and nobody said which global step this attempt began with")
+
+    def _drop_what_is_past(self) -> None:
+        step = self.step
+        for one in [one for one in self._pending if step is not None and (one.when.step or step) < step]:
+            if one.has_fired:
+                self._pending.remove(one)
+            elif one.when.phase is not None and one.when.step == step - 1 and one in self.hot:
+                times = f"was entered {one.entered} times in step {one.when.step}, and the Moment is at time {one.when.nth}"
+                self._forget(one, f"the phase {one.when.phase.value} {times}")
+            else:
+                self._forget(one, f"step {one.when.step} was over before the trigger could be established")
+
+    def _forget(self, one: Pending, reason: str) -> None:
+        self._pending.remove(one)
+        self._heat_without(one)
+        one.page.write(ControlPage.STATE, State.MISSED)
+        self._missed(one.order, reason)
+
+    def _heat_without(self, one: Pending) -> None:
+        if one not in self._pending:
+            self.hot = [other for other in self.hot if other is not one]
+
+    def _missed(self, order: wire.Order, reason: str) -> None:
+        self._agent.emit(Kind.MISSED, {"fault": order.fault, "reason": reason})
+
+
+def _wait(found: Callable[[], bool], limit_s: float) -> bool:
+    end = time.monotonic() + limit_s
+    while not found():
+        if time.monotonic() >= end:
+            return False
+        time.sleep(_STEP_S)
+    return True

@@ -1,0 +1,47 @@
+"""How many seconds of a step the host spent in each phase. A phase inside another one is charged to the inner one."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable
+
+from .wire import Phase
+
+
+class Phases:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stack: list[Phase] = []
+        self._since = 0.0
+        self._loose: Phase | None = None
+        self._seconds: dict[Phase, float] = {}
+
+    def enter(self, phase: Phase) -> None:
+        self._charge()
+        self._loose = None
+        self._stack.append(phase)
+
+    def leave(self, phase: Phase) -> None:
+        """Ends the innermost `phase`, with whatever was left open in it; harmless when there is none."""
+        if phase in self._stack:
+            self._charge()
+            while self._stack.pop() is not phase:
+                pass
+
+    def loosely(self, phase: Phase) -> None:
+        """`phase` lasts until another one is entered: for what has a beginning that can be seen, but no end."""
+        self._charge()
+        self._loose = phase
+
+    def take(self) -> dict[str, float]:
+        """Seconds by phase since the last call, in microsecond steps."""
+        self._charge()
+        taken, self._seconds = self._seconds, {}
+        return {phase.value: round(seconds, 6) for phase, seconds in taken.items()}
+
+    def _charge(self) -> None:
+        now = self._clock()
+        phase = self._stack[-1] if self._stack else self._loose
+        if phase is not None:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._since
+        self._since = now

@@ -1,0 +1,321 @@
+"""What the agent and the harness agree on: events, moments, orders and the control page.
+
+Both sides read this very file, and the agent may run under a Python that has nothing of ours installed,
+so it imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import struct
+import time
+from dataclasses import asdict, dataclass, field
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Annotated, Any, Mapping
+
+VERSION = 1
+
+# The job's environment carries these names; nothing else of ours goes in.
+ENV_PLAN = "TORCHAOS_PLAN"  # path of the agent's plan; its absence keeps the agent out
+ENV_RUN_ID = "TORCHAOS_RUN_ID"  # marks every process of one run, so that orphans are found by it
+ENV_ATTEMPT_BASE = "TORCHAOS_ATTEMPT_BASE"  # attempts that earlier submissions used up
+ENV_ARMED = "TORCHAOS_ARMED"  # pid of the armed rank process; its children inherit it and stay unarmed
+
+
+class Phase(str, Enum):
+    """What a rank's host code is doing (the GPU may be elsewhere)."""
+
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    COLLECTIVE = "collective"
+    OPTIMIZER = "optimizer"
+    CHECKPOINT_WRITE = "checkpoint_write"
+    CHECKPOINT_LOAD = "checkpoint_load"
+
+
+class Kind(str, Enum):
+    """Every kind of event there is; `FIELDS` gives the payload of each."""
+
+    STAGE = "run.stage"
+    NOTE = "run.note"
+    STOPPED = "run.stopped"
+    JOB_STARTED = "job.started"
+    JOB_EXITED = "job.exited"
+    LOG_STEP = "log.step"
+    LOG_CAUSE = "log.cause"
+    ELASTIC_WORKER = "elastic.worker"
+    ELASTIC_FAILURE = "elastic.failure"
+    ELASTIC_TEARDOWN = "elastic.teardown"
+    ELASTIC_RENDEZVOUS = "elastic.rendezvous"
+    ELASTIC_RESTART = "elastic.restart"
+    RANK_UP = "rank.up"
+    RANK_STATE = "rank.state"
+    RANK_EXITED = "rank.exited"
+    AGENT_STARTED = "agent.started"
+    AGENT_FAILED = "agent.failed"
+    AGENT_ENDED = "agent.ended"
+    STEP = "step"
+    LOSS = "loss"
+    SAVE_BEGIN = "checkpoint.save_begin"
+    SAVE_END = "checkpoint.save_end"
+    LOAD_BEGIN = "checkpoint.load_begin"
+    LOAD_END = "checkpoint.load_end"
+    ARMED = "fault.armed"
+    HELD = "fault.held"
+    APPLYING = "fault.applying"
+    APPLIED = "fault.applied"
+    ROLLED_BACK = "fault.rolled_back"
+    MISSED = "fault.missed"
+    EFFECT = "fault.effect"
+    GUARDED = "undo.guarded"
+    HEALED = "undo.healed"
+
+
+# The keys that every payload of a kind has; writers refuse a payload that lacks one, readers bear with
+# keys that they don't know. Times are seconds, sizes bytes.
+FIELDS: Mapping[Kind, frozenset[str]] = {
+    Kind.STAGE: frozenset({"stage"}),
+    Kind.NOTE: frozenset({"text"}),
+    Kind.STOPPED: frozenset({"reason"}),
+    Kind.JOB_STARTED: frozenset({"submission", "pid"}),
+    Kind.JOB_EXITED: frozenset({"submission", "pid", "exit_code"}),
+    Kind.LOG_STEP: frozenset({"step", "adapter"}),  # + loss, lr
+    Kind.LOG_CAUSE: frozenset({"cause", "line"}),
+    Kind.ELASTIC_WORKER: frozenset({"state", "pid"}),  # START, SUCCEEDED, FAILED; + local_rank
+    Kind.ELASTIC_FAILURE: frozenset({"exit_code", "local_rank", "pid"}),
+    Kind.ELASTIC_TEARDOWN: frozenset({"pid", "signal"}),
+    Kind.ELASTIC_RENDEZVOUS: frozenset({"done"}),
+    Kind.ELASTIC_RESTART: frozenset({"attempts_left"}),
+    Kind.RANK_UP: frozenset({"pid", "start_ticks", "local_rank", "world_size", "node"}),
+    Kind.RANK_STATE: frozenset({"pid", "state"}),  # state: the letter of /proc/PID/stat
+    Kind.RANK_EXITED: frozenset({"pid", "start_ticks", "exit_code"}),  # negative: signal; None: unknown
+    Kind.AGENT_STARTED: frozenset(
+        {"pid", "start_ticks", "local_rank", "world_size", "python", "torch", "hooks"}
+    ),
+    Kind.AGENT_FAILED: frozenset({"hook", "error"}),
+    Kind.AGENT_ENDED: frozenset({"unseen"}),  # hooks that were installed and never fired
+    # losses: one float (or None: not copied yet) per backward; samples: a digest per row that was trained
+    # on, None where nothing could be seen; indices: of the same batches, None where there are none;
+    # lr: one per parameter group; opt_step: the optimizer's own counter; sched_step: the scheduler's;
+    # phases: seconds by phase; skipped: the optimizer step was skipped (GradScaler)
+    Kind.STEP: frozenset(
+        {"losses", "samples", "indices", "lr", "opt_step", "sched_step", "phases", "skipped"}
+    ),
+    Kind.LOSS: frozenset({"losses"}),  # late values of the step in the envelope (asynchronous copies)
+    Kind.SAVE_BEGIN: frozenset({"path", "format"}),
+    Kind.SAVE_END: frozenset({"path", "format", "ok", "blocked_s"}),
+    Kind.LOAD_BEGIN: frozenset({"path", "format"}),
+    Kind.LOAD_END: frozenset({"path", "format", "ok", "numbers"}),  # numbers: step-like entries found
+    Kind.ARMED: frozenset({"fault", "targets"}),
+    Kind.HELD: frozenset({"fault", "phase", "global_step"}),
+    Kind.APPLYING: frozenset({"fault", "phase", "global_step", "pid"}),
+    Kind.APPLIED: frozenset({"fault"}),
+    Kind.ROLLED_BACK: frozenset({"fault", "verified"}),
+    Kind.MISSED: frozenset({"fault", "reason"}),
+    Kind.EFFECT: frozenset({"fault", "effect"}),  # what an injector saw of its own fault
+    Kind.GUARDED: frozenset({"record", "handles"}),
+    Kind.HEALED: frozenset({"record", "handle", "verified"}),
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a journal file. `step` counts within the attempt; only `history` makes global steps."""
+
+    kind: Kind
+    source: str
+    seq: int
+    wall_s: float  # seconds since the epoch
+    mono_s: float  # CLOCK_MONOTONIC, comparable within one node
+    rank: int | None = None
+    attempt: int | None = None
+    step: int | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_line(self) -> bytes:
+        return json.dumps({**asdict(self), "kind": self.kind.value}, separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes | str) -> Event:
+        """Raises ValueError where the line is torn or of a kind that this version does not know."""
+        raw = json.loads(line)
+        if not isinstance(raw, dict):
+            raise ValueError("an event is a JSON object")
+        try:
+            known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
+            return cls(**{**known, "kind": Kind(raw["kind"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not an event: {error}") from error
+
+
+class EventFile:
+    """The one writer of one journal file. Each event is a single write(2), so it survives SIGKILL."""
+
+    def __init__(self, path: Path, source: str, rank: int | None = None, attempt: int | None = None) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._source, self._rank, self._attempt, self._seq = source, rank, attempt, 0
+
+    def emit(
+        self, kind: Kind, data: Mapping[str, Any], *, step: int | None = None,
+        rank: int | None = None, attempt: int | None = None, mono_s: float | None = None,
+    ) -> Event:  # fmt: skip
+        """Write one event; raises ValueError when the payload lacks a key of its kind."""
+        missing = FIELDS[kind] - data.keys()
+        if missing:
+            raise ValueError(f"{kind.value} needs {', '.join(sorted(missing))}")
+        event = Event(
+            kind, self._source, self._seq, time.time(), time.monotonic() if mono_s is None else mono_s,
+            self._rank if rank is None else rank, self._attempt if attempt is None else attempt, step, dict(data),
+        )  # fmt: skip
+        self._seq += 1
+        os.write(self._fd, event.to_line())
+        return event
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point that only the agent sees. The pacer is the one rank that fires or is held there."""
+
+    pacer: int
+    step: int | None  # global, from 1: the step during which it fires; None: any
+    phase: Phase | None  # None: at the start of the step
+    attempt: int | None = None  # None: any
+    nth: int = 1  # the nth time that the phase is entered in that step
+    hold_s: float = 10.0  # the rank goes on by itself after this long
+
+
+@dataclass(frozen=True)
+class Order:
+    """At a Moment: apply the injector `injector` of the file `source`, or (None) hold for one outside."""
+
+    fault: str
+    when: Moment
+    page: str  # path of the control page
+    source: str | None = None
+    injector: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Order:
+        when = dict(raw["when"])
+        when["phase"] = None if when["phase"] is None else Phase(when["phase"])
+        return cls(**{**raw, "when": Moment(**when)})
+
+
+@dataclass(frozen=True)
+class AgentPlan:
+    """What the agent reads when it starts: the file that `ENV_PLAN` names."""
+
+    run_id: str
+    events: str  # folder of the event files
+    hooks: tuple[str, ...]
+    orders: tuple[Order, ...] = ()
+    checkpoints: str | None = None
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def read(cls, path: str) -> AgentPlan:
+        raw = json.loads(Path(path).read_text())
+        return cls(
+            raw["run_id"], raw["events"], tuple(raw["hooks"]),
+            tuple(Order.from_dict(order) for order in raw["orders"]), raw.get("checkpoints"),
+        )  # fmt: skip
+
+
+class State(IntEnum):
+    """Where the pacer is with an order."""
+
+    IDLE = 0
+    HELD = 1
+    APPLIED = 2
+    RELEASED = 3
+    MISSED = 4
+
+
+class ControlPage:
+    """A small memory-mapped file per fault; it outlives the rank, and each word has one writer.
+
+    Little-endian signed 64-bit words. The harness writes ALLOWED (how often the order may fire in all), GO (the
+    number of the firing that may go on after a hold), ARMED_PID (the one process that may fire; 0: any),
+    BASE and BASE_ATTEMPT (global steps done before that attempt's first step). The rank writes FIRED (how often
+    it has fired: a restarted rank reads it and does not fire again) and STATE.
+    """
+
+    MAGIC, ALLOWED, GO, ARMED_PID, BASE, BASE_ATTEMPT, FIRED, STATE = range(8)
+    SIZE = 64
+    _MAGIC = 0x746F726368616F73  # "torchaos"
+
+    def __init__(self, path: str | Path, create: bool = False) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
+        try:
+            if create:
+                os.ftruncate(fd, self.SIZE)
+            if os.fstat(fd).st_size != self.SIZE:
+                raise ValueError(f"{path}: a control page has {self.SIZE} bytes")
+            self._map = mmap.mmap(fd, self.SIZE)
+        finally:
+            os.close(fd)
+        if create:
+            self.write(self.BASE_ATTEMPT, -1)
+            self.write(self.MAGIC, self._MAGIC)
+        elif self.read(self.MAGIC) != self._MAGIC:
+            raise ValueError(f"{path}: not a control page")
+
+    def read(self, word: int) -> int:
+        return int(struct.unpack_from("<q", self._map, 8 * word)[0])
+
+    def write(self, word: int, value: int) -> None:
+        struct.pack_into("<q", self._map, 8 * word, value)
+
+    def close(self) -> None:
+        self._map.close()
+
+
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from `90s`, `1m30s`, `250ms`; a number without a unit is refused, save 0. Raises ValueError."""
+    text = str(value).strip()
+    if text == "0" and not isinstance(value, bool):
+        return 0.0
+    if not isinstance(value, str) or not re.fullmatch(f"(?:{_DURATION.pattern})+", text):
+        raise ValueError(f"{value!r} is not a duration; write a number with a unit, such as 250ms, 30s, 5m or 1h30m")
+    return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+
+
+class _DurationSchema:
+    """Lets pydantic read `Seconds` fields, without this file needing pydantic."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(parse_duration, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
+        return {"type": "string", "pattern": f"^(0|({_DURATION.pattern})+)$", "examples": ["30s", "5m"]}
+
+
+Seconds = Annotated[float, _DurationSchema()]
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot (proc(5), field 22); with the pid it names a process for
+    good. None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,0 +1,130 @@
+"""Where two runs of one job differ in what they computed: losses and learning rates, step by step and rank by rank.
+
+When two twins of one job differ between themselves, no other run can be asked to be bitwise equal to one of them. The
+tolerance is then learned: LEARNED_FACTOR times the largest relative difference of the losses of any two twins in any
+step. Relative means |a - b| / max(|a|, |b|).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from torchaos.harness.contents import checkpoints_of, clashes
+from torchaos.harness.history import Execution, History
+from torchaos.harness.record import Record
+from torchaos.harness.teardown import final_step
+
+LEARNED_FACTOR = 3.0
+ENOUGH = 3  # twins to learn from
+OTHER_WORLD = (
+    0.01  # relative, when the number of ranks is another one and no tolerance is given: sums are in another order
+)
+_LR = 1e-9  # relative: a schedule may be computed in closed form or step by step
+
+Steps = Mapping[int, Mapping[int, Execution]]  # by global step, then rank
+
+
+@dataclass(frozen=True)
+class Difference:
+    what: str  # loss, learning rate
+    step: int
+    rank: int | None  # None: the mean over the ranks
+    ours: float | None
+    theirs: float | None
+    relative: float
+
+
+def history_of(run: Record, twins: Sequence[Record]) -> History:
+    """The run's history; the twin is asked to help only where the run's own witnesses can't place an attempt."""
+    return History.of(run.events, twins[0].history) if twins and run.history.unplaced else run.history
+
+
+def until(steps: Steps, last: int | None) -> Steps:
+    return steps if last is None else {step: by_rank for step, by_rank in steps.items() if step <= last}
+
+
+def before(history: History, at_s: float) -> Steps:
+    """What had been executed before a moment, whether it counts in the end or not."""
+    found: dict[int, dict[int, Execution]] = {}
+    for one in history.executions:
+        if one.mono_s < at_s and one.global_step is not None:
+            found.setdefault(one.global_step, {})[one.rank] = one
+    return dict(sorted(found.items()))
+
+
+def differences(ours: Steps, theirs: Steps, tolerance: float, other_world: float = OTHER_WORLD) -> Iterator[Difference]:
+    """In order of step; only steps that both have, and only what both could see."""
+    for step in sorted(ours.keys() & theirs.keys()):
+        one, other = ours[step], theirs[step]
+        if one.keys() == other.keys():
+            for rank in sorted(one):
+                yield from _of_rank(step, rank, one[rank], other[rank], tolerance)
+        else:
+            yield from _of_mean(step, one, other, max(tolerance, other_world))
+
+
+def relative(a: float, b: float) -> float:
+    """0 for equal values, two NaN included; infinite where only one is a finite number."""
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b) / max(abs(a), abs(b))
+
+
+def noise(twins: Sequence[Record]) -> float:
+    """The largest relative difference of the losses of any two twins; 0 when they agree bitwise."""
+    steps = [until(twin.history.by_step(), final_step(twin)) for twin in twins]
+    found = (one for a, b in combinations(steps, 2) for one in differences(a, b, 0.0, 0.0) if one.what == "loss")
+    return max((one.relative for one in found), default=0.0)
+
+
+def agree(run: Record, twins: Sequence[Record]) -> bool:
+    """Whether the run is bitwise what the first twin is, as far as can be seen: losses, rates, checkpoints."""
+    twin = twins[0]
+    theirs = twin.history.by_step()
+    ours = until(history_of(run, twins).by_step(), final_step(twin))
+    if next(differences(ours, until(theirs, final_step(twin)), 0.0), None):
+        return False
+    return not clashes(checkpoints_of(run) or [], checkpoints_of(twin) or [])
+
+
+def wants_more(run: Record, twins: Sequence[Record]) -> bool:
+    """Whether another twin would tell more: the run differs from the only one, or the twins differ among themselves."""
+    if len(twins) < 2:
+        return not twins or not agree(run, twins)
+    return len(twins) < ENOUGH and not all(agree(twin, [twins[0]]) for twin in twins[1:])
+
+
+def _of_rank(step: int, rank: int, one: Execution, other: Execution, tolerance: float) -> Iterator[Difference]:
+    for ours, theirs in zip(one.lr, other.lr, strict=False):
+        if relative(ours, theirs) > max(_LR, tolerance):
+            yield Difference("learning rate", step, rank, ours, theirs, relative(ours, theirs))
+            break
+    if not (one.loss_seen and other.loss_seen):
+        return
+    if len(one.losses) != len(other.losses):
+        yield Difference("number of losses", step, rank, len(one.losses), len(other.losses), math.inf)
+        return
+    for mine, twins in zip(one.losses, other.losses, strict=True):
+        far = relative(mine or 0.0, twins or 0.0)
+        if far > tolerance:
+            yield Difference("loss", step, rank, mine, twins, far)
+            return
+
+
+def _of_mean(
+    step: int, one: Mapping[int, Execution], other: Mapping[int, Execution], tolerance: float
+) -> Iterator[Difference]:
+    ours, theirs = _mean(one), _mean(other)
+    if ours is not None and theirs is not None and relative(ours, theirs) > tolerance:
+        yield Difference("loss", step, None, ours, theirs, relative(ours, theirs))
+
+
+def _mean(by_rank: Mapping[int, Execution]) -> float | None:
+    losses = [loss for one in by_rank.values() for loss in one.losses]
+    seen = [loss for loss in losses if loss is not None]
+    return sum(seen) / len(seen) if seen and len(seen) == len(losses) else None

@@ -1,0 +1,89 @@
+"""Why a resumed job computes something else than its twin: the likeliest cause, from what else differs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torchaos.harness.agreement import Difference, Steps, relative
+from torchaos.harness.history import Execution, History
+
+_Counter = Callable[[Execution], float | None]
+
+
+def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Difference) -> str:
+    """A sentence about the attempt in which the first difference lies."""
+    attempt = history.attempt(next(iter(ours[first.step].values())).attempt)
+    if attempt is None or attempt.base is None or (attempt.base == 0 and attempt is history.attempts[0]):
+        return "It had not been restarted by then: the fault itself changed what was computed, or the job is not deterministic."
+    since = [step for step in sorted(ours.keys() & theirs.keys()) if attempt.base < step]
+    resumed = f"resumed after step {attempt.base}"
+    told = [
+        _data_order(since, ours, theirs),
+        _counter(
+            since, ours, theirs, "optimizer state was lost: the optimizer's own step counter", lambda one: one.opt_step
+        ),
+        _rate(since, ours, theirs),
+    ]
+    found = [sentence for sentence in told if sentence]
+    if found:
+        return f"Likeliest cause, in the attempt that {resumed}: " + "; ".join(found) + "."
+    return f"In the attempt that {resumed}, " + _by_elimination(attempt.base, ours, theirs, first)
+
+
+def _data_order(since: list[int], ours: Steps, theirs: Steps) -> str | None:
+    for step in since:
+        if ours[step].keys() != theirs[step].keys():
+            continue
+        for rank, one in sorted(ours[step].items()):
+            other = theirs[step][rank]
+            if one.samples_seen and other.samples_seen and one.samples != other.samples:
+                return f"the data order: rank {rank} was given other samples from step {step} on"
+    return None
+
+
+def _counter(since: list[int], ours: Steps, theirs: Steps, what: str, read: _Counter) -> str | None:
+    for step in since:
+        for rank in sorted(ours[step].keys() & theirs[step].keys()):
+            mine, twins = read(ours[step][rank]), read(theirs[step][rank])
+            if mine is not None and twins is not None and mine != twins:
+                return f"the {what} stood at {mine:g} after step {step}, and at {twins:g} in the twin"
+    return None
+
+
+def _rate(since: list[int], ours: Steps, theirs: Steps) -> str | None:
+    counted = _counter(since, ours, theirs, "LR schedule was restarted: its counter", lambda one: one.sched_step)
+    if counted:
+        return counted
+    for step in since:
+        for rank in sorted(ours[step].keys() & theirs[step].keys()):
+            for mine, twins in zip(ours[step][rank].lr, theirs[step][rank].lr, strict=False):
+                if relative(mine, twins) > 1e-9:
+                    return f"the LR schedule was not restored: {mine:g} instead of {twins:g} in step {step}"
+    return None
+
+
+def _by_elimination(base: int, ours: Steps, theirs: Steps, first: Difference) -> str:
+    """Samples, counters and learning rates agree, so it is a state that nothing else shows."""
+    if first.step > base + 1:
+        return (
+            f"the losses agreed up to step {first.step - 1}, so the weights and the RNG were restored; what acts in the "
+            "update was not: optimizer state (momentum) or gradient scaling."
+        )
+    if _like_the_start(ours, first):
+        return "the loss is as it was at the start: the model's weights were not restored."
+    differ = [
+        rank
+        for rank, one in ours[first.step].items()
+        if rank in theirs[first.step] and one.losses != theirs[first.step][rank].losses
+    ]
+    if 0 < len(differ) < len(ours[first.step]):
+        ranks = ", ".join(str(rank) for rank in differ)
+        return f"only rank {ranks} differs, and weights are common to all: the RNG state of that rank (dropout) was not restored."
+    return "samples, optimizer counter and learning rate agree: the RNG state (dropout) was not restored, or the model's weights were not."
+
+
+def _like_the_start(ours: Steps, first: Difference) -> bool:
+    start = ours.get(min(ours), {}).get(first.rank or 0)
+    if start is None or not start.loss_seen or first.ours is None or first.theirs is None or min(ours) == first.step:
+        return False
+    return abs(first.ours - (start.losses[0] or 0.0)) < abs(first.ours - first.theirs)

@@ -1,0 +1,243 @@
+"""The shapes that everything else is built on. A new fault, assertion, launcher, probe or condition is a class
+that fits one of them; none of them names a particular one.
+
+Arrows point one way: injectors and assertions import the harness, never the other way round.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Literal, Mapping, Protocol, Sequence, runtime_checkable
+
+from torchaos.harness.agent.wire import Event, Kind, Phase
+
+if TYPE_CHECKING:
+    from torchaos.harness.record import Record
+
+Where = Literal["rank", "node"]
+Hits = Literal["ranks", "agents", "as_targeted"]  # as_targeted: agents when the target names nodes, else ranks
+Emit = Callable[[Kind, Mapping[str, Any]], Event]
+
+
+class ChaosError(Exception):
+    """An error whose text is meant for the user: where, what, and what to do. Never shown as a traceback."""
+
+
+class UsageError(ChaosError):
+    """The command line, the scenario or the machine can't do what is asked. Exit code 3."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whom a fault hits, resolved: ranks (global), or whole nodes by index."""
+
+    ranks: tuple[int, ...]
+    nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Irreversible:
+    """Why a fault can't be taken back; what `rollback` then means is handing the job to its supervisor."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Proof that a fault took effect: a sentence, and the (source, seq) of the events that it rests on."""
+
+    what: str
+    events: tuple[tuple[str, int], ...] = ()
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """How to take one change back, as data: a frozen dataclass whose fields are JSON. Few, closed, in undo/handles."""
+
+    kind: ClassVar[str]
+
+    def restore(self) -> None:
+        """Set the known-good state. Repeatable; spares strangers (checks identity first)."""
+        ...
+
+    def restored(self) -> bool:
+        """Whether the known-good state is there, verified by identity and not by absence alone."""
+        ...
+
+
+class Site(Protocol):
+    """Where a fault is applied. `RankSite` in the agent (the process is the target itself), `NodeSite` outside."""
+
+    fault: str
+    pids: Sequence[int]  # the target processes
+    step: int | None  # global step at the Moment, where known
+    phase: Phase | None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to each target process, by pidfd where it is another one."""
+        ...
+
+    def release(self) -> None:
+        """Let a rank that is held at the Moment go on now, rather than when `apply` returns."""
+        ...
+
+    def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
+        """Wait until the targets are gone; the pids of those that are still there after the time."""
+        ...
+
+    def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event: ...
+
+
+@runtime_checkable
+class Injector(Protocol):
+    """One kind of fault. A frozen dataclass: its fields are the parameters that the scenario gives under `with`.
+
+    The module imports only the standard library and `wire` when it is loaded, since the agent loads it by path.
+    """
+
+    name: ClassVar[str]
+    where: ClassVar[tuple[Where, ...]]  # where it can be applied, best first
+    needs: ClassVar[frozenset[str]]  # capabilities of the machine and of the launch, see capabilities.py
+    lethal: ClassVar[bool]  # the target process does not survive it
+    hits: ClassVar[Hits]  # which processes of the target
+
+    def plan(self, target: Target, draw: random.Random) -> Injector:
+        """Itself with every random choice made. Pure; all randomness is spent here."""
+        ...
+
+    def changes(self, site: Site) -> Sequence[Handle] | Irreversible:
+        """Everything that `apply` may change, read before it does. Changes nothing."""
+        ...
+
+    def apply(self, site: Site) -> None: ...
+
+    def probes(self, site: Site) -> Sequence[Probe]:
+        """What to observe while the fault is on."""
+        ...
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        """Proof from the journal that the fault took effect, or None. Pure. What the agent says alone is no proof."""
+        ...
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What a launcher needs to start the job once. Paths are absolute; placeholders are filled in."""
+
+    argv: tuple[str, ...]
+    cwd: Path
+    env: Mapping[str, str]  # complete
+    log: Path  # where stdout and stderr go
+    submission: int  # from 0: how often the job has been submitted before
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """One live rank: (pid, start_ticks) names the process for good."""
+
+    rank: int
+    local_rank: int
+    node: int
+    pid: int
+    start_ticks: int
+    attempt: int
+    world_size: int
+
+
+class Node(Protocol):
+    """One machine, or what stands for one (a network namespace, a container)."""
+
+    index: int
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        """The command with the prefix that runs it on this node: none, nsenter, docker exec, srun."""
+        ...
+
+    def host_pid(self, pid: int) -> int | None:
+        """The pid in the harness's namespace of a pid that the node reports."""
+        ...
+
+
+class Launcher(Protocol):
+    """All that a platform writes. The rest (ranks, attempts, logs, resubmission) is in launchers/job.py."""
+
+    name: ClassVar[str]
+
+    def resources(self, spec: JobSpec) -> Sequence[Handle]:
+        """What `create` will make, so that it is guarded before it is made."""
+        ...
+
+    def create(self, spec: JobSpec) -> Sequence[Node]: ...
+
+
+class Probe(Protocol):
+    """Observes from outside; only emits events. `sample` is called every `period_s` seconds."""
+
+    period_s: float
+
+    def sample(self, emit: Emit) -> None: ...
+
+
+class Condition(Protocol):
+    """Something that holds or not, seen from the events so far. A frozen dataclass: fields come from the scenario."""
+
+    def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
+        """Pure. `now_s` is CLOCK_MONOTONIC. None: can't be told (yet)."""
+        ...
+
+
+class Need(str, Enum):
+    """What an assertion needs to be collected; each switches hooks or stages on."""
+
+    STEPS = "steps"
+    LOSS = "loss"
+    SAMPLES = "samples"
+    CHECKPOINTS = "checkpoints"  # saves and loads as events
+    INVENTORY = "inventory"  # what lies on disk afterwards, tensor by tensor
+    TWIN = "twin"
+
+
+class Outcome(str, Enum):
+    PASSED = "passed"
+    FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one assertion says. `reason` is one or two sentences that a person understands without the code."""
+
+    outcome: Outcome
+    reason: str
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    bound: Mapping[str, Any] = field(default_factory=dict)
+
+
+def passed(reason: str, **measured: Any) -> Finding:
+    return Finding(Outcome.PASSED, reason, measured)
+
+
+def failed(reason: str, **measured: Any) -> Finding:
+    return Finding(Outcome.FAILED, reason, measured)
+
+
+def inconclusive(reason: str, **measured: Any) -> Finding:
+    return Finding(Outcome.INCONCLUSIVE, reason, measured)
+
+
+@runtime_checkable
+class Assertion(Protocol):
+    """One question about a run. A frozen dataclass: its fields are the bounds that the scenario gives."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[Need]]
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        """Pure: reads the records and nothing else."""
+        ...
+
+
+Draw = Callable[[str], random.Random]  # one random stream per fault: hash(seed, fault id)

@@ -1,0 +1,73 @@
+"""What a run depended on: interpreters, versions, the machine. Names what could explain a difference between two runs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.plan import Plan
+
+
+def resolve_program(name: str, cwd: Path) -> str:
+    """The absolute path of a command's program: as the shell would find it, else beside our own Python (a virtual
+    environment that was not activated). Raises UsageError when there is none."""
+    found = shutil.which(name if "/" not in name else str(cwd / name)) or shutil.which(
+        name, path=str(Path(sys.executable).parent)
+    )
+    if found is None:
+        raise UsageError(
+            f"{name}: no such program on the PATH or beside {sys.executable}; give its full path in job.command"
+        )
+    return os.path.abspath(found)
+
+
+def job_python(command: Sequence[str]) -> str:
+    """The interpreter that runs the job: the program itself, or the one that its first line names; else ours."""
+    program = Path(command[0])
+    if program.name.startswith("python"):
+        return str(program)
+    try:
+        with open(program, "rb") as file:
+            first = file.readline(512)
+    except OSError:
+        return sys.executable
+    named = first[2:].split()[:1] if first.startswith(b"#!") else []
+    path = named[0].decode(errors="replace") if named else ""
+    return path if "python" in Path(path).name and os.access(path, os.X_OK) else sys.executable
+
+
+@lru_cache
+def installed(python: str) -> dict[str, str]:
+    """Name and version of every distribution that this interpreter has."""
+    code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions() if d.name}))"
+    import json
+
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    try:
+        found: dict[str, str] = json.loads(done.stdout)
+    except ValueError:
+        found = {}
+    return found
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    python = job_python(plan.job.command)
+    versions = installed(python)
+    return {
+        "torchaos": metadata.version("torchaos"),
+        "torch": versions.get("torch", "not found"),
+        "python": platform.python_version(),
+        "job_python": python,
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+    }

@@ -1,0 +1,227 @@
+"""The life of one fault: wait for its trigger, guard the way back, arm, apply, wait for its time, take it back.
+
+A fault in a rank is armed ahead of time, and the agent fires it at its Moment; the harness is not in the hot path.
+A fault from outside either holds its pacer at the Moment, or comes when something was seen from outside.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from torchaos.harness.agent.wire import Event, Kind, Moment, State
+from torchaos.harness import registry
+from torchaos.harness.arming import Slots
+from torchaos.harness.contracts import ChaosError, Injector, Irreversible, RankProcess
+from torchaos.harness.history import History
+from torchaos.harness.journal import Journal
+from torchaos.harness.launchers.job import Job
+from torchaos.harness.plan import After, PlannedFault
+from torchaos.harness.site import NodeSite, Victim
+from torchaos.harness.undo.client import Reaper
+from torchaos.harness.undo.handles import PageSlot
+
+NEAR_S, FAR_S = 0.0005, 0.02  # how often a page is looked at close to the Moment, and before
+
+
+@dataclass(frozen=True)
+class Field:
+    """What every fault of a run works with."""
+
+    journal: Journal
+    job: Job
+    reaper: Reaper
+    limit_s: float  # the reaper takes a fault back by itself after this long
+    steady: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def wait_until(self, found: Callable[[], bool], every_s: float = FAR_S) -> bool:
+        """False when the run ended first."""
+        while not found():
+            if self.ended.wait(every_s):
+                return False
+        return True
+
+
+class FaultLife:
+    """Runs in a thread of its own; ends early, without having applied anything, when the run ends."""
+
+    def __init__(self, fault: PlannedFault, slots: Slots, on: Field) -> None:
+        self.fault, self._slots, self._on = fault, slots, on
+        self._injector = injector_of(fault)
+        self._progress: dict[int, int] = {}
+        on.journal.listen(self._note_step)
+        self._thread = threading.Thread(target=self._run, name=f"fault {fault.id}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            if not self._on.wait_until(self._on.steady.is_set) or not self._await_outside_trigger():
+                return
+            if self.fault.where == "rank":
+                self._in_the_ranks()
+            elif isinstance(self.fault.trigger, Moment):
+                for _ in range(self.fault.times):
+                    self._at_the_moment(self.fault.trigger)
+            else:
+                self._guard_and_apply()
+        except ChaosError as error:
+            self._emit(Kind.MISSED, {"fault": self.fault.id, "reason": str(error)})
+
+    def _in_the_ranks(self) -> None:
+        self._guard(self._injector.changes(NodeSite(self.fault.id, (), self._emit)))
+        pages = self._slots.pages.values()
+        for page in pages:
+            page.write(page.ALLOWED, self.fault.times)
+        self._armed(self.fault.target.ranks)
+        if self._on.wait_until(lambda: all(p.read(p.FIRED) >= self.fault.times for p in pages)):
+            self._on.reaper.mark(self.fault.id, "applied")
+
+    def _at_the_moment(self, moment: Moment) -> None:
+        page = self._slots.pages[moment.pacer]
+        fired = page.read(page.FIRED)
+        armed: RankProcess | None = None
+        while page.read(page.FIRED) == fired and page.read(page.STATE) != State.HELD:
+            pacer = self._on.job.ranks().get(moment.pacer)
+            wanted = moment.attempt is None or (pacer is not None and pacer.attempt == moment.attempt)
+            if pacer is not None and wanted and pacer != armed:
+                self._guard(self._injector.changes(self._site()))
+                page.write(page.ARMED_PID, pacer.pid)
+                page.write(page.ALLOWED, fired + 1)
+                self._armed([moment.pacer])
+                armed = pacer
+            if self._on.ended.wait(NEAR_S if self._near(moment) else FAR_S):
+                return
+        if page.read(page.FIRED) == fired:  # held, and not gone on by itself
+            self._apply(partial(page.write, page.GO, fired + 1))
+
+    def _guard_and_apply(self) -> None:
+        self._guard(self._injector.changes(self._site()))
+        self._apply(lambda: None)
+
+    def _apply(self, release: Callable[[], None]) -> None:
+        site = self._site(release)
+        self._on.reaper.mark(self.fault.id, "maybe_applied")
+        for victim in site.victims:
+            data = {
+                "fault": self.fault.id,
+                "pid": victim.pid,
+                "phase": site.phase and site.phase.value,
+                "global_step": site.step,
+            }
+            self._on.journal.emit(Kind.APPLYING, data, rank=victim.rank, attempt=victim.attempt)
+        try:
+            self._injector.apply(site)
+        finally:
+            release()
+        self._emit(Kind.APPLIED, {"fault": self.fault.id})
+        self._on.reaper.mark(self.fault.id, "applied")
+        if self.fault.duration_s is not None:
+            self._on.ended.wait(self.fault.duration_s)
+            self.roll_back()
+
+    def roll_back(self) -> None:
+        """Take back what this fault changed, and say whether that was verified. Harmless when there is nothing."""
+        healed = self._on.reaper.heal(self.fault.id)
+        if healed:
+            bad = [f"{one.handle}: {one.reason}" for one in healed if not one.verified]
+            self._emit(Kind.ROLLED_BACK, {"fault": self.fault.id, "verified": not bad, "reason": "; ".join(bad)})
+
+    def _guard(self, changes: Sequence[object] | Irreversible) -> None:
+        slots = [PageSlot(str(path)) for path in self._slots.paths.values()]
+        irreversible = isinstance(changes, Irreversible)
+        handles = slots if irreversible else [*slots, *changes]  # type: ignore[misc, list-item]
+        why = changes.why if isinstance(changes, Irreversible) else None
+        self._on.reaper.guard(self.fault.id, handles, owner=self.fault.id, limit_s=self._on.limit_s, why=why)
+        names = [type(handle).__name__ for handle in handles]
+        self._emit(Kind.GUARDED, {"record": self.fault.id, "handles": names, "why": why})
+
+    def _site(self, release: Callable[[], None] = lambda: None) -> NodeSite:
+        when = self.fault.trigger if isinstance(self.fault.trigger, Moment) else None
+        step, phase = (when.step, when.phase) if when else (None, None)
+        return NodeSite(self.fault.id, self._victims(), self._emit, step, phase, release)
+
+    def _victims(self) -> list[Victim]:
+        """The processes of the target as they are now. Raises ChaosError when one of them is not there."""
+        hits = self._injector.hits
+        if hits == "agents" or (hits == "as_targeted" and self.fault.target.nodes):
+            return self._on.job.agents(self.fault.target.nodes)
+        ranks = self._on.job.ranks()
+        missing = [rank for rank in self.fault.target.ranks if rank not in ranks]
+        if missing:
+            raise ChaosError(f"rank {missing[0]} has no process now")
+        found = [ranks[rank] for rank in self.fault.target.ranks]
+        return [Victim(one.pid, one.start_ticks, one.rank, one.attempt) for one in found]
+
+    def _near(self, moment: Moment) -> bool:
+        """Whether the Moment may come within the next two steps; looking closely all the time would cost the job."""
+        return (
+            moment.step is None or moment.attempt is not None or self._progress.get(moment.pacer, 0) >= moment.step - 2
+        )
+
+    def _note_step(self, event: Event) -> None:
+        if event.kind is Kind.STEP and event.rank is not None and event.step is not None:
+            self._progress[event.rank] = max(event.step, self._progress.get(event.rank, 0))
+
+    def _await_outside_trigger(self) -> bool:
+        trigger = self.fault.trigger
+        if isinstance(trigger, Moment):
+            return True
+        due = partial(after_is_due, trigger)
+        return self._on.wait_until(lambda: due(self._on.journal.snapshot(), time.monotonic()))
+
+    def _armed(self, targets: Sequence[int]) -> None:
+        self._emit(Kind.ARMED, {"fault": self.fault.id, "targets": list(targets)})
+
+    def _emit(self, kind: Kind, data: dict[str, object]) -> Event:  # type: ignore[override]
+        return self._on.journal.emit(kind, data)
+
+
+def injector_of(fault: PlannedFault) -> Injector:
+    """The injector with the parameters that were planned."""
+    found: Injector = registry.find("injectors", fault.inject)(**fault.params)
+    return found
+
+
+def after_is_due(trigger: After, events: Sequence[Event], now_s: float) -> bool:
+    """Whether an outside trigger has come. Pure. `now_s` is CLOCK_MONOTONIC."""
+    start = _start_of(trigger, events)
+    if start is None:
+        return False
+    if trigger.checkpoints:
+        saves = [
+            e.mono_s for e in events if e.kind is Kind.SAVE_END and e.data["ok"] and e.rank == 0 and e.mono_s >= start
+        ]
+        if len(saves) < trigger.checkpoints:
+            return False
+        start = saves[trigger.checkpoints - 1]
+    return now_s >= start + trigger.delay_s
+
+
+def _start_of(trigger: After, events: Sequence[Event]) -> float | None:
+    if trigger.fault is None:
+        return next((event.mono_s for event in events if event.kind is Kind.JOB_STARTED), None)
+    hits = [e for e in events if e.kind is Kind.APPLYING and e.data["fault"] == trigger.fault]
+    if not hits:
+        return None
+    at, pids = hits[0].mono_s, {hit.data["pid"] for hit in hits}
+    if trigger.state == "applied":
+        return at
+    if trigger.state == "rolled_back":
+        return next((e.mono_s for e in events if e.kind is Kind.ROLLED_BACK and e.data["fault"] == trigger.fault), None)
+    if trigger.state == "felt":
+        return next(
+            (e.mono_s for e in events if e.kind is Kind.RANK_EXITED and e.data["pid"] in pids and e.mono_s >= at), None
+        )
+    history = History.of(events)
+    before = history.highest_step(before_s=at) or 0
+    return next((one.mono_s for one in history.executions if one.mono_s > at and (one.global_step or 0) > before), None)

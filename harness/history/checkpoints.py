@@ -1,0 +1,135 @@
+"""Checkpoints as the run's own events tell of them: what was saved after which step, and what was loaded."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchaos.harness.agent.wire import Event, Kind
+
+# step-20, step_20, checkpoint-20, iter_0000020, global_step20, epoch=0-step=10.ckpt
+_STEP_IN_NAME = re.compile(
+    r"(?:step|iter(?:ation)?|checkpoint|ckpt)s?[-_=]?(\d+)(?!.*(?:step|iter)[a-z]*[-_=]?\d)", re.I
+)
+# A name that a save has until it is whole: .step-20, step-20.tmp, step-20.incomplete
+_UNFINISHED = re.compile(r"^\.+(?=\w)|[._-](?:tmp|temp|part|partial|incomplete|inprogress)\w*$", re.I)
+
+
+@dataclass(frozen=True)
+class Save:
+    """One checkpoint file or folder written once, by all the ranks that took part."""
+
+    path: str
+    format: str
+    attempt: int
+    local_step: int  # steps done in that attempt when it was begun; 0: before the first
+    ranks: tuple[int, ...]
+    begun_s: float
+    ended_s: float | None  # None: never finished
+    ok: bool  # every rank that began it finished it
+    blocked_s: float  # how long training stood still for it: of the rank that waited longest
+    global_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Load:
+    path: str
+    attempt: int
+    rank: int
+    mono_s: float
+    ok: bool
+    numbers: Mapping[str, float] = field(default_factory=dict)  # step-like entries of the contents
+
+
+def read_saves(events: Iterable[Event]) -> list[Save]:
+    """In the order in which they were begun."""
+    parts: dict[tuple[int, str, int], list[tuple[Event, Event | None]]] = defaultdict(list)
+    open_at: dict[tuple[int, int, str], list[tuple[tuple[int, str, int], int]]] = defaultdict(list)
+    for event in events:
+        if event.kind not in (Kind.SAVE_BEGIN, Kind.SAVE_END):
+            continue
+        path = posixpath.normpath(str(event.data["path"]))
+        who = (event.attempt or 0, event.rank or 0, path)
+        if event.kind is Kind.SAVE_END and open_at[who]:
+            key, at = open_at[who].pop(0)
+            parts[key][at] = (parts[key][at][0], event)
+        else:
+            key = (who[0], path, event.step or 0)
+            parts[key].append((event, event if event.kind is Kind.SAVE_END else None))
+            if event.kind is Kind.SAVE_BEGIN:
+                open_at[who].append((key, len(parts[key]) - 1))
+    return [_save(key, pairs) for key, pairs in parts.items()]
+
+
+def _save(key: tuple[int, str, int], pairs: Sequence[tuple[Event, Event | None]]) -> Save:
+    attempt, path, local_step = key
+    ends = [end for _begin, end in pairs if end is not None]
+    whole = len(ends) == len(pairs)
+    return Save(
+        path, str(pairs[0][0].data.get("format", "")), attempt, local_step,
+        tuple(sorted({begin.rank or 0 for begin, _end in pairs})), min(begin.mono_s for begin, _end in pairs),
+        max(end.mono_s for end in ends) if whole else None, whole and all(end.data.get("ok") for end in ends),
+        max((float(end.data.get("blocked_s") or 0.0) for end in ends), default=0.0),
+    )  # fmt: skip
+
+
+def read_loads(events: Iterable[Event]) -> list[Load]:
+    return [
+        Load(
+            posixpath.normpath(str(event.data["path"])), event.attempt or 0, event.rank or 0, event.mono_s,
+            bool(event.data.get("ok")), _numbers(event.data.get("numbers")),
+        )
+        for event in events
+        if event.kind is Kind.LOAD_END
+    ]  # fmt: skip
+
+
+def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -> Save | None:
+    """The save that made what lies at `path`: same path, inside it, or its parent, and the last whole one by then."""
+    path = _final(posixpath.normpath(path))
+    near = [save for save in saves if save.begun_s < before_s and _related(path, _final(save.path))]
+    near = [save for save in near if save.ok and (save.ended_s or 0.0) <= before_s] or near
+    if len({save.path for save in near}) > 1 and len({save.global_step for save in near}) > 1:
+        near = [save for save in near if _final(save.path) == path]  # a parent of many: it says nothing
+    return max(near, key=lambda save: save.begun_s, default=None)
+
+
+def number_in_name(path: str) -> int | None:
+    """The step that the name speaks of: of the last part of the path that has one."""
+    for part in reversed(path.split("/")):
+        found = _STEP_IN_NAME.search(part)
+        if found:
+            return int(found[1])
+    return None
+
+
+_PREFERRED = ("global_step", "step", "iteration", "iter_num", "iter")
+_NOT_PROGRESS = re.compile(r"max|total|num_|save|log|eval|warm|every|interval|epoch|per_|period", re.I)
+
+
+def number_in_contents(numbers: Mapping[str, float]) -> tuple[str, int] | None:
+    """The entry that says how far training was, with its name."""
+    usable = {name: value for name, value in numbers.items() if not _NOT_PROGRESS.search(name)}
+    for wanted in _PREFERRED:
+        for name, value in usable.items():
+            if name.split(".")[-1].split("/")[-1] == wanted:
+                return name, int(value)
+    return next(((name, int(value)) for name, value in usable.items() if re.search("step|iter", name, re.I)), None)
+
+
+def _related(one: str, other: str) -> bool:
+    return one == other or one.startswith(other + "/") or other.startswith(one + "/")
+
+
+def _final(path: str) -> str:
+    return "/".join(_UNFINISHED.sub("", part) or part for part in path.split("/"))
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    pairs = value.items() if isinstance(value, Mapping) else enumerate(value or ())
+    named = {(str(name) if isinstance(value, Mapping) else "step"): number for name, number in pairs}
+    return {name: number for name, number in named.items() if isinstance(number, (int, float))}

@@ -1,0 +1,122 @@
+"""What each rank did in each step of each attempt, as the agent or, without one, the job's log told it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from torchaos.harness.agent.wire import Event, Kind
+
+Key = tuple[int, int, int]  # attempt, rank, local step
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One step as one rank executed it. What could not be seen is empty or None."""
+
+    rank: int
+    attempt: int
+    local_step: int  # from 1 within the attempt
+    mono_s: float  # when the step was over, CLOCK_MONOTONIC
+    global_step: int | None = None  # from 1; None: can't be established
+    losses: tuple[float | None, ...] = ()  # one per backward; None: never copied
+    samples: tuple[str | None, ...] = ()  # a digest per row
+    indices: tuple[int, ...] = ()
+    lr: tuple[float, ...] = ()  # one per parameter group
+    opt_step: float | None = None
+    sched_step: float | None = None
+    skipped: bool = False
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds
+
+    @property
+    def loss_seen(self) -> bool:
+        return bool(self.losses) and None not in self.losses
+
+    @property
+    def samples_seen(self) -> bool:
+        return bool(self.samples) and None not in self.samples
+
+
+def from_agent(events: Iterable[Event]) -> list[Execution]:
+    """In the order of the events; losses that arrived late are merged in."""
+    found: dict[Key, Execution] = {}
+    late: dict[Key, tuple[float | None, ...]] = {}
+    for event in events:
+        if event.kind not in (Kind.STEP, Kind.LOSS) or event.step is None or event.rank is None:
+            continue
+        key = (event.attempt or 0, event.rank, event.step)
+        if event.kind is Kind.STEP:
+            found[key] = _of_step(event, key)
+        else:
+            late[key] = _merged(late.get(key, ()), _floats(event.data.get("losses")))
+    return [one if key not in late else _with_losses(one, _merged(one.losses, late[key])) for key, one in found.items()]
+
+
+def from_log(events: Sequence[Event], attempts: Sequence[tuple[int, float]]) -> list[Execution]:
+    """Steps that the job printed, when no agent was in it. A log line names the step by the job's own count, which is
+    taken as the global one. `attempts`: (number, start in seconds), in order of time."""
+    found: dict[Key, Execution] = {}
+    for line in events:
+        if line.kind is not Kind.LOG_STEP or not isinstance(line.data.get("step"), int):
+            continue
+        started = [number for number, start_s in attempts if start_s <= line.mono_s]
+        attempt = line.attempt if line.attempt is not None else (started[-1] if started else 0)
+        step = line.data["step"]
+        key = (attempt, line.rank or 0, step)
+        loss, rate = _floats(line.data.get("loss")), _floats(line.data.get("lr"))
+        lr = tuple(value for value in rate if value is not None)
+        earlier = found.get(key)
+        if earlier is None:
+            found[key] = Execution(line.rank or 0, attempt, step, line.mono_s, step, losses=loss, lr=lr)
+    return list(found.values())
+
+
+def log_interval(executions: Iterable[Execution]) -> int:
+    """How many steps lie between two log lines, as a rule."""
+    by_attempt: dict[int, set[int]] = defaultdict(set)
+    for one in executions:
+        by_attempt[one.attempt].add(one.local_step)
+    gaps = Counter(b - a for steps in by_attempt.values() for a, b in pairwise(sorted(steps)))
+    return gaps.most_common(1)[0][0] if gaps else 1
+
+
+def _of_step(event: Event, key: Key) -> Execution:
+    attempt, rank, step = key
+    data = event.data
+    return Execution(
+        rank, attempt, step, event.mono_s, None, _floats(data.get("losses")),
+        tuple(_flat(data.get("samples"))), tuple(i for i in _flat(data.get("indices")) if isinstance(i, int)),
+        tuple(rate for rate in _floats(data.get("lr")) if rate is not None),
+        _number(data.get("opt_step")), _number(data.get("sched_step")),
+        bool(data.get("skipped")), data.get("phases") or {},
+    )  # fmt: skip
+
+
+def _with_losses(one: Execution, losses: tuple[float | None, ...]) -> Execution:
+    return Execution(**{**one.__dict__, "losses": losses})
+
+
+def _merged(first: Sequence[float | None], late: Sequence[float | None]) -> tuple[float | None, ...]:
+    size = max(len(first), len(late))
+    padded = [*first, *[None] * (size - len(first))], [*late, *[None] * (size - len(late))]
+    return tuple(old if new is None else new for old, new in zip(*padded, strict=True))
+
+
+def _floats(value: Any) -> tuple[float | None, ...]:
+    return tuple(None if one is None else float(one) for one in _flat(value))
+
+
+def _flat(value: Any) -> list[Any]:
+    """A list of whatever depth as a flat one; a single value as a list of one, and nothing as an empty one."""
+    if isinstance(value, (list, tuple)):
+        return [leaf for one in value for leaf in (_flat(one) if isinstance(one, (list, tuple)) else [one])]
+    return [] if value is None else [value]
+
+
+def _number(value: Any) -> float | None:
+    """The first number of a counter that may come as one per optimizer."""
+    first = next((one for one in _flat(value) if isinstance(one, (int, float))), None)
+    return None if first is None or isinstance(first, bool) else first

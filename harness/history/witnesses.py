@@ -1,0 +1,243 @@
+"""How many global steps were done before an attempt's first: what each witness says, and whom to believe.
+
+A job that comes back starts counting anywhere, so nothing that it says alone is taken for granted. In order of trust:
+
+1. the checkpoint that was loaded: the global step at which this run itself recorded its saving
+2. a step-like entry in its contents, then a number in its name
+3. the optimizer's own step counter, then the LR scheduler's
+4. the samples, then the losses, of its first steps: those of which earlier steps (of this run, or of the twin) they are
+5. nothing was there to load: the first attempt, with no load seen
+6. the job's log lines
+
+The first that knows decides; where it leaves several possibilities, the next ones narrow them down. One that disagrees
+is kept: it is evidence that something was not restored.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torchaos.harness.history.alignment import align
+from torchaos.harness.history.checkpoints import Load, Save, number_in_contents, number_in_name, saved_as
+from torchaos.harness.history.executions import Execution
+
+Read = Callable[[Execution], float | None]
+Union = Callable[[Iterable[Hashable]], Hashable]  # of what several ranks saw
+Said = tuple[tuple[int, ...], str]  # bases that fit, the preferred one first if there is one; what it rests on
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What one witness says of the steps done before an attempt's first one."""
+
+    name: str
+    value: int | None  # None: several fit equally well
+    rests_on: str
+    also: tuple[int, ...] = ()  # other bases that it fits as well
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def fits(self) -> tuple[int, ...]:
+        return self.also if self.value is None else (self.value, *self.also)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is known of an attempt when its base is asked for."""
+
+    first: bool  # there was no attempt before it
+    own: Sequence[Execution]
+    loads: Sequence[Load]  # before its first step
+    lines: Sequence[tuple[float, int]]  # (mono_s, step) of the job's log in this attempt
+    saves: Sequence[Save]  # of earlier attempts, placed
+    known: Sequence[Execution]  # of earlier attempts, and of the twin: placed
+    log_offset: int  # what the log's count is ahead of ours, as a rule
+
+
+def hear(scene: Scene) -> list[Witness]:
+    """All witnesses, the most trusted first."""
+    return [
+        *_of_loads("the loaded checkpoint", scene, _save_record),
+        *_of_loads("the contents of the loaded checkpoint", scene, _contents),
+        *_of_loads("the name of the loaded checkpoint", scene, _name),
+        *_of_counter("the optimizer's own step counter", scene, lambda one: one.opt_step, from_one=True),
+        *_of_counter("the LR scheduler's counter", scene, lambda one: one.sched_step, from_one=False),
+        *_of_content("the samples", scene, lambda one: one.samples if one.samples_seen else None, _union),
+        *_of_content("the losses", scene, lambda one: one.losses if one.loss_seen else None, None),
+        *_fresh(scene),
+        *_of_log(scene),
+    ]
+
+
+def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
+    """The base, and a sentence for each witness that disagrees with it. None when nobody knows: it is never guessed."""
+    if not witnesses:
+        return None, ()
+    first, *others = witnesses
+    fits, preferred = set(first.fits), first.value
+    for other in others:
+        common = fits & set(other.fits)
+        if common and len(fits) > 1:
+            preferred = other.value if other.value in common and preferred not in common else preferred
+            fits = common
+    base = preferred if preferred in fits else next(iter(fits)) if len(fits) == 1 else None
+    if base is None:
+        return None, ()
+    return base, tuple(_disagrees(one, base) for one in witnesses if base not in one.fits)
+
+
+def _disagrees(one: Witness, base: int) -> str:
+    said = " or ".join(str(fit) for fit in one.fits[:3])
+    where = f" on rank {_list(one.ranks)}" if one.ranks else ""
+    return f"{one.name}{where} says {said} steps were done, not {base}: {one.rests_on}"
+
+
+def _grouped(name: str, said: Mapping[int, Said], preferred: bool = False) -> list[Witness]:
+    """One witness for all ranks that say the same, the most numerous first."""
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for rank in sorted(said):
+        groups[said[rank][0]].append(rank)
+    return [
+        Witness(name, fits[0], said[ranks[0]][1], fits[1:], tuple(ranks))
+        if preferred or len(fits) == 1
+        else Witness(name, None, said[ranks[0]][1], fits, tuple(ranks))
+        for fits, ranks in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
+    ]
+
+
+def _of_loads(name: str, scene: Scene, tell: Callable[[Load, Sequence[Save]], Said | None]) -> list[Witness]:
+    said: dict[int, Said] = {}
+    for load in scene.loads:
+        found = tell(load, scene.saves) if load.ok else None
+        if found:
+            said[load.rank] = found  # the last one counts: a fallback comes after what failed
+    return _grouped(name, said, preferred=True)
+
+
+def _save_record(load: Load, saves: Sequence[Save]) -> Said | None:
+    save = saved_as(load.path, saves, load.mono_s)
+    if save is None or save.global_step is None:
+        return None
+    return (save.global_step,), f"{save.path} was saved after step {save.global_step}, in attempt {save.attempt}"
+
+
+def _contents(load: Load, saves: Sequence[Save]) -> Said | None:
+    found = number_in_contents(load.numbers)
+    if found is None or found[1] < 0:
+        return None
+    key, number = found
+    return (number, number + 1), f"{load.path} holds {key} = {number}"  # +1: some count steps from 0
+
+
+def _name(load: Load, saves: Sequence[Save]) -> Said | None:
+    number = number_in_name(load.path)
+    if number is None:
+        return None
+    named = [(number_in_name(save.path), save.global_step) for save in saves]
+    ahead = {told - done for told, done in named if told is not None and done is not None}
+    if ahead - {-1, 0, 1} or len(ahead) > 1:
+        return None  # the number counts something else: saves, epochs
+    base = number - next(iter(ahead), 0)
+    return (base,) if ahead else (base, base + 1), f"it is called {load.path}"
+
+
+def _of_counter(name: str, scene: Scene, read: Read, from_one: bool) -> list[Witness]:
+    known: dict[float, set[int]] = defaultdict(set)
+    for one in scene.known:
+        value = read(one)
+        if value is not None and one.global_step is not None:
+            known[value].add(one.global_step)
+    said: dict[int, Said] = {}
+    for one in sorted(scene.own, key=lambda one: -one.local_step):
+        value = read(one)
+        if value is not None:
+            bases = sorted(step - one.local_step for step in _steps_at(value, known, from_one))
+            fits = tuple(base for base in bases if base >= 0)
+            said[one.rank] = fits, f"it stood at {value:g} when the attempt's step {one.local_step} was over"
+    return _grouped(name, {rank: one for rank, one in said.items() if one[0]})
+
+
+def _steps_at(value: float, known: Mapping[float, set[int]], from_one: bool) -> set[int]:
+    """The global steps after which the counter stands at `value`: as seen before, else by counting on one by one."""
+    if value in known:
+        return set(known[value])
+    if not known or value < min(known):
+        return {int(value)} if from_one else set()
+    last = max(known)
+    one_by_one = all(len(steps) == 1 for steps in known.values()) and value > last
+    return {max(known[last]) + int(value - last)} if one_by_one else set()
+
+
+def _union(parts: Iterable[Hashable]) -> Hashable:
+    return tuple(sorted(str(leaf) for part in parts if isinstance(part, tuple) for leaf in part))
+
+
+def _of_content(
+    name: str, scene: Scene, read: Callable[[Execution], Hashable], union: Union | None
+) -> list[Witness]:  # fmt: skip
+    """By rank; or, when the ranks of before are no more and there is a `union`, by all ranks of a step together."""
+    said: dict[int, Said] = {}
+    for rank in {one.rank for one in scene.own}:
+        own = {one.local_step: read(one) for one in scene.own if one.rank == rank and read(one) is not None}
+        reference: dict[int, list[Hashable]] = defaultdict(list)
+        for one in scene.known:
+            if one.rank == rank and one.global_step is not None and read(one) is not None:
+                reference[one.global_step].append(read(one))
+        fits = align(own, reference)
+        if fits:
+            said[rank] = fits, f"those of its step {min(own)} are those of step {fits[0] + min(own)}"
+    if said or union is None:
+        return _grouped(name, said)
+    own_union = _by_step(scene.own, lambda one: one.local_step, read, union)
+    fits = align(own_union, {step: [key] for step, key in _by_step(_last(scene.known), _global, read, union).items()})
+    return _grouped(name, {-1: (fits, "taken over all ranks of a step")}) if fits else []
+
+
+def _by_step(
+    executions: Iterable[Execution], step_of: Callable[[Execution], int], read: Callable[[Execution], Hashable],
+    union: Union,
+) -> dict[int, Hashable]:  # fmt: skip
+    parts: dict[int, list[Hashable]] = defaultdict(list)
+    for one in executions:
+        parts[step_of(one)].append(read(one))
+    return {step: union(found) for step, found in parts.items() if None not in found}
+
+
+def _global(one: Execution) -> int:
+    return one.global_step or 0
+
+
+def _last(executions: Iterable[Execution]) -> list[Execution]:
+    """Of each rank and global step the last execution."""
+    return list({(one.rank, one.global_step): one for one in executions if one.global_step is not None}.values())
+
+
+def _fresh(scene: Scene) -> list[Witness]:
+    if not scene.first or any(load.ok for load in scene.loads) or not scene.own:
+        return []
+    return [Witness("the start", 0, "it is the first attempt, and no checkpoint was loaded")]
+
+
+def _of_log(scene: Scene) -> list[Witness]:
+    """A line comes a little before or after the step is over in the journal, so it may be one off."""
+    ahead = log_lead(scene.lines, [(one.mono_s, one.local_step) for one in scene.own])
+    if ahead is None or ahead < scene.log_offset:
+        return []
+    base = ahead - scene.log_offset
+    near = tuple(one for one in (base - 1, base + 1) if one >= 0)
+    return [Witness("the job's log", base, f"its step numbers are {base} ahead of those of the attempt", near)]
+
+
+def log_lead(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> int | None:
+    """How far the log's step numbers are ahead of the given (mono_s, step), mostly."""
+    done = sorted(steps)
+    leads = Counter(
+        number - max(step for _s, step in done if _s <= at) for at, number in lines if done and done[0][0] <= at
+    )
+    return leads.most_common(1)[0][0] if leads else None
+
+
+def _list(ranks: Iterable[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks)

@@ -1,0 +1,116 @@
+"""The record of a run: event files with one writer each, merged only on reading."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping, TypeVar
+
+from torchaos.harness.agent.wire import Event, EventFile, Kind
+
+Found = TypeVar("Found")
+
+
+def read_events(folder: Path) -> list[Event]:
+    """All events of a run in order of time. Torn lines and kinds of a later version are passed over."""
+    return merge(event for path in sorted(folder.glob("*.jsonl")) for event in _read_file(path))
+
+
+def merge(events: Iterator[Event]) -> list[Event]:
+    return sorted(events, key=lambda event: (event.mono_s, event.source, event.seq))
+
+
+def _read_file(path: Path) -> Iterator[Event]:
+    for line in path.read_bytes().splitlines():
+        try:
+            yield Event.from_line(line)
+        except ValueError:
+            continue
+
+
+class Journal:
+    """The live view: writes the harness's own events and follows the files of the ranks.
+
+    Thread-safe. `events` only grows; `wait_for` wakes whenever it has grown.
+    """
+
+    POLL_S = 0.005
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._own = EventFile(folder / "harness.jsonl", "harness")
+        self._offsets: dict[Path, int] = {folder / "harness.jsonl": -1}
+        self._events: list[Event] = []
+        self._grown = threading.Condition()
+        self._closed = threading.Event()
+        self._listeners: list[Callable[[Event], None]] = []
+        self._follower = threading.Thread(target=self._follow, name="journal", daemon=True)
+        self._follower.start()
+
+    def emit(
+        self, kind: Kind, data: Mapping[str, Any], *, rank: int | None = None,
+        attempt: int | None = None, mono_s: float | None = None,
+    ) -> Event:  # fmt: skip
+        with self._grown:
+            event = self._own.emit(kind, data, rank=rank, attempt=attempt, mono_s=mono_s)
+            self._add([event])
+        return event
+
+    def snapshot(self) -> list[Event]:
+        """The events so far, in order of arrival."""
+        with self._grown:
+            return list(self._events)
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Call `listener` with each later event, from the thread that saw it; it must be quick."""
+        self._listeners.append(listener)
+
+    def wait_for(self, find: Callable[[list[Event]], Found | None], timeout_s: float) -> Found | None:
+        """The first thing that `find` makes of the events so far, or None when the time is over or the journal is
+        closed."""
+        end = time.monotonic() + timeout_s
+        with self._grown:
+            while (found := find(self._events)) is None:
+                left = end - time.monotonic()
+                if left <= 0 or self._closed.is_set():
+                    return None
+                self._grown.wait(min(left, 0.25))
+            return found
+
+    def close(self) -> None:
+        """Read what the ranks still left, and stop following."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._follower.join()
+            self._poll()
+            self._own.close()
+
+    def _follow(self) -> None:
+        while not self._closed.wait(self.POLL_S):
+            self._poll()
+
+    def _poll(self) -> None:
+        for path in self._folder.glob("*.jsonl"):
+            offset = self._offsets.get(path, 0)
+            if offset < 0 or path.stat().st_size <= offset:
+                continue
+            with open(path, "rb") as file:
+                file.seek(offset)
+                whole, newline, _torn = file.read().rpartition(b"\n")
+            self._offsets[path] = offset + len(whole) + len(newline)
+            found = []
+            for line in whole.splitlines():
+                try:
+                    found.append(Event.from_line(line))
+                except ValueError:
+                    continue
+            with self._grown:
+                self._add(found)
+
+    def _add(self, events: list[Event]) -> None:
+        self._events.extend(events)
+        for event in events:
+            for listener in self._listeners:
+                listener(event)
+        self._grown.notify_all()

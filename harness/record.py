@@ -1,0 +1,37 @@
+"""All that a run left, in the shape that assertions and injectors judge: read-only, and no file is opened again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Iterator, Mapping
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.history import History
+from torchaos.harness.journal import read_events
+from torchaos.harness.plan import Plan
+from torchaos.harness.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Record:
+    plan: Plan
+    events: tuple[Event, ...]  # merged, in order of time
+    artifacts: Mapping[str, Any]  # by file name without .json: "inventory", "environment"
+
+    @cached_property
+    def history(self) -> History:
+        return History.of(self.events)
+
+    def of_kind(self, *kinds: Kind) -> Iterator[Event]:
+        return (event for event in self.events if event.kind in kinds)
+
+    def of_fault(self, fault: str, *kinds: Kind) -> Iterator[Event]:
+        return (event for event in self.of_kind(*kinds) if event.data.get("fault") == fault)
+
+    @classmethod
+    def load(cls, folder: RunDir) -> Record:
+        """Raises ChaosError where the folder lacks what a record needs."""
+        artifacts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.artifacts.glob("*.json"))}
+        return cls(Plan.read(folder.plan), tuple(read_events(folder.events)), artifacts)

@@ -1,0 +1,146 @@
+"""Executes a Plan as a list of stages. It knows no particular fault, assertion or platform.
+
+prepare -> launch -> watch -> collect -> heal -> stop job -> inventory -> release. Evidence comes before clean-up, and
+clean-up comes whatever happened before; judging is another module's affair, and works on what lies on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+from torchaos.harness import registry
+from torchaos.harness.agent.wire import AgentPlan, Kind
+from torchaos.harness.arming import Slots
+from torchaos.harness.bases import BaseKeeper
+from torchaos.harness.checkpoints import inventory
+from torchaos.harness.contracts import Condition, Need
+from torchaos.harness.environment import describe, job_python
+from torchaos.harness.faults import FaultLife, Field
+from torchaos.harness.journal import Journal
+from torchaos.harness.launchers import job_for
+from torchaos.harness.plan import Named, Plan
+from torchaos.harness.result import write_atomically
+from torchaos.harness.rundir import RunDir
+from torchaos.harness.undo.client import Reaper
+from torchaos.harness.undo.handles import JobProcesses
+
+WATCH_S = 0.1
+STOP_GRACE_S = 5.0
+SPARE_S = 60.0  # the reaper ends the job by itself when it lives so much longer than its time-out
+
+Watcher = Callable[[Journal, Plan], AbstractContextManager[object]]
+
+
+class Run:
+    """One run of one plan in one run directory. `stop` may be called from a signal handler or another thread."""
+
+    def __init__(self, plan: Plan, folder: RunDir, watcher: Watcher | None = None) -> None:
+        self.plan, self.folder = plan, folder
+        self._watcher = watcher
+        self._stop_reason: str | None = None
+        self._started = time.monotonic()
+
+    def stop(self, reason: str) -> None:
+        """End the run early; everything is still healed, stopped and collected."""
+        self._stop_reason = self._stop_reason or reason
+
+    def __call__(self) -> None:
+        """Raises ChaosError when the job can't be started or its way back can't be guarded; by then all is clean."""
+        with ExitStack() as stack:
+            self._prepare(stack)
+            try:
+                self._launch()
+                self._watch()
+            finally:
+                for stage in (self._collect, self._heal, self._stop_job, self._take_inventory):
+                    stage()
+
+    def _prepare(self, stack: ExitStack) -> None:
+        self.journal = Journal(self.folder.events)
+        stack.callback(self.journal.close)
+        if self._watcher:
+            stack.enter_context(self._watcher(self.journal, self.plan))
+        self._stage("prepare")
+        run_id, plan = self.folder.root.name, self.plan
+        slots = [Slots.make(fault, self.folder) for fault in plan.faults]
+        orders = tuple(order for one in slots for order in one.orders())
+        AgentPlan(run_id, str(self.folder.events), plan.hooks, orders).write(self.folder.agent_plan)
+        self._reaper = stack.enter_context(Reaper.start(self.folder, run_id))
+        self._job = job_for(plan, self.folder, run_id, self.journal)
+        self._steady_state, self._stops = _conditions(plan.steady_state), _conditions(plan.stop)
+        self._field = Field(self.journal, self._job, self._reaper, plan.job.timeout_s + SPARE_S)
+        self._lives = [FaultLife(fault, one, self._field) for fault, one in zip(plan.faults, slots, strict=True)]
+        self._bases = BaseKeeper(slots)
+
+    def _launch(self) -> None:
+        self._stage("launch")
+        if self.plan.job.attach_pid is None:
+            processes = JobProcesses(self.folder.root.name)
+            self._reaper.guard("job", [processes], owner="job", limit_s=self._field.limit_s)
+        self._job.start()
+        for life in self._lives:
+            life.start()
+
+    def _watch(self) -> None:
+        self._stage("run")
+        end = time.monotonic() + self.plan.job.timeout_s
+        while not self._job.done and self._stop_reason is None:
+            time.sleep(WATCH_S)
+            now, events = time.monotonic(), self.journal.snapshot()
+            if all(condition.holds(events, now) for _, condition in self._steady_state):
+                self._field.steady.set()
+            broken = [name for name, condition in self._stops if condition.holds(events, now)]
+            if broken:
+                self.stop(f"the stop condition {broken[0]} holds")
+            elif now > end:
+                self.stop(f"the job took longer than its time-out of {self.plan.job.timeout_s:g} s")
+            self._bases.update(events)
+        if self._stop_reason:
+            self.journal.emit(Kind.STOPPED, {"reason": self._stop_reason})
+
+    def _collect(self) -> None:
+        self._stage("collect")
+        self._field.ended.set()
+        stuck = [life.fault.id for life in self._lives if not life.join(10.0)]
+        for fault in stuck:
+            self.journal.emit(Kind.NOTE, {"text": f"fault {fault} did not come to its end; it is rolled back now"})
+        told = {event.data["fault"] for event in self.journal.snapshot() if event.kind in (Kind.APPLYING, Kind.MISSED)}
+        for fault in self.plan.faults:
+            if fault.id not in told:
+                reason = "the run ended before its trigger was reached"
+                self.journal.emit(Kind.MISSED, {"fault": fault.id, "reason": reason})
+        self._save("environment", describe(self.plan))
+
+    def _heal(self) -> None:
+        self._stage("heal")
+        for life in reversed(self._lives):
+            life.roll_back()
+
+    def _stop_job(self) -> None:
+        self._stage("stop job")
+        self._job.stop(STOP_GRACE_S)
+        for one in self._reaper.heal("job"):
+            data = {"record": "job", "handle": one.handle, "verified": one.verified, "reason": one.reason}
+            self.journal.emit(Kind.HEALED, data)
+
+    def _take_inventory(self) -> None:
+        if self.plan.job.checkpoints and Need.INVENTORY in self.plan.collect:
+            self._stage("inventory")
+            root = self.plan.job.checkpoints.replace("{run}", str(self.folder.job))
+            self._save("inventory", inventory.take(Path(root), job_python(self.plan.job.command)))
+        self._stage("end")
+
+    def _stage(self, name: str) -> None:
+        self.journal.emit(Kind.STAGE, {"stage": name})
+
+    def _save(self, name: str, data: object) -> None:
+        write_atomically(self.folder.artifacts / f"{name}.json", json.dumps(data, indent=1))
+
+
+def _conditions(named: tuple[Named, ...]) -> list[tuple[str, Condition]]:
+    return [(one.name, registry.find("conditions", one.name)(**one.params)) for one in named]

@@ -1,0 +1,98 @@
+"""Where everything of one run lies. One folder, readable by its owner only; `judge` works on it offline.
+
+    scenario.yaml       the file as it was, byte for byte
+    plan.json           what was going to happen (plan.Plan)
+    agent/plan.json     what the ranks read (wire.AgentPlan); agent/pages/*.page: one control page per fault
+    events/*.jsonl      the journal: one writer per file; merged only on reading
+    logs/job-N.log      stdout and stderr of submission N, as they came
+    undo/               undo.jsonl, and the copies that File handles restore from
+    job/                what `{run}` stands for in the scenario: the job's own files
+    artifacts/*.json    what the collect stage read: inventory.json, environment.json
+    twins/N             a link to (or copy of) the record of the Nth twin
+    result.json, junit.xml
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchaos.harness.contracts import UsageError
+
+
+@dataclass(frozen=True)
+class RunDir:
+    root: Path
+
+    @property
+    def scenario(self) -> Path:
+        return self.root / "scenario.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def agent_plan(self) -> Path:
+        return self.root / "agent" / "plan.json"
+
+    @property
+    def pages(self) -> Path:
+        return self.root / "agent" / "pages"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def undo(self) -> Path:
+        return self.root / "undo"
+
+    @property
+    def job(self) -> Path:
+        return self.root / "job"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.root / "artifacts"
+
+    @property
+    def twins(self) -> Path:
+        return self.root / "twins"
+
+    @property
+    def result(self) -> Path:
+        return self.root / "result.json"
+
+    @property
+    def junit(self) -> Path:
+        return self.root / "junit.xml"
+
+    def create(self) -> RunDir:
+        """Make the folders, 0700. Raises UsageError when `root` exists, is a link, or can't be made."""
+        try:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700)
+            for folder in (self.pages, self.events, self.logs, self.undo, self.job, self.artifacts, self.twins):
+                folder.mkdir(mode=0o700, parents=True)
+        except OSError as error:
+            raise UsageError(f"{self.root}: the run directory can't be made: {error.strerror}; choose another --out") from error
+        return self
+
+    def check(self) -> RunDir:
+        """Raises UsageError unless `root` is a run directory of this user's own."""
+        try:
+            found = os.lstat(self.root)
+        except OSError as error:
+            raise UsageError(f"{self.root}: no run directory: {error.strerror}") from error
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise UsageError(f"{self.root}: not a directory of yours; a run directory is owned by the user who judges it")
+        if not self.plan.is_file():
+            raise UsageError(f"{self.root}: there is no plan.json in it; give the directory of one run")
+        return self

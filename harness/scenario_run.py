@@ -1,0 +1,70 @@
+"""One scenario from its plan to its result: the twin, the run, more twins where the first one differs, the verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torchaos.harness.agreement import wants_more
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.plan import Plan
+from torchaos.harness.record import Record
+from torchaos.harness.result import ExitCode, Result, Verdict, write_atomically
+from torchaos.harness.run import Run, Watcher
+from torchaos.harness.rundir import RunDir
+from torchaos.harness.twin import Twins
+from torchaos.harness.verdict import judge
+
+
+class ScenarioRun:
+    """`stop` may be called from a signal handler; what is under way is then ended in order and judged."""
+
+    def __init__(self, plan: Plan, folder: RunDir, source: Path | None, watcher: Watcher | None = None) -> None:
+        self.plan, self.folder = plan, folder
+        self._source, self._watcher = source, watcher
+        self._current: Run | None = None
+        self._stopped: str | None = None
+
+    def stop(self, reason: str) -> None:
+        self._stopped = reason
+        if self._current:
+            self._current.stop(reason)
+
+    def __call__(self) -> Result:
+        """Raises ChaosError where the run could not be made at all; by then nothing is left behind."""
+        self.folder.create()
+        self.plan.write(self.folder.plan)
+        if self._source:
+            self.folder.scenario.write_bytes(self._source.read_bytes())
+        twins = Twins(self.plan, self._execute)
+        wanted = int(self.plan.twin.get("runs", 0))
+        have = int(wanted > 0 and not self._stopped and twins.give(0, self.folder))
+        if not self._stopped:
+            self._execute(self.plan, self.folder)
+        while 0 < have < wanted and not self._stopped and wants_more(*self._records()):
+            if not twins.give(have, self.folder):
+                break
+            have += 1
+        result = judge(self.folder)
+        write_atomically(self.folder.result, json.dumps(result.to_json(), indent=1) + "\n")
+        return result
+
+    def _execute(self, plan: Plan, folder: RunDir) -> None:
+        if not folder.plan.exists():
+            plan.write(folder.plan)
+        self._current = Run(plan, folder, self._watcher)
+        try:
+            self._current()
+        finally:
+            self._current = None
+
+    def _records(self) -> tuple[Record, list[Record]]:
+        return Record.load(self.folder), [Record.load(RunDir(path)) for path in sorted(self.folder.twins.iterdir())]
+
+
+def error_result(plan: Plan, folder: RunDir, error: ChaosError, code: ExitCode) -> Result:
+    """What is reported of a scenario that could not be run to its end."""
+    return Result(plan.scenario, plan.description, plan.seed, Verdict.ERROR, code, str(error), str(folder.root), "", 0.0)

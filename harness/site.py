@@ -1,0 +1,91 @@
+"""Where an outside fault is applied: named processes of the job, seen from the harness."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from torchaos.harness.agent.wire import Phase, start_ticks
+from torchaos.harness.contracts import ChaosError, Emit
+
+
+class TargetGone(ChaosError):
+    """The process that was to be hit is no longer the one that was chosen."""
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A process by pid and start time (clock ticks since boot): never another one that inherited the pid."""
+
+    pid: int
+    start_ticks: int
+    rank: int | None  # None: a torchelastic agent
+    attempt: int | None = None
+
+    def open(self) -> int:
+        """A pidfd of the very process; raises TargetGone."""
+        try:
+            fd = os.pidfd_open(self.pid)
+        except OSError as error:
+            raise TargetGone(f"pid {self.pid} is gone") from error
+        if start_ticks(self.pid) != self.start_ticks:
+            os.close(fd)
+            raise TargetGone(f"pid {self.pid} is another process by now")
+        return fd
+
+
+@dataclass(frozen=True)
+class NodeSite:
+    """Fits `contracts.Site`. `release` lets the rank go on that is held at the Moment, if one is."""
+
+    fault: str
+    victims: Sequence[Victim]
+    emit: Emit
+    step: int | None = None
+    phase: Phase | None = None
+    on_release: Callable[[], None] = field(default=lambda: None)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return [victim.pid for victim in self.victims]
+
+    def signal(self, number: int) -> None:
+        """Raises TargetGone when none of the targets is there any more."""
+        hit = [victim for victim in self.victims if _send(victim, number)]
+        if not hit:
+            raise TargetGone(f"pid {', '.join(str(pid) for pid in self.pids)}: gone before it could be hit")
+
+    def release(self) -> None:
+        self.on_release()
+
+    def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
+        end = time.monotonic() + timeout_s
+        return [victim.pid for victim in self.victims if not _exited(victim, max(0.0, end - time.monotonic()))]
+
+
+def _send(victim: Victim, number: int) -> bool:
+    try:
+        fd = victim.open()
+    except TargetGone:
+        return False
+    try:
+        signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _exited(victim: Victim, timeout_s: float) -> bool:
+    try:
+        fd = victim.open()
+    except TargetGone:
+        return True
+    try:
+        return bool(select.select([fd], [], [], timeout_s)[0])
+    finally:
+        os.close(fd)

@@ -1,0 +1,60 @@
+"""A finished job that aborted on its way out.
+
+A process group that was not destroyed makes the interpreter abort at exit (SIGABRT, "terminate called without an active
+exception"). torchrun then starts a job again that was done, and a trainer that resumes at its last step may train one
+step more. It is torch's doing: it is recognised, counted, and what came after it is left out of the judgement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.history import Attempt
+from torchaos.harness.record import Record
+
+_ABORT = -6
+_LINE = "terminate called without an active exception"
+
+
+@dataclass(frozen=True)
+class TeardownAbort:
+    attempt: int
+    rank: int
+    last_step: int  # the step that the job had finished with
+
+
+def teardown_aborts(record: Record, final_step: int | None = None) -> list[TeardownAbort]:
+    """The attempts that had done their last step when a rank aborted at interpreter exit.
+
+    `final_step` is where the job ends, when that is known; otherwise an attempt was done when no later one got more
+    than a step further."""
+    highest = record.history.highest_step() or 0
+    found = []
+    for attempt in record.history.attempts:
+        last = attempt.last_step if attempt.last_step is not None else attempt.base
+        if last is None or last < (highest - 1 if final_step is None else final_step):
+            continue
+        codes = attempt.exit_codes
+        aborted = [rank for rank in codes if codes[rank] == _ABORT and _at_exit(record, attempt, rank)]
+        if aborted and not any(code is not None and code > 0 for code in codes.values()):
+            found.append(TeardownAbort(attempt.number, aborted[0], last))
+    return found
+
+
+def final_step(record: Record) -> int | None:
+    """The step with which the job was done: before any abort on the way out."""
+    aborts = teardown_aborts(record)
+    return aborts[0].last_step if aborts else record.history.last_step
+
+
+def _at_exit(record: Record, attempt: Attempt, rank: int) -> bool:
+    """The agent saw the interpreter end, or the job's log has the line, before the process was gone."""
+    process = attempt.ranks[rank]
+    gone_s = float("inf") if process.exited_s is None else process.exited_s
+    if any(e.rank == rank and e.attempt == attempt.number for e in record.of_kind(Kind.AGENT_ENDED)):
+        return True
+    own = [one.mono_s for one in record.history.executions if one.attempt == attempt.number]
+    since_s = max(own, default=attempt.started_s)
+    lines = [e.mono_s for e in record.of_kind(Kind.LOG_CAUSE) if _LINE in str(e.data["line"])]
+    return any(since_s <= at <= gone_s + 1.0 for at in lines)  # the log is read a little after the fact

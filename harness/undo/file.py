@@ -1,0 +1,153 @@
+"""The handle of one regular file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from torchaos.harness.undo.disk import sync_folder
+
+
+@dataclass(frozen=True)
+class File:
+    """One regular file under `root`: its bytes, mode, owner and time of change as they were, from a saved copy.
+
+    It is put back where it is the file that was guarded (inode and birth time: changed in place), where it is missing, or
+    where it holds what the fault put there (`made`). Any other file at that path is a stranger, and stays. One that was
+    not there before (`sha256` is None) is removed where it holds `made`.
+    """
+
+    kind: ClassVar[str] = "file"
+    path: str
+    root: str  # nothing outside is touched
+    copy: str | None = None
+    sha256: str | None = None  # None: there was no such file
+    mode: int = 0
+    uid: int = -1
+    gid: int = -1
+    mtime_ns: int = 0
+    inode: int = 0
+    born_ns: int = 0  # 0 where the file system does not say
+    made: str | None = None  # SHA-256 of what the fault puts in its place
+
+    @classmethod
+    def of(cls, path: Path, root: Path, copies: Path, made: str | None = None) -> File:
+        """Reads the file and saves a copy, fsynced, in the folder `copies`. Raises ValueError for what can't be put back:
+        a link, a hard-linked file, no file at all but something else, or a path outside `root`; OSError as usual."""
+        path, root = path.parent.resolve() / path.name, root.resolve()
+        _check(path, root)
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            if made is None:
+                raise ValueError(
+                    f"{path}: there is no such file, and what the fault will put there is not said"
+                ) from None
+            return cls(str(path), str(root), made=made)
+        if found.st_nlink > 1:
+            raise ValueError(f"{path}: it has {found.st_nlink} hard links, which putting it back would part")
+        digest = _digest(path)
+        copy = copies / f"{digest}.copy"
+        _copy(path, copy, found.st_mtime_ns, 0o600)
+        if _digest(copy) != digest:
+            raise ValueError(f"{path}: it changes while it is being saved")
+        return cls(
+            str(path), str(root), str(copy), digest, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid,
+            found.st_mtime_ns, found.st_ino, _born_ns(path), made,
+        )  # fmt: skip
+
+    def restore(self) -> None:
+        if self.restored():
+            return
+        path = Path(self.path)
+        present = path.exists()
+        if present and not self._ours(path):
+            raise ValueError(
+                f"{path}: another file stands there now, which is neither the one that was guarded nor ours"
+            )
+        if self.sha256 is None:
+            path.unlink()
+        else:
+            self._put_back(path)
+        sync_folder(path.parent)
+
+    def restored(self) -> bool:
+        path = Path(self.path)
+        _check(path, Path(self.root))
+        if not path.exists():
+            return self.sha256 is None
+        found = os.lstat(path)
+        return stat.S_IMODE(found.st_mode) == self.mode and _digest(path) == self.sha256
+
+    def _ours(self, path: Path) -> bool:
+        if self.made is not None and _digest(path) == self.made:
+            return True
+        same = self.sha256 is not None and os.lstat(path).st_ino == self.inode
+        return same and _born_ns(path) == self.born_ns
+
+    def _put_back(self, path: Path) -> None:
+        if self.copy is None or _digest(Path(self.copy)) != self.sha256:
+            raise ValueError(f"{self.copy}: the saved copy of {path} is not what was saved")
+        partial = path.with_name(f".{path.name}.torchaos-undo")
+        try:
+            _copy(Path(self.copy), partial, self.mtime_ns, self.mode, self.uid, self.gid)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _check(path: Path, root: Path) -> None:
+    """Raises ValueError unless `path` is in `root`, no link is on the way, and it is a regular file or missing."""
+    if path.parent.resolve() != path.parent or path.is_symlink():
+        raise ValueError(f"{path}: there is a symbolic link in it, which is not followed")
+    if not path.is_relative_to(root):
+        raise ValueError(f"{path}: it is outside {root}, where nothing is touched")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: its folder is gone")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: it is not a regular file")
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _copy(source: Path, target: Path, mtime_ns: int, mode: int, uid: int = -1, gid: int = -1) -> None:
+    """A new file, on disk when this returns. Its time of change goes along: trainers choose a checkpoint by it."""
+    target.unlink(missing_ok=True)
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(source, "rb") as reader, open(fd, "wb") as writer:
+        while block := reader.read(1 << 20):
+            writer.write(block)
+        writer.flush()
+        found = os.fstat(fd)
+        if (uid, gid) not in ((-1, -1), (found.st_uid, found.st_gid)):
+            os.fchown(fd, uid, gid)
+        os.fchmod(fd, mode)
+        os.utime(fd, ns=(mtime_ns, mtime_ns))
+        os.fsync(fd)
+    sync_folder(target.parent)
+
+
+def _born_ns(path: Path) -> int:
+    """When the inode was made, by statx(2); 0 where that is not to be had. An inode number alone is no identity: file
+    systems give the number of a removed file to the next one."""
+    import ctypes  # here, since it is slow to import and the reaper must start quickly
+
+    statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
+    buffer = ctypes.create_string_buffer(256)
+    at_fdcwd, symlink_nofollow, btime = -100, 0x100, 0x800
+    if statx is None or statx(at_fdcwd, os.fsencode(path), symlink_nofollow, btime, buffer) != 0:
+        return 0
+    (mask,) = struct.unpack_from("<I", buffer, 0)
+    seconds, nanoseconds = struct.unpack_from("<qI", buffer, 80)
+    return int(seconds * 10**9 + nanoseconds) if mask & btime else 0

@@ -1,0 +1,134 @@
+"""The only code that takes anything back. The reaper runs it, and so does whoever heals from the log after its death."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Mapping, TypeVar
+
+from torchaos.harness.undo.handles import from_json
+from torchaos.harness.undo.log import State, UndoLog, UndoRecord
+
+BOUND_S = 45.0  # for one restore, one look, or one line in the log; more than any handle takes by its own bounds
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Healed:
+    """What became of one handle."""
+
+    record: str
+    handle: Mapping[str, Any]  # its JSON
+    verified: bool
+    reason: str = ""  # why it is not verified
+
+
+class Healer:
+    """Holds the records and heals them: the last one guarded first, each handle restored, then verified.
+
+    Thread-safe. One record is healed at a time; guards and marks go on meanwhile. A restore that hangs is left behind
+    after `BOUND_S` seconds. Without a log (None) it heals all the same.
+    """
+
+    def __init__(self, log: UndoLog | None, records: Iterable[UndoRecord] = ()) -> None:
+        self._log = log
+        self._records = {record.id: record for record in records}
+        self._healing = threading.Lock()
+        self._state = threading.Lock()
+        self._taken_back: set[str] = set()
+        self._unreported: dict[str, list[Healed]] = {}
+
+    def guard(self, record: UndoRecord) -> None:
+        """On disk when this returns. Raises ValueError for a bad record, OSError where it can't be written."""
+        if record.id in self._records and self._records[record.id].open:
+            raise ValueError(f"{record.id} is guarded already")
+        for handle in record.handles:
+            from_json(handle)
+        if self._log is not None:
+            self._log.append(record.to_line())
+        with self._state:
+            self._records.pop(record.id, None)
+            self._records[record.id] = record
+            self._taken_back.discard(record.id)
+
+    def mark(self, name: str, state: State) -> bool:
+        """Note that a fault is about to be applied, or has been. False: it has been taken back before, and if it was
+        applied since, that must be done again. Raises ValueError for an unknown record, OSError as `guard`."""
+        if name not in self._records:
+            raise ValueError(f"{name} is not guarded")
+        if state not in (State.MAYBE_APPLIED, State.APPLIED):
+            raise ValueError(f"{state.value} is for the healer to say")
+        with self._state:
+            late = name in self._taken_back
+            if not (late and state is State.MAYBE_APPLIED):
+                self._append(self._records[name], state, "")
+        return not late
+
+    def heal(self, name: str | None, why: str) -> list[Healed]:
+        """Heal what is open of a record or an owner, or (None) everything. Returns what became of each handle that has
+        not been reported before, so that a time limit's work is told too."""
+        self.carry_out(name, why)
+        ids = [record.id for record in self._chosen(name)]
+        return [healed for id_ in ids for healed in self._unreported.pop(id_, [])]
+
+    def carry_out(self, name: str | None, why: str, again: bool = False) -> None:
+        """As `heal`, reporting nothing yet. `again`: also what is verified."""
+        with self._healing:
+            for record in self._chosen(name):
+                if record.irreversible is None and (again or record.open):
+                    self._unreported[record.id] = self._heal(record, why)
+
+    def _chosen(self, name: str | None) -> list[UndoRecord]:
+        with self._state:
+            return [record for record in reversed(self._records.values()) if name in (None, record.id, record.owner)]
+
+    def _heal(self, record: UndoRecord, why: str) -> list[Healed]:
+        with self._state:
+            self._taken_back.add(record.id)
+        handles = list(reversed(record.handles))
+        problems = [_problem(lambda raw=raw: from_json(raw).restore()) for raw in handles]
+        if not any(problems):
+            self._note(record, State.ROLLED_BACK, why)
+        healed = [_look(record.id, raw, problem) for raw, problem in zip(handles, problems)]
+        reasons = "; ".join(each.reason for each in healed if not each.verified)
+        self._note(record, State.FAILED if reasons else State.VERIFIED, reasons or why)
+        return healed
+
+    def _note(self, record: UndoRecord, state: State, why: str) -> None:
+        """Healing goes on where the log can't be written: the next healer does again what is harmless to do again."""
+        if problem := _problem(lambda: self._append(record, state, why)):
+            print(f"undo.jsonl: {record.id} {state.value} could not be written: {problem}", file=sys.stderr, flush=True)
+            record.state = state
+
+    def _append(self, record: UndoRecord, state: State, why: str) -> None:
+        if self._log is not None:
+            self._log.append({"record": record.id, "state": state.value, "why": why})
+        record.state = state
+
+
+def _look(record: str, raw: Mapping[str, Any], problem: str) -> Healed:
+    answer: list[bool] = []
+    unseen = _problem(lambda: answer.append(from_json(raw).restored()))
+    if answer == [True]:
+        return Healed(record, raw, True)
+    return Healed(record, raw, False, problem or unseen or "the known-good state is not there after it was restored")
+
+
+def _problem(work: Callable[[], object]) -> str:
+    """Do it, for at most `BOUND_S` seconds; what went wrong, or an empty string."""
+    said: list[str] = []
+
+    def run() -> None:
+        try:
+            work()
+            said.append("")
+        except Exception as error:  # a handle that fails in whatever way must not keep the next from being healed
+            said.append(str(error) or type(error).__name__)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(BOUND_S)
+    return said[0] if said else f"it hung for {BOUND_S:.0f} s"

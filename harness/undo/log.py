@@ -1,0 +1,158 @@
+"""The undo log, RUN_DIR/undo/undo.jsonl: what is to be taken back and how far that got. One JSON object a line:
+
+    {"run_id", "reaper": [pid, start_ticks], "boot", "version"}                     the first line
+    {"record", "state": "planned", "owner", "limit_s", "handles", "irreversible"}   before the fault is applied
+    {"record", "state": ..., "why"}                                                  what became of it
+
+One writer at a time, who holds a lock on the file: the reaper, or after its death whoever heals in its place. A line counts
+once it is on disk; half a line at the end was never acknowledged, and nothing was done on the strength of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+from torchaos.harness.undo.disk import sync_folder
+
+VERSION = 1
+
+
+class State(str, Enum):
+    PLANNED = "planned"  # guarded
+    MAYBE_APPLIED = "maybe_applied"
+    APPLIED = "applied"
+    ROLLED_BACK = "rolled_back"  # every handle has been restored; not looked at yet
+    VERIFIED = "verified"
+    FAILED = "failed"  # the reason is in `why`; it is tried again on the next occasion
+
+
+@dataclass
+class UndoRecord:
+    """How one fault, or one thing that the launcher makes, is taken back."""
+
+    id: str
+    owner: str
+    handles: Sequence[Mapping[str, Any]] = ()  # JSON of handles, in the order in which they are changed
+    irreversible: str | None = None  # why it can't be taken back
+    limit_s: float | None = None  # taken back this long after it was guarded, whatever the harness does
+    state: State = State.PLANNED
+
+    @property
+    def open(self) -> bool:
+        """Whether there is something left to take back."""
+        return self.irreversible is None and self.state is not State.VERIFIED
+
+    def to_line(self) -> dict[str, Any]:
+        return {
+            "record": self.id, "state": self.state.value, "owner": self.owner, "limit_s": self.limit_s,
+            "handles": list(self.handles), "irreversible": self.irreversible,
+        }  # fmt: skip
+
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any]) -> UndoRecord:
+        """Raises ValueError where the line is not a guarded record."""
+        record, owner, handles = line.get("record"), line.get("owner"), line.get("handles")
+        irreversible, limit_s = line.get("irreversible"), line.get("limit_s")
+        if not (
+            isinstance(record, str) and isinstance(owner, str)
+            and isinstance(handles, list) and all(isinstance(handle, dict) for handle in handles)
+            and isinstance(irreversible, (str, type(None))) and isinstance(limit_s, (int, float, type(None)))
+        ):  # fmt: skip
+            raise ValueError("not a guarded record")
+        return cls(record, owner, tuple(handles), irreversible, limit_s)
+
+
+def path_of(run_dir: Path) -> Path:
+    return run_dir / "undo" / "undo.jsonl"
+
+
+class UndoLog:
+    """The one writer. Raises OSError where the log can't be had: BlockingIOError while another process writes it,
+    PermissionError where it is another user's."""
+
+    def __init__(self, run_dir: Path, wait_s: float = 0.0, create: bool = True) -> None:
+        path = path_of(run_dir)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        self._fd, self._lock = os.open(path, flags, 0o600), threading.Lock()
+        try:
+            if os.fstat(self._fd).st_uid != os.geteuid():
+                raise PermissionError(f"{path}: the undo log is another user's")
+            _lock(self._fd, time.monotonic() + wait_s)
+            self._end = _cut_torn_line(self._fd)
+            sync_folder(path.parent)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """On disk when this returns. Raises OSError where that can't be done; the log is then as it was before."""
+        data = json.dumps({**line, "wall_s": time.time()}, separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            try:
+                if os.write(self._fd, data) < len(data):
+                    raise OSError("no room for a whole line")
+                os.fsync(self._fd)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._fd, self._end)
+                raise
+            self._end += len(data)
+
+    def header(self, run_id: str, reaper: tuple[int, int | None], boot: str) -> None:
+        self.append({"run_id": run_id, "reaper": reaper, "boot": boot, "version": VERSION})
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def read(run_dir: Path) -> tuple[list[UndoRecord], list[int]]:
+    """The records in the order in which they were guarded, each in its last state; and the numbers of the lines that
+    can't be read, half a line at the end aside. Raises OSError where the log can't be read."""
+    *lines, _torn = path_of(run_dir).read_bytes().split(b"\n")
+    records: dict[str, UndoRecord] = {}
+    damaged = []
+    for number, line in enumerate(lines, 1):
+        try:
+            _take(json.loads(line), records)
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            damaged.append(number)
+    return list(records.values()), damaged
+
+
+def _take(line: Mapping[str, Any], records: dict[str, UndoRecord]) -> None:
+    if "record" not in line and "run_id" in line:
+        return
+    state = State(line["state"])
+    if state is State.PLANNED:
+        records.pop(line["record"], None)  # guarded again after it was healed: a new place in the order
+        records[line["record"]] = UndoRecord.from_line(line)
+    else:
+        records[line["record"]].state = state
+
+
+def _lock(fd: int, deadline: float) -> None:
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise BlockingIOError("another process is healing this run") from None
+            time.sleep(0.01)
+
+
+def _cut_torn_line(fd: int) -> int:
+    """Returns the size of the file afterwards, in bytes."""
+    size = os.fstat(fd).st_size
+    whole = os.pread(fd, size, 0).rfind(b"\n") + 1
+    if whole < size:
+        os.ftruncate(fd, whole)
+    return whole

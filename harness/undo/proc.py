@@ -1,0 +1,153 @@
+"""The processes of this machine, each named for good by its pid and start time. Nothing here goes by a process's name."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Iterator, Mapping, NamedTuple
+
+from torchaos.harness.agent.wire import ENV_RUN_ID, start_ticks
+
+_AT_ONCE = 256  # pidfds open at a time; a process may have 1,024 files open by default
+
+
+class Stat(NamedTuple):
+    """The fields of /proc/PID/stat that we use; see proc(5)."""
+
+    state: str  # T: stopped by a signal, Z: zombie
+    parent: int
+    ticks: int  # start time, clock ticks since boot
+
+
+def stat(pid: int) -> Stat | None:
+    """None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return Stat(fields[0].decode(), int(fields[1]), int(fields[19]))
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        return None
+
+
+def boot_id() -> str:
+    """Names this boot of the machine; empty where the kernel does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def hold(pid: int, ticks: int) -> Iterator[int | None]:
+    """A pidfd of the process that started at `ticks`; None when it is gone (a zombie is) or the pid is another's now.
+
+    Raises OSError where that can't be told: without /proc every process would seem gone.
+    """
+    if start_ticks(os.getpid()) is None:
+        raise OSError("/proc can't be read, so no process can be told from another")
+    if start_ticks(pid) != ticks:
+        yield None
+        return
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        yield None
+        return
+    try:
+        # Once the pidfd is open it stays with one process: now is the time to see which one that is.
+        yield fd if start_ticks(pid) == ticks and not _over([fd], time.monotonic()) else None
+    finally:
+        os.close(fd)
+
+
+def kill(processes: Mapping[int, int], deadline: float) -> list[int]:
+    """SIGKILL to each pid that still has the start time given for it, then wait until they are gone or CLOCK_MONOTONIC
+    is at `deadline`. Returns the pids that are left. SIGKILL also takes a process that is stopped."""
+    left = []
+    items = list(processes.items())
+    for some in (items[start : start + _AT_ONCE] for start in range(0, len(items), _AT_ONCE)):
+        with ExitStack() as stack:
+            held = {pid: stack.enter_context(hold(pid, ticks)) for pid, ticks in some}
+            living = {fd: pid for pid, fd in held.items() if fd is not None}
+            for fd in living:
+                with suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+            gone = _over(list(living), deadline)
+            left += [pid for fd, pid in living.items() if fd not in gone]
+    return left
+
+
+def _over(fds: list[int], deadline: float) -> set[int]:
+    """Which of these pidfds belong to processes that have ended, all threads of them, reaped or not."""
+    poll, gone = select.poll(), set[int]()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    while len(gone) < len(fds):
+        ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not ended:
+            break
+        for fd, _events in ended:
+            poll.unregister(fd)
+            gone.add(fd)
+    return gone
+
+
+def family(run_id: str) -> dict[int, int]:
+    """Every living process of a job: those that carry its mark in their environment, and all that descend from them
+    (a rank that sets its title may have overwritten its environment). Start times by pid.
+
+    Never this process or one of its ancestors, nor what hangs on the tree only through them.
+    """
+    table = {pid: found for pid in _pids() if (found := stat(pid)) and found.state not in "ZX"}
+    spared = _lineage()
+    children: dict[int, list[int]] = {}
+    for pid, found in table.items():
+        children.setdefault(found.parent, []).append(pid)
+    open_, members = [pid for pid in table if _marked(pid, run_id)], set[int]()
+    while open_:
+        pid = open_.pop()
+        if pid not in spared and pid not in members:
+            members.add(pid)
+            open_.extend(children.get(pid, ()))
+    return {pid: table[pid].ticks for pid in members}
+
+
+def maps_deleted(path: str) -> list[int]:
+    """The processes of this user that still have the deleted file `path` mapped."""
+    line = f" {path} (deleted)\n".encode()
+    found = []
+    for pid in _pids():
+        with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
+            if line in file.read():
+                found.append(pid)
+    return found
+
+
+def is_own(pid: int) -> bool:
+    """Whether it is this process or one of its ancestors."""
+    return pid in _lineage()
+
+
+def _lineage() -> set[int]:
+    pid, found = os.getpid(), set[int]()
+    while pid and pid not in found:
+        found.add(pid)
+        above = stat(pid)
+        pid = above.parent if above else 0
+    return found
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _marked(pid: int, run_id: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"{ENV_RUN_ID}={run_id}".encode() in file.read().split(b"\0")
+    except OSError:  # gone, or another user's, and then it is none of ours
+        return False

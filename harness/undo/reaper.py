@@ -1,0 +1,155 @@
+"""The reaper: a process in a session of its own that outlives the harness and takes back what is guarded.
+
+    python -m torchaos.harness.undo.reaper FD RUN_DIR RUN_ID
+
+FD is one end of a socket pair; the harness holds the other. Both send JSON objects, one a line. The reaper's first says
+{"armed": pid}. Requests carry an `id` that the answer repeats, with either `ok` or `error`:
+
+    {"do": "guard", "record": a planned line of the undo log}    ok once it is on disk
+    {"do": "mark", "record", "state"}
+    {"do": "heal", "name": record or owner or null}              ok: a list of Healed
+    {"do": "end"}                                                the same for all that is left; the reaper then exits
+
+It also heals when a record's time limit is over, and, all of it, when the harness is gone. It imports the standard library
+and its own package only, since every run waits for it to start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.agent.wire import start_ticks
+from torchaos.harness.undo import proc
+from torchaos.harness.undo.healer import Healed, Healer
+from torchaos.harness.undo.log import State, UndoLog, UndoRecord
+
+
+class Reaper:
+    """The loop. The main thread guards and keeps the time; each heal has a thread of its own, so that one that takes long
+    holds up neither."""
+
+    def __init__(self, sock: socket.socket, healer: Healer) -> None:
+        self._sock, self._healer = sock, healer
+        self._sending = threading.Lock()
+        self._deadlines: dict[str, float] = {}  # record: CLOCK_MONOTONIC
+        self._unread = b""
+
+    def run(self, harness: int) -> None:
+        """Returns when the harness has said `end` or is gone, with everything healed."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        # The socket alone would not do: a process that the harness forked without exec holds its end open.
+        with suppress(ProcessLookupError):
+            poll.register(os.pidfd_open(harness), select.POLLIN)
+        while True:
+            ready = {fd for fd, _events in poll.poll(self._until_next_ms())}
+            self._heal_overdue()
+            if self._sock.fileno() in ready:
+                lines = self._receive()
+                if lines is None:
+                    break
+                for line in lines:
+                    if self._answer(json.loads(line)):
+                        return
+            elif ready:
+                break
+        self._healer.carry_out(None, "the harness is gone")
+
+    def send(self, answer: dict[str, Any]) -> None:
+        with self._sending, suppress(OSError):  # whoever asked may be dead by now
+            self._sock.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _until_next_ms(self) -> float | None:
+        if not self._deadlines:
+            return None
+        return max(0.0, min(self._deadlines.values()) - time.monotonic()) * 1000 + 1
+
+    def _heal_overdue(self) -> None:
+        for record, deadline in list(self._deadlines.items()):
+            if deadline <= time.monotonic():
+                del self._deadlines[record]
+                _in_background(self._healer.carry_out, record, "its time limit was over")
+
+    def _receive(self) -> list[bytes] | None:
+        """Whole lines; None at the end."""
+        try:
+            data = self._sock.recv(1 << 20)
+        except ConnectionResetError:
+            return None
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        return lines if data else None
+
+    def _answer(self, request: dict[str, Any]) -> bool:
+        """True when that was the last one."""
+        id_, do = request.get("id"), request.get("do")
+        try:
+            if do == "guard":
+                self._guard(UndoRecord.from_line(request["record"]))
+                self.send({"id": id_, "ok": True})
+            elif do == "mark":
+                self._mark(request["record"], State(request["state"]))
+                self.send({"id": id_, "ok": True})
+            elif do == "heal":
+                _in_background(self._heal, id_, request["name"])
+            elif do == "end":
+                self._heal(id_, None)
+                return True
+            else:
+                raise ValueError(f"{do!r} is no request")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.send({"id": id_, "error": str(error)})
+        return False
+
+    def _guard(self, record: UndoRecord) -> None:
+        self._healer.guard(record)
+        self._deadlines.pop(record.id, None)
+        if record.limit_s is not None and record.irreversible is None:
+            self._deadlines[record.id] = time.monotonic() + record.limit_s
+
+    def _mark(self, name: str, state: State) -> None:
+        if self._healer.mark(name, state):
+            return
+        if state is State.APPLIED:
+            _in_background(self._healer.carry_out, name, "it was applied after it had been taken back", True)
+        raise ValueError(f"{name} has been taken back already, at its time limit or on request")
+
+    def _heal(self, id_: object, name: str | None) -> None:
+        healed: list[Healed] = self._healer.heal(name, "on request")
+        self.send({"id": id_, "ok": [asdict(each) for each in healed]})
+
+
+def _in_background(work: Any, *args: object) -> None:
+    threading.Thread(target=work, args=args, daemon=True).start()
+
+
+def main(fd: int, run_dir: Path, run_id: str) -> None:
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    harness = os.getppid()
+    sock = socket.socket(fileno=fd)
+    try:
+        log = UndoLog(run_dir)
+        log.header(run_id, (os.getpid(), start_ticks(os.getpid())), proc.boot_id())
+    except OSError as error:
+        sock.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
+        return
+    reaper = Reaper(sock, Healer(log))
+    reaper.send({"armed": os.getpid()})
+    reaper.run(harness)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    sys.stderr.flush()
+    os._exit(0)  # a restore that hangs must not keep the reaper

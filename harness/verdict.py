@@ -1,0 +1,216 @@
+"""From a record to a Result. Gates come first: a fault that did not land, or was not felt, proves nothing.
+
+Pure but for `judge`, which loads the record from a run directory: the same verdicts again, offline.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from torchaos.harness import registry
+from torchaos.harness.agent.wire import Event, Kind, Moment
+from torchaos.harness.contracts import Assertion, ChaosError, Finding, Outcome, inconclusive
+from torchaos.harness.faults import injector_of
+from torchaos.harness.plan import Named, Plan, PlannedFault
+from torchaos.harness.record import Record
+from torchaos.harness.recovery import recoveries
+from torchaos.harness.result import Case, ExitCode, FaultResult, Result, Verdict
+from torchaos.harness.rundir import RunDir
+from torchaos.harness.words import moment_in_words, target_in_words
+
+_OF_OUTCOME = {
+    Outcome.PASSED: Verdict.PASSED,
+    Outcome.FAILED: Verdict.FAILED,
+    Outcome.INCONCLUSIVE: Verdict.INCONCLUSIVE,
+}
+_EXIT = {Verdict.PASSED: ExitCode.PASSED, Verdict.FAILED: ExitCode.FAILED, Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE}
+
+
+def judge(folder: RunDir) -> Result:
+    """Judge what lies in a run directory. Raises ChaosError where it is not whole."""
+    run = Record.load(folder)
+    twins = [Record.load(RunDir(path)) for path in sorted(folder.twins.iterdir())] if folder.twins.is_dir() else []
+    return verdict_of(run, twins, str(folder.root))
+
+
+def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
+    assertions = [_assertion(named) for named in run.plan.asserts]
+    must_recover = all(getattr(assertion, "expects_recovery", True) for assertion in assertions)
+    faults = tuple(_judge_fault(run, fault, must_recover) for fault in run.plan.faults)
+    cases = [_case(named, _finding(assertion, run, twins)) for named, assertion in zip(run.plan.asserts, assertions, strict=True)]
+    if faults:
+        cases.insert(0, _faults_case(faults))
+    rollback = _rollback_case(run)
+    verdict, reason = _overall(run, cases)
+    first, last = (run.events[0], run.events[-1]) if run.events else (None, None)
+    return Result(
+        scenario=run.plan.scenario,
+        description=run.plan.description,
+        seed=run.plan.seed,
+        verdict=verdict,
+        exit_code=ExitCode.ROLLBACK if rollback.verdict is not Verdict.PASSED else _EXIT[verdict],
+        reason=reason,
+        run_dir=run_dir,
+        started=datetime.fromtimestamp(first.wall_s if first else 0, timezone.utc).isoformat(timespec="seconds"),
+        duration_s=round(last.mono_s - first.mono_s, 3) if first and last else 0.0,
+        faults=faults,
+        recoveries=tuple(recoveries(run)),
+        cases=(*cases, rollback),
+        steps=run.history.last_step,
+        attempts=len(run.history.attempts),
+        twin=_about_twins(run.plan, twins),
+        reproduce=shlex.join(run.artifacts.get("environment", {}).get("reproduce", ())),
+        versions={k: str(run.artifacts.get("environment", {}).get(k, "")) for k in ("torchaos", "torch", "python")},
+        notes=tuple(_notes(run)),
+    )
+
+
+def _assertion(named: Named) -> Assertion:
+    found: Assertion = registry.find("assertions", named.name)(**named.params)
+    return found
+
+
+def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
+    try:
+        return assertion.judge(run, twins)
+    except ChaosError as error:
+        return inconclusive(str(error))
+
+
+def _case(named: Named, finding: Finding) -> Case:
+    return Case(named.name, "assertion", _OF_OUTCOME[finding.outcome], finding.reason, finding.measured, finding.bound)
+
+
+def _judge_fault(run: Record, fault: PlannedFault, must_recover: bool) -> FaultResult:
+    hits = list(run.of_fault(fault.id, Kind.APPLYING))
+    evidence = injector_of(fault).felt(run, fault.id) if hits else None
+    wrong = _landed_wrong(run, fault, hits)
+    verdict, reason = Verdict.PASSED, "landed where and when it was planned, and was felt"
+    if not hits:
+        missed = [str(event.data["reason"]) for event in run.of_fault(fault.id, Kind.MISSED)]
+        verdict, reason = Verdict.INCONCLUSIVE, f"it never landed: {missed[0] if missed else 'no trace of it'}"
+    elif wrong:
+        verdict, reason = Verdict.INCONCLUSIVE, wrong
+    elif evidence is None:
+        verdict, reason = Verdict.INCONCLUSIVE, "it was applied, but nothing shows that it was felt"
+    elif must_recover:
+        verdict, reason = _outlived(run, hits, (verdict, reason))
+    return FaultResult(
+        id=fault.id,
+        inject=fault.inject,
+        target=target_in_words(fault.target),
+        planned=moment_in_words(fault.trigger),
+        applied=_applied_in_words(hits) if hits else None,
+        evidence=evidence.what if evidence else None,
+        rollback=_rollback_in_words(run, fault.id),
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
+    """What is wrong with where or when it landed. The step is checked against the history, which the agent's
+    own count did not make."""
+    ranks = {hit.rank for hit in hits if hit.rank is not None}
+    strangers = ranks - set(fault.target.ranks)
+    if strangers:
+        return f"it landed on rank {min(strangers)}, which is not its target"
+    if fault.where == "rank" and (left := set(fault.target.ranks) - ranks):
+        return f"it never landed on rank {min(left)}"
+    if not isinstance(fault.trigger, Moment) or fault.trigger.step is None:
+        return None
+    at = hits if fault.where == "rank" else list(run.of_fault(fault.id, Kind.HELD))
+    for hit in at:
+        done = run.history.steps_done(hit.rank, hit.attempt, hit.mono_s)
+        if done is None or done + 1 != fault.trigger.step:
+            where = "a step that can't be told" if done is None else f"step {done + 1}"
+            return f"it was to land in step {fault.trigger.step}, and landed in {where}"
+        if fault.trigger.phase is not None and hit.data["phase"] != fault.trigger.phase.value:
+            return f"it was to land in phase {fault.trigger.phase.value}, and landed in {hit.data['phase']}"
+    return None if at else "no rank was held at its Moment"
+
+
+def _outlived(run: Record, hits: Sequence[Event], well: tuple[Verdict, str]) -> tuple[Verdict, str]:
+    """A job that never got past the highest step it had reached before the fault has not recovered."""
+    before = run.history.highest_step(before_s=hits[0].mono_s)
+    after = run.history.last_step
+    if after is None or before is None:
+        return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
+    if after > before:
+        return well
+    code = next((event.data["exit_code"] for event in reversed(run.events) if event.kind is Kind.JOB_EXITED), None)
+    if code == 0:
+        return Verdict.INCONCLUSIVE, f"it came after the last step ({before}), so there was nothing left to recover for"
+    return Verdict.FAILED, f"the job never got past step {before}, the highest it had reached before the fault"
+
+
+def _faults_case(faults: Sequence[FaultResult]) -> Case:
+    bad = sorted((one for one in faults if one.verdict is not Verdict.PASSED), key=lambda one: one.verdict is not Verdict.INCONCLUSIVE)
+    if not bad:
+        return Case("faults", "faults", Verdict.PASSED, f"{len(faults)} of {len(faults)} landed as planned, were felt and outlived")
+    return Case("faults", "faults", bad[0].verdict, f"{bad[0].id}: {bad[0].reason}")
+
+
+def _rollback_case(run: Record) -> Case:
+    undone = [event for event in run.of_kind(Kind.ROLLED_BACK, Kind.HEALED)]
+    bad = [event for event in undone if not event.data["verified"]]
+    if bad:
+        who = bad[0].data.get("fault") or bad[0].data.get("record")
+        return Case("rollback", "rollback", Verdict.ERROR, f"{who} could not be taken back: {bad[0].data.get('reason', '')}")
+    unhealed = {e.data["record"] for e in run.of_kind(Kind.GUARDED)} - {
+        e.data.get("fault") or e.data.get("record") for e in undone
+    }
+    if unhealed:
+        return Case("rollback", "rollback", Verdict.ERROR, f"nothing shows that {min(unhealed)} was taken back")
+    return Case("rollback", "rollback", Verdict.PASSED, "all that was changed has been taken back, and verified")
+
+
+def _overall(run: Record, cases: Sequence[Case]) -> tuple[Verdict, str]:
+    """A fault that did not land or was not felt makes everything inconclusive; then failed beats inconclusive."""
+    stopped = next((str(event.data["reason"]) for event in run.of_kind(Kind.STOPPED)), None)
+    by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
+    gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults"]
+    if stopped and not by_verdict[Verdict.FAILED]:
+        return Verdict.INCONCLUSIVE, f"the run was ended early: {stopped}"
+    for found in (gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
+        if found:
+            return found[0].verdict, f"{found[0].name}: {found[0].reason}"
+    if not cases:
+        return Verdict.INCONCLUSIVE, "nothing was asserted and nothing was injected"
+    return Verdict.PASSED, "every fault was felt and outlived, and every assertion holds" if run.plan.faults else "every assertion holds"
+
+
+def _applied_in_words(hits: Sequence[Event]) -> str:
+    hit = hits[0]
+    parts = [
+        f"step {hit.data['global_step']}" if hit.data["global_step"] is not None else "",
+        str(hit.data["phase"] or "").replace("_", " "),
+        ", ".join(f"pid {one.data['pid']}" for one in hits),
+        f"attempt {hit.attempt}" if hit.attempt is not None else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _rollback_in_words(run: Record, fault: str) -> str:
+    why = next((e.data.get("why") for e in run.of_kind(Kind.GUARDED) if e.data["record"] == fault), None)
+    if why:
+        return f"not possible: {why}"
+    back = list(run.of_fault(fault, Kind.ROLLED_BACK))
+    if not back:
+        return "not needed"
+    return "verified" if back[-1].data["verified"] else f"INCOMPLETE: {back[-1].data.get('reason', '')}"
+
+
+def _about_twins(plan: Plan, twins: Sequence[Record]) -> str:
+    if twins:
+        return f"{len(twins)} fault-free {'twin' if len(twins) == 1 else 'twins'}"
+    return "no twin was wanted" if not plan.twin else "no twin could be had"
+
+
+def _notes(run: Record) -> list[str]:
+    notes = [str(event.data["text"]) for event in run.of_kind(Kind.NOTE)]
+    notes += [f"the agent's hook {e.data['hook']} failed: {e.data['error']}" for e in run.of_kind(Kind.AGENT_FAILED)]
+    causes = [f"{e.data['cause']}: {e.data.get('advice', e.data['line'])}" for e in run.of_kind(Kind.LOG_CAUSE)]
+    return list(dict.fromkeys(notes + causes))

@@ -1,0 +1,39 @@
+"""Plans in plain words, for people: targets, triggers, durations."""
+
+from __future__ import annotations
+
+from torchaos.harness.agent.wire import Moment
+from torchaos.harness.contracts import Target
+from torchaos.harness.plan import After
+
+
+def target_in_words(target: Target) -> str:
+    nodes = _list("node", target.nodes)
+    return f"{nodes} ({_list('rank', target.ranks)})" if target.nodes else _list("rank", target.ranks)
+
+
+def moment_in_words(when: Moment | After) -> str:
+    if isinstance(when, Moment):
+        parts = [
+            f"step {when.step}" if when.step is not None else "",
+            f"attempt {when.attempt}" if when.attempt is not None else "",
+            when.phase.value.replace("_", " ") if when.phase else "",
+            f"the {when.nth}. time" if when.nth > 1 else "",
+        ]
+        return ", ".join(part for part in parts if part) or "the next phase"
+    start = f"{when.fault} was {when.state.replace('_', ' ')}" if when.fault else "launch"
+    if when.checkpoints:
+        return f"{when.delay_s:g} s after checkpoint {when.checkpoints} since {start}"
+    return f"{when.delay_s:g} s after {start}"
+
+
+def seconds_in_words(seconds: float | None) -> str:
+    if seconds is None:
+        return "not seen"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
+def _list(word: str, numbers: tuple[int, ...]) -> str:
+    if not numbers:
+        return f"no {word}"
+    return f"{word}{'s' if len(numbers) > 1 else ''} {', '.join(str(number) for number in numbers)}"

@@ -1,0 +1,37 @@
+"""process.abort: the rank aborts (SIGABRT), as a failed C++ check or NCCL's watchdog does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torchaos.harness.agent.fault import Fault
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Evidence, Irreversible, Site, Where
+    from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class Abort(Fault):
+    """abort(3): no Python clean-up runs."""
+
+    name: ClassVar[str] = "process.abort"
+    where: ClassVar[tuple[Where, ...]] = ("rank",)
+    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
+    lethal: ClassVar[bool] = True
+
+    def changes(self, site: Site) -> Irreversible:
+        from torchaos.harness.contracts import Irreversible
+
+        return Irreversible("a dead process can't be brought back; restarting it is the job's affair")
+
+    def apply(self, site: Site) -> None:
+        os.abort()
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        from torchaos.harness.evidence import died
+
+        return died(record, fault, -signal.SIGABRT)

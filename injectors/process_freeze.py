@@ -1,0 +1,36 @@
+"""process.freeze: the rank stops dead and nobody is told: the classic silent hang. `for` says how long."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torchaos.harness.agent.fault import Fault
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Evidence, Handle, Site, Where
+    from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class Freeze(Fault):
+    """SIGSTOP to the rank, SIGCONT when it is rolled back."""
+
+    name: ClassVar[str] = "process.freeze"
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"pidfd"})
+
+    def changes(self, site: Site) -> Sequence[Handle]:
+        from torchaos.harness.undo.handles import Process
+
+        return [Process.of(pid, "resume") for pid in site.pids]
+
+    def apply(self, site: Site) -> None:
+        site.signal(signal.SIGSTOP)
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        from torchaos.harness.evidence import stopped
+
+        return stopped(record, fault)

@@ -1,0 +1,228 @@
+"""What a training job needs in order to lose nothing when a rank, a node or a disk dies. Plain PyTorch; copy it.
+
+- `Checkpoints`: sharded, written in the background, complete or not there at all, verified before they are trusted.
+- `ModelState`, `OptimizerState`, `Rng`: state that is put back exactly, also on another number of ranks.
+- `Preemption`: the notice that a spot machine is about to go. `Guard`: numbers that can't be right. `watch`: hangs.
+
+A job restarts by being started again: `torchrun --max-restarts`, or a scheduler's requeue. With gloo, set
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of torchrun, or most restarts fail to connect (torch 2.13).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.stateful import Stateful
+
+
+def log(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+class Checkpoints:
+    """Folders `step-N`. One that bears this name is complete: it is written as `step-N.partial`, and renamed when every
+    file is on disk and `manifest.json` holds a digest of each. All ranks see the same file system."""
+
+    def __init__(self, folder: Path, keep: int, timeout: timedelta) -> None:
+        self.folder, self.keep = folder, keep
+        # Saving goes on beside training. On the same group, the collectives of the two would mix.
+        self.group = dist.new_group(backend="gloo", timeout=timeout)
+        self.finisher = ThreadPoolExecutor(1)
+        self.pending: Future[None] | None = None
+        if dist.get_rank() == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            for partial in folder.glob("*.partial"):  # an earlier attempt died while it wrote this
+                shutil.rmtree(partial)
+
+    def save(self, step: int, parts: dict[str, Stateful]) -> None:
+        """Copy the state to memory, and write it in the background. All ranks call this."""
+        try:
+            self.wait()  # one at a time
+        except (OSError, dcp.CheckpointException) as error:
+            print(f"the checkpoint before step {step} failed, training goes on: {error}", flush=True)
+        partial = self.folder / f"step-{step}.partial"
+        writing = dcp.async_save(dict(parts), checkpoint_id=partial, process_group=self.group)
+        self.pending = self.finisher.submit(self._finish, writing, partial, step)
+
+    def wait(self) -> None:
+        """Until the last save is complete. Raises what went wrong in it."""
+        if self.pending is not None:
+            pending, self.pending = self.pending, None
+            pending.result()
+
+    def restore(self, parts: dict[str, Stateful]) -> int:
+        """Load the newest valid checkpoint; the steps that were done in it, 0 where there is none."""
+        choice = [self._newest() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(choice, src=0, group=self.group)  # what rank 0 found is what all ranks load
+        manifest = choice[0]
+        if manifest is None:
+            return 0
+        if manifest["world_size"] != dist.get_world_size():  # other ranks, other streams of random numbers
+            parts = {name: part for name, part in parts.items() if not isinstance(part, Rng)}
+        dcp.load(dict(parts), checkpoint_id=self.folder / f"step-{manifest['step']}", process_group=self.group)
+        return int(manifest["step"])
+
+    def _finish(self, writing: Future[Any], partial: Path, step: int) -> None:
+        writing.result()
+        if dist.get_rank() != 0:
+            return
+        files = {path.name: digest(path) for path in sorted(partial.iterdir())}
+        with open(partial / "manifest.json", "w") as file:
+            json.dump({"step": step, "world_size": dist.get_world_size(), "files": files}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        sync(partial)
+        partial.rename(partial.with_suffix(""))
+        sync(self.folder)
+        for old in self._complete()[self.keep :]:
+            shutil.rmtree(old)
+
+    def _complete(self) -> list[Path]:
+        """The folders `step-N`, newest first."""
+        found = {int(path.name[5:]): path for path in self.folder.iterdir() if re.fullmatch(r"step-\d+", path.name)}
+        return [found[step] for step in sorted(found, reverse=True)]
+
+    def _newest(self) -> dict[str, Any] | None:
+        """The manifest of the newest checkpoint that is as it was written; damaged ones are put aside."""
+        for folder in self._complete():
+            try:
+                manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+                damaged = [name for name, known in manifest["files"].items() if digest(folder / name) != known]
+                if not damaged:
+                    return manifest
+                problem = f"{', '.join(damaged)} is not what was written"
+            except (OSError, ValueError, KeyError) as error:
+                problem = str(error)
+            aside = folder.with_suffix(".damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
+            log(f"{folder.name}: {problem}; going back to an older checkpoint")
+        return None
+
+
+def digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        summary = hashlib.blake2b(digest_size=16)
+        while block := file.read(1 << 20):
+            summary.update(block)
+    return summary.hexdigest()
+
+
+def sync(folder: Path) -> None:
+    """Make the names in a folder outlive a power failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+class ModelState:
+    """The parameters under plain names, sharded or not, so that DDP and FSDP2 read each other's checkpoints."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(get_model_state_dict(self.model))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_model_state_dict(self.model, state)
+
+
+class OptimizerState:
+    """The optimizer's state by parameter name, so that it can be put back on another number of ranks."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(get_optimizer_state_dict(self.model, self.optimizer))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_optimizer_state_dict(self.model, self.optimizer, state)
+
+
+class Rng:
+    """The random number generators of this rank. Without them, dropout after a restart is another one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {"torch": torch.get_rng_state(), "python": random.getstate()}
+        if torch.cuda.is_available():
+            states["cuda"] = torch.cuda.get_rng_state()
+        return {f"rank{dist.get_rank()}": states}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        states = state[f"rank{dist.get_rank()}"]
+        torch.set_rng_state(states["torch"])
+        random.setstate(states["python"])
+        if torch.cuda.is_available():
+            torch.cuda.set_rng_state(states["cuda"])
+
+
+class Preemption:
+    """Remembers a SIGTERM until the step is over. Ranks hear of it at different times, so they have to agree on it."""
+
+    def __init__(self) -> None:
+        self.noticed = False
+        signal.signal(signal.SIGTERM, self._notice)
+
+    def _notice(self, signum: int, frame: object) -> None:
+        self.noticed = True
+
+
+class Guard:
+    """Tells a step whose numbers can't be right: a loss that is not finite, or a gradient norm over 10 × its rolling mean.
+
+    The job then starts again from its checkpoint: a fault in the hardware does not come back, one in the data or the code
+    does, and ends the job when its restarts are used up. The mean is part of the state, so that both runs decide alike.
+    """
+
+    FACTOR, MEMORY = 10.0, 0.95
+
+    def __init__(self) -> None:
+        self.mean = math.inf  # nothing is refused before there is a mean
+
+    def suspects(self, loss: float, norm: float) -> bool:
+        if not (math.isfinite(loss) and math.isfinite(norm)) or norm > self.FACTOR * self.mean:
+            return True
+        self.mean = norm if math.isinf(self.mean) else self.MEMORY * self.mean + (1 - self.MEMORY) * norm
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean = state["mean"]
+
+
+def watch(timeout: timedelta | None) -> None:
+    """End this process, with the stacks of all its threads, unless this is called again in time. None: stop watching.
+
+    The process group's timeout ends a rank that waits for others; this ends the one that they wait for. The thread
+    behind it is C, so it also works while something holds the GIL.
+    """
+    faulthandler.cancel_dump_traceback_later()
+    if timeout is not None:
+        faulthandler.dump_traceback_later(timeout.total_seconds(), exit=True)

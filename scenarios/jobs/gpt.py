@@ -1,0 +1,204 @@
+"""A small byte-level GPT that trains on the sources of Python's standard library: the job behind gpt_ddp.py and gpt_fsdp2.py.
+
+Killed at any point and started again, it goes on with the same losses, bit for bit, as if nothing had happened. What
+that takes is in fault_tolerance.py, and in the order of things in `train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import sys
+import sysconfig
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from fault_tolerance import Checkpoints, Guard, ModelState, OptimizerState, Preemption, Rng, log, watch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+CONTEXT, WIDTH, HEADS, LAYERS, DROPOUT = 64, 64, 4, 2, 0.1
+LEARNING_RATE, WARM_UP, MAX_NORM = 3e-3, 10, 1.0
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.dropout(self.out(seen.transpose(1, 2).reshape(batch, length, WIDTH)))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+class GPT(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """The mean loss of guessing each byte of `text` (batch, CONTEXT + 1) from the ones before it."""
+        x = self.token(text[:, :-1]) + self.place(torch.arange(CONTEXT, device=text.device))
+        for block in self.blocks:
+            x = block(x)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), text[:, 1:].flatten())
+
+
+class Text(Dataset[Tensor]):
+    """The first megabyte of the standard library's top-level modules, in order of name, cut into samples."""
+
+    def __init__(self) -> None:
+        text = bytearray()
+        for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+            text += path.read_bytes()
+            if len(text) > 1 << 20:
+                break
+        self.text = torch.frombuffer(text, dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return (len(self.text) - 1) // CONTEXT
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.text[index * CONTEXT : (index + 1) * CONTEXT + 1].long()
+
+
+class GlobalBatches(Sampler[list[int]]):
+    """This rank's part of each global batch. The order of all samples depends on the seed and the epoch alone, so that
+    another number of ranks goes on with the same global batches. `position` counts batches that were trained on; the
+    iterator may be ahead of it."""
+
+    def __init__(self, samples: int, batch_size: int, seed: int) -> None:
+        self.samples, self.batch_size, self.seed, self.position = samples, batch_size, seed, 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        per_epoch = self.samples // self.batch_size
+        for position in count(self.position):
+            epoch, batch = divmod(position, per_epoch)
+            order = torch.randperm(self.samples, generator=torch.Generator().manual_seed(self.seed + epoch))
+            whole = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            yield whole[dist.get_rank() :: dist.get_world_size()].tolist()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--checkpoint-dir", type=Path, required=True)
+    parser.add_argument("--checkpoint-every", type=int, default=10, metavar="STEPS")
+    parser.add_argument("--keep", type=int, default=3, help="how many checkpoints to keep (default 3)")
+    parser.add_argument("--batch-size", type=int, default=24, help="of all ranks together (default 24)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--step-timeout", type=float, default=60.0, metavar="SECONDS")
+    return parser.parse_args()
+
+
+def start(timeout: timedelta) -> torch.device:
+    """Join the process group; the device of this rank."""
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", timeout=timeout)
+        return torch.device("cpu")
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=device)
+    return device
+
+
+def agree(preempted: bool, suspect: bool, loss: float) -> tuple[bool, bool, float]:
+    """Whether any rank was told to leave, whether any doubts its numbers, and the mean loss: the same on all ranks."""
+    news = torch.tensor([preempted, suspect, loss], dtype=torch.float64)
+    dist.all_reduce(news)
+    return bool(news[0]), bool(news[1]), float(news[2]) / dist.get_world_size()
+
+
+def train(parallel: Callable[[nn.Module, torch.device], nn.Module]) -> None:
+    args = options()
+    timeout = timedelta(seconds=args.step_timeout)
+    preemption = Preemption()
+    device = start(timeout)
+    if args.batch_size % dist.get_world_size():
+        sys.exit(f"--batch-size {args.batch_size} can't be shared out evenly among {dist.get_world_size()} ranks")
+
+    torch.manual_seed(args.seed)  # the same parameters on all ranks
+    model = parallel(GPT().to(device), device)
+    torch.manual_seed(args.seed + 1 + dist.get_rank())  # but dropout of its own on each
+    random.seed(args.seed + 1 + dist.get_rank())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+
+    def rate(step: int) -> float:
+        progress = min(1.0, max(0.0, (step - WARM_UP) / max(1, args.steps - WARM_UP)))
+        return min((step + 1) / WARM_UP, 0.55 + 0.45 * math.cos(math.pi * progress))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    text, guard = Text(), Guard()
+    sampler = GlobalBatches(len(text), args.batch_size, args.seed)
+    # A generator of its own: else starting the loader takes a number from the stream that dropout draws from.
+    batches = DataLoader(text, batch_sampler=sampler, generator=torch.Generator())
+
+    parts: dict[str, Stateful] = {
+        "model": ModelState(model),
+        "optimizer": OptimizerState(model, optimizer),
+        "schedule": schedule,
+        "sampler": sampler,
+        "guard": guard,
+        "rng": Rng(),
+    }
+    checkpoints = Checkpoints(args.checkpoint_dir, args.keep, timeout)
+    watch(timeout)
+    done = saved = checkpoints.restore(parts)
+    log(f"{dist.get_world_size()} ranks on {device.type}, {done} of {args.steps} steps done")
+
+    preempted = False
+    loader = iter(batches)
+    while done < args.steps and not preempted:
+        watch(timeout)
+        loss = model(next(loader).to(device))
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        suspect = guard.suspects(loss.item(), norm.item())
+        preempted, suspect, mean_loss = agree(preemption.noticed, suspect, loss.item())
+        if suspect:
+            raise RuntimeError(f"step {done + 1}: a loss of {loss.item()} or a gradient norm of {norm.item()} can't be right")
+        rate_now = schedule.get_last_lr()[0]
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        sampler.position += 1
+        done += 1
+        log(f"step {done} loss {mean_loss:.9g} lr {rate_now:.6g}")
+        if done % args.checkpoint_every == 0 or done == args.steps or preempted:
+            checkpoints.save(done, parts)
+            saved = done
+    checkpoints.wait()
+    watch(None)
+    log(f"stopped after step {done}" if preempted else f"done: {saved} steps")
+
+    dist.barrier()  # nobody takes the store away while another rank still needs it
+    dist.destroy_process_group()
+    if preempted and done < args.steps:
+        sys.exit(128 + 15)  # not done: whoever supervises the job should start it again

@@ -1,0 +1,81 @@
+"""Who imports what, where import-linter can't tell: modules that are loaded by path, and names without torchaos."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+AGENT = "torchaos.harness.agent"
+FOLDERS = ("harness", "injectors", "assertions", "scenarios")
+SOURCES = sorted(path for folder in (*FOLDERS, "tests") for path in (REPOSITORY / folder).rglob("*.py"))
+
+
+def imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The modules that the import statements among `nodes` name; a relative import begins with its dots."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from ([module] if node.module else [module + alias.name for alias in node.names])
+
+
+def executed(nodes: Iterable[ast.AST], *, functions: bool) -> Iterator[ast.AST]:
+    """All that runs below `nodes`: not what only type checkers read, and bodies of `functions` only if wanted."""
+    for node in nodes:
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield from executed(node.orelse, functions=functions)
+        elif functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            yield from executed(ast.iter_child_nodes(node), functions=functions)
+
+
+def tree(path: Path) -> list[ast.AST]:
+    return [ast.parse(path.read_text())]
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted((REPOSITORY / folder).rglob("*.py"))
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_nothing_imports_our_folders_as_top_level_packages(path: Path) -> None:
+    """`import harness` works at the root of the repository and nowhere else, or finds the user's."""
+    tops = {name.partition(".")[0] for name in imported(ast.walk(ast.parse(path.read_text())))}
+    assert tops & set(FOLDERS) == set()
+
+
+def test_pytest_at_the_root_did_not_import_them_either() -> None:
+    """Collecting tests/ leaves no second copy of our modules under names without torchaos."""
+    assert [name for name in sys.modules if name.partition(".")[0] in FOLDERS] == []
+
+
+@pytest.mark.parametrize("path", modules("harness/agent"), ids=relative)
+def test_the_agent_imports_nothing_of_ours_but_itself(path: Path) -> None:
+    """It runs under a private name in the job's Python, which may have no torchaos."""
+    for name in imported(executed(tree(path), functions=True)):
+        assert not name.startswith(("..", "torchaos")), f"{relative(path)} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules("harness/agent"), ids=relative)
+def test_the_agent_loads_with_the_standard_library_alone(path: Path) -> None:
+    """On import it needs nothing installed, not even torch, which the job may import later or never."""
+    for name in imported(executed(tree(path), functions=False)):
+        assert name.startswith(".") or name.partition(".")[0] in sys.stdlib_module_names, f"on import: {name}"
+
+
+@pytest.mark.parametrize("path", modules("injectors"), ids=relative)
+def test_an_injector_loads_with_the_standard_library_and_the_agent(path: Path) -> None:
+    """The agent loads an injector's file by path in the job's Python, where nothing else need be installed."""
+    for name in imported(executed(tree(path), functions=False)):
+        ours = name == AGENT or name.startswith(f"{AGENT}.")
+        assert ours or name.partition(".")[0] in sys.stdlib_module_names, f"on import: {name}"

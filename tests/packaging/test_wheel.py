@@ -1,0 +1,46 @@
+"""What is in the wheel, and what is not."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+FOLDERS = ("harness", "injectors", "assertions", "scenarios")
+
+
+@pytest.fixture(scope="session")
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.endswith("/")}
+
+
+def test_the_wheel_holds_every_file_of_the_four_folders(names: set[str], checkout: Path) -> None:
+    """A folder missing from `packages` in pyproject.toml, or a kind of file from `package-data`, shows here."""
+    files = [path for folder in FOLDERS for path in (checkout / folder).rglob("*") if path.is_file()]
+    ours = {f"torchaos/{path.relative_to(checkout)}" for path in files if path.parent.name != "__pycache__"}
+    held = {name for name in names if name.startswith("torchaos/")}
+    assert ours - held == set(), "not in the wheel: add the folder to packages, or the suffix to package-data"
+    assert held - ours == set(), "in the wheel, but not in the repository"
+
+
+def test_the_wheel_holds_nothing_but_torchaos(names: set[str]) -> None:
+    """Neither ci nor tests, nor a top-level harness, lands in the user's site-packages."""
+    tops = {name.partition("/")[0] for name in names}
+    metadata = {top for top in tops if top.startswith("torchaos-") and top.endswith(".dist-info")}
+    assert len(metadata) == 1
+    assert tops - metadata == {"torchaos"}
+
+
+def test_the_wheel_holds_what_is_no_module(names: set[str]) -> None:
+    """Scenarios, the trainers that they run, and the agent's bootstrap are there, and torchaos stays a namespace."""
+    assert "torchaos/harness/agent/bootstrap/sitecustomize.py" in names
+    assert "torchaos/scenarios/process/kill-rank.yaml" in names
+    assert "torchaos/scenarios/jobs/gpt_ddp.py" in names
+    assert "torchaos/__init__.py" not in names, "a package of a third party could no longer add to torchaos"
+
+
+def test_the_wheel_carries_the_licence(names: set[str]) -> None:
+    """The text of the licence goes where the code goes."""
+    assert [name for name in names if name.endswith("LICENSE")]

@@ -7,7 +7,9 @@ TORCH_INDEX ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check --quiet
+PIP := $(BIN)/pip --disable-pip-version-check --quiet --quiet
+# Scenarios say `torchrun`, as they would in an activated environment.
+ACTIVE := PATH="$(CURDIR)/$(BIN):$$PATH"
 TORCH_STAMP := $(VENV)/.$(subst =,,$(TORCH))
 SCENARIO ?= scenarios/process/kill-rank.yaml
 PACKAGES := harness injectors assertions scenarios
@@ -19,19 +21,19 @@ PACKAGES := harness injectors assertions scenarios
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 28
 
-setup: $(VENV)/.installed ## make .venv with pinned versions of everything, and torchaos in it (editable)
+setup: $(VENV)/.tools ## make .venv with pinned versions of everything, and torchaos in it (editable)
 
-demo: setup ## kill a rank of a live training job, and judge the recovery
+demo: $(VENV)/.torchaos ## kill a rank of a live training job, and judge the recovery
 	@echo "== torchaos run $(SCENARIO)"
-	@$(BIN)/torchaos run $(SCENARIO)
+	@$(ACTIVE) torchaos run $(SCENARIO)
 
 test: setup system ## run the tests, less those that take minutes
 	@echo "== tests (without those marked long)"
-	@$(BIN)/python -m pytest -q -m "not long"
+	@$(ACTIVE) python -m pytest -q -m "not long"
 
 test-long: setup system ## run the tests that take minutes
 	@echo "== tests marked long"
-	@$(BIN)/python -m pytest -q -m long
+	@$(ACTIVE) python -m pytest -q -m long
 
 test-agent-versions: system ## run the agent's tests on the oldest and the newest Python and torch that we promise
 	@ci/test-agent-versions
@@ -48,7 +50,7 @@ check: setup links ## lint, format, types, and who may import whom
 
 bench: setup ## measure what the agent and the harness cost
 	@echo "== benchmarks"
-	@$(BIN)/python ci/bench
+	@$(ACTIVE) python ci/bench
 
 # Static tools can't follow the mapping from torchaos.harness to harness/, so they get folders of links.
 links: $(PACKAGES:%=.links/torchaos/%) ## make .links, which mypy and editors read
@@ -70,13 +72,18 @@ $(VENV)/.made:
 # First and on its own: whatever is installed later finds torch there and does not fetch another build. The name of the
 # stamp holds the version, so that another TORCH is seen.
 $(TORCH_STAMP): $(VENV)/.made ci/constraints.txt
-	@echo "== installing $(TORCH)"
-	@$(PIP) install -c ci/constraints.txt $(TORCH) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+	@echo "== installing $(TORCH) (the CPU build is 0.2 GB; a CUDA build, several: see TORCH_INDEX in the Makefile)"
+	@$(PIP) install -c ci/constraints.txt $(TORCH) numpy $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 	@rm -f $(VENV)/.torch*
 	@touch $@
 
-$(VENV)/.installed: $(TORCH_STAMP) pyproject.toml ci/requirements.txt ci/constraints.txt
-	@echo "== installing torchaos and the tools of its tests"
-	@$(PIP) install -c ci/constraints.txt -r ci/requirements.txt
+$(VENV)/.torchaos: $(TORCH_STAMP) pyproject.toml ci/constraints.txt
+	@echo "== installing torchaos"
+	@$(PIP) install -c ci/constraints.txt "setuptools>=77"
 	@$(PIP) install -c ci/constraints.txt --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.tools: $(VENV)/.torchaos ci/requirements.txt
+	@echo "== installing the tools and trainers that the tests use"
+	@$(PIP) install -c ci/constraints.txt -r ci/requirements.txt
 	@touch $@

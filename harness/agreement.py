@@ -19,9 +19,7 @@ from torchaos.harness.teardown import final_step
 
 LEARNED_FACTOR = 3.0
 ENOUGH = 3  # twins to learn from
-OTHER_WORLD = (
-    0.01  # relative, when the number of ranks is another one and no tolerance is given: sums are in another order
-)
+OTHER_WORLD = 0.01  # relative: least tolerance for means over another number of ranks, whose sums are in another order
 _LR = 1e-9  # relative: a schedule may be computed in closed form or step by step
 
 Steps = Mapping[int, Mapping[int, Execution]]  # by global step, then rank

@@ -14,14 +14,14 @@ def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Differe
     """A sentence about the attempt in which the first difference lies."""
     attempt = history.attempt(next(iter(ours[first.step].values())).attempt)
     if attempt is None or attempt.base is None or (attempt.base == 0 and attempt is history.attempts[0]):
-        return "It had not been restarted by then: the fault itself changed what was computed, or the job is not deterministic."
+        return (
+            "It had not been restarted by then: the fault itself changed the numbers, or the job is not deterministic."
+        )
     since = [step for step in sorted(ours.keys() & theirs.keys()) if attempt.base < step]
     resumed = f"resumed after step {attempt.base}"
     told = [
         _data_order(since, ours, theirs),
-        _counter(
-            since, ours, theirs, "optimizer state was lost: the optimizer's own step counter", lambda one: one.opt_step
-        ),
+        _counter(since, ours, theirs, "optimizer state was lost: its own step counter", lambda one: one.opt_step),
         _rate(since, ours, theirs),
     ]
     found = [sentence for sentence in told if sentence]
@@ -66,20 +66,23 @@ def _by_elimination(base: int, ours: Steps, theirs: Steps, first: Difference) ->
     """Samples, counters and learning rates agree, so it is a state that nothing else shows."""
     if first.step > base + 1:
         return (
-            f"the losses agreed up to step {first.step - 1}, so the weights and the RNG were restored; what acts in the "
-            "update was not: optimizer state (momentum) or gradient scaling."
+            f"the losses agreed up to step {first.step - 1}, so the weights and the RNG were restored; what acts "
+            "in the update was not: optimizer state (momentum) or gradient scaling."
         )
     if _like_the_start(ours, first):
         return "the loss is as it was at the start: the model's weights were not restored."
-    differ = [
-        rank
-        for rank, one in ours[first.step].items()
-        if rank in theirs[first.step] and one.losses != theirs[first.step][rank].losses
-    ]
-    if 0 < len(differ) < len(ours[first.step]):
+    mine, twins = ours[first.step], theirs[first.step]
+    differ = [rank for rank in sorted(mine) if rank in twins and mine[rank].losses != twins[rank].losses]
+    if 0 < len(differ) < len(mine):
         ranks = ", ".join(str(rank) for rank in differ)
-        return f"only rank {ranks} differs, and weights are common to all: the RNG state of that rank (dropout) was not restored."
-    return "samples, optimizer counter and learning rate agree: the RNG state (dropout) was not restored, or the model's weights were not."
+        return (
+            f"only rank {ranks} differs, and the weights are common to all: the RNG state of that rank (dropout) was "
+            "not restored."
+        )
+    return (
+        "samples, optimizer counter and learning rate agree: the RNG state (dropout) was not restored, or the model's "
+        "weights were not."
+    )
 
 
 def _like_the_start(ours: Steps, first: Difference) -> bool:

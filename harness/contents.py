@@ -53,7 +53,7 @@ def checkpoints_of(record: Record) -> list[Checkpoint] | None:
 
 
 def clashes(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint], ignoring: Collection[str] = ()) -> list[Clash]:
-    """Where good checkpoints of the same path, or else of the same step, differ: oldest first, tensors before values."""
+    """Where good checkpoints of one step differ: oldest checkpoint first, tensors before values."""
     found = []
     for one in ours:
         other = twin_of(one, theirs)

@@ -15,7 +15,7 @@ from functools import partial
 from torchaos.harness.agent.wire import Event, Kind, Moment, State
 from torchaos.harness import registry
 from torchaos.harness.arming import Slots
-from torchaos.harness.contracts import ChaosError, Injector, Irreversible, RankProcess
+from torchaos.harness.contracts import ChaosError, Handle, Injector, Irreversible, RankProcess
 from torchaos.harness.history import History
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers.job import Job
@@ -52,6 +52,7 @@ class FaultLife:
     def __init__(self, fault: PlannedFault, slots: Slots, on: Field) -> None:
         self.fault, self._slots, self._on = fault, slots, on
         self._injector = injector_of(fault)
+        self._guards, self._record = 0, ""
         self._progress: dict[int, int] = {}
         on.journal.listen(self._note_step)
         self._thread = threading.Thread(target=self._run, name=f"fault {fault.id}", daemon=True)
@@ -74,7 +75,7 @@ class FaultLife:
                     self._at_the_moment(self.fault.trigger)
             else:
                 self._guard_and_apply()
-        except ChaosError as error:
+        except (ChaosError, OSError) as error:
             self._emit(Kind.MISSED, {"fault": self.fault.id, "reason": str(error)})
 
     def _in_the_ranks(self) -> None:
@@ -84,7 +85,7 @@ class FaultLife:
             page.write(page.ALLOWED, self.fault.times)
         self._armed(self.fault.target.ranks)
         if self._on.wait_until(lambda: all(p.read(p.FIRED) >= self.fault.times for p in pages)):
-            self._on.reaper.mark(self.fault.id, "applied")
+            self._on.reaper.mark(self._record, "applied")
 
     def _at_the_moment(self, moment: Moment) -> None:
         page = self._slots.pages[moment.pacer]
@@ -110,7 +111,7 @@ class FaultLife:
 
     def _apply(self, release: Callable[[], None]) -> None:
         site = self._site(release)
-        self._on.reaper.mark(self.fault.id, "maybe_applied")
+        self._on.reaper.mark(self._record, "maybe_applied")
         for victim in site.victims:
             data = {
                 "fault": self.fault.id,
@@ -124,7 +125,7 @@ class FaultLife:
         finally:
             release()
         self._emit(Kind.APPLIED, {"fault": self.fault.id})
-        self._on.reaper.mark(self.fault.id, "applied")
+        self._on.reaper.mark(self._record, "applied")
         if self.fault.duration_s is not None:
             self._on.ended.wait(self.fault.duration_s)
             self.roll_back()
@@ -133,16 +134,20 @@ class FaultLife:
         """Take back what this fault changed, and say whether that was verified. Harmless when there is nothing."""
         healed = self._on.reaper.heal(self.fault.id)
         if healed:
-            bad = [f"{one.handle}: {one.reason}" for one in healed if not one.verified]
+            bad = [one.reason for one in healed if not one.verified]
             self._emit(Kind.ROLLED_BACK, {"fault": self.fault.id, "verified": not bad, "reason": "; ".join(bad)})
 
-    def _guard(self, changes: Sequence[object] | Irreversible) -> None:
+    def _guard(self, changes: Sequence[Handle] | Irreversible) -> None:
+        """The way back is on disk before the fault can be applied; raises UndoError where it is not."""
+        self._guards += 1
         slots = [PageSlot(str(path)) for path in self._slots.paths.values()]
-        irreversible = isinstance(changes, Irreversible)
-        handles = slots if irreversible else [*slots, *changes]  # type: ignore[misc, list-item]
+        self._record = f"{self.fault.id}#{self._guards}"
+        limit = self._on.limit_s
+        self._on.reaper.guard(self._record, changes, owner=self.fault.id, limit_s=limit)
+        if slots:
+            self._on.reaper.guard(f"{self._record}.pages", slots, owner=self.fault.id, limit_s=limit)
         why = changes.why if isinstance(changes, Irreversible) else None
-        self._on.reaper.guard(self.fault.id, handles, owner=self.fault.id, limit_s=self._on.limit_s, why=why)
-        names = [type(handle).__name__ for handle in handles]
+        names = [handle.kind for handle in (*slots, *(() if isinstance(changes, Irreversible) else changes))]
         self._emit(Kind.GUARDED, {"record": self.fault.id, "handles": names, "why": why})
 
     def _site(self, release: Callable[[], None] = lambda: None) -> NodeSite:

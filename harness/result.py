@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any, Literal, Mapping
+
+from torchaos.harness.contracts import UsageError
+
+SCHEMA = 1  # of result.json: counted up when a reader of the old shape would misread the new one
 
 
 class Verdict(str, Enum):
@@ -27,7 +31,14 @@ class ExitCode(IntEnum):
 
 
 # The worst of several: 3 > 4 > 5 > 1 > 2 > 0.
-_SEVERITY = (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL, ExitCode.FAILED, ExitCode.INCONCLUSIVE, ExitCode.PASSED)
+_SEVERITY = (
+    ExitCode.USAGE,
+    ExitCode.ROLLBACK,
+    ExitCode.INTERNAL,
+    ExitCode.FAILED,
+    ExitCode.INCONCLUSIVE,
+    ExitCode.PASSED,
+)
 
 
 def worst(codes: list[ExitCode]) -> ExitCode:
@@ -65,7 +76,9 @@ class Recovery:
     """One recovery, in seconds from the moment of injection; a part that was not seen is None."""
 
     fault: str
-    parts: Mapping[str, float | None]  # felt, detected, torn_down, rendezvous, workers_up, restored, first_step, caught_up
+    parts: Mapping[
+        str, float | None
+    ]  # felt, detected, torn_down, rendezvous, workers_up, restored, first_step, caught_up
     lost_steps: int | None
 
 
@@ -90,15 +103,56 @@ class Result:
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # recognised causes in torch or gloo, hooks that failed, what can't be seen
 
+    schema: int = SCHEMA
+
     def to_json(self) -> dict[str, Any]:
-        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+        """JSON that every reader takes: NaN and infinities as words, lone surrogates as escapes."""
+        found: dict[str, Any] = _as_json(asdict(self))
+        return found
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Result:
+        """Keys of a later minor version are passed over. Raises UsageError where this is no result, or of a later schema."""
+        try:
+            if int(raw["schema"]) > SCHEMA:
+                raise UsageError(
+                    f"this result has schema {raw['schema']}, and {SCHEMA} is the latest known: use a newer torchaos"
+                )
+            known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
+            return cls(**{
+                **known, "verdict": Verdict(raw["verdict"]), "notes": tuple(raw["notes"]),
+                "faults": tuple(FaultResult(**{**one, "verdict": Verdict(one["verdict"])}) for one in raw["faults"]),
+                "recoveries": tuple(Recovery(**one) for one in raw["recoveries"]),
+                "cases": tuple(Case(**{**one, "verdict": Verdict(one["verdict"])}) for one in raw["cases"]),
+            })  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"this is not a result of torchaos: {error!r}") from error
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return _as_json(value.value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)  # "nan", "inf": JSON has no word for them
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, Mapping):
+        return {_as_text(key): _as_json(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_as_json(one) for one in value]
+    return _as_text(value)
+
+
+def _as_text(value: object) -> str:
+    text = str(value.value) if isinstance(value, Enum) else str(value)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace the file in one step, so that a reader sees the old or the new text and never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(partial, "w") as file:
+    with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -70,7 +70,7 @@ class Run:
         slots = [Slots.make(fault, self.folder) for fault in plan.faults]
         orders = tuple(order for one in slots for order in one.orders())
         AgentPlan(run_id, str(self.folder.events), plan.hooks, orders).write(self.folder.agent_plan)
-        self._reaper = stack.enter_context(Reaper.start(self.folder, run_id))
+        self._reaper = stack.enter_context(Reaper.start(self.folder.root, run_id))
         self._job = job_for(plan, self.folder, run_id, self.journal)
         self._steady_state, self._stops = _conditions(plan.steady_state), _conditions(plan.stop)
         self._field = Field(self.journal, self._job, self._reaper, plan.job.timeout_s + SPARE_S)

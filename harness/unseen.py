@@ -6,7 +6,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.record import Record
 
 _NEVER = {
-    "loss": "the backward hook never fired (a job that calls the autograd engine itself, as Megatron does, passes it by)",
+    "loss": "the backward hook never fired (a job that calls the autograd engine itself, as Megatron does, evades it)",
     "samples": "no batch that the loop received could be seen",
     "steps": "no optimizer step was seen, and no line of the log tells of one",
 }
@@ -27,8 +27,8 @@ def why_unseen(record: Record, what: str) -> str:
 def why_unplaced(record: Record, attempts: tuple[int, ...]) -> str:
     """What to say when the steps of an attempt have no place in the global count."""
     return (
-        f"nobody can say which global steps attempt {attempts[0]} made: no checkpoint load was seen in it, no optimizer "
-        "or scheduler counter, and its samples and losses are like nothing before"
+        f"nobody can say which global steps attempt {attempts[0]} made: no checkpoint load was seen in it, no "
+        "optimizer or scheduler counter, and its samples and losses are like nothing before"
     )
 
 

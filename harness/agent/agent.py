@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
 from . import wire
@@ -33,13 +34,14 @@ class Agent:
 
     def __init__(self, plan: wire.AgentPlan, who: Identity, events: wire.EventFile) -> None:
         self.plan, self.who, self.on = plan, who, True
+        self._events = events
+        self._broken: set[str] = set()
+        self.thread = threading.get_ident()  # the one that trains
         self.steps_over = 0  # iterations over in this attempt
         self.phases, self.tally = Phases(), Tally()
         self.orders = Orders(self)
         self.hooks = self._wanted()
         self.unseen = set(self.hooks)  # hooks that have not fired yet
-        self._broken: set[str] = set()
-        self._events = events
 
     def _wanted(self) -> tuple[str, ...]:
         """What the plan names, and what this rank's orders can't do without."""

@@ -35,9 +35,7 @@ def identify(environ: Mapping[str, str], pid: int) -> Identity | None:
     if environ.get(wire.ENV_ARMED, str(pid)) != str(pid):  # one's own pid: the rank has called exec
         return None
     attempt = int(environ.get(wire.ENV_ATTEMPT_BASE, "0")) + int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return Identity(
-        int(environ["RANK"]), int(environ["LOCAL_RANK"]), int(environ.get("WORLD_SIZE", "1")), attempt, pid
-    )
+    return Identity(int(environ["RANK"]), int(environ["LOCAL_RANK"]), int(environ.get("WORLD_SIZE", "1")), attempt, pid)
 
 
 def start() -> None:

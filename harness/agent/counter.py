@@ -13,14 +13,16 @@ from typing import Hashable
 
 @dataclass(frozen=True)
 class Closed:
-    """What the end of a call closed: a segment, the iteration before that segment, the iteration with it."""
+    """What the end of a call closed: a segment, the iteration before that segment, the iteration with it.
+    `stray`: it was a step that belongs to an iteration which is over already."""
 
     segment: bool = False
     before: bool = False
     after: bool = False
+    stray: bool = False
 
 
-NOTHING = Closed()
+NOTHING, STRAY = Closed(), Closed(stray=True)
 IN_BACKWARD = "in backward"  # all optimizers that step inside a backward count as one
 
 
@@ -38,14 +40,6 @@ class StepCounter:
         self._raw: Hashable | None = None  # the first optimizer, in a process without any backward
 
     @property
-    def in_backward(self) -> bool:
-        return self._backward_depth > 0
-
-    @property
-    def in_step(self) -> bool:
-        return bool(self._steps)
-
-    @property
     def ever_backward(self) -> bool:
         return self._ever_backward
 
@@ -61,9 +55,10 @@ class StepCounter:
         self._backward_depth += 1
         self._ever_backward = True
 
-    def backward_end(self) -> Closed:
+    def backward_end(self, ok: bool = True) -> Closed:
+        """`ok` False: it ended in an exception, so no gradient came of it."""
         self._backward_depth -= 1
-        if self._backward_depth:
+        if self._backward_depth or not ok:
             return NOTHING
         self._fresh = True
         if self._stepped_in_backward:
@@ -72,14 +67,16 @@ class StepCounter:
         return NOTHING
 
     def step_begin(self, key: Hashable) -> None:
+        if key in self._steps:  # that call ended in an exception, which nobody could see
+            del self._steps[self._steps.index(key) :]
         if self._steps:  # an optimizer inside another one: the outer one counts
             self._made.discard(key)
             self._set.discard(key)
         self._steps.append(key)
 
     def step_end(self, key: Hashable) -> Closed:
-        """The end of a step, or of a GradScaler's step that left it out (begun all the same)."""
-        while self._steps and self._steps.pop() != key:  # steps that ended in an exception are still on it
+        """The end of a step, or of one that a GradScaler left out (the caller begins and ends it all the same)."""
+        while self._steps and self._steps.pop() != key:
             pass
         if self._steps:
             return NOTHING
@@ -90,12 +87,6 @@ class StepCounter:
             return NOTHING
         return self._segment(key)
 
-    def broke_off(self) -> None:
-        """An exception went through: whatever was under way is not any more."""
-        self._steps.clear()
-        self._backward_depth = 0
-        self._stepped_in_backward = False
-
     def finish(self) -> Closed:
         """The job is over: an iteration that only waited to be told from the next is over too."""
         left, self._stepped = self._stepped, set()
@@ -104,14 +95,14 @@ class StepCounter:
     def _segment(self, key: Hashable) -> Closed:
         if not self._ever_backward:
             self._raw = key if self._raw is None else self._raw
-            return Closed(segment=True, after=True) if key == self._raw else NOTHING
+            return Closed(segment=True, after=True) if key == self._raw else STRAY
         fresh, self._fresh = self._fresh, False
         if not fresh:  # no backward of its own: it belongs to the segment before
             self._set.add(key)
             if not self._stepped:
-                return NOTHING
+                return STRAY
             self._stepped.add(key)
-            return Closed(after=self._close_if_complete())
+            return Closed(segment=True, after=self._close_if_complete())
         before = key in self._stepped
         if before:
             self._set, self._stepped, self._learned = set(self._stepped), set(), True

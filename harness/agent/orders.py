@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 from . import injectors, wire
@@ -51,6 +52,9 @@ class Orders:
         self.base: int | None = 0  # global steps before this attempt's first; None: a checkpoint was loaded
         self.hot: list[Pending] = []
         self._pending: list[Pending] = []
+        careful = agent.careful("orders")
+        self._prepare, self._due = careful(self._prepare_step), careful(self._due_in)
+        self._reach, self._applied = careful(self._reach_moment), careful(self._say_applied)
 
     def _is_mine(self, when: wire.Moment) -> bool:
         return when.pacer == self._agent.who.rank and when.attempt in (None, self._agent.who.attempt)
@@ -75,31 +79,47 @@ class Orders:
 
     def loaded(self) -> None:
         """A checkpoint was loaded: before the first step, that moves the count by what only the harness can tell."""
-        if self._agent.steps_over == 0 and any(one.when.step is not None and not one.has_fired for one in self._pending):
+        if self._agent.steps_over == 0 and any(
+            one.when.step is not None and not one.has_fired for one in self._pending
+        ):
             self.base = None
             self._heat()
 
     def step_over(self) -> None:
         """An iteration is over, and its event is written. May fire what is due right after it."""
-        if not self._pending:
-            return
+        if self._pending:
+            self._prepare()
+            self._carry_out([one for one in self.hot if one.when.phase is None and one.when.step is not None], None)
+
+    def enter(self, phase: Phase) -> None:
+        """A phase begins. May fire what is due in it."""
+        self._carry_out(self._due(phase) or [], phase)
+
+    def _carry_out(self, due: list[Pending], phase: Phase | None) -> None:
+        # Nothing here catches what an injector raises: that is the fault.
+        for one in due:
+            site = self._reach(one, phase)
+            if site is not None:
+                one.injector.apply(site)
+                self._applied(one)
+
+    def _prepare_step(self) -> None:
         if self.base is None:
             self._ask_for_base()
         self._drop_what_is_past()
         self._heat()
-        for one in [one for one in self.hot if one.when.phase is None and one.when.step is not None]:
-            self._reach(one, None)
 
-    def enter(self, phase: Phase) -> None:
-        for one in list(self.hot):
-            when = one.when
-            if when.phase is phase:
-                one.entered += 1
-                # In a step, exactly the nth time; where no step is named, the first chance from the nth time on.
-                if one.entered == when.nth or (when.step is None and one.entered > when.nth):
-                    self._reach(one, phase)
-            elif when.phase is None and (when.step is None or phase not in _CHECKPOINT):
-                self._reach(one, phase)
+    def _due_in(self, phase: Phase) -> list[Pending]:
+        return [one for one in self.hot if self._is_due(one, one.when, phase)]
+
+    def _is_due(self, one: Pending, when: wire.Moment, phase: Phase) -> bool:
+        if when.phase is None:
+            return when.step is None or phase not in _CHECKPOINT
+        if when.phase is not phase:
+            return False
+        one.entered += 1
+        # In a step, exactly the nth time; where no step is named, the first chance from the nth time on.
+        return one.entered == when.nth or (when.step is None and one.entered > when.nth)
 
     def _heat(self) -> None:
         step = self.step
@@ -108,29 +128,31 @@ class Orders:
             if one.when.step is not None:
                 one.entered = 0
 
-    def _reach(self, one: Pending, phase: Phase | None) -> None:
-        """The Moment is there: fire or hold, if that is allowed, waiting for the word if it never was yet."""
-        outside_trigger = one.when.step is None
-        if outside_trigger and not one.armed:
-            return  # it becomes due whenever the harness arms it
-        if not one.has_fired and not _wait(lambda: one.armed or one.has_fired, one.when.hold_s):
+    def _reach_moment(self, one: Pending, phase: Phase | None) -> RankSite | None:
+        """The Moment is there: wait for the word if it never came yet, then hold, or return where to fire."""
+        if one.when.step is None:
+            if not one.armed:
+                return None  # it becomes due whenever the harness arms it
+        elif one.has_fired:
+            self._drop(one)
+            return None
+        elif not _wait(lambda: one.armed, one.when.hold_s):
             self._forget(one, "not armed in time: the rank reached the Moment and waited as long as it may")
-            return
-        fires = not one.has_fired
-        if not outside_trigger:
-            self._pending.remove(one)
-        self._heat_without(one)
-        if fires:
-            self._hold(one, phase) if one.injector is None else self._fire(one, phase)
-
-    def _fire(self, one: Pending, phase: Phase | None) -> None:
+            return None
+        else:
+            self._drop(one)
+        if one.injector is None:
+            self._hold(one, phase)
+            return None
         page, fault = one.page, one.order.fault
         page.write(ControlPage.FIRED, page.read(ControlPage.FIRED) + 1)
         page.write(ControlPage.STATE, State.APPLIED)
         about = {"fault": fault, "phase": phase and phase.value, "global_step": self.step, "pid": os.getpid()}
         self._agent.emit(Kind.APPLYING, about)
-        one.injector.apply(RankSite(self._agent, fault, self.step, phase))
-        self._agent.emit(Kind.APPLIED, {"fault": fault})
+        return RankSite(self._agent, fault, self.step, phase)
+
+    def _say_applied(self, one: Pending) -> None:
+        self._agent.emit(Kind.APPLIED, {"fault": one.order.fault})
 
     def _hold(self, one: Pending, phase: Phase | None) -> None:
         page, fault = one.page, one.order.fault
@@ -142,40 +164,43 @@ class Orders:
             page.write(ControlPage.FIRED, number)
             page.write(ControlPage.STATE, State.RELEASED)
         else:
+            page.write(ControlPage.FIRED, number)  # first: from here on the harness must not apply it any more
             page.write(ControlPage.STATE, State.MISSED)
-            page.write(ControlPage.FIRED, number)
             self._missed(one.order, "hold expired: the rank went on by itself")
 
     def _ask_for_base(self) -> None:
         """The first step after a load is over: the harness can now tell from it how many global steps lie before."""
         for one in [one for one in self._pending if one.when.step is not None and not one.has_fired]:
-            page = one.page
-            told = _wait(lambda page=page: page.read(ControlPage.BASE_ATTEMPT) == self._agent.who.attempt, one.when.hold_s)  # type: ignore[misc]
-            if told:
-                self.base = page.read(ControlPage.BASE)
+            if _wait(partial(self._is_told_base, one), one.when.hold_s):
+                self.base = one.page.read(ControlPage.BASE)
                 return
-            self._forget(one, "no base: a checkpoint was loaded, and nobody said which global step this attempt began with")
+            self._forget(one, "no base: a checkpoint was loaded, and nobody said with which step this attempt began")
+
+    def _is_told_base(self, one: Pending) -> bool:
+        return one.page.read(ControlPage.BASE_ATTEMPT) == self._agent.who.attempt
 
     def _drop_what_is_past(self) -> None:
-        step = self.step
-        for one in [one for one in self._pending if step is not None and (one.when.step or step) < step]:
+        now = self.step
+        for one in list(self._pending):
+            step, phase = one.when.step, one.when.phase
+            if now is None or step is None or step >= now:
+                continue
             if one.has_fired:
-                self._pending.remove(one)
-            elif one.when.phase is not None and one.when.step == step - 1 and one in self.hot:
-                times = f"was entered {one.entered} times in step {one.when.step}, and the Moment is at time {one.when.nth}"
-                self._forget(one, f"the phase {one.when.phase.value} {times}")
+                self._drop(one)
+            elif phase is not None and step == now - 1 and one in self.hot:
+                times = f"was entered {one.entered} times, and the Moment is at time {one.when.nth}"
+                self._forget(one, f"in step {step} the phase {phase.value} {times}")
             else:
-                self._forget(one, f"step {one.when.step} was over before the trigger could be established")
+                self._forget(one, f"step {step} was over before the trigger could be established")
 
     def _forget(self, one: Pending, reason: str) -> None:
-        self._pending.remove(one)
-        self._heat_without(one)
+        self._drop(one)
         one.page.write(ControlPage.STATE, State.MISSED)
         self._missed(one.order, reason)
 
-    def _heat_without(self, one: Pending) -> None:
-        if one not in self._pending:
-            self.hot = [other for other in self.hot if other is not one]
+    def _drop(self, one: Pending) -> None:
+        self._pending.remove(one)
+        self.hot = [other for other in self.hot if other is not one]
 
     def _missed(self, order: wire.Order, reason: str) -> None:
         self._agent.emit(Kind.MISSED, {"fault": order.fault, "reason": reason})

@@ -14,6 +14,7 @@ import struct
 import time
 from dataclasses import asdict, dataclass, field
 from enum import Enum, IntEnum
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Mapping
 
@@ -94,18 +95,14 @@ FIELDS: Mapping[Kind, frozenset[str]] = {
     Kind.RANK_UP: frozenset({"pid", "start_ticks", "local_rank", "world_size", "node"}),
     Kind.RANK_STATE: frozenset({"pid", "state"}),  # state: the letter of /proc/PID/stat
     Kind.RANK_EXITED: frozenset({"pid", "start_ticks", "exit_code"}),  # negative: signal; None: unknown
-    Kind.AGENT_STARTED: frozenset(
-        {"pid", "start_ticks", "local_rank", "world_size", "python", "torch", "hooks"}
-    ),
+    Kind.AGENT_STARTED: frozenset({"pid", "start_ticks", "local_rank", "world_size", "python", "torch", "hooks"}),
     Kind.AGENT_FAILED: frozenset({"hook", "error"}),
     Kind.AGENT_ENDED: frozenset({"unseen"}),  # hooks that were installed and never fired
     # losses: one float (or None: not copied yet) per backward; samples: a digest per row that was trained
     # on, None where nothing could be seen; indices: of the same batches, None where there are none;
     # lr: one per parameter group; opt_step: the optimizer's own counter; sched_step: the scheduler's;
     # phases: seconds by phase; skipped: the optimizer step was skipped (GradScaler)
-    Kind.STEP: frozenset(
-        {"losses", "samples", "indices", "lr", "opt_step", "sched_step", "phases", "skipped"}
-    ),
+    Kind.STEP: frozenset({"losses", "samples", "indices", "lr", "opt_step", "sched_step", "phases", "skipped"}),
     Kind.LOSS: frozenset({"losses"}),  # late values of the step in the envelope (asynchronous copies)
     Kind.SAVE_BEGIN: frozenset({"path", "format"}),
     Kind.SAVE_END: frozenset({"path", "format", "ok", "blocked_s"}),
@@ -123,6 +120,9 @@ FIELDS: Mapping[Kind, frozenset[str]] = {
 }
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 @dataclass(frozen=True)
 class Event:
     """One line of a journal file. `step` counts within the attempt; only `history` makes global steps."""
@@ -138,7 +138,8 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_line(self) -> bytes:
-        return json.dumps({**asdict(self), "kind": self.kind.value}, separators=(",", ":")).encode() + b"\n"
+        # By hand: dataclasses.asdict copies the payload deeply, which takes longer than all the rest of a step's event.
+        return _encode({**self.__dict__, "kind": self.kind.value}).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes | str) -> Event:
@@ -158,7 +159,8 @@ class EventFile:
 
     def __init__(self, path: Path, source: str, rank: int | None = None, attempt: int | None = None) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._source, self._rank, self._attempt, self._seq = source, rank, attempt, 0
+        self._source, self._rank, self._attempt = source, rank, attempt
+        self._seq = count()  # one C call, so that threads and signal handlers never get the same number
 
     def emit(
         self, kind: Kind, data: Mapping[str, Any], *, step: int | None = None,
@@ -169,10 +171,9 @@ class EventFile:
         if missing:
             raise ValueError(f"{kind.value} needs {', '.join(sorted(missing))}")
         event = Event(
-            kind, self._source, self._seq, time.time(), time.monotonic() if mono_s is None else mono_s,
+            kind, self._source, next(self._seq), time.time(), time.monotonic() if mono_s is None else mono_s,
             self._rank if rank is None else rank, self._attempt if attempt is None else attempt, step, dict(data),
         )  # fmt: skip
-        self._seq += 1
         os.write(self._fd, event.to_line())
         return event
 

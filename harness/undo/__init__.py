@@ -1,4 +1,4 @@
 """Undo before do: how a fault is taken back lies on disk, as data, before the fault is applied; and one healer, which
-outlives the harness, carries it out. `handles` says what can be taken back, `log` how it is written down, `healer` takes
-back, `reaper` is the process that does, `client` is what the harness uses.
+outlives the harness, carries it out. `handles` says what can be taken back, `log` how that is written down, `healer`
+does it, `reaper` is the process that it runs in, `client` is what the harness uses.
 """

@@ -84,8 +84,9 @@ class Reaper:
         try:
             reaper._armed.result(ANSWER_S)
         except (UndoError, FutureTimeout) as error:
-            reaper._abandon(str(error) or f"it did not start within {ANSWER_S:.0f} s")
-            raise UndoError(f"{run_dir}: the reaper is not armed: {reaper._lost}; nothing will be injected") from error
+            why = str(error) or f"it did not start within {ANSWER_S:.0f} s"
+            reaper._abandon(why)
+            raise UndoError(f"{run_dir}: the reaper is not armed: {why}; see undo/reaper.log there") from error
         return reaper
 
     @property
@@ -96,7 +97,7 @@ class Reaper:
         self, record: str, handles: Sequence[Handle] | Irreversible, owner: str, limit_s: float | None = None
     ) -> None:
         """When this returns, the way back is on disk and the reaper will take it, at the latest `limit_s` seconds from
-        now. Raises UndoError where it is not (then nothing may be injected), UsageError for a call that makes no sense."""
+        now. Raises UndoError where it is not (then nothing may be injected), UsageError for a call without sense."""
         irreversible = handles.why if isinstance(handles, Irreversible) else None
         if not irreversible and not handles:
             raise UsageError(f"{record}: it says neither what it changes nor why that can't be undone")
@@ -115,8 +116,8 @@ class Reaper:
         self._ask(ANSWER_S, do="mark", record=record, state=state)
 
     def heal(self, name: str) -> list[Healed]:
-        """Take back all that an owner, or one record, has open, the last first. Says what became of each handle that was
-        not told before. Raises UndoError where nothing at all can be done."""
+        """Take back all that an owner, or one record, has open, the last first. Says what became of each handle that
+        was not told before. Raises UndoError where nothing at all can be done."""
         return self._heal(name, "heal")
 
     def heal_all(self) -> list[Healed]:
@@ -210,9 +211,10 @@ class Reaper:
 
 
 def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
-    """Heal what a dead reaper left: of an owner or a record, or (None) everything. A run without a log had nothing guarded.
+    """Heal what a dead reaper left: of an owner or a record, or (None) everything.
 
-    Raises UndoError where the log can't be read, is another user's, or another process is healing the run.
+    A run without a log had nothing guarded. Raises UndoError where the log can't be read, is another user's, or another
+    process is healing the run.
     """
     writer = None
     try:

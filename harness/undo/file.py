@@ -17,9 +17,9 @@ from torchaos.harness.undo.disk import sync_folder
 class File:
     """One regular file under `root`: its bytes, mode, owner and time of change as they were, from a saved copy.
 
-    It is put back where it is the file that was guarded (inode and birth time: changed in place), where it is missing, or
-    where it holds what the fault put there (`made`). Any other file at that path is a stranger, and stays. One that was
-    not there before (`sha256` is None) is removed where it holds `made`.
+    It is put back where it is the file that was guarded (inode and birth time: changed in place), where it is missing,
+    or where it holds what the fault put there (`made`). Any other file at that path is a stranger, and stays. One that
+    was not there before (`sha256` is None) is removed where it holds `made`.
     """
 
     kind: ClassVar[str] = "file"
@@ -37,8 +37,8 @@ class File:
 
     @classmethod
     def of(cls, path: Path, root: Path, copies: Path, made: str | None = None) -> File:
-        """Reads the file and saves a copy, fsynced, in the folder `copies`. Raises ValueError for what can't be put back:
-        a link, a hard-linked file, no file at all but something else, or a path outside `root`; OSError as usual."""
+        """Reads the file and saves a copy, fsynced, in the folder `copies`. Raises ValueError for what can't be put
+        back: a link, a hard-linked file, what is not a file, a path outside `root`; OSError as usual."""
         path, root = path.parent.resolve() / path.name, root.resolve()
         _check(path, root)
         try:

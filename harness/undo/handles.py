@@ -70,7 +70,7 @@ class Process:
         if proc.is_own(self.pid):
             raise ValueError(f"process {self.pid} is the one that heals, or an ancestor of it")
         if proc.kill({self.pid: self.start_ticks}, time.monotonic() + END_S):
-            raise TimeoutError(f"process {self.pid} is still there {END_S:.0f} s after SIGKILL")
+            raise TimeoutError(f"process {self.pid} can't be killed, or not within {END_S:.0f} s")
 
     def _of_earlier_boot(self) -> bool:
         return bool(self.boot) and bool(now := proc.boot_id()) and now != self.boot
@@ -93,7 +93,8 @@ class JobProcesses:
         while members := proc.family(self.run_id):  # again, for those born meanwhile
             left = proc.kill(members, deadline)
             if left or time.monotonic() > deadline:
-                raise TimeoutError(f"processes of the job are left after {END_S:.0f} s: {sorted(left or members)}")
+                pids = sorted(left or members)
+                raise TimeoutError(f"processes of the job can't be killed, or not within {END_S:.0f} s: {pids}")
 
     def restored(self) -> bool:
         return not proc.family(self.run_id)

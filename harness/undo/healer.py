@@ -1,4 +1,4 @@
-"""The only code that takes anything back. The reaper runs it, and so does whoever heals from the log after its death."""
+"""The only code that takes anything back. The reaper runs it, and so does whoever heals when that is dead."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Mapping, TypeVar
 
 from torchaos.harness.undo.handles import from_json
@@ -39,6 +40,7 @@ class Healer:
         self._healing = threading.Lock()
         self._state = threading.Lock()
         self._taken_back: set[str] = set()
+        self._again: set[str] = set()  # applied after they had been taken back
         self._unreported: dict[str, list[Healed]] = {}
 
     def guard(self, record: UndoRecord) -> None:
@@ -55,14 +57,16 @@ class Healer:
             self._taken_back.discard(record.id)
 
     def mark(self, name: str, state: State) -> bool:
-        """Note that a fault is about to be applied, or has been. False: it has been taken back before, and if it was
-        applied since, that must be done again. Raises ValueError for an unknown record, OSError as `guard`."""
+        """Note that a fault is about to be applied, or has been. False: it has been taken back before; if it was
+        applied since, the next heal does it again. Raises ValueError for an unknown record, OSError as `guard`."""
         if name not in self._records:
             raise ValueError(f"{name} is not guarded")
         if state not in (State.MAYBE_APPLIED, State.APPLIED):
             raise ValueError(f"{state.value} is for the healer to say")
         with self._state:
             late = name in self._taken_back
+            if late and state is State.APPLIED:
+                self._again.add(name)
             if not (late and state is State.MAYBE_APPLIED):
                 self._append(self._records[name], state, "")
         return not late
@@ -74,11 +78,11 @@ class Healer:
         ids = [record.id for record in self._chosen(name)]
         return [healed for id_ in ids for healed in self._unreported.pop(id_, [])]
 
-    def carry_out(self, name: str | None, why: str, again: bool = False) -> None:
-        """As `heal`, reporting nothing yet. `again`: also what is verified."""
+    def carry_out(self, name: str | None, why: str) -> None:
+        """As `heal`, reporting nothing yet."""
         with self._healing:
             for record in self._chosen(name):
-                if record.irreversible is None and (again or record.open):
+                if record.open or record.id in self._again:
                     self._unreported[record.id] = self._heal(record, why)
 
     def _chosen(self, name: str | None) -> list[UndoRecord]:
@@ -88,11 +92,12 @@ class Healer:
     def _heal(self, record: UndoRecord, why: str) -> list[Healed]:
         with self._state:
             self._taken_back.add(record.id)
+            self._again.discard(record.id)
         handles = list(reversed(record.handles))
-        problems = [_problem(lambda raw=raw: from_json(raw).restore()) for raw in handles]
+        problems = [_problem(partial(_restore, raw)) for raw in handles]
         if not any(problems):
             self._note(record, State.ROLLED_BACK, why)
-        healed = [_look(record.id, raw, problem) for raw, problem in zip(handles, problems)]
+        healed = [_look(record.id, raw, problem) for raw, problem in zip(handles, problems, strict=True)]
         reasons = "; ".join(each.reason for each in healed if not each.verified)
         self._note(record, State.FAILED if reasons else State.VERIFIED, reasons or why)
         return healed
@@ -107,6 +112,10 @@ class Healer:
         if self._log is not None:
             self._log.append({"record": record.id, "state": state.value, "why": why})
         record.state = state
+
+
+def _restore(raw: Mapping[str, Any]) -> None:
+    from_json(raw).restore()
 
 
 def _look(record: str, raw: Mapping[str, Any], problem: str) -> Healed:

@@ -4,8 +4,8 @@
     {"record", "state": "planned", "owner", "limit_s", "handles", "irreversible"}   before the fault is applied
     {"record", "state": ..., "why"}                                                  what became of it
 
-One writer at a time, who holds a lock on the file: the reaper, or after its death whoever heals in its place. A line counts
-once it is on disk; half a line at the end was never acknowledged, and nothing was done on the strength of it.
+One writer at a time, who holds a lock on the file: the reaper, or after its death whoever heals in its place. A line
+counts once it is on disk; half a line at the end was never acknowledged, and nothing was done on the strength of it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class UndoLog:
 
     def __init__(self, run_dir: Path, wait_s: float = 0.0, create: bool = True) -> None:
         path = path_of(run_dir)
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
         self._fd, self._lock = os.open(path, flags, 0o600), threading.Lock()
         try:
             if os.fstat(self._fd).st_uid != os.geteuid():
@@ -89,6 +89,7 @@ class UndoLog:
             _lock(self._fd, time.monotonic() + wait_s)
             self._end = _cut_torn_line(self._fd)
             sync_folder(path.parent)
+            sync_folder(run_dir)
         except BaseException:
             os.close(self._fd)
             raise
@@ -98,7 +99,7 @@ class UndoLog:
         data = json.dumps({**line, "wall_s": time.time()}, separators=(",", ":")).encode() + b"\n"
         with self._lock:
             try:
-                if os.write(self._fd, data) < len(data):
+                if os.pwrite(self._fd, data, self._end) < len(data):
                     raise OSError("no room for a whole line")
                 os.fsync(self._fd)
             except OSError:

@@ -1,4 +1,4 @@
-"""The processes of this machine, each named for good by its pid and start time. Nothing here goes by a process's name."""
+"""The processes of this machine, each known by its pid and start time. Nothing here goes by a process's name."""
 
 from __future__ import annotations
 
@@ -73,12 +73,21 @@ def kill(processes: Mapping[int, int], deadline: float) -> list[int]:
         with ExitStack() as stack:
             held = {pid: stack.enter_context(hold(pid, ticks)) for pid, ticks in some}
             living = {fd: pid for pid, fd in held.items() if fd is not None}
-            for fd in living:
-                with suppress(ProcessLookupError, PermissionError):
-                    signal.pidfd_send_signal(fd, signal.SIGKILL)
-            gone = _over(list(living), deadline)
+            sent = [fd for fd in living if _sigkill(fd)]
+            gone = _over(sent, deadline)
             left += [pid for fd, pid in living.items() if fd not in gone]
     return left
+
+
+def _sigkill(pidfd: int) -> bool:
+    """False where that is not permitted, so that nobody waits for it."""
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return True
 
 
 def _over(fds: list[int], deadline: float) -> set[int]:
@@ -147,7 +156,33 @@ def _pids() -> list[int]:
 
 def _marked(pid: int, run_id: str) -> bool:
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{ENV_RUN_ID}={run_id}".encode() in file.read().split(b"\0")
+        return f"{ENV_RUN_ID}={run_id}".encode() in _image(pid)[1].split(b"\0")
     except OSError:  # gone, or another user's, and then it is none of ours
         return False
+
+
+def image(pid: int) -> tuple[bytes, bytes] | None:
+    """Command line and environment, which a process has from its exec and hands on to its forks; None where they can't
+    be read."""
+    try:
+        return _image(pid)
+    except OSError:
+        return None
+
+
+def wait_for_forks(parent: tuple[bytes, bytes], timeout_s: float) -> None:
+    """Wait until no process has the image of `parent`, which is dead: one that it forked just before has only its exec
+    before it, and shows whose it is after that."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and any(image(pid) == parent for pid in _pids() if pid != os.getpid()):
+        time.sleep(0.001)
+
+
+def _image(pid: int) -> tuple[bytes, bytes]:
+    for _attempt in range(100):
+        with open(f"/proc/{pid}/cmdline", "rb") as line, open(f"/proc/{pid}/environ", "rb") as environ:
+            found = line.read(), environ.read()
+        if any(found) or not os.path.exists(f"/proc/{pid}/exe"):
+            break
+        time.sleep(0.001)  # in the middle of its exec it has a program and nothing else yet
+    return found

@@ -10,8 +10,8 @@ FD is one end of a socket pair; the harness holds the other. Both send JSON obje
     {"do": "heal", "name": record or owner or null}              ok: a list of Healed
     {"do": "end"}                                                the same for all that is left; the reaper then exits
 
-It also heals when a record's time limit is over, and, all of it, when the harness is gone. It imports the standard library
-and its own package only, since every run waits for it to start.
+It also heals when a record's time limit is over, and, all of it, when the harness is gone. It imports the standard
+library, `wire` and its own package only, since every run waits for it to start.
 """
 
 from __future__ import annotations
@@ -34,24 +34,27 @@ from torchaos.harness.undo import proc
 from torchaos.harness.undo.healer import Healed, Healer
 from torchaos.harness.undo.log import State, UndoLog, UndoRecord
 
+FORKS_S = 1.0  # how long a process that the harness was starting when it died is given to become the job
+
 
 class Reaper:
-    """The loop. The main thread guards and keeps the time; each heal has a thread of its own, so that one that takes long
-    holds up neither."""
+    """The loop. The main thread guards and keeps the time; each heal has a thread of its own, so that one that takes
+    long holds up neither."""
 
-    def __init__(self, sock: socket.socket, healer: Healer) -> None:
-        self._sock, self._healer = sock, healer
+    def __init__(self, sock: socket.socket, healer: Healer, harness: int) -> None:
+        self._sock, self._healer, self._harness = sock, healer, harness
+        self._image = proc.image(harness)
         self._sending = threading.Lock()
         self._deadlines: dict[str, float] = {}  # record: CLOCK_MONOTONIC
         self._unread = b""
 
-    def run(self, harness: int) -> None:
+    def run(self) -> None:
         """Returns when the harness has said `end` or is gone, with everything healed."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         # The socket alone would not do: a process that the harness forked without exec holds its end open.
         with suppress(ProcessLookupError):
-            poll.register(os.pidfd_open(harness), select.POLLIN)
+            poll.register(os.pidfd_open(self._harness), select.POLLIN)
         while True:
             ready = {fd for fd, _events in poll.poll(self._until_next_ms())}
             self._heal_overdue()
@@ -64,6 +67,8 @@ class Reaper:
                         return
             elif ready:
                 break
+        if self._image:
+            proc.wait_for_forks(self._image, FORKS_S)
         self._healer.carry_out(None, "the harness is gone")
 
     def send(self, answer: dict[str, Any]) -> None:
@@ -121,7 +126,7 @@ class Reaper:
         if self._healer.mark(name, state):
             return
         if state is State.APPLIED:
-            _in_background(self._healer.carry_out, name, "it was applied after it had been taken back", True)
+            _in_background(self._healer.carry_out, name, "it was applied after it had been taken back")
         raise ValueError(f"{name} has been taken back already, at its time limit or on request")
 
     def _heal(self, id_: object, name: str | None) -> None:
@@ -144,9 +149,9 @@ def main(fd: int, run_dir: Path, run_id: str) -> None:
     except OSError as error:
         sock.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
         return
-    reaper = Reaper(sock, Healer(log))
+    reaper = Reaper(sock, Healer(log), harness)
     reaper.send({"armed": os.getpid()})
-    reaper.run(harness)
+    reaper.run()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-CONTEXT, WIDTH, HEADS, LAYERS, DROPOUT = 64, 64, 4, 2, 0.1
+CONTEXT, WIDTH, HEADS, LAYERS, DROPOUT = 64, 64, 4, 3, 0.1
 LEARNING_RATE, WARM_UP, MAX_NORM = 3e-3, 10, 1.0
 
 

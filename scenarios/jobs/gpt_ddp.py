@@ -7,7 +7,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def replicate(model: nn.Module, device: torch.device) -> nn.Module:
-    return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    # DDP puts gradients into other buckets after the first step of a process, and with three ranks or more that changes
+    # the order in which they are summed: a restart would show in the last bits. It keeps its buckets when told this.
+    devices = [device] if device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=devices, find_unused_parameters=True)
 
 
 if __name__ == "__main__":

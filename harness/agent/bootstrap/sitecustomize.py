@@ -18,11 +18,11 @@ def _load_agent() -> None:
         spec = importlib.util.spec_from_file_location(
             "_torchaos_agent", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
         )
-        assert spec is not None and spec.loader is not None
-        package = importlib.util.module_from_spec(spec)
-        sys.modules["_torchaos_agent"] = package
-        spec.loader.exec_module(package)
-        package.start()
+        if spec is not None and spec.loader is not None:
+            package = importlib.util.module_from_spec(spec)
+            sys.modules["_torchaos_agent"] = package
+            spec.loader.exec_module(package)
+            package.start()
     except Exception as error:
         print(f"torchaos: the agent did not start: {error!r}", file=sys.stderr)
 

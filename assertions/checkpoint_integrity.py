@@ -1,0 +1,137 @@
+"""Are the checkpoints whole, and do they hold what they would hold without the fault?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchaos.harness.agreement import Difference, before, differences
+from torchaos.harness.contents import Checkpoint, Clash, checkpoints_of, clashes, twin_of
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.record import Record
+from torchaos.harness.recovery import landings
+from torchaos.harness.teardown import teardown_aborts
+
+_BLIND = "without a twin, contents that are whole and wrong can't be told"
+_CLOCK = re.compile(r"time|date|clock|elapsed|duration|seconds|uuid|host", re.I)
+
+
+@dataclass(frozen=True)
+class CheckpointIntegrity:
+    """Every checkpoint is complete and loads, the newest is of the right step, and what is in them equals the twin's at
+    the same step. A torn one is borne with when a whole one supersedes it and it isn't marked as complete. Entries in
+    which the twins differ among themselves are not compared."""
+
+    name: ClassVar[str] = "checkpoint_integrity"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN})
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        ours = checkpoints_of(run)
+        if ours is None:
+            return inconclusive(
+                "the checkpoints were not looked at: say in the scenario where they are (job.checkpoints)"
+            )
+        if not ours:
+            return failed("there is no checkpoint", checkpoints=0)
+        broken = _broken(ours) or _too_old(run, ours)
+        if broken:
+            return broken
+        torn = [one for one in ours if not one.good]
+        listed = [checkpoints_of(twin) for twin in twins]
+        theirs = [found for found in listed if found]
+        well = f"{len(ours) - len(torn)} checkpoints are complete and loadable, the newest is {_newest(ours).at}"
+        left = f" ({len(torn)} torn and superseded: {torn[0].path})" if torn else ""
+        if not theirs:
+            return passed(f"{well}{left}; {_BLIND}", checkpoints=len(ours), torn=len(torn))
+        return _as_in_the_twin(run, twins, ours, theirs, well + left)
+
+
+def _broken(ours: Sequence[Checkpoint]) -> Finding | None:
+    whole = [one for one in ours if one.good]
+    for one in ours:
+        if one.complete and not one.loadable:
+            return failed(f"{one.at} is marked as complete and does not load: {one.problem}", checkpoint=one.path)
+    for one in ours:
+        newer = [other for other in whole if one.step is None or (other.step is not None and other.step >= one.step)]
+        if not one.complete and not newer:
+            return failed(
+                f"the newest checkpoint, {one.at}, is torn: {one.problem or 'not complete'}", checkpoint=one.path
+            )
+    return None
+
+
+def _too_old(run: Record, ours: Sequence[Checkpoint]) -> Finding | None:
+    """The newest one on disk is older than the last that the run was seen to finish."""
+    newest = _newest(ours).step
+    saved = [save for save in run.history.saves if save.ok and save.global_step is not None]
+    last = max(saved, key=lambda save: save.global_step or 0, default=None)
+    if newest is None or last is None or newest >= (last.global_step or 0):
+        return None
+    return failed(
+        f"the newest checkpoint is of step {newest}, though one was saved after step {last.global_step} ({last.path})",
+        newest=newest,
+    )
+
+
+def _as_in_the_twin(
+    run: Record, twins: Sequence[Record], ours: list[Checkpoint], theirs: list[list[Checkpoint]], well: str
+) -> Finding:
+    newest, due = _newest(ours).step, _newest(theirs[0]).step
+    finished = teardown_aborts(run, twins[0].history.last_step)
+    if newest != due and not (finished and newest is not None and due is not None and newest > due):
+        return failed(f"the newest checkpoint is of step {newest}, the twin's of step {due}", newest=newest, twin=due)
+    noisy = {clash.name for other in theirs[1:] for clash in clashes(other, theirs[0])}
+    pairs = [one for one in ours if one.good and twin_of(one, theirs[0])]
+    names = {name for one in pairs for name in (*one.tensors, *one.values)}
+    if not pairs or (names and names <= noisy):
+        why = "none is of a step at which the twin has one" if not pairs else "the twins differ among themselves in all"
+        return inconclusive(f"{well}; their contents could not be compared: {why}")
+    found = clashes(ours, theirs[0], noisy)
+    if found:
+        return _clash(run, twins, found)
+    spared = f", but for {len(noisy)} entries in which the twins differ among themselves" if noisy else ""
+    return passed(
+        f"{well}; the contents of {len(pairs)} equal the twin's at the same step{spared}",
+        checkpoints=len(ours), compared=len(pairs), entries=len(names - noisy),
+    )  # fmt: skip
+
+
+def _clash(run: Record, twins: Sequence[Record], found: list[Clash]) -> Finding:
+    first, steps = found[0], twins[0].history.by_step()
+    landed = landings(run)
+    invalid = next(differences(before(run.history, landed[0].at_s), steps, 0.0), None) if landed else None
+    if invalid or not landed:
+        where = f"the losses differ in step {invalid.step}" if invalid else "no fault landed"
+        return inconclusive(f"the twin is no measure for this run: {where}, and {_words(first)}")
+    if len(twins) == 1 and all(clash.kind == "value" and _CLOCK.search(clash.name) for clash in found):
+        return inconclusive(f"{_words(first)}: it may be a clock, which a second twin would tell", entries=len(found))
+    loss = next(differences(run.history.by_step(), steps, 0.0), None)
+    more = len({clash.name for clash in found}) - 1
+    also = f", and so do {more} other entries" if more else ""
+    return failed(
+        f"{_words(first)}{also}. {_meaning(loss, first)}", step=first.step, entry=first.name, entries=more + 1
+    )
+
+
+def _words(first: Clash) -> str:
+    where = f"{first.path} (step {first.step})" if first.step is not None else first.path
+    if first.ours is None:
+        return f"the {first.kind} {first.name} is missing in {where}, and is there in the twin's"
+    if first.theirs is None:
+        return f"the {first.kind} {first.name} in {where} is not in the twin's"
+    told = f": {first.ours} instead of {first.theirs}" if first.kind == "value" else ""
+    return f"the {first.kind} {first.name} in {where} differs from the twin's{told}"
+
+
+def _meaning(loss: Difference | None, first: Clash) -> str:
+    if loss is None:
+        return "The losses agree all the same: it is state that no loss shows, or it was damaged on disk."
+    if first.step is not None and loss.step > first.step:
+        return f"The losses differ only later, from step {loss.step} on."
+    return f"The {loss.what} differs from step {loss.step} on, so the job had left the twin's path before."
+
+
+def _newest(ours: Sequence[Checkpoint]) -> Checkpoint:
+    return next((one for one in reversed(ours) if one.good), ours[-1])

@@ -1,0 +1,91 @@
+"""Did the job end well, and with the step it was to end with?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agreement import history_of
+from torchaos.harness.contents import checkpoints_of
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.history import History
+from torchaos.harness.record import Record
+from torchaos.harness.teardown import TeardownAbort, final_step, teardown_aborts
+from torchaos.harness.unseen import why_unplaced, why_unseen
+
+
+@dataclass(frozen=True)
+class Completed:
+    """Exit code 0, and the last global step is `steps`, or the twin's last one when no number is given."""
+
+    name: ClassVar[str] = "completed"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.TWIN})
+
+    steps: int | None = None
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        history = history_of(run, twins)
+        due = self.steps if self.steps is not None else final_step(twins[0]) if twins else None
+        aborts = teardown_aborts(run, due)
+        finding = _ending(run, aborts) or _steps(run, history, due, aborts) or _well(history, due, aborts)
+        code = next((event.data["exit_code"] for event in reversed(list(run.of_kind(Kind.JOB_EXITED)))), None)
+        measured = {"exit_code": code, "last_step": history.last_step, "teardown_aborts": len(aborts)}
+        return replace(finding, measured=measured, bound={} if due is None else {"exit_code": 0, "steps": due})
+
+
+def _ending(run: Record, aborts: Sequence[TeardownAbort]) -> Finding | None:
+    """What is wrong with how the job ended."""
+    stopped = next(iter(run.of_kind(Kind.STOPPED)), None)
+    exits = list(run.of_kind(Kind.JOB_EXITED))
+    if stopped and (not exits or exits[-1].mono_s >= stopped.mono_s):
+        return failed(f"the job did not end by itself: {stopped.data['reason']}")
+    if not exits or exits[-1].data["exit_code"] is None:
+        return inconclusive("nothing shows how the job ended")
+    code = exits[-1].data["exit_code"]
+    if code == 0:
+        return None
+    if not (aborts and aborts[-1].attempt == run.history.attempts[-1].number):
+        return failed(f"the job ended with exit code {code}{_cause(run)}")
+    found = checkpoints_of(run)
+    if found and found[-1].good:
+        return None  # all that went wrong was the way out, and what the job leaves is verified
+    return failed(
+        f"the job ended with exit code {code}: {_abort(aborts[-1])}; its last checkpoint could not be verified"
+    )
+
+
+def _steps(run: Record, history: History, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:
+    """What is wrong with the step it ended with."""
+    if due is None:
+        return None
+    if history.unplaced:
+        return inconclusive(why_unplaced(run, history.unplaced))
+    last = history.last_step
+    if last is None:
+        return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
+    if last < due:
+        return failed(f"the job ended with exit code 0 in step {last}, {due - last} short of {due}")
+    if last > due and not aborts:
+        return failed(f"the job went on to step {last}, {last - due} beyond {due}")
+    return None
+
+
+def _well(history: History, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding:
+    note = f" Set aside: {_abort(aborts[0])}; torch's own fault, not the job's." if aborts else ""
+    if due is None:
+        return passed(
+            f"exit code 0 after step {history.last_step}; with no twin, nothing says that this is the end.{note}"
+        )
+    code = "exit code 0" if not note else "the job was done"
+    return passed(f"{code} after step {due}, the last one.{note}")
+
+
+def _abort(abort: TeardownAbort) -> str:
+    return f"rank {abort.rank} aborted at interpreter exit, after its last step ({abort.last_step})"
+
+
+def _cause(run: Record) -> str:
+    causes = [str(event.data["cause"]) for event in run.of_kind(Kind.LOG_CAUSE)]
+    return f": {causes[-1]}" if causes else ""

@@ -1,0 +1,168 @@
+"""Did the loss go on as if nothing had happened?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torchaos.harness import agreement
+from torchaos.harness.agreement import Difference, Steps, before, differences, history_of, until
+from torchaos.harness.causes import likeliest_cause
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.history import History
+from torchaos.harness.record import Record
+from torchaos.harness.recovery import landings
+from torchaos.harness.teardown import final_step, teardown_aborts
+from torchaos.harness.unseen import why_unplaced, why_unseen
+
+_BLIND = "without a twin, steps that were done only once were compared with nothing"
+
+
+@dataclass(frozen=True)
+class LossContinuity:
+    """Losses and learning rates of the history that counts, against the twins: step by step, rank by rank.
+
+    `tolerance` is relative (0.001: a thousandth). Without one, they must be bitwise equal, unless several twins differ
+    among themselves: then it is learned from them (see harness/agreement.py). After a change of world size the means
+    over the ranks are compared."""
+
+    name: ClassVar[str] = "loss_continuity"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.TWIN})
+
+    tolerance: float | None = None
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        history = history_of(run, twins)
+        if not history.executions:
+            return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
+        if not any(one.loss_seen for one in history.executions):
+            return inconclusive(f"no loss was seen: {why_unseen(run, 'loss')}")
+        if history.unplaced:
+            return inconclusive(why_unplaced(run, history.unplaced))
+        if not twins:
+            return replace(self._redone(history), bound={"tolerance": self.tolerance or 0.0})
+        blind = next((twin for twin in twins if not any(one.loss_seen for one in twin.history.executions)), None)
+        if blind:
+            return inconclusive(f"the twin's losses were not seen: {why_unseen(blind, 'loss')}")
+        allowed, basis = self._allowed(twins)
+        finding = _Comparison(run, history, twins, allowed, basis).finding()
+        return replace(finding, bound={"tolerance": allowed, "basis": basis})
+
+    def _allowed(self, twins: Sequence[Record]) -> tuple[float, str]:
+        if self.tolerance is not None:
+            return self.tolerance, "given"
+        noise = agreement.noise(twins)
+        if noise > 0:
+            return agreement.LEARNED_FACTOR * noise, f"learned from {len(twins)} twins that differ among themselves"
+        return 0.0, "bitwise"
+
+    def _redone(self, history: History) -> Finding:
+        """Each step that was done again, against its first execution."""
+        pairs = history.redone()
+        seen = [(old, new) for old, new in pairs if old.loss_seen and new.loss_seen]
+        if not seen:
+            return inconclusive("there is no twin, and no step was done twice: nothing to compare the losses with")
+        for old, new in seen:
+            ours, theirs = {new.global_step or 0: {new.rank: new}}, {old.global_step or 0: {old.rank: old}}
+            first = next(differences(ours, theirs, self.tolerance or 0.0), None)
+            if first:
+                every = {one.global_step or 0: {one.rank: one} for one, _new in pairs if one.rank == new.rank}
+                again = {one.global_step or 0: {one.rank: one} for _old, one in pairs if one.rank == new.rank}
+                cause = likeliest_cause(history, {**again, **ours}, {**every, **theirs}, first)
+                return failed(f"{_words(first, 'the first time')} {cause}", **_measured(first))
+        steps = sorted({new.global_step or 0 for _old, new in seen})
+        return passed(
+            f"all {len(steps)} steps that were done again ({steps[0]} to {steps[-1]}) gave the losses of the first "
+            f"time; {_BLIND}",
+            steps=len(steps),
+        )
+
+
+class _Comparison:
+    """One run against its twins. What lies before the first fault says whether the twins are any measure for it."""
+
+    def __init__(self, run: Record, history: History, twins: Sequence[Record], allowed: float, basis: str) -> None:
+        self._history, self._allowed, self._basis = history, allowed, basis
+        self._twins = [until(twin.history.by_step(), final_step(twin)) for twin in twins]
+        last = max(self._twins[0], default=0)
+        self._ours = until(history.by_step(), last if teardown_aborts(run, last) else None)
+        landed = landings(run)
+        self._before = before(history, landed[0].at_s if landed else float("inf"))
+
+    def finding(self) -> Finding:
+        invalid = self._nearest(self._before)
+        if invalid:
+            return inconclusive(
+                f"the twin is no measure for this run: before any fault, {_words(invalid, 'in the twin')} Give the job "
+                "a fixed seed, more twins, or a tolerance.",
+                **_measured(invalid),
+            )
+        first = self._nearest(self._ours)
+        if first:
+            cause = likeliest_cause(self._history, self._ours, self._twins[0], first)
+            return failed(f"{_words(first, 'in the twin')} {cause}", **_measured(first))
+        return self._gaps() or self._unseen() or self._well()
+
+    def _nearest(self, ours: Steps) -> Difference | None:
+        """The first difference from the twin that is nearest in that step."""
+        by_twin = [
+            {(one.step, one.rank, one.what): one for one in differences(ours, twin, self._allowed)}
+            for twin in self._twins
+        ]
+        common = set(by_twin[0]).intersection(*by_twin[1:])
+        return next((one for where, one in by_twin[0].items() if where in common), None)
+
+    def _gaps(self) -> Finding | None:
+        missing = sorted(self._twins[0].keys() - self._ours.keys())
+        extra = sorted(self._ours.keys() - self._twins[0].keys())
+        if missing:
+            return failed(
+                f"{_steps(missing)} of the twin's never took place: the history that counts ends with step "
+                f"{max(self._ours, default=0)}",
+                missing=len(missing),
+            )
+        if extra:
+            return failed(
+                f"{_steps(extra)} took place, and the twin ended with step {max(self._twins[0])}", extra=len(extra)
+            )
+        return None
+
+    def _unseen(self) -> Finding | None:
+        for step, by_rank in self._ours.items():
+            for rank, one in by_rank.items():
+                other = self._twins[0][step].get(rank)
+                if not one.loss_seen and (other is None or other.loss_seen):
+                    return inconclusive(
+                        f"the loss of step {step} on rank {rank} was not seen, though others were: the backward hook "
+                        "did not fire in it, or its value was never copied"
+                    )
+        return None
+
+    def _well(self) -> Finding:
+        ranks = len({rank for by_rank in self._ours.values() for rank in by_rank})
+        how = "bitwise equal to" if not self._allowed else f"within {self._allowed:.3g} of"
+        worst = max((one.relative for one in differences(self._ours, self._twins[0], 0.0, 0.0)), default=0.0)
+        lines = ", as far as the job's log tells" if self._history.source == "log" else ""
+        changed = any(self._ours[step].keys() != self._twins[0][step].keys() for step in self._ours)
+        means = "; where the number of ranks differed, the means over the ranks were compared" if changed else ""
+        return passed(
+            f"the losses of all {len(self._ours)} steps on {ranks} ranks are {how} the twin's{lines}{means}",
+            steps=len(self._ours), ranks=ranks, largest_difference=worst, twins=len(self._twins),
+        )  # fmt: skip
+
+
+def _words(first: Difference, other: str) -> str:
+    where = "on average over the ranks" if first.rank is None else f"on rank {first.rank}"
+    return (
+        f"the {first.what} differs first in step {first.step} {where}: {first.ours:.9g} instead of {first.theirs:.9g} "
+        f"{other} (by {first.relative:.2g} of it)."
+    )
+
+
+def _measured(first: Difference) -> dict[str, object]:
+    return {"step": first.step, "rank": first.rank, "relative_difference": first.relative}
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps ({steps[0]} to {steps[-1]})"

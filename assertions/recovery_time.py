@@ -1,0 +1,122 @@
+"""How long did the recovery from each fault take, part by part, and how much work was lost?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torchaos.harness.agent.wire import Seconds
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.record import Record
+from torchaos.harness.recovery import recoveries
+from torchaos.harness.result import Recovery
+from torchaos.harness.unseen import why_unplaced, why_unseen
+
+# Field of the assertion -> part of the recovery, and what it means when it is over.
+_PARTS = {
+    "felt": ("felt", "the fault was felt"),
+    "detect": ("detected", "it was noticed"),
+    "torn_down": ("torn_down", "the last rank of the old attempt was gone"),
+    "rendezvous": ("rendezvous", "the ranks had found each other again"),
+    "workers_up": ("workers_up", "all ranks were up"),
+    "restored": ("restored", "the checkpoint was loaded"),
+    "first_step": ("first_step", "the first step was done"),
+    "catch_up": ("caught_up", "the job had got further than before the fault"),
+}
+
+
+@dataclass(frozen=True)
+class RecoveryTime:
+    """Bounds in seconds since the fault was applied; without any, the job must catch up at all.
+
+    `lost_steps`: at most so many steps are done again. `invalid_time`: interruptions × recovery, plus all the time that
+    training stood still to write checkpoints (Baidu's invalid training time)."""
+
+    name: ClassVar[str] = "recovery_time"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS})
+
+    catch_up: Seconds | None = None
+    felt: Seconds | None = None
+    detect: Seconds | None = None
+    torn_down: Seconds | None = None
+    rendezvous: Seconds | None = None
+    workers_up: Seconds | None = None
+    restored: Seconds | None = None
+    first_step: Seconds | None = None
+    lost_steps: int | None = None
+    invalid_time: Seconds | None = None
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        bounds = {name: getattr(self, name) for name in (*_PARTS, "lost_steps", "invalid_time")}
+        return replace(self._judge(run), bound={name: bound for name, bound in bounds.items() if bound is not None})
+
+    def _judge(self, run: Record) -> Finding:
+        found = recoveries(run)
+        if not found:
+            return inconclusive("no fault landed, so there was nothing to recover from")
+        if not run.history.executions:
+            return inconclusive(f"no step was seen, so nothing shows when the job went on: {why_unseen(run, 'steps')}")
+        invalid = invalid_time(run, found)
+        worst = {part: _worst([one.parts[part] for one in found]) for part in found[0].parts}
+        lost = _worst([one.lost_steps for one in found])
+        measured = {**worst, "lost_steps": lost, "invalid_time": invalid, "interruptions": len(found)}
+        problem = self._problem(run, found, invalid)
+        if problem:
+            return replace(problem, measured=measured)
+        return passed(self._well(found, measured), **measured)
+
+    def _problem(self, run: Record, found: Sequence[Recovery], invalid: float | None) -> Finding | None:
+        for one in found:
+            if one.parts["caught_up"] is None:
+                return _never(run, one)
+        unseen = None
+        for one in found:
+            for name, (part, meaning) in _PARTS.items():
+                bound, took = getattr(self, name), one.parts[part]
+                if bound is not None and took is None:
+                    unseen = unseen or inconclusive(f"{one.fault}: nothing shows when {meaning}")
+                elif bound is not None and took is not None and took > bound:
+                    return failed(f"{one.fault}: {took:.2f} s until {meaning}, {took - bound:.2f} s more than allowed")
+            if self.lost_steps is not None and one.lost_steps is None:
+                unseen = unseen or inconclusive(f"{one.fault}: nothing shows where the job resumed")
+            elif self.lost_steps is not None and one.lost_steps is not None and one.lost_steps > self.lost_steps:
+                return failed(
+                    f"{one.fault}: {_steps(one.lost_steps)} had to be done again, {self.lost_steps} are allowed"
+                )
+        if self.invalid_time is not None and invalid is not None and invalid > self.invalid_time:
+            return failed(
+                f"{invalid:.2f} s of training time were invalid, {invalid - self.invalid_time:.2f} s too many"
+            )
+        return unseen
+
+    def _well(self, found: Sequence[Recovery], measured: dict[str, float | None]) -> str:
+        lost = "an unknown number of steps" if measured["lost_steps"] is None else _steps(int(measured["lost_steps"]))
+        slowest = "" if len(found) == 1 else f" at the slowest of {len(found)} recoveries"
+        return f"caught up {measured['caught_up'] or 0.0:.2f} s after the fault{slowest}, with {lost} done again"
+
+
+def invalid_time(run: Record, found: Sequence[Recovery]) -> float | None:
+    """Interruptions × recovery + total checkpoint write time, in seconds; None when a recovery never ended."""
+    recovered = [one.parts["caught_up"] for one in found]
+    if None in recovered:
+        return None
+    return sum(took or 0.0 for took in recovered) + sum(save.blocked_s for save in run.history.saves)
+
+
+def _never(run: Record, one: Recovery) -> Finding:
+    if run.history.unplaced:
+        return inconclusive(f"{one.fault}: {why_unplaced(run, run.history.unplaced)}")
+    reached = run.history.highest_step()
+    back = "came back" if one.parts["first_step"] is not None else "made no step after the fault"
+    return failed(
+        f"{one.fault}: the job never caught up: it {back}, and never got past step {reached}, the highest before"
+    )
+
+
+def _worst(values: Sequence[float | int | None]) -> float | None:
+    return None if None in values else max((value for value in values if value is not None), default=None)
+
+
+def _steps(number: int) -> str:
+    return f"{number} {'step' if number == 1 else 'steps'}"

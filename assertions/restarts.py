@@ -1,0 +1,136 @@
+"""How often was the job restarted, by whom and why; and does one that can't recover give up?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+from torchaos.harness.agent.wire import Kind, Seconds
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.history import Attempt
+from torchaos.harness.record import Record
+from torchaos.harness.recovery import landings
+from torchaos.harness.teardown import final_step, teardown_aborts
+
+Who = Literal["torchelastic", "resubmission"]
+
+
+@dataclass(frozen=True)
+class Restart:
+    who: Who
+    attempt: int  # the one that it started
+    why: str
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """`max` restarts (default: one per fault that landed), `min` restarts, all by `who`. With `gives_up_within`, the
+    job must end with an error that long after the first fault, instead of being restarted for ever; no recovery is
+    then expected of it. A restart of a job that was done and aborted on its way out is counted apart."""
+
+    name: ClassVar[str] = "restarts"
+    needs: ClassVar[frozenset[Need]] = frozenset()
+
+    max: int | None = None
+    min: int = 0
+    who: Who | None = None
+    gives_up_within: Seconds | None = None
+
+    @property
+    def expects_recovery(self) -> bool:
+        return self.gives_up_within is None
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        if not run.history.attempts:
+            return inconclusive("no attempt of the job was seen")
+        found, aborted = restarts_of(run, final_step(twins[0]) if twins else None)
+        finding = self._counted(run, found) or self._gave_up(run) or passed(_words(found))
+        measured = {"restarts": len(found), "attempts": len(run.history.attempts), "after_the_end": aborted}
+        bound = {
+            "max": self._most(run),
+            "min": self.min or None,
+            "who": self.who,
+            "gives_up_within": self.gives_up_within,
+        }
+        return replace(
+            finding,
+            measured={**measured, **finding.measured},
+            bound={name: value for name, value in bound.items() if value is not None},
+        )
+
+    def _most(self, run: Record) -> int | None:
+        if self.max is not None or self.gives_up_within is not None:
+            return self.max
+        return len(landings(run))
+
+    def _counted(self, run: Record, found: Sequence[Restart]) -> Finding | None:
+        most = self._most(run)
+        if most is not None and len(found) > most:
+            return failed(f"{_words(found)}; {most} allowed")
+        if len(found) < self.min:
+            return failed(f"{_words(found)}; at least {self.min} expected")
+        others = [one for one in found if self.who and one.who != self.who]
+        if others:
+            return failed(
+                f"attempt {others[0].attempt} was started by {others[0].who}, not by {self.who}: {others[0].why}"
+            )
+        return None
+
+    def _gave_up(self, run: Record) -> Finding | None:
+        if self.gives_up_within is None:
+            return None
+        starts = [event.mono_s for event in run.of_kind(Kind.JOB_STARTED)]
+        exits = list(run.of_kind(Kind.JOB_EXITED))
+        stopped = [event.mono_s for event in run.of_kind(Kind.STOPPED)]
+        landed = landings(run)
+        since = landed[0].at_s if landed else min(starts, default=0.0)
+        last = exits[-1] if exits else None
+        if last is None or last.mono_s < max(starts, default=0.0) or any(at <= last.mono_s for at in stopped):
+            return failed(
+                f"the job never gave up: it was in attempt {run.history.attempts[-1].number} when it was stopped"
+            )
+        took = last.mono_s - since
+        if last.data["exit_code"] == 0:
+            return failed("the job ended with exit code 0: it did not report that it had failed", gave_up_s=took)
+        if took > self.gives_up_within:
+            return failed(
+                f"the job gave up after {took:.1f} s, {took - self.gives_up_within:.1f} s too late", gave_up_s=took
+            )
+        return passed(f"the job gave up after {took:.1f} s with exit code {last.data['exit_code']}", gave_up_s=took)
+
+
+def restarts_of(run: Record, last_step: int | None) -> tuple[list[Restart], int]:
+    """The restarts, and how many more there were of a job that was done."""
+    done = {abort.attempt for abort in teardown_aborts(run, last_step)}
+    pairs = list(pairwise(run.history.attempts))
+    found = [
+        Restart("torchelastic" if old.submission == new.submission else "resubmission", new.number, _why(run, old, new))
+        for old, new in pairs
+        if old.number not in done
+    ]
+    return found, len(pairs) - len(found)
+
+
+def _why(run: Record, old: Attempt, new: Attempt) -> str:
+    """The first rank that ended by itself, and what the log says of it."""
+    ended = [
+        (process.exited_s or 0.0, rank) for rank, process in old.ranks.items() if process.exit_code not in (None, 0)
+    ]
+    causes = [e.data["cause"] for e in run.of_kind(Kind.LOG_CAUSE) if old.started_s <= e.mono_s < new.started_s]
+    known = f" ({causes[0]})" if causes else ""
+    if not ended:
+        return f"nobody knows why attempt {old.number} ended{known}"
+    rank = min(ended)[1]
+    code = old.exit_codes[rank] or 0
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return f"rank {rank} {how} in attempt {old.number}{known}"
+
+
+def _words(found: Sequence[Restart]) -> str:
+    if not found:
+        return "the job was not restarted"
+    times = "once" if len(found) == 1 else f"{len(found)} times"
+    by = " and ".join(sorted({"torchelastic" if one.who == "torchelastic" else "resubmission" for one in found}))
+    return f"the job was restarted {times}, by {by}: {found[0].why}"

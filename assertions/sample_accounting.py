@@ -1,0 +1,209 @@
+"""Was each sample consumed exactly as without the fault: none skipped, none repeated?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchaos.harness.agreement import Steps, before, history_of, until
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.history import Execution, History
+from torchaos.harness.record import Record
+from torchaos.harness.recovery import landings
+from torchaos.harness.teardown import final_step, teardown_aborts
+from torchaos.harness.unseen import why_unplaced, why_unseen
+
+Consumed = Mapping[int, "Counter[str]"]  # by global step: how often each sample, over all ranks
+
+_BLIND = "without a twin, samples that were skipped in steps done only once can't be told"
+
+
+@dataclass(frozen=True)
+class SampleAccounting:
+    """Compared per global step as a multiset over the ranks, so that the number of ranks may change. Digests of what
+    was trained on decide; indices, where there are any, serve for the words."""
+
+    name: ClassVar[str] = "sample_accounting"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.SAMPLES, Need.TWIN})
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        history = history_of(run, twins)
+        if not history.executions:
+            return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
+        if not any(one.samples_seen for one in history.executions):
+            return inconclusive(f"no sample was seen: {why_unseen(run, 'samples')}")
+        if history.unplaced:
+            return inconclusive(why_unplaced(run, history.unplaced))
+        if not twins:
+            return _alone(run, history)
+        twin = twins[0]
+        if not any(one.samples_seen for one in twin.history.executions):
+            return inconclusive(f"the twin's samples were not seen: {why_unseen(twin, 'samples')}")
+        theirs = until(twin.history.by_step(), final_step(twin))
+        last = max(theirs, default=0)
+        ours = until(history.by_step(), last if teardown_aborts(run, last) else None)
+        landed = landings(run)
+        early = before(history, landed[0].at_s) if landed else ours
+        return _against(history, ours, theirs, early)
+
+
+def _against(history: History, ours: Steps, theirs: Steps, early: Steps) -> Finding:
+    whole = [step for step in early if step in theirs and early[step].keys() >= theirs[step].keys()]
+    seen = [step for step in whole if _all_seen(early[step]) and _all_seen(theirs[step])]
+    invalid = next((step for step in seen if _count(early[step]) != _count(theirs[step])), None)
+    if invalid is not None:
+        return inconclusive(
+            f"the twin is no measure for this run: already before any fault other samples were consumed, first in step "
+            f"{invalid}. Give the job a fixed seed.",
+            step=invalid,
+        )
+    unseen = None
+    for step in sorted(ours.keys() | theirs.keys()):
+        mine, twins = ours.get(step, {}), theirs.get(step, {})
+        if not (_all_seen(mine) and _all_seen(twins)):
+            unseen = unseen or inconclusive(f"the samples of step {step} were not all seen")
+        elif _count(mine) != _count(twins):
+            return _differs(history, ours, theirs, step)
+    total = sum(_count(by_rank).total() for by_rank in ours.values())
+    return unseen or passed(
+        f"all {total} samples of {len(ours)} steps were consumed exactly as in the twin: none skipped, none repeated",
+        samples=total, skipped=0, repeated=0,
+    )  # fmt: skip
+
+
+def _differs(history: History, ours: Steps, theirs: Steps, step: int) -> Finding:
+    """What differed first, and what it comes to over the whole history."""
+    mine, twins = _total(ours.values()), _total(theirs.values())
+    skipped, repeated = twins - mine, mine - twins
+    measured = {"step": step, "skipped": skipped.total(), "repeated": repeated.total()}
+    if step not in ours:
+        gone = _count(theirs[step])
+        text = f"the history that counts has no step {step}: {_named(gone, theirs[step].values())} were never consumed"
+        return failed(text, **measured)
+    if step not in theirs:
+        return failed(
+            f"step {step} was done beyond the twin's last one ({max(theirs)}), with samples of its own", **measured
+        )
+    return failed(f"{_story(history, ours, theirs, step)} {_sum(skipped, repeated)}", **measured)
+
+
+def _story(history: History, ours: Steps, theirs: Steps, step: int, other: str = "the twin") -> str:
+    """The likeliest story of the first step whose samples are others than those of `other`."""
+    got, due = _count(ours[step]), _count(theirs[step])
+    attempt = history.attempt(next(iter(ours[step].values())).attempt)
+    base = attempt.base if attempt and attempt.number else None
+    resumed = f"after the resume from step {base}" if base is not None else "without any restart before it"
+    named = _named(got, ours[step].values())
+    if got.total() != due.total():
+        return (
+            f"step {step} consumed {got.total()} samples and {due.total()} in {other}, on {len(ours[step])} and "
+            f"{len(theirs[step])} ranks: the global batch changed {resumed}."
+        )
+    if _indices(ours[step]) and _indices(ours[step]) == _indices(theirs[step]):
+        return (
+            f"{named} in step {step} have the right indices and other contents than in {other}, {resumed}: what is "
+            "drawn for a sample (augmentation) comes from an RNG that was not restored."
+        )
+    usual = next((earlier for earlier in sorted(theirs) if _count(theirs[earlier]) == got), None)
+    if usual is None:
+        known = _total(theirs.values())
+        mixed = "they come in another order" if not got - known else f"{other} never consumed them"
+        return f"{named} in step {step} are not those of {other}, {resumed}: {mixed}."
+    if usual > step:
+        skipped = _total(theirs[s] for s in range(step, usual) if s in theirs)
+        lost = _named(skipped, [one for s in range(step, usual) if s in theirs for one in theirs[s].values()])
+        return f"{lost} were skipped {resumed}: step {step} consumed those of step {usual}."
+    why = "the sampler restarted" if base is not None and step == base + 1 and usual == 1 else "the data was rewound"
+    return f"{named} were consumed twice, in steps {usual} and {step}, {resumed}: {why}."
+
+
+def _alone(run: Record, history: History) -> Finding:
+    """Without a twin: steps done again against their first execution, and batches that come twice in one epoch."""
+    size = {attempt.number: attempt.world_size for attempt in history.attempts}
+    groups: dict[tuple[int, int], dict[int, Execution]] = {}
+    for one in history.executions:
+        groups.setdefault((one.global_step or 0, one.attempt), {})[one.rank] = one
+    first: dict[int, Mapping[int, Execution]] = {}
+    redone = set()
+    for (step, attempt), by_rank in sorted(groups.items(), key=lambda item: (item[0][1], item[0][0])):
+        if len(by_rank) < size[attempt] or not _all_seen(by_rank):
+            continue
+        old = first.setdefault(step, by_rank)
+        if _count(old) != _count(by_rank):
+            earlier = {at: done for at, done in first.items() if attempt not in {one.attempt for one in done.values()}}
+            story = _story(history, {step: by_rank}, earlier, step, "the first execution")
+            return failed(story, step=step)
+        if old is not by_rank:
+            redone.add(step)
+    again = _replayed(run, history)
+    if again:
+        return again
+    if not redone:
+        return inconclusive(
+            "there is no twin, and no step was done twice on all ranks: nothing to compare the samples with"
+        )
+    return passed(
+        f"{len(redone)} steps that were done again consumed the samples of the first time; {_BLIND}", steps=len(redone)
+    )
+
+
+def _replayed(run: Record, history: History) -> Finding | None:
+    """A step all of whose indices had been consumed while the epoch still had others to give. Nothing is said of a job
+    that did so before any fault: it draws with replacement."""
+    steps = history.by_step()
+    indices = {step: [i for one in by_rank.values() for i in one.indices] for step, by_rank in steps.items()}
+    last_use = {
+        index: step for step in sorted(indices, reverse=True) for index in indices[step]
+    }  # its first consumption
+    newest = max(last_use.values(), default=0)
+    landed = landings(run)
+    done_before = max(before(history, landed[0].at_s), default=0) if landed else max(steps, default=0)
+    for step in sorted(indices):
+        own = indices[step]
+        if own and step < newest and all(last_use[index] < step for index in own):
+            if step <= done_before:
+                return None
+            old = last_use[own[0]]
+            return failed(f"{_ranges(own)} were consumed twice in one epoch, in steps {old} and {step}", step=step)
+    return None
+
+
+def _count(by_rank: Mapping[int, Execution]) -> Counter[str]:
+    return Counter(sample for one in by_rank.values() for sample in one.samples if sample is not None)
+
+
+def _indices(by_rank: Mapping[int, Execution]) -> list[int]:
+    return sorted(index for one in by_rank.values() for index in one.indices)
+
+
+def _total(steps: Iterable[Mapping[int, Execution]]) -> Counter[str]:
+    return Counter(sample for by_rank in steps for sample in _count(by_rank).elements())
+
+
+def _all_seen(by_rank: Mapping[int, Execution]) -> bool:
+    return all(one.samples_seen for one in by_rank.values())
+
+
+def _sum(skipped: Counter[str], repeated: Counter[str]) -> str:
+    if not skipped and not repeated:
+        return "In the end each sample was consumed as often as in the twin."
+    return f"In all, {skipped.total()} samples were skipped and {repeated.total()} consumed too often."
+
+
+def _named(samples: Counter[str], executions: Iterable[Execution]) -> str:
+    """By index where these are known, else by number."""
+    indices = [index for one in executions for index in one.indices]
+    return _ranges(indices) if len(indices) == samples.total() else f"{samples.total()} samples"
+
+
+def _ranges(indices: Iterable[int], most: int = 4) -> str:
+    ranges: list[list[int]] = []
+    for index in sorted(set(indices)):
+        if ranges and ranges[-1][1] + 1 == index:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    words = [str(low) if low == high else f"{low}-{high}" for low, high in ranges[:most]]
+    return f"samples {', '.join(words)}{' and others' if len(ranges) > most else ''}"

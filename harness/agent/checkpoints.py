@@ -1,0 +1,163 @@
+"""Saves and loads of files: torch.save and torch.load, safetensors. See dcp.py for torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from typing import Any, Callable
+
+from .agent import Agent
+from .numbers import step_numbers
+from .wire import Kind, Phase
+
+
+class Transfers:
+    """Says that something is being saved or loaded; what is nested inside is said once."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._thread = threading.local()
+        self.open: list[str] = []  # paths of saves and loads under way, those in other threads included
+        careful = agent.careful("checkpoints")
+        self.begin, self.end = careful(self._begin), careful(self._end)
+        self._numbers, self._path = careful(step_numbers), careful(_path_of)
+
+    def file_saver(self, original: Callable[..., Any], place: int, name: str, format: str) -> Callable[..., Any]:
+        """Cover a function that writes a file, named by argument `place` or `name`."""
+
+        @functools.wraps(original)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            path = self._file(args, kwargs, place, name)
+            if path is None:
+                return original(*args, **kwargs)
+            with self.saving(path, format):
+                return original(*args, **kwargs)
+
+        return save
+
+    def file_loader(self, original: Callable[..., Any], name: str, format: str) -> Callable[..., Any]:
+        """Cover a function that reads a file, named by its first argument or `name`, and returns what was in it."""
+
+        @functools.wraps(original)
+        def load(*args: Any, **kwargs: Any) -> Any:
+            path = self._file(args, kwargs, 0, name)
+            if path is None:
+                return original(*args, **kwargs)
+            with self.loading(path, format) as transfer:
+                transfer.contents = original(*args, **kwargs)
+            return transfer.contents
+
+        return load
+
+    def saving(self, path: str, format: str) -> Transfer:
+        return Transfer(self, self._agent, path, format, saves=True)
+
+    def loading(self, path: str, format: str) -> Transfer:
+        return Transfer(self, self._agent, path, format, saves=False)
+
+    def is_nested(self, path: str) -> bool:
+        if getattr(self._thread, "depth", 0):
+            return True
+        return any(path == other or path.startswith(other + os.sep) for other in self.open)
+
+    def count(self, by: int) -> None:
+        self._thread.depth = getattr(self._thread, "depth", 0) + by
+
+    def _file(self, args: Any, kwargs: Any, place: int, name: str) -> str | None:
+        """The path to say, or None for what is no file, or is part of something that was said already."""
+        if not self._agent.on or not self._agent.wants("checkpoints"):
+            return None
+        target = kwargs.get(name, args[place] if len(args) > place else None)
+        path: str | None = self._path(target)
+        return None if path is None or self.is_nested(path) else path
+
+    def _begin(self, path: str, format: str, saves: bool) -> None:
+        self._agent.saw("checkpoints")
+        self.open.append(path)
+        self._agent.emit(Kind.SAVE_BEGIN if saves else Kind.LOAD_BEGIN, {"path": path, "format": format})
+
+    def _end(self, path: str, format: str, saves: bool, ok: bool, blocked_s: float, contents: Any, step: int) -> None:
+        self.open.remove(path)
+        said = {"path": path, "format": format, "ok": ok}
+        if saves:
+            self._agent.emit(Kind.SAVE_END, {**said, "blocked_s": round(blocked_s, 6)}, step)
+        else:
+            self._agent.emit(Kind.LOAD_END, {**said, "numbers": (self._numbers(contents) or {}) if ok else {}}, step)
+            if ok:
+                self._agent.orders.loaded()
+
+
+class Transfer:
+    """One save or load in the thread that calls for it: its events, its phase, and its orders."""
+
+    def __init__(self, transfers: Transfers, agent: Agent, path: str, format: str, saves: bool) -> None:
+        self._transfers, self._agent = transfers, agent
+        self._path, self._format, self._saves = path, format, saves
+        self._phase = Phase.CHECKPOINT_WRITE if saves else Phase.CHECKPOINT_LOAD
+        self._in_training = threading.get_ident() == agent.thread
+        self.contents: Any = None
+        self._later: Callable[[Callable[[bool], None]], None] | None = None
+
+    def ends_later(self, when: Callable[[Callable[[bool], None]], None]) -> None:
+        """The call returns before it is done: `when` is given what to call, with whether it went well, at the end."""
+        self._later = when
+
+    def __enter__(self) -> Transfer:
+        self._transfers.begin(self._path, self._format, self._saves)
+        self._step, self._begun = self._agent.steps_over, time.monotonic()
+        if self._in_training:
+            try:
+                self._agent.enter(self._phase)
+            except BaseException:
+                self._leave(False)
+                raise
+        self._transfers.count(+1)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._transfers.count(-1)
+        self._leave(error is None)
+
+    def _leave(self, ok: bool) -> None:
+        blocked = 0.0
+        if self._in_training:
+            self._agent.phases.leave(self._phase)
+            blocked = time.monotonic() - self._begun
+
+        def end(ok: bool) -> None:
+            if self._agent.on:
+                contents, self.contents = self.contents, None if self._saves else self.contents
+                self._transfers.end(self._path, self._format, self._saves, ok, blocked, contents, self._step)
+
+        if ok and self._later is not None:
+            self._later(end)
+        else:
+            end(ok)
+
+
+class CheckpointHook:
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
+
+    def patch_torch(self, torch: Any) -> None:
+        save = self._transfers.file_saver(torch.save, 1, "f", "torch")
+        load = self._transfers.file_loader(torch.load, "f", "torch")
+        for module in (torch, torch.serialization):
+            module.save, module.load = save, load
+
+    def patch_safetensors(self, module: Any) -> None:
+        """safetensors.torch."""
+        module.save_file = self._transfers.file_saver(module.save_file, 1, "filename", "safetensors")
+        module.load_file = self._transfers.file_loader(module.load_file, "filename", "safetensors")
+
+
+def _path_of(target: Any) -> str | None:
+    """The absolute path of a path or of an open file; None for a buffer in memory."""
+    if not isinstance(target, (str, bytes, os.PathLike)):
+        target = getattr(target, "name", None)
+    if not isinstance(target, (str, bytes, os.PathLike)):
+        return None
+    path = os.fsdecode(os.fspath(target))
+    return os.path.abspath(path) if path else None

@@ -1,0 +1,106 @@
+"""Which hook goes where, and when: the only place that knows them all."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from types import ModuleType
+from typing import Any, Callable
+
+from . import compiled
+from .agent import Agent
+from .imports import PostImport, Then
+
+
+def install(agent: Agent) -> None:
+    """Wait for torch; then hook what is there, and wait for the rest."""
+    imports = PostImport()
+    installer = _Installer(agent, imports)
+    imports.when("torch", agent.careful("steps")(installer.torch_is_there))
+    imports.install()
+    atexit.register(installer.process_ends)
+    os.register_at_fork(after_in_child=installer.is_forked_child)
+
+
+class _Installer:
+    def __init__(self, agent: Agent, imports: PostImport) -> None:
+        self._agent, self._imports = agent, imports
+        self._finish: Callable[[], Any] | None = None
+
+    def torch_is_there(self, torch: ModuleType) -> None:
+        from .checkpoints import CheckpointHook, Transfers
+        from .loader import LoaderHook, Ring
+        from .loss import Losses
+        from .rates import Rates
+        from .steps import StepHooks
+        from .trained import Trained
+
+        agent, ring = self._agent, Ring()
+        agent.started(str(torch.__version__))
+        agent.orders.load()
+        rates, trained = Rates(agent), Trained(ring)
+        steps = StepHooks(agent, Losses(agent), rates, trained)
+        self._finish = steps.finish
+        self._when("torch.autograd", "steps", steps.patch_autograd)
+        self._when("torch.optim.optimizer", "steps", steps.patch_optimizer)
+        self._when("torch.amp.grad_scaler", "steps", steps.patch_scaler)
+        self._when("torch.optim.lr_scheduler", "lr", rates.patch)
+        if agent.wants("samples"):
+            self._samples(LoaderHook(agent, ring), trained.forward)
+        if agent.wants("checkpoints"):
+            transfers = Transfers(agent)
+            files = CheckpointHook(transfers)
+            self._when("torch", "checkpoints", files.patch_torch)
+            self._when("safetensors.torch", "checkpoints", files.patch_safetensors)
+            self._distributed_checkpoints(transfers)
+        if agent.wants("collectives"):
+            self._collectives()
+        compiled.patch_compile(torch, steps.before_step, steps.after_step)
+        self._when("torch._dynamo.trace_rules", "steps", compiled.leave_alone)
+
+    def _samples(self, loader: Any, trained: Callable[[Any], None]) -> None:
+        from .forward import ForwardHook
+
+        forward = ForwardHook(self._agent, loader.model_is_wrapped, trained)
+        self._when("torch.utils.data.dataloader", "samples", loader.patch)
+        self._when("torchdata.stateful_dataloader.stateful_dataloader", "samples", loader.patch_stateful)
+        self._when("torch.nn.parallel.distributed", "samples", forward.patch_ddp)
+        self._when("torch.distributed.fsdp.fully_sharded_data_parallel", "samples", forward.patch_fsdp)
+        for fsdp2 in ("torch.distributed.fsdp._fully_shard", "torch.distributed._composable.fsdp"):  # 2.6 on; before
+            self._when(f"{fsdp2}._fsdp_state", "samples", forward.patch_fsdp2)
+
+    def _distributed_checkpoints(self, transfers: Any) -> None:
+        def patch(name: str, method: str) -> None:
+            def then(module: ModuleType) -> None:
+                from .dcp import DistributedCheckpointHook
+
+                getattr(DistributedCheckpointHook(self._agent, transfers), method)(module)
+
+            self._when(f"torch.distributed.checkpoint.{name}", "checkpoints", then)
+
+        patch("state_dict_saver", "patch_saver")
+        patch("state_dict_loader", "patch_loader")
+
+    def _collectives(self) -> None:
+        def then(module: ModuleType) -> None:
+            from .collectives import CollectiveHook
+
+            if module.is_available():
+                CollectiveHook(self._agent).install()
+
+        self._when("torch.distributed", "collectives", then)
+
+    def _when(self, name: str, hook: str, then: Then) -> None:
+        self._imports.when(name, self._agent.careful(hook)(then))
+
+    def process_ends(self) -> None:
+        if not self._agent.on or os.getpid() != self._agent.who.pid:
+            return
+        if self._finish is None:
+            self._agent.started(None)
+        else:
+            self._finish()
+        self._agent.ended()
+
+    def is_forked_child(self) -> None:
+        self._agent.on = False

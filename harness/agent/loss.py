@@ -1,0 +1,75 @@
+"""The loss: the scalar that a backward starts from. A GPU is never waited for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from .agent import Agent
+from .tally import Segment
+from .wire import Kind
+
+
+class _Copy:
+    """A scalar on its way from the GPU to pinned memory."""
+
+    def __init__(self, scalar: Any) -> None:
+        torch: Any = import_module("torch")
+
+        self._host = torch.empty((), dtype=scalar.dtype, pin_memory=True)
+        self._host.copy_(scalar, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def ready(self) -> bool:
+        return bool(self._event.query())
+
+    def value(self) -> float:
+        return float(self._host)
+
+
+class Losses:
+    """Values that are not there when their step is over follow in an event of their own."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._late: list[tuple[int, Segment]] = []
+
+    def backward(self, tensors: Any) -> None:
+        """One entry for each backward: the sum of its scalar roots, or None where there is none that can be read."""
+        segment = self._agent.tally.now
+        roots = [_local(one) for one in (tensors if isinstance(tensors, (list, tuple)) else [tensors])]
+        scalars = [one for one in roots if one is not None]
+        on_host = all(one.device.type == "cpu" for one in scalars)
+        segment.losses.append(sum(float(one) for one in scalars) if scalars and on_host else None)
+        if scalars:
+            self._agent.saw("loss")
+        if len(scalars) == 1 and scalars[0].device.type == "cuda" and not _capturing():
+            segment.pending.append((len(segment.losses) - 1, _Copy(scalars[0])))
+
+    def step_over(self, step: int, segment: Segment) -> None:
+        self.poll()
+        if segment.pending:
+            self._late.append((step, segment))
+
+    def poll(self) -> None:
+        """Send what has arrived, in order of steps."""
+        while self._late and all(copy.ready() for _place, copy in self._late[0][1].pending):
+            step, segment = self._late.pop(0)
+            for place, copy in segment.pending:
+                segment.losses[place] = copy.value()
+            self._agent.emit(Kind.LOSS, {"losses": segment.losses}, step)
+
+
+def _local(root: Any) -> Any:
+    """The scalar tensor that a root is, on this rank; None for graph edges, vectors and what has no value."""
+    if not hasattr(root, "numel") or root.numel() != 1 or root.device.type == "meta":
+        return None
+    return getattr(root.detach(), "_local_tensor", root.detach())
+
+
+def _capturing() -> bool:
+    """A copy into a CUDA graph that is being captured would become part of it."""
+    torch: Any = import_module("torch")
+
+    return bool(torch.cuda.is_current_stream_capturing())

@@ -1,0 +1,58 @@
+"""Numbers in a loaded checkpoint that say how far training was: witnesses of where a resumed job stands."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Iterator, Mapping
+
+_NAMES = frozenset(
+    {
+        *("step", "steps", "global_step", "global_steps", "current_step", "train_step", "num_steps", "n_steps"),
+        *("step_count", "_step_count", "iteration", "iterations", "iter", "iters", "iter_num", "num_iterations"),
+        *("epoch", "epochs", "current_epoch", "last_epoch", "batch_idx", "num_updates"),
+        *("samples_seen", "consumed_samples", "consumed_train_samples"),
+    }
+)
+_DEPTH, _ENTRIES, _LIMIT_S, _FOUND = 5, 4000, 0.005, 64
+
+
+def step_numbers(contents: Any) -> dict[str, int]:
+    """Step-like integers by their path in nested mappings and lists (`optimizer.state.0.step`). Of the entries of an
+    optimizer's state only the first that has one. Bounded in depth, number and time (5 ms)."""
+    found: dict[str, int] = {}
+    end = time.monotonic() + _LIMIT_S
+    level = [("", contents)]
+    looked = 0
+    for _ in range(_DEPTH):
+        deeper = []
+        for path, value in level:
+            for name, entry in _entries(value):
+                looked += 1
+                if looked > _ENTRIES or len(found) >= _FOUND or time.monotonic() > end:
+                    return found
+                number = _number(entry) if name in _NAMES else None
+                if number is not None:
+                    found[path + name] = number
+                elif isinstance(entry, (dict, list, tuple, Mapping)):
+                    deeper.append((f"{path}{name}.", entry))
+        level = deeper
+    return found
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        all_alike = len(value) > 1 and all(isinstance(name, int) for name in list(value)[:8])
+        entries = list(value.items())[: 1 if all_alike else _ENTRIES]  # an optimizer's state, one entry a parameter
+        return ((str(name), entry) for name, entry in entries)
+    if isinstance(value, (list, tuple)):
+        return ((str(place), entry) for place, entry in enumerate(value[:8]))
+    return iter(())
+
+
+def _number(entry: Any) -> int | None:
+    if isinstance(entry, bool) or (hasattr(entry, "numel") and (entry.device.type != "cpu" or entry.numel() != 1)):
+        return None
+    if isinstance(entry, (int, float)) or hasattr(entry, "numel"):
+        value = float(entry)
+        return int(value) if value == int(value) else None
+    return None

@@ -1,0 +1,77 @@
+"""Learning rates, and the counters of the optimizer and of its scheduler: witnesses of where a resumed job stands."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from types import ModuleType
+from typing import Any
+
+from .agent import Agent
+
+_MAX_GROUPS = 64
+# These have an __init__ of their own that does not call LRScheduler's, and hold or replace other schedulers.
+_OUTER = ("SequentialLR", "ChainedScheduler", "ReduceLROnPlateau")
+
+
+class Rates:
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._schedulers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._bind = agent.careful("lr")(self._bind_scheduler)
+
+    def patch(self, module: ModuleType) -> None:
+        """torch.optim.lr_scheduler."""
+        for name in ("LRScheduler", *_OUTER):
+            scheduler = getattr(module, name, None)
+            if scheduler is not None and "__init__" in scheduler.__dict__:
+                self._cover_init(scheduler)
+
+    def _cover_init(self, kind: Any) -> None:
+        original = kind.__init__
+
+        @functools.wraps(original)
+        def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+            original(scheduler, *args, **kwargs)
+            self._bind(scheduler)
+
+        kind.__init__ = __init__
+
+    def _bind_scheduler(self, scheduler: Any) -> None:
+        optimizer = getattr(scheduler, "optimizer", None)
+        if optimizer is not None:  # an outer scheduler is made after the ones that it holds
+            self._schedulers[optimizer] = weakref.ref(scheduler)
+
+    def rates(self, optimizer: Any) -> list[float | None]:
+        """One for each parameter group, as the step uses them."""
+        self._agent.saw("lr")
+        return [_number(group.get("lr")) for group in optimizer.param_groups[:_MAX_GROUPS]]
+
+    def scheduler_step(self, optimizer: Any) -> int | None:
+        """How often the scheduler has stepped, before it steps for this iteration. None without a scheduler."""
+        reference = self._schedulers.get(optimizer)
+        scheduler = reference() if reference is not None else None
+        inner = getattr(scheduler, "_schedulers", None)
+        value = getattr(scheduler, "last_epoch", None)
+        if value is None and inner:
+            value = getattr(inner[0], "last_epoch", None)
+        return value if isinstance(value, int) else None
+
+
+def optimizer_step(optimizer: Any) -> int | None:
+    """The optimizer's own count, of the first parameter that has one. None where it lies on a GPU."""
+    state = getattr(optimizer, "state", None) or {}
+    for checked, entry in enumerate(state.values()):
+        if isinstance(entry, dict) and "step" in entry:
+            value = _number(entry["step"])
+            return None if value is None else int(value)
+        if checked == 4:
+            break
+    return None
+
+
+def _number(value: Any) -> float | None:
+    device = getattr(value, "device", None)
+    if value is None or (device is not None and (device.type != "cpu" or value.numel() != 1)):
+        return None
+    return float(value)

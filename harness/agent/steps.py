@@ -1,0 +1,211 @@
+"""Backwards and optimizer steps: what the counter needs, and the event of each iteration."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from types import ModuleType
+from typing import Any, Callable
+
+from . import compiled
+from .agent import Agent
+from .counter import Closed, StepCounter
+from .loss import Losses
+from .rates import Rates, optimizer_step
+from .tally import Segment
+from .trained import Trained
+from .wire import Kind, Phase
+
+# Steps that initialise the state of an optimizer without training, by the function that makes them.
+_DUMMY = {"_init_optim_state"}
+
+
+class StepHooks:
+    def __init__(self, agent: Agent, losses: Losses, rates: Rates, trained: Trained) -> None:
+        self._agent, self._losses, self._rates, self._trained = agent, losses, rates, trained
+        self._counter = StepCounter()
+        self._keys: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._dummy = False
+        self._scaled: list[bool] = []  # GradScaler steps under way: whether the optimizer has stepped inside
+        careful = agent.careful("steps")
+        self._begin_backward, self._end_backward = careful(self._backward_begins), careful(self._backward_ends)
+        self._begin_step, self._end_step = careful(self._step_begins), careful(self._step_ends)
+        self._skip, self._close = careful(self._skipped), careful(self._emit_step)
+        self._losses_of = agent.careful("loss")(losses.backward)
+        self._poll, self._late = agent.careful("loss")(losses.poll), agent.careful("loss")(losses.step_over)
+        self._trained_on = agent.careful("samples")(trained.backward)
+        self._take = agent.careful("samples")(trained.take)
+        self._rates_of = agent.careful("lr")(rates.rates)
+
+    def patch_autograd(self, module: ModuleType) -> None:
+        """torch.autograd: Tensor.backward calls `backward` through this attribute."""
+        import torch
+
+        agent, original = self._agent, module.backward
+        inside_engine: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            # A backward in a backward (reentrant checkpointing) is part of the outer one.
+            if not agent.on or inside_engine() != -1:
+                return original(tensors, *args, **kwargs)
+            self._begin_backward(tensors)
+            agent.enter(Phase.BACKWARD)
+            ok = False
+            try:
+                result = original(tensors, *args, **kwargs)
+                ok = True
+            finally:
+                agent.phases.leave(Phase.BACKWARD)
+                closed = self._end_backward(ok)
+            self._follow(closed)
+            return result
+
+        module.backward = backward  # type: ignore[attr-defined]
+
+    def patch_optimizer(self, module: ModuleType) -> None:
+        """torch.optim.optimizer."""
+        compiled.hook_steps(module, self.before_step, self.after_step)
+        kind = module.Optimizer
+        original, made = kind.__init__, self._agent.careful("steps")(self._made)
+
+        @functools.wraps(original)
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            made(optimizer)
+
+        kind.__init__ = __init__
+
+    def patch_scaler(self, module: ModuleType) -> None:
+        """torch.amp.grad_scaler: a step that the scaler leaves out is an iteration all the same."""
+        agent, original = self._agent, module.GradScaler.step
+
+        @functools.wraps(original)
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not agent.on:
+                return original(scaler, optimizer, *args, **kwargs)
+            self._scaled.append(False)
+            try:
+                result = original(scaler, optimizer, *args, **kwargs)
+            finally:
+                stepped = self._scaled.pop()
+            if not stepped:
+                self._follow(self._skip(optimizer))
+            return result
+
+        module.GradScaler.step = step
+
+    def before_step(self, optimizer: Any) -> None:
+        if self._agent.on:
+            self._begin_step(optimizer)
+            self._agent.enter(Phase.OPTIMIZER)
+
+    def after_step(self, optimizer: Any) -> None:
+        if self._agent.on:
+            self._agent.phases.leave(Phase.OPTIMIZER)
+            self._follow(self._end_step(optimizer))
+
+    def finish(self) -> None:
+        """The process ends: an iteration that only waited for the next one to begin is over."""
+        if self._counter.finish().after:
+            self._close(True)
+        self._poll()
+
+    def _key(self, optimizer: Any) -> int:
+        key = self._keys.get(optimizer)
+        if key is None:
+            key = self._keys[optimizer] = id(optimizer)
+            weakref.finalize(optimizer, self._counter.gone, key).atexit = False
+        return key
+
+    def _made(self, optimizer: Any) -> None:
+        self._counter.made(self._key(optimizer))
+
+    def _backward_begins(self, tensors: Any) -> None:
+        self._counter.backward_begin()
+        if self._agent.wants("loss"):
+            self._poll()
+            self._losses_of(tensors)
+        if self._agent.wants("samples"):
+            self._trained_on()
+
+    def _backward_ends(self, ok: bool) -> Closed:
+        return self._seal(self._counter.backward_end(ok))
+
+    def _step_begins(self, optimizer: Any) -> None:
+        self._dummy = not self._counter.ever_backward and _is_dummy()
+        if self._dummy:
+            return
+        self._counter.step_begin(self._key(optimizer))
+        if self._scaled:
+            self._scaled[-1] = True
+        if self._agent.wants("lr") and len(self._agent.tally.now.lr) < 64:
+            self._agent.tally.now.lr += self._rates_of(optimizer) or []
+
+    def _step_ends(self, optimizer: Any) -> Closed:
+        if self._dummy:
+            self._dummy = False
+            return Closed()
+        now = self._agent.tally.now
+        if now.opt_step is None:
+            now.opt_step = optimizer_step(optimizer)
+            now.sched_step = self._rates.scheduler_step(optimizer)
+        found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer under a GradScaler decides by itself
+        if found_inf is not None:
+            now.skipped = bool(found_inf) if found_inf.device.type == "cpu" else None
+        return self._seal(self._counter.step_end(self._key(optimizer)))
+
+    def _skipped(self, optimizer: Any) -> Closed:
+        self._step_begins(optimizer)
+        self._agent.tally.now.skipped = True
+        return self._step_ends(optimizer)
+
+    def _seal(self, closed: Closed) -> Closed:
+        if closed.segment:
+            if self._agent.wants("samples"):
+                self._agent.tally.now.batches = self._take() or []
+            self._agent.tally.seal()
+        elif closed.stray:
+            self._agent.tally.now = Segment()
+        return closed
+
+    def _follow(self, closed: Closed | None) -> None:
+        """Write what was closed, then let the orders of the step that begins have their turn."""
+        if closed is None or not (closed.before or closed.after):
+            return
+        for with_last, is_over in ((False, closed.before), (True, closed.after)):
+            if is_over:
+                self._close(with_last)
+                self._agent.orders.step_over()
+
+    def _emit_step(self, with_last: bool) -> None:
+        agent = self._agent
+        agent.saw("steps")
+        segment = agent.tally.take(with_last)
+        agent.steps_over += 1
+        rows = [batch.rows for batch in segment.batches if batch.rows is not None]
+        indices = [batch.indices for batch in segment.batches if batch.indices is not None]
+        seen = bool(rows) and len(rows) == len(segment.batches)
+        if seen:
+            agent.saw("samples")
+        data = {
+            "losses": segment.losses,
+            "samples": [digest for one in rows for digest in one] if seen else None,
+            "indices": [i for one in indices for i in one] if indices and len(indices) == len(rows) else None,
+            "lr": segment.lr, "opt_step": segment.opt_step, "sched_step": segment.sched_step,
+            "phases": agent.phases.take(), "skipped": segment.skipped,
+        }  # fmt: skip
+        agent.emit(Kind.STEP, data, agent.steps_over)
+        self._late(agent.steps_over, segment)
+
+
+def _is_dummy() -> bool:
+    frame: Any = sys._getframe(1)
+    for _ in range(16):
+        frame = frame.f_back
+        if frame is None:
+            return False
+        if frame.f_code.co_name in _DUMMY:
+            return True
+    return False

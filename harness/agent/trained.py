@@ -1,0 +1,40 @@
+"""Which batches a segment was trained on: those whose tensors went through the model before a backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import digests
+from .digests import Batch
+from .loader import Ring
+
+
+class Trained:
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._through_model = False  # a wrapped model has been seen in training
+        self._forwards: list[Batch | None] = []  # not yet followed by a backward; None: only their number is known
+        self._committed: list[Batch | None] = []
+
+    def forward(self, inputs: Any) -> None:
+        """The inputs of a wrapped model, in training."""
+        self._through_model = True
+        views = digests.look(inputs)
+        batch = self._ring.match(views) if views else None
+        if batch is None and views and not self._ring.has_fresh():
+            batch = digests.digest(views)  # there is no loader, or none that feeds the model
+        self._forwards.append(batch)
+
+    def backward(self) -> None:
+        self._committed += self._forwards if self._through_model else [None]
+        self._forwards = []
+
+    def take(self) -> list[Batch]:
+        """The batches of the segment that is over, each once."""
+        known = list(dict.fromkeys(batch for batch in self._committed if batch is not None))
+        unknown = self._committed.count(None)
+        self._committed = []
+        found = known + [batch for batch in (self._ring.newest(unknown) if unknown else []) if batch not in known]
+        for batch in found:
+            self._ring.use(batch)
+        return found

@@ -1,0 +1,145 @@
+"""A job that somebody else started: torchrun is given by its pid. No agent is inside, and the job goes on after us."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import RankProcess, UsageError
+from torchaos.harness.journal import Journal
+from torchaos.harness.launchers.command import Lines
+from torchaos.harness.launchers.job import agents_of
+from torchaos.harness.probes.census import Identity, environ_of
+from torchaos.harness.probes.job_log import JobLog
+from torchaos.harness.probes.log_adapters import Adapter
+from torchaos.harness.probes.metrics_file import MetricsFile
+from torchaos.harness.probes.ranks import RankWatch, exit_code
+from torchaos.harness.probes.sampling import Sampling
+from torchaos.harness.site import Victim
+from torchaos.harness.undo import proc
+
+_AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "torch/distributed/run.py")
+_TAIL_S = 0.02
+
+
+class Attached:
+    """Fits where a `Job` does. `log`: the file that the job's output goes to, if there is one; it is read from its
+    present end. Raises UsageError unless `pid` is a torchelastic agent of this user."""
+
+    def __init__(
+        self, pid: int, journal: Journal, *, log: Path | None = None, log_adapter: Adapter | None = None,
+        metrics: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.pid, self._ticks = pid, check_agent(pid)
+        self._pidfd = os.pidfd_open(pid)
+        self._journal, self._log = journal, JobLog(journal, log_adapter)
+        self._watch = RankWatch(journal, mark=None)
+        self._tail = _Tail(log, Lines(self._log.line)) if log else None
+        self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._log.emit)
+        self._exit_code: int | None = None
+        self._left, self._done = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._live, name="job", daemon=True)
+
+    def start(self) -> None:
+        data = {"submission": 0, "pid": self.pid, "node": 0, "attached": True}
+        self._journal.emit(Kind.JOB_STARTED, data)
+        self._watch.add_root(self.pid)
+        self._watch.start()
+        self._sampling.start()
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether the torchrun that we attached to is gone."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """The exit code of torchrun; None while it runs, and where nobody but its parent could learn it."""
+        return self._exit_code if self._done.wait(timeout_s) else None
+
+    def ranks(self) -> dict[int, RankProcess]:
+        return self._watch.ranks()
+
+    def agents(self, nodes: Sequence[int] = ()) -> list[Victim]:
+        """Raises ChaosError where one of the nodes has none now."""
+        return agents_of(self._watch, nodes)
+
+    def stop(self, grace_s: float = 0.0) -> list[int]:
+        """Only stop watching: a job that we attached to is not ours to end."""
+        if not self._left.is_set() and self._thread.ident is not None:
+            self._left.set()
+            self._thread.join()
+            self._sampling.stop()
+            self._watch.stop()
+            os.close(self._pidfd)
+        return []
+
+    def _live(self) -> None:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        while not self._left.is_set():
+            gone = poll.poll(_TAIL_S * 1000)
+            at_s = time.monotonic()
+            if self._tail:
+                self._tail.read(at_s)
+            if gone:
+                self._exit_code = exit_code(self.pid, self._ticks, self._pidfd)
+                data = {"submission": 0, "pid": self.pid, "exit_code": self._exit_code}
+                self._journal.emit(Kind.JOB_EXITED, data, mono_s=at_s)
+                self._done.set()
+                return
+
+
+class _Tail:
+    """What is appended to a file, from its present end. Times are those of the reading: up to 20 ms late."""
+
+    def __init__(self, path: Path, lines: Lines) -> None:
+        try:
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise UsageError(f"{path}: the job's log can't be read: {error.strerror}") from error
+        self._file.seek(0, os.SEEK_END)
+        self._lines = lines
+
+    def read(self, mono_s: float) -> None:
+        while chunk := self._file.read(1 << 16):
+            self._lines.feed(chunk, mono_s)
+
+
+def check_agent(pid: int) -> int:
+    """The start time (clock ticks since boot) of the torchelastic agent `pid`. Raises UsageError where it is none
+    of ours."""
+    found = proc.stat(pid)
+    if found is None or found.state in "ZX":
+        raise UsageError(f"pid {pid}: there is no such process; give the pid of a running torchrun")
+    try:
+        process = psutil.Process(pid)
+        if process.uids().real != os.getuid():
+            raise UsageError(f"pid {pid} belongs to {process.username()}; run torchaos as that user")
+        if Identity.of(environ_of(pid)):
+            raise UsageError(f"pid {pid} is a rank; give the pid of its torchrun, which is {found.parent}")
+        if not _is_agent(process):
+            below = next((child.pid for child in process.children(recursive=True) if _is_agent(child)), None)
+            hint = f"; the torchrun below it is {below}" if below else "; give the pid of a running torchrun"
+            raise UsageError(f"pid {pid} ({process.name()}) is no torchelastic agent{hint}")
+    except psutil.Error as error:
+        raise UsageError(f"pid {pid} can't be looked at: {error}") from error
+    return found.ticks
+
+
+def _is_agent(process: psutil.Process) -> bool:
+    """It has workers now, or is a torchrun between two attempts."""
+    if Identity.of(environ_of(process.pid)):
+        return False
+    if any(Identity.of(environ_of(child.pid)) for child in process.children()):
+        return True
+    command = process.cmdline()[:4]
+    is_python = bool(command) and Path(command[0]).name.startswith(("python", "torchrun"))
+    return is_python and any(part.endswith(_AGENTS) for part in command)

@@ -1,0 +1,32 @@
+"""What goes into the job's environment. The user's command and working directory stay as they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from torchaos.harness.agent.wire import ENV_ARMED, ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
+
+BOOTSTRAP = Path(__file__).resolve().parent.parent / "agent" / "bootstrap"
+
+# What a user sets wins. The event log and the restart lines (INFO) are where attempts and pids come from.
+_UNLESS_SET = {"PET_EVENT_LOG_HANDLER": "console", "LOGLEVEL": "INFO", "PYTHONUNBUFFERED": "1"}
+
+
+def job_env(
+    base_env: Mapping[str, str], *, run_id: str, agent_plan: Path | None, attempt_base: int = 0,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:  # fmt: skip
+    """`extra` is what the scenario adds. Without `agent_plan` no agent goes in, and PYTHONPATH stays as it is."""
+    env = {**base_env, **(extra or {})}
+    for name in (ENV_PLAN, ENV_ARMED):  # of a run around this one
+        env.pop(name, None)
+    for name, value in _UNLESS_SET.items():
+        env.setdefault(name, value)
+    env[ENV_RUN_ID], env[ENV_ATTEMPT_BASE] = run_id, str(attempt_base)
+    if agent_plan is not None:
+        env[ENV_PLAN] = str(agent_plan)
+        earlier = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != str(BOOTSTRAP)]
+        env["PYTHONPATH"] = os.pathsep.join([str(BOOTSTRAP), *earlier])
+    return env

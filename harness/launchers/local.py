@@ -1,0 +1,33 @@
+"""The machine that the harness runs on, as it is: one node, no prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchaos.harness.contracts import Handle, JobSpec, Node
+
+
+@dataclass
+class LocalNode:
+    index: int = 0
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        return list(command)
+
+    def host_pid(self, pid: int) -> int | None:
+        return pid
+
+
+@dataclass(frozen=True)
+class Local:
+    """Nothing is made, so nothing has to be guarded."""
+
+    name: ClassVar[str] = "local"
+
+    def resources(self, spec: JobSpec) -> Sequence[Handle]:
+        return ()
+
+    def create(self, spec: JobSpec) -> Sequence[Node]:
+        return (LocalNode(),)

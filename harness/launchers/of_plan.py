@@ -1,0 +1,63 @@
+"""From a plan to the job that it describes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from torchaos.harness.contracts import JobSpec, Launcher, UsageError
+from torchaos.harness.journal import Journal
+from torchaos.harness.launchers.attach import Attached
+from torchaos.harness.launchers.job import Job
+from torchaos.harness.launchers.job_env import job_env
+from torchaos.harness.launchers.local import Local
+from torchaos.harness.plan import Plan, PlannedJob
+from torchaos.harness.probes.log_adapters import LIGHTNING, adapter_for
+from torchaos.harness.rundir import RunDir
+
+_LAUNCHERS: dict[str, type[Launcher]] = {Local.name: Local}
+
+
+def job_for(plan: Plan, folder: RunDir, run_id: str, journal: Journal) -> Job | Attached:
+    """Not yet started. Raises UsageError where the log's format or the launcher is unknown, or there is nothing to
+    attach to."""
+    job, adapter = plan.job, adapter_for(plan.job.log)
+    if job.attach_pid is not None:
+        return Attached(
+            job.attach_pid, journal, log=_log_file(job, folder), log_adapter=adapter, metrics=_metrics(job, folder)
+        )
+
+    def spec_for(submission: int) -> JobSpec:
+        argv = tuple(_filled(part, folder) for part in job.command)
+        extra = {name: _filled(value, folder) for name, value in job.env.items()}
+        env = job_env(os.environ, run_id=run_id, agent_plan=folder.agent_plan, extra=extra)
+        return JobSpec(argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission)
+
+    return Job(
+        spec_for, launcher_of(plan.launcher), journal, resubmit_times=job.resubmit_times,
+        resubmit_delay_s=job.resubmit_delay_s, log_adapter=adapter, metrics=_metrics(job, folder),
+    )  # fmt: skip
+
+
+def launcher_of(name: str) -> Launcher:
+    if name not in _LAUNCHERS:
+        raise UsageError(f"{name!r} is no launcher; use {', '.join(sorted(_LAUNCHERS))}")
+    return _LAUNCHERS[name]()
+
+
+def _filled(text: str, folder: RunDir) -> str:
+    return text.replace("{run}", str(folder.job))
+
+
+def _log_file(job: PlannedJob, folder: RunDir) -> Path | None:
+    """The file that an attached job's output goes to; Lightning's path is another matter."""
+    log = job.log or {}
+    return Path(_filled(str(log["path"]), folder)) if log.get("path") and log.get("format") != LIGHTNING else None
+
+
+def _metrics(job: PlannedJob, folder: RunDir) -> Path | None:
+    """Where Lightning's metrics.csv is or will be: the path that was given, else the working directory."""
+    log = job.log or {}
+    if log.get("format") != LIGHTNING:
+        return None
+    return Path(_filled(job.cwd, folder)) / _filled(str(log.get("path") or "lightning_logs"), folder)

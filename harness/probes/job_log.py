@@ -1,0 +1,51 @@
+"""Turns the lines of a job's output into events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.journal import Journal
+from torchaos.harness.probes.causes import CauseReader
+from torchaos.harness.probes.log_adapters import Adapter
+from torchaos.harness.probes.torchelastic import ElasticReader
+
+
+class JobLog:
+    """`line` is called from the thread that reads the output; an error in here must not stop that thread."""
+
+    def __init__(self, journal: Journal, adapter: Adapter | None) -> None:
+        self._journal, self._adapter = journal, adapter
+        self._failed = False
+        self.begin(0)
+
+    def begin(self, attempt_base: int) -> None:
+        """A new submission: torchelastic counts its restarts from 0 again."""
+        self._base = attempt_base
+        self._elastic, self._causes = ElasticReader(), CauseReader()
+
+    def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event:
+        """For what belongs to the attempt that the job is in now."""
+        return self._journal.emit(kind, data, attempt=self._base + self._elastic.restarts)
+
+    def line(self, text: str, mono_s: float) -> None:
+        if self._failed:
+            return
+        try:
+            self._read(text, mono_s)
+        except Exception as error:
+            self._failed = True
+            note = f"the job's output is no longer read: {type(error).__name__}: {error}"
+            self._journal.emit(Kind.NOTE, {"text": note})
+
+    def _read(self, text: str, mono_s: float) -> None:
+        for said in self._elastic.read(text):
+            attempt = self._base + self._elastic.restarts
+            self._journal.emit(said.kind, said.data, rank=said.rank, attempt=attempt, mono_s=mono_s)
+        attempt = self._base + self._elastic.restarts
+        if cause := self._causes.read(text, self._elastic.restarts):
+            self._journal.emit(cause.kind, cause.data, attempt=attempt, mono_s=mono_s)
+        if self._adapter and (one := self._adapter.read(text)):
+            data = {"step": one.step, "loss": one.loss, "lr": one.lr, "adapter": self._adapter.name}
+            self._journal.emit(Kind.LOG_STEP, data, attempt=attempt, mono_s=mono_s)

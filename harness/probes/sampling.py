@@ -1,0 +1,37 @@
+"""Calls probes when their time has come, in one thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from torchaos.harness.contracts import Emit, Probe
+
+
+class Sampling:
+    """Starts no thread where there is no probe."""
+
+    def __init__(self, probes: Sequence[Probe], emit: Emit) -> None:
+        self._probes, self._emit = probes, emit
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="probes", daemon=True)
+
+    def start(self) -> None:
+        if self._probes:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Each probe is called a last time."""
+        if self._thread.ident is not None and not self._ended.is_set():
+            self._ended.set()
+            self._thread.join()
+
+    def _run(self) -> None:
+        period_s = min(probe.period_s for probe in self._probes)
+        while not self._ended.wait(period_s):
+            self._sample()
+        self._sample()
+
+    def _sample(self) -> None:
+        for probe in self._probes:
+            probe.sample(self._emit)

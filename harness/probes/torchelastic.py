@@ -1,0 +1,112 @@
+"""What torchrun's agent says on the console, line by line. Pure.
+
+Two sources, and a version of torch may have either: the event log (a JSON object per event; the handler `console`) and the
+agent's log lines (restarts only at INFO). Facts about them, seen with torch 2.13:
+
+- The event log's `timestamp` is always 0, so lines are stamped on arrival; `worker_id` is the pid.
+- An attempt that is retried has no FAILED event; only `failed (exitcode: -9) local_rank: 1 (pid: N)` tells of it.
+- The AGENT's own state says SUCCEEDED also when the job failed, so it is not read.
+- Ranks write to the same pipe, so an object may be glued to other text on one line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchaos.harness.agent.wire import Kind
+
+_EVENT = re.compile(r'\{"name": "torchelastic\.worker\.status\.')
+_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+_CLOSING = re.compile(r"Sending process (\d+) closing signal (SIG\w+|\d+)")
+_RESTART = re.compile(r"Worker group (?:FAILED|UNHEALTHY)\. (\d+)/(\d+) attempts left; will restart worker group")
+_MEMBERS = re.compile(r"Detected (\d+) new nodes? from group_rank=\d+; will restart worker group")
+_RENDEZVOUS = re.compile(r"\[\S+\] Rendezvous'ing worker group")
+_COUNT = re.compile(r"\]\s+restart_count=(\d+)\s*$")
+_WORKER_STATES = ("START", "SUCCEEDED", "FAILED")
+
+
+@dataclass(frozen=True)
+class Said:
+    """One thing that the agent said. `restarts`: its restart count, where the line has it."""
+
+    kind: Kind
+    data: Mapping[str, Any] = field(default_factory=dict)
+    rank: int | None = None
+    restarts: int | None = None
+
+
+def parse(line: str) -> Iterator[Said]:
+    """Everything that one line of the job's output says of torchelastic; most lines say nothing."""
+    for start in _EVENT.finditer(line):
+        yield from _event(line[start.start() :])
+    if found := _FAILED.search(line):
+        code, local_rank, pid = map(int, found.groups())
+        yield Said(Kind.ELASTIC_FAILURE, {"exit_code": code, "local_rank": local_rank, "pid": pid})
+    elif found := _CLOSING.search(line):
+        yield Said(Kind.ELASTIC_TEARDOWN, {"pid": int(found[1]), "signal": _signal_name(found[2])})
+    elif found := _RESTART.search(line):
+        yield Said(Kind.ELASTIC_RESTART, {"attempts_left": int(found[1]), "of": int(found[2]), "why": "failure"})
+    elif found := _MEMBERS.search(line):
+        yield Said(Kind.ELASTIC_RESTART, {"attempts_left": None, "why": "membership", "new_nodes": int(found[1])})
+    elif _RENDEZVOUS.search(line):
+        yield Said(Kind.ELASTIC_RENDEZVOUS, {"done": False})
+    elif found := _COUNT.search(line):
+        yield Said(Kind.ELASTIC_RENDEZVOUS, {"done": True}, restarts=int(found[1]))
+
+
+def _event(text: str) -> Iterator[Said]:
+    try:
+        raw, _end = json.JSONDecoder().raw_decode(text)
+        body = raw["metadata"]
+        details = json.loads(body["metadata"] or "{}")
+        state, restarts = body["state"], int(body["agent_restarts"])
+        if raw["source"] == "AGENT" and state == "RENDEZVOUS":
+            yield Said(Kind.ELASTIC_RENDEZVOUS, {"done": True, "duration_s": body["duration_ms"] / 1e3}, None, restarts)
+        elif raw["source"] == "WORKER" and state in _WORKER_STATES:
+            pid, rank = int(body["worker_id"]), int(body["global_rank"])
+            data = {"state": state, "pid": pid, **_first(details, "local_rank"), **_first(details, "exit_code")}
+            yield Said(Kind.ELASTIC_WORKER, data, rank, restarts)
+    except (ValueError, KeyError, TypeError, AttributeError):  # torn, or of a version that says it otherwise
+        return
+
+
+def _first(details: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = (details.get(key) or [None])[0]
+    return {} if value is None else {key: value}
+
+
+def _signal_name(text: str) -> str:
+    return signal.Signals(int(text)).name if text.isdigit() else text
+
+
+class ElasticReader:
+    """Adds what a line alone does not say: the restart count that it belongs to, and the rank of a pid. One per
+    submission."""
+
+    def __init__(self) -> None:
+        self.restarts = 0
+        self._ranks: dict[int, int] = {}
+        self._rendezvous_told = False
+
+    def read(self, line: str) -> Iterator[Said]:
+        for said in parse(line):
+            if said.kind is Kind.ELASTIC_WORKER and said.rank is not None:
+                self._ranks[said.data["pid"]] = said.rank
+            rank = self._ranks.get(said.data.get("pid", -1), said.rank)
+            if said.kind is not Kind.ELASTIC_RENDEZVOUS or self._is_news(said):
+                self.restarts = self.restarts if said.restarts is None else said.restarts
+                yield Said(said.kind, said.data, rank, self.restarts)
+
+    def _is_news(self, said: Said) -> bool:
+        """The end of one rendezvous is told twice, by the event log and by the log line."""
+        if not said.data["done"]:
+            self._rendezvous_told = False
+            return True
+        news = not self._rendezvous_told or said.restarts != self.restarts
+        self._rendezvous_told = True
+        return news

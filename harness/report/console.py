@@ -1,0 +1,170 @@
+"""The result of a run on a terminal: the verdict first and why, then what it rests on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from torchaos.harness.report import timeline
+from torchaos.harness.report.dryrun import catalogue, plan
+from torchaos.harness.report.pen import COLOURS, Pen
+from torchaos.harness.report.text import masked_command, name_in_words, pairs_in_words, value_in_words
+from torchaos.harness.result import Case, FaultResult, Recovery, Result, Verdict
+from torchaos.harness.words import seconds_in_words
+
+__all__ = ["catalogue", "plan", "show", "summary"]
+
+_LABEL = 10  # columns of a label such as "rollback"
+_LONGEST_BAR = 60
+
+
+def show(result: Result, console: Console) -> None:
+    """Everything that matters of one scenario. Reads well at 80 columns, without colour, and in ASCII."""
+    pen = Pen(console)
+    _headline(pen, result)
+    if result.faults:
+        pen.heading("Faults")
+        for fault in result.faults:
+            _fault(pen, fault)
+    for recovery in result.recoveries:
+        _recovery(pen, recovery)
+    if result.cases:
+        pen.heading("Verdicts")
+        width = max(len(name_in_words(case.name)) for case in result.cases)
+        for case in result.cases:
+            _case(pen, case, width)
+    if result.notes:
+        pen.heading("Notes")
+        for note in result.notes:
+            pen.row([(pen.text(pen.marks.dot, "dim"), 1)], pen.text(note), indent=3)
+    _footer(pen, result)
+    pen.gap()
+
+
+def _headline(pen: Pen, result: Result) -> None:
+    badge = Text(f" {result.verdict.value.upper()} ", f"bold reverse {COLOURS[result.verdict]}")
+    about = f"seed {result.seed}, {seconds_in_words(result.duration_s)}"
+    pen.gap()
+    line = badge.append_text(Text("  ")).append_text(pen.text(result.scenario, "bold not reverse default"))
+    pen.row([(line, line.cell_len + 1)], pen.text(about, "dim"), indent=0)
+    pen.row([], pen.text(result.reason), indent=1)
+    if result.description:
+        pen.gap()
+        pen.row([], pen.text(result.description, "dim"), indent=1)
+
+
+def _fault(pen: Pen, fault: FaultResult) -> None:
+    title = pen.text(f"{fault.inject} {pen.marks.arrow} {fault.target}", "bold")
+    if fault.id != fault.inject:
+        title.append_text(pen.text(f" ({fault.id})", "dim"))
+    pen.row([(pen.mark(fault.verdict), 1)], title, indent=3)
+    rows = {
+        "planned": fault.planned,
+        "applied": fault.applied or "never",
+        "evidence": fault.evidence or "none that it was felt",
+        "rollback": fault.rollback,
+    }
+    if fault.verdict is not Verdict.PASSED:
+        rows["so"] = fault.reason
+    for label, text in rows.items():
+        pen.row([(pen.text(label, "dim"), _LABEL)], pen.text(text), indent=5)
+
+
+def _recovery(pen: Pen, recovery: Recovery) -> None:
+    whole = max((at for at in recovery.parts.values() if at is not None), default=0.0)
+    pen.heading("Recovery", f"from {recovery.fault}: {_outcome(recovery, whole)}")
+    found = timeline.spans(recovery.parts)
+    longest = max(found, key=lambda span: span.took_s, default=None)
+    width = min(_LONGEST_BAR, pen.width - 42)
+    for span in found:
+        emphasis = "bold" if span is longest and span.took_s > 0 else ""
+        name = pen.text(name_in_words(span.part), emphasis)
+        if span.end_s is None:
+            pen.row([(name, 12)], pen.text(f"{'not seen':>10}", "dim"), indent=3)
+            continue
+        at = Text(f"{timeline.seconds(span.end_s, whole):>10}", emphasis)
+        took = Text(f"{'+' + timeline.seconds(span.took_s, whole):>11}", "dim")
+        bar = Text(timeline.bar(span, whole, width, pen.marks), "bold cyan" if emphasis else "cyan")
+        pen.row([(name, 12), (at, 10), (took, 11)], bar, indent=3)
+
+
+def _outcome(recovery: Recovery, whole_s: float) -> str:
+    at, lost = recovery.parts.get("caught_up"), recovery.lost_steps
+    if at is None:
+        return "never caught up"
+    again = "steps lost: not known" if lost is None else f"{lost} {'step' if lost == 1 else 'steps'} done again"
+    how = "went on without a restart" if timeline.went_on(recovery.parts) else "caught up"
+    return f"{how} after {timeline.seconds(at, whole_s)}, {again}"
+
+
+def _case(pen: Pen, case: Case, width: int) -> None:
+    name = pen.text(name_in_words(case.name), "" if case.verdict is Verdict.PASSED else "bold")
+    pen.row([(pen.mark(case.verdict), 1), (name, width)], pen.text(case.reason), indent=3)
+    if figures := against(case):
+        pen.row([(Text(), 1), (Text(), width)], pen.text(figures, "dim"), indent=3)
+
+
+def against(case: Case) -> str:
+    """What was measured against its bound; of a case that passed, only what a bound was given for."""
+    told = []
+    for name, bound in case.bound.items():
+        limit = value_in_words(name, bound)
+        measured = f"{value_in_words(name, case.measured[name])}, bound " if name in case.measured else "bound "
+        told.append(f"{name_in_words(name)} {measured}{limit}")
+    if case.verdict is not Verdict.PASSED:
+        rest = {name: value for name, value in case.measured.items() if name not in case.bound and value is not None}
+        told += [pairs_in_words(rest)] if rest else []
+    return "; ".join(told)
+
+
+def _footer(pen: Pen, result: Result) -> None:
+    pen.gap()
+    attempts = f"{result.attempts} {'attempt' if result.attempts == 1 else 'attempts'}"
+    steps = "no step was seen" if result.steps is None else f"{result.steps} steps"
+    about = {
+        "Job": f"{steps}, {attempts}" if result.attempts else "",
+        "Twin": result.twin,
+        "Versions": ", ".join(f"{name} {version}" for name, version in result.versions.items() if version),
+    }
+    for label, text in about.items():
+        if text:
+            pen.row([(pen.text(label, "dim"), _LABEL)], pen.text(text))
+    for label, text in {"Files": result.run_dir, "Again": masked_command(result.reproduce)}.items():
+        if text:
+            pen.long_line(pen.text(label, "dim"), _LABEL, text)
+
+
+def summary(results: Sequence[Result], console: Console) -> None:
+    """Several scenarios: a line each, with the reason where one did not pass."""
+    pen = Pen(console)
+    name_width = min(32, max((len(result.scenario) for result in results), default=0))
+    pen.heading("Summary")
+    head = [("", 1), ("scenario", name_width), ("seed", 6), ("time", 8), ("caught up", 9), ("lost", 4)]
+    pen.row([(Text(title, "dim"), width) for title, width in head], Text("verdict", "dim"))
+    for result in results:
+        caught = [recovery.parts.get("caught_up") for recovery in result.recoveries]
+        lost = [recovery.lost_steps for recovery in result.recoveries]
+        cells = [
+            (pen.mark(result.verdict), 1),
+            (pen.text(result.scenario), name_width),
+            (pen.text(result.seed), 6),
+            (pen.text(seconds_in_words(result.duration_s)), 8),
+            (pen.text(_most(caught, "never", seconds_in_words)), 9),
+            (pen.text(_most(lost, "?", str)), 4),
+        ]
+        why = "" if result.verdict is Verdict.PASSED else f": {result.reason}"
+        pen.row(cells, pen.text(f"{result.verdict.value}{why}", "" if not why else COLOURS[result.verdict]))
+    counts = Counter(result.verdict for result in results)
+    told = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+    pen.gap()
+    pen.row([], pen.text(f"{len(results)} {'run' if len(results) == 1 else 'runs'}: {told}", "bold"))
+    pen.gap()
+
+
+def _most(values: Sequence[float | None], unknown: str, words: Callable[[float], str]) -> str:
+    """The most of several recoveries; one that is unknown outweighs all."""
+    known = [value for value in values if value is not None]
+    return "" if not values else unknown if len(known) < len(values) else words(max(known))

@@ -1,0 +1,126 @@
+"""What would be done, before anything is: a plan and the catalogue on a terminal."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from torchaos.harness.agent.wire import Moment
+from torchaos.harness.contracts import Irreversible
+from torchaos.harness.plan import Named, Plan, PlannedFault, PlannedJob
+from torchaos.harness.report.pen import Pen
+from torchaos.harness.report.text import masked, masked_command, name_in_words, pairs_in_words
+from torchaos.harness.words import moment_in_words, seconds_in_words, target_in_words
+
+_LABEL = 12
+
+
+def plan(plan: Plan, console: Console) -> None:
+    """A dry run: what would be done, to whom, when, with which undo, and what it needs. Secrets are masked."""
+    pen = Pen(console)
+    pen.gap()
+    pen.row([(Text(" PLAN ", "bold reverse"), 7), (pen.text(plan.scenario, "bold"), len(plan.scenario))],
+            pen.text(f"seed {plan.seed}, nothing has been changed", "dim"), indent=0)  # fmt: skip
+    if plan.description:
+        pen.row([], pen.text(plan.description, "dim"))
+    pen.heading("Job")
+    _rows(pen, _job(plan, plan.job))
+    pen.heading("Faults")
+    for fault in plan.faults:
+        title = pen.text(f"{fault.inject} {pen.marks.arrow} {target_in_words(fault.target)}", "bold")
+        pen.row([], title.append_text(pen.text(f" ({fault.id})", "dim")), indent=3)
+        _rows(pen, _fault(fault), indent=5)
+    if not plan.faults:
+        pen.row([], pen.text("none"), indent=3)
+    pen.heading("Judged by")
+    twins = int(plan.twin.get("runs", 0))
+    against = f"{twins} fault-free {'twin' if twins == 1 else 'twins'} at most, from the cache where there is one"
+    _rows(pen, {one.name: pairs_in_words(one.params) or "no bounds given" for one in plan.asserts}, width=22)
+    _rows(pen, {"against": against if twins else "no twin"}, width=22)
+    pen.gap()
+
+
+def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Everything that a scenario can name, by group: what it does, and its parameters with their defaults."""
+    pen = Pen(console)
+    for group, named in groups.items():
+        pen.heading(group.capitalize())
+        for name, found in sorted(named.items()):
+            about = (inspect.getdoc(found) or "").partition("\n\n")[0]
+            pen.row([(pen.text(name, "bold"), 22)], pen.text(about), indent=3)
+            if (
+                parameters := ", ".join(_parameter(one) for one in fields(found) if one.init)
+                if is_dataclass(found)
+                else ""
+            ):
+                pen.row([(Text(), 22)], pen.text(parameters, "dim"), indent=3)
+    pen.gap()
+
+
+def _rows(pen: Pen, rows: Mapping[str, str], indent: int = 3, width: int = _LABEL) -> None:
+    for label, text in rows.items():
+        if text:
+            pen.row([(pen.text(name_in_words(label), "dim"), width)], pen.text(text), indent=indent)
+
+
+def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
+    again = f"{job.resubmit_times} times at most, {seconds_in_words(job.resubmit_delay_s)} after it ended"
+    limits = {"ranks": plan.max_ranks, "nodes": plan.max_nodes}
+    return {
+        "command": masked_command(shlex.join(job.command))
+        if job.attach_pid is None
+        else f"attach to pid {job.attach_pid}",
+        "directory": job.cwd,
+        "environment": ", ".join(f"{name}={value}" for name, value in masked(job.env).items()),
+        "size": f"{job.world_size} ranks on {job.nodes} {'node' if job.nodes == 1 else 'nodes'}, launcher {plan.launcher}",
+        "checkpoints": job.checkpoints or "none named",
+        "time-out": seconds_in_words(job.timeout_s),
+        "submitted again": again if job.resubmit_times else "",
+        "steady state": _named(plan.steady_state),
+        "stops when": _named(plan.stop),
+        "limits": ", ".join(f"{limit} {what} at most" for what, limit in limits.items() if limit is not None),
+        "watched": ", ".join(plan.hooks),
+        "needs": ", ".join(plan.needs),
+    }
+
+
+def _fault(fault: PlannedFault) -> dict[str, str]:
+    paced = isinstance(fault.trigger, Moment) and fault.where == "node"
+    held = f"; rank {fault.trigger.pacer} is held there" if isinstance(fault.trigger, Moment) and paced else ""
+    until = "the run ends" if fault.duration_s is None else f"{seconds_in_words(fault.duration_s)} later"
+    undo = _no_undo(fault)
+    return {
+        "when": moment_in_words(fault.trigger) + held,
+        "applied": "by the agent in the rank" if fault.where == "rank" else "from outside the rank",
+        "with": pairs_in_words(fault.params),
+        "times": f"{fault.times}" if fault.times > 1 else "",
+        "undo": f"none: {undo}" if undo else f"when {until}" if fault.duration_s is None else until,
+    }
+
+
+def _no_undo(fault: PlannedFault) -> str | None:
+    """Why the fault can't be taken back; None where it can, or where that shows only on a live job."""
+    from torchaos.harness.faults import NodeSite, injector_of  # the engine; other reports do without it
+
+    try:
+        changes = injector_of(fault).changes(NodeSite(fault.id, (), lambda *_: None))  # type: ignore[arg-type,return-value]
+    except Exception:  # an injector that has to look at a live job first
+        return None
+    return changes.why if isinstance(changes, Irreversible) else None
+
+
+def _named(named: tuple[Named, ...]) -> str:
+    return "; ".join(f"{one.name} {pairs_in_words(one.params)}".strip() for one in named)
+
+
+def _parameter(field: Field[Any]) -> str:
+    if field.default is MISSING and field.default_factory is MISSING:
+        return f"{field.name} (required)"
+    default = field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
+    return field.name if default is None else f"{field.name} = {default}"

@@ -1,0 +1,114 @@
+"""Results as JUnit XML, fit for the strictest reader: Jenkins's published schema (junit-10.xsd of its xUnit plugin).
+
+GitLab ignores properties and drops cases of equal name, so figures stand in the text, and names are unique over the whole
+file. No case is ever skipped, and a suite is never green when its run is not: gates fail closed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from xml.etree import ElementTree
+
+from junit_xml import TestCase, TestSuite
+
+from torchaos.harness.report.placeholder import placeholder_result
+from torchaos.harness.report.text import (
+    masked_command,
+    on_one_line,
+    pairs_in_words,
+    printable,
+    shortened,
+    value_in_words,
+)
+from torchaos.harness.result import Case, Result, Verdict, write_atomically
+
+__all__ = ["placeholder_result", "text", "write"]
+
+# Characters. A reader such as GitLab takes 30 MB a file; with these, that is more than a thousand cases.
+_NAME, _MESSAGE, _TEXT = 200, 500, 8000
+
+
+def write(results: Sequence[Result], path: Path) -> None:
+    """One suite per result. Replaces the file in one step. Raises OSError where it can't be written."""
+    write_atomically(path, text(results))
+
+
+def text(results: Sequence[Result]) -> str:
+    runs = Counter(result.scenario for result in results)
+    same = Counter((result.scenario, result.seed) for result in results)
+    root, seen = ElementTree.Element("testsuites"), Counter[tuple[str, int]]()
+    for result in results:
+        key = (result.scenario, result.seed)
+        seen[key] += 1
+        which = f"seed {result.seed}" + (f", run {seen[key]}" if same[key] > 1 else "")
+        root.append(_suite(result, which, runs[result.scenario] > 1))
+    for name in ("tests", "failures", "errors"):
+        root.set(name, str(sum(int(suite.get(name, 0)) for suite in root)))
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _suite(result: Result, which: str, several: bool) -> ElementTree.Element:
+    """`which` also goes into the names of the cases where a scenario ran several times."""
+    scenario = shortened(on_one_line(result.scenario), _NAME)
+    names = _unique([shortened(on_one_line(case.name), _NAME) for case in _cases(result)])
+    cases = [
+        _test_case(result, case, f"{name} [{which}]" if several else name, scenario)
+        for name, case in zip(names, _cases(result), strict=True)
+    ]
+    cases[0].elapsed_sec = round(result.duration_s, 3)  # of the whole run: the cases have no time of their own
+    suite: ElementTree.Element = TestSuite(
+        f"{scenario}, {which}", cases, timestamp=on_one_line(result.started)[:19] or None
+    ).build_xml_doc()
+    suite.attrib.pop("disabled", None)  # not in Jenkins's schema
+    return suite
+
+
+def _cases(result: Result) -> list[Case]:
+    """Those of the result, and one for the run itself where they alone would look better than the verdict is."""
+    told = {case.verdict for case in result.cases}
+    if result.cases and (result.verdict is Verdict.PASSED or told - {Verdict.PASSED}):
+        return list(result.cases)
+    return [Case("run", "faults", result.verdict, result.reason), *result.cases]
+
+
+def _test_case(result: Result, case: Case, name: str, classname: str) -> TestCase:
+    report = shortened(_report(result, case), _TEXT)
+    message = shortened(on_one_line(case.reason) or "no reason was given", _MESSAGE)
+    found = TestCase(name, classname=classname, stdout=report)
+    if case.verdict is Verdict.FAILED:
+        found.add_failure_info(message, report, failure_type="failed")
+    elif case.verdict is not Verdict.PASSED:
+        found.add_error_info(message, report, error_type=case.verdict.value)
+    return found
+
+
+def _report(result: Result, case: Case) -> str:
+    lines = [f"{case.verdict.value}: {case.reason}"]
+    for name in dict.fromkeys((*case.measured, *case.bound)):
+        measured = value_in_words(name, case.measured[name]) if name in case.measured else None
+        bound = value_in_words(name, case.bound[name]) if name in case.bound else None
+        lines.append(f"{name}: " + ", ".join(
+            f"{word} {value}" for word, value in (("measured", measured), ("bound", bound)) if value is not None
+        ))  # fmt: skip
+    if case.kind == "faults":
+        lines += [
+            f"{fault.id}: {fault.inject} at {fault.target}; planned {fault.planned}; applied {fault.applied or 'never'}; "
+            f"evidence {fault.evidence or 'none'}; rollback {fault.rollback}; {fault.verdict.value}: {fault.reason}"
+            for fault in result.faults
+        ]
+        lines += [f"recovery from {one.fault}, seconds: {pairs_in_words(one.parts)}" for one in result.recoveries]
+    lines += [f"seed: {result.seed}", f"files: {result.run_dir}"]
+    lines += [f"again: {masked_command(result.reproduce)}"] if result.reproduce else []
+    return printable("\n".join(lines))
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        others = (f"{name} ({number})" for number in count(2))
+        found.append(name if name not in found else next(other for other in others if other not in found))
+    return found

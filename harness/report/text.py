@@ -1,0 +1,81 @@
+"""Text that came from jobs, logs and environments, made fit to be shown. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+# What XML 1.0 forbids (https://www.w3.org/TR/xml/#charsets), and what a terminal would obey or hide: C0 and C1 controls,
+# lone surrogates, non-characters, and the marks that turn the direction of writing.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef"
+    + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
+    + "]"
+)
+_SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL", re.IGNORECASE)
+# NAME=value in a command line, also behind a dotted path as in `--set job.env.NAME=value`; quoted values as a whole.
+_ASSIGNMENT = re.compile(r"""(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]*)=('[^']*'|"[^"]*"|[^\s'"]+)""")
+MASK = "***"
+
+
+def printable(text: object) -> str:
+    """The text with every character that could harm a reader written as an escape, such as `\\x1b`."""
+    return _UNSAFE.sub(_escape, str(text).replace("\r\n", "\n"))
+
+
+def on_one_line(text: object) -> str:
+    return " ".join(printable(text).split())
+
+
+def shortened(text: str, limit: int) -> str:
+    """At most `limit` characters: the beginning and the end, and in between how many were left out."""
+    if len(text) <= limit:
+        return text
+    gap = f" [{len(text) - limit} characters and more left out] "
+    kept = max(0, limit - len(gap))
+    return (text[: kept - kept // 3] + gap + text[len(text) - kept // 3 :])[:limit]
+
+
+def masked(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment that can be shown: values whose names look like secrets are replaced."""
+    return {name: MASK if _SECRET.search(name) else value for name, value in env.items()}
+
+
+def masked_command(command: str) -> str:
+    """A command line that can be shown: `NAME=value` is masked where the name looks like a secret."""
+    return _ASSIGNMENT.sub(lambda found: f"{found[1]}={MASK}" if _SECRET.search(found[1]) else found[0], command)
+
+
+def value_in_words(name: str, value: Any) -> str:
+    """A measured value or a bound, short and on one line. Names that end in `_s` are seconds."""
+    if isinstance(value, Mapping):
+        return "{" + pairs_in_words(value) + "}"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        shown = [value_in_words("", one) for one in list(value)[:6]]
+        return ", ".join(shown) + (f" and {len(value) - 6} more" if len(value) > 6 else "")
+    return _scalar(value) + (" s" if name.endswith("_s") and isinstance(value, (int, float)) else "")
+
+
+def pairs_in_words(values: Mapping[str, Any]) -> str:
+    """`catch up 6.84, lost steps 5`"""
+    return ", ".join(f"{name_in_words(name)} {value_in_words(name, value)}" for name, value in values.items())
+
+
+def name_in_words(name: object) -> str:
+    return on_one_line(name).removesuffix("_s").replace("_", " ")
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return "not seen"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if value == 0 or 1e-4 <= abs(value) < 1e4 else f"{value:.3e}"
+    return shortened(on_one_line(value), 120)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,116 @@
+"""Runs small scripts as a rank, exactly as the launcher would, and reads what their agent wrote.
+
+The agent is loaded by path, so that these tests need nothing but pytest and torch: torchaos itself may be absent.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Callable
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "harness" / "agent"
+HOOKS = ("steps", "loss", "samples", "lr", "checkpoints")
+
+
+def _load() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "_torchaos_agent", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["_torchaos_agent"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["_torchaos_agent"])
+
+
+_load()
+wire: Any = import_module("_torchaos_agent.wire")
+
+
+@pytest.fixture(scope="session")
+def agent_module() -> Callable[[str], ModuleType]:
+    """Imports a module of the agent under the name that it has inside a rank."""
+    return lambda name: import_module(f"_torchaos_agent.{name}")
+
+
+@dataclass
+class Ran:
+    """What a rank left."""
+
+    code: int
+    output: str
+    events: list[Any]
+
+    def of(self, *kinds: str) -> list[Any]:
+        return [event for event in self.events if event.kind.value in kinds]
+
+    @property
+    def steps(self) -> list[Any]:
+        return [event.data for event in self.of("step")]
+
+    @property
+    def failures(self) -> list[Any]:
+        return [event.data for event in self.of("agent.failed")]
+
+
+class Rank:
+    """A place for the runs of one test; `run` runs a script as rank 0 of 1, attempt after attempt."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "events").mkdir()
+
+    def page(self, name: str = "kill.page") -> Any:
+        return wire.ControlPage(self.folder / name, create=True)
+
+    def order(self, source: str | None = None, injector: str = "", page: str = "kill.page", **when: Any) -> Any:
+        moment = wire.Moment(**{"pacer": 0, "step": None, "phase": None, **when})
+        return wire.Order("f1", moment, str(self.folder / page), source, injector)
+
+    def environment(self, hooks: tuple[str, ...], orders: tuple[Any, ...], attempt: int) -> dict[str, str]:
+        plan = self.folder / "plan.json"
+        wire.AgentPlan("run", str(self.folder / "events"), hooks, orders).write(plan)
+        mine = {
+            "PYTHONPATH": str(FOLDER / "bootstrap"), wire.ENV_PLAN: str(plan), wire.ENV_RUN_ID: "run",
+            wire.ENV_ATTEMPT_BASE: "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
+            "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": str(attempt), "OMP_NUM_THREADS": "1",
+            "FOLDER": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+        return {**os.environ, **mine}
+
+    def start(
+        self, script: str, hooks: tuple[str, ...] = HOOKS, orders: tuple[Any, ...] = (), attempt: int = 0,
+        env: dict[str, str] | None = None, options: tuple[str, ...] = (),
+    ) -> subprocess.Popen[str]:  # fmt: skip
+        file = self.folder / "script.py"
+        file.write_text(textwrap.dedent(script))
+        environment = {**self.environment(hooks, orders, attempt), **(env or {})}
+        return subprocess.Popen(
+            [sys.executable, *options, str(file)], env=environment, cwd=self.folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def run(self, script: str, **how: Any) -> Ran:
+        return self.wait(self.start(script, **how))
+
+    def wait(self, process: subprocess.Popen[str]) -> Ran:
+        output = process.communicate(timeout=120)[0]
+        return Ran(process.returncode, output, self.read())
+
+    def read(self) -> list[Any]:
+        lines = [line for path in (self.folder / "events").glob("*.jsonl") for line in path.read_bytes().splitlines()]
+        return sorted((wire.Event.from_line(line) for line in lines), key=lambda event: (event.mono_s, event.seq))
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Rank:
+    return Rank(tmp_path)

@@ -1,0 +1,553 @@
+"""The agent in real jobs of one process: each trap that a trainer sets for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+LOOP = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.arange(64).float().reshape(16, 4), torch.arange(16).float())
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+"""
+
+
+def losses(ran: Any) -> list[list[float]]:
+    return [step["losses"] for step in ran.steps]
+
+
+def test_plain_loop(rank: Any) -> None:
+    """A loop over a loader is seen in full: steps, losses, samples with indices, rates, counters and phases."""
+    ran = rank.run(
+        LOOP
+        + """
+sched = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5)
+for x, y in DataLoader(data, batch_size=4):
+    loss = (model(x).squeeze() - y).pow(2).mean()
+    print("LOSS", repr(loss.item()))
+    opt.zero_grad(); loss.backward(); opt.step(); sched.step()
+"""
+    )
+    assert ran.code == 0, ran.output
+    printed = [float(line.split()[1]) for line in ran.output.splitlines() if line.startswith("LOSS")]
+    assert losses(ran) == [[one] for one in printed]
+    assert [step["indices"] for step in ran.steps] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    digests = [digest for step in ran.steps for digest in step["samples"]]
+    assert len(set(digests)) == 16
+    assert [step["lr"] for step in ran.steps] == [[0.01], [0.005], [0.0025], [0.00125]]
+    assert [step["opt_step"] for step in ran.steps] == [1, 2, 3, 4]
+    assert [step["sched_step"] for step in ran.steps] == [0, 1, 2, 3]
+    assert {"data", "forward", "backward", "optimizer"} == set(ran.steps[1]["phases"])
+    assert [event.step for event in ran.of("step")] == [1, 2, 3, 4]
+    assert ran.of("agent.ended")[0].data["unseen"] == ["checkpoints"]
+    assert ran.failures == []
+
+
+def test_gradient_accumulation(rank: Any) -> None:
+    """Several backwards before one step are one iteration with all their losses and samples."""
+    ran = rank.run(
+        LOOP
+        + """
+for n, (x, y) in enumerate(DataLoader(data, batch_size=2), 1):
+    model(x).sum().backward()
+    if n % 4 == 0:
+        opt.step(); opt.zero_grad()
+"""
+    )
+    assert [len(one) for one in losses(ran)] == [4, 4]
+    assert [step["indices"] for step in ran.steps] == [list(range(8)), list(range(8, 16))]
+
+
+def test_batches_fetched_before_they_are_used(rank: Any) -> None:
+    """A loop that fetches all batches of an iteration at once (HF Trainer) is paired with the backwards that follow."""
+    ran = rank.run(
+        LOOP
+        + """
+loader = iter(DataLoader(data, batch_size=2))
+next(loader)  # drawn and thrown away, as in a resumed epoch
+for _ in range(2):
+    for x, y in [next(loader) for _ in range(3)]:
+        model(x).sum().backward()
+    opt.step()
+"""
+    )
+    assert [step["indices"] for step in ran.steps] == [list(range(2, 8)), list(range(8, 14))]
+
+
+def test_grad_scaler_skips(rank: Any) -> None:
+    """A step that the scaler leaves out is an iteration all the same, and says so."""
+    ran = rank.run(
+        LOOP
+        + """
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=100)
+for n in range(5):
+    loss = model(torch.ones(2, 4)).sum() * (float("inf") if n in (1, 2) else 1.0)
+    scaler.scale(loss).backward(); scaler.step(opt); scaler.update(); opt.zero_grad()
+"""
+    )
+    assert [step["skipped"] for step in ran.steps] == [False, True, True, False, False], ran.output
+    assert [step["opt_step"] for step in ran.steps] == [1, 1, 1, 2, 3]
+
+
+def test_gan(rank: Any) -> None:
+    """Two optimizers with a backward each make one iteration, with both losses and both rates."""
+    ran = rank.run(
+        LOOP
+        + """
+other = torch.nn.Linear(4, 1)
+second = torch.optim.SGD(other.parameters(), lr=0.5)
+for x, y in DataLoader(data, batch_size=4):
+    other(x).sum().backward(); second.step(); second.zero_grad()
+    model(x).sum().backward(); opt.step(); opt.zero_grad()
+"""
+    )
+    assert [len(one) for one in losses(ran)] == [2, 2, 2, 2]
+    assert [step["lr"] for step in ran.steps] == [[0.5, 0.01]] * 4
+    assert [step["indices"] for step in ran.steps] == [list(range(n, n + 4)) for n in range(0, 16, 4)]
+
+
+def test_optimizer_in_backward(rank: Any) -> None:
+    """Optimizers that step inside the backward, one per parameter, make one iteration per backward."""
+    ran = rank.run(
+        LOOP
+        + """
+own = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+for p in own:
+    p.register_post_accumulate_grad_hook(lambda p: (own[p].step(), own[p].zero_grad()) and None)
+del opt
+for x, y in DataLoader(data, batch_size=4):
+    model(x).sum().backward()
+"""
+    )
+    assert len(ran.steps) == 4, ran.output
+    assert all(len(one) == 1 for one in losses(ran))
+
+
+def test_lbfgs(rank: Any) -> None:
+    """LBFGS evaluates its closure many times inside one step: one iteration."""
+    ran = rank.run(
+        LOOP
+        + """
+opt = torch.optim.LBFGS(model.parameters(), max_iter=4)
+for x, y in DataLoader(data, batch_size=8):
+    def closure():
+        opt.zero_grad()
+        loss = (model(x).squeeze() - y).pow(2).mean()
+        loss.backward()
+        return loss
+    opt.step(closure)
+"""
+    )
+    assert len(ran.steps) == 2
+    assert all(len(one) > 1 for one in losses(ran))
+    assert [step["indices"] for step in ran.steps] == [list(range(8)), list(range(8, 16))]
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["breaks", "fullgraph"])
+def test_compile(rank: Any, whole: bool) -> None:
+    """A compiled model and a compiled optimizer step are seen, and compile as they would without us."""
+    ran = rank.run(
+        LOOP
+        + f"""
+net = torch.compile(model, backend="eager", fullgraph={whole})
+step = torch.compile(opt.step, backend="eager", fullgraph={whole})
+for x, y in DataLoader(data, batch_size=4):
+    net(x).sum().backward(); step(); opt.zero_grad()
+print("WEIGHT", model.weight.tolist())
+"""
+    )
+    assert ran.code == 0, ran.output
+    assert [step["opt_step"] for step in ran.steps] == [1, 2, 3, 4], ran.output
+    assert len(ran.steps) == 4
+    assert ran.failures == []
+
+
+def test_compiled_function_with_a_step(rank: Any) -> None:
+    """A step inside a compiled function of the user's is seen."""
+    ran = rank.run(
+        LOOP
+        + """
+@torch.compile(backend="eager")
+def update():
+    opt.step()
+for x, y in DataLoader(data, batch_size=4):
+    model(x).sum().backward(); update(); opt.zero_grad()
+"""
+    )
+    assert ran.code == 0, ran.output
+    assert len(ran.steps) == 4, ran.output
+    assert ran.failures == []
+
+
+WORKERS = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Squares(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, n): return torch.full((3,), float(n))
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(3, 1)
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context=%r, persistent_workers=True)
+    for epoch in range(2):
+        for n, x in enumerate(loader):
+            if n == 3: break
+            model(x).sum().backward(); opt.step(); opt.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_run_ahead(rank: Any, context: str) -> None:
+    """Samples are what was consumed, not what workers had drawn; the workers themselves stay unarmed."""
+    ran = rank.run(WORKERS % context)
+    assert ran.code == 0, ran.output
+    once = [list(range(n, n + 4)) for n in range(0, 12, 4)]
+    assert [step["indices"] for step in ran.steps] == once + once
+    assert ran.steps[0]["samples"] == ran.steps[3]["samples"]
+    assert len(ran.of("agent.started")) == 1
+
+
+def test_iterable_dataset(rank: Any) -> None:
+    """An IterableDataset has no indices; its samples have digests all the same."""
+    ran = rank.run(
+        LOOP
+        + """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self): return iter(torch.arange(32).float().reshape(8, 4))
+for x in DataLoader(Stream(), batch_size=4):
+    model(x).sum().backward(); opt.step()
+"""
+    )
+    assert [step["indices"] for step in ran.steps] == [None, None]
+    assert [len(step["samples"]) for step in ran.steps] == [4, 4]
+
+
+def test_evaluation_does_not_count(rank: Any) -> None:
+    """Batches that evaluation draws between two steps are not samples trained on."""
+    ran = rank.run(
+        LOOP
+        + """
+for x, y in DataLoader(data, batch_size=8):
+    model(x).sum().backward(); opt.step()
+    with torch.no_grad():
+        for x, y in DataLoader(data, batch_size=3): model(x)
+"""
+    )
+    assert [step["indices"] for step in ran.steps] == [list(range(8)), list(range(8, 16))]
+
+
+def test_digests_follow_the_sample(rank: Any) -> None:
+    """A sample has the same digest in whatever batch it comes, and another one when a single byte differs."""
+    ran = rank.run(
+        LOOP
+        + """
+changed = data.tensors[0].clone(); changed[3, 2] += 1
+for batch, x in ((4, data.tensors[0]), (2, data.tensors[0]), (16, changed)):
+    for x, y in DataLoader(TensorDataset(x, data.tensors[1]), batch_size=batch):
+        model(x).sum().backward(); opt.step()
+"""
+    )
+    digests = [digest for step in ran.steps for digest in step["samples"]]
+    assert digests[:16] == digests[16:32]
+    assert [a == b for a, b in zip(digests[:16], digests[32:], strict=True)] == [n != 3 for n in range(16)]
+
+
+DDP = (
+    LOOP
+    + """
+import os, torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://" + os.environ["FOLDER"] + "/store", rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(model)
+"""
+)
+
+
+def test_ddp_drops_what_was_not_trained_on(rank: Any) -> None:
+    """Under DDP the inputs of the model decide: batches that were drawn and discarded, or evaluated, don't count."""
+    ran = rank.run(
+        DDP
+        + """
+loader = iter(DataLoader(data, batch_size=2))
+next(loader); ahead = next(loader)
+for _ in range(3):
+    (x, y), ahead = ahead, next(loader)  # one batch is always on its way
+    model(x[:, :]).sum().backward(); opt.step()
+    model.eval(); model(y.new_ones(2, 4)); model.train()
+"""
+    )
+    assert ran.code == 0, ran.output
+    assert [step["indices"] for step in ran.steps] == [[2, 3], [4, 5], [6, 7]], ran.failures
+    assert ran.failures == []
+
+
+def test_ddp_without_a_loader(rank: Any) -> None:
+    """Without any loader the inputs of the wrapped model are the samples."""
+    ran = rank.run(
+        DDP
+        + """
+for n in range(3):
+    model(torch.full((2, 4), float(n))).sum().backward(); opt.step()
+"""
+    )
+    assert [step["indices"] for step in ran.steps] == [None] * 3
+    assert len({tuple(step["samples"]) for step in ran.steps}) == 3
+
+
+def test_accelerate_fetches_one_ahead(rank: Any) -> None:
+    """Without a wrapped model, Accelerate's habit of fetching the next batch first is known by its module's name."""
+    (rank.folder / "accelerate").mkdir()
+    (rank.folder / "accelerate" / "__init__.py").write_text("")
+    (rank.folder / "accelerate" / "data_loader.py").write_text(
+        "def ahead(loader):\n"
+        "    batches = iter(loader)\n"
+        "    now = next(batches)\n"
+        "    while now is not None:\n"
+        "        later = next(batches, None)\n"
+        "        yield now\n"
+        "        now = later\n"
+    )
+    ran = rank.run(
+        LOOP
+        + """
+from accelerate.data_loader import ahead
+for x, y in ahead(DataLoader(data, batch_size=4)):
+    model(x).sum().backward(); opt.step()
+"""
+    )
+    assert [step["indices"] for step in ran.steps] == [list(range(n, n + 4)) for n in range(0, 16, 4)], ran.output
+
+
+def test_collectives_are_a_phase(rank: Any) -> None:
+    """Collectives, DDP's own included, are seen when they are asked for."""
+    ran = rank.run(
+        DDP
+        + """
+for x, y in DataLoader(data, batch_size=4):
+    model(x).sum().backward(); opt.step(); dist.all_reduce(torch.ones(2))
+""",
+        hooks=("steps", "collectives"),
+    )
+    assert ran.code == 0, ran.output
+    assert ran.failures == []
+    assert all("collective" in step["phases"] for step in ran.steps[1:])
+    assert ran.of("agent.ended")[0].data["unseen"] == []
+
+
+def test_no_loss_where_backward_is_not_called(rank: Any) -> None:
+    """Where a trainer calls the autograd engine itself, steps are counted by the optimizer and losses are unseen."""
+    ran = rank.run(
+        LOOP
+        + """
+from torch.autograd import Variable
+for x, y in DataLoader(data, batch_size=4):
+    root = model(x).sum()
+    Variable._execution_engine.run_backward((root,), (torch.ones_like(root),), False, False, (), True, True)
+    opt.step(); opt.zero_grad()
+"""
+    )
+    assert losses(ran) == [[], [], [], []], ran.output
+    assert "loss" in ran.of("agent.ended")[0].data["unseen"]
+
+
+def test_reentrant_checkpointing(rank: Any) -> None:
+    """A backward inside a backward is no loss of its own."""
+    ran = rank.run(
+        LOOP
+        + """
+from torch.utils.checkpoint import checkpoint
+for x, y in DataLoader(data, batch_size=4):
+    checkpoint(model, x.requires_grad_(), use_reentrant=True).sum().backward(); opt.step()
+"""
+    )
+    assert [len(one) for one in losses(ran)] == [1, 1, 1, 1]
+
+
+def test_users_own_sitecustomize(rank: Any) -> None:
+    """A sitecustomize of the user's, later on the path, runs as it would without us."""
+    theirs = rank.folder / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text("import builtins\nbuiltins.THEIRS = __file__\n")
+    env = {"PYTHONPATH": rank.environment((), (), 0)["PYTHONPATH"] + ":" + str(theirs)}
+    ran = rank.run("import torch, sitecustomize\nprint(THEIRS, sitecustomize.__file__)", env=env)
+    assert ran.output.split() == [str(theirs / "sitecustomize.py")] * 2
+    assert len(ran.of("agent.started")) == 1
+
+
+def test_users_sitecustomize_that_imports_torch_and_breaks(rank: Any) -> None:
+    """A user's sitecustomize that imports torch and then fails changes nothing for the agent."""
+    theirs = rank.folder / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text("import torch\n1 / 0\n")
+    env = {"PYTHONPATH": rank.environment((), (), 0)["PYTHONPATH"] + ":" + str(theirs)}
+    ran = rank.run(LOOP + "model(data.tensors[0]).sum().backward(); opt.step(); print('done')", env=env)
+    assert "ZeroDivisionError" in ran.output
+    assert "done" in ran.output
+    assert len(ran.steps) == 1
+
+
+def test_python_m(rank: Any) -> None:
+    """A job started with `python -m` is seen."""
+    (rank.folder / "trainer.py").write_text(LOOP + "model(data.tensors[0]).sum().backward(); opt.step()")
+    ran = rank.run("import runpy; runpy.run_module('trainer', run_name='__main__')")
+    assert len(ran.steps) == 1, ran.output
+
+
+def test_isolated_python(rank: Any) -> None:
+    """`python -I` keeps the environment out: no agent, and the job runs."""
+    ran = rank.run(LOOP + "opt.step(); print('done')", options=("-I",))
+    assert ran.output.strip() == "done"
+    assert ran.events == []
+
+
+def test_torch_late_or_never(rank: Any) -> None:
+    """torch may be imported in a function, or not at all; either way the journal says what was there."""
+    late = rank.run("def main():\n    import torch\n    print(torch.__version__)\nmain()")
+    assert late.of("agent.started")[0].data["torch"] in late.output
+    never = rank.run("print('no torch')", attempt=1)
+    ended = never.of("agent.ended")[-1]
+    assert never.of("agent.started")[-1].data["torch"] is None
+    assert "steps" in ended.data["unseen"]
+
+
+def test_inference_only(rank: Any) -> None:
+    """A job that never trains has no steps, and its traced model still runs."""
+    ran = rank.run(
+        LOOP
+        + """
+traced = torch.jit.trace(model, torch.ones(1, 4))
+with torch.inference_mode():
+    for x, y in DataLoader(data, batch_size=4): traced(x)
+print("done")
+"""
+    )
+    assert ran.output.split()[-1] == "done"
+    assert ran.steps == []
+    assert "steps" in ran.of("agent.ended")[0].data["unseen"]
+
+
+@pytest.mark.parametrize("missing", ["RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "TORCHAOS_PLAN"])
+def test_arms_only_in_a_rank(rank: Any, missing: str) -> None:
+    """RANK alone makes no rank: without any one of torchelastic's variables or the plan nothing is written."""
+    environment = rank.environment(("steps",), (), 0)
+    del environment[missing]
+    subprocess.run([sys.executable, "-c", "import torch"], env=environment, check=True)
+    assert rank.read() == []
+
+
+def test_children_stay_unarmed(rank: Any) -> None:
+    """A forked child, and a Python that the rank starts, write nothing, though they inherit its environment."""
+    ran = rank.run(
+        LOOP
+        + """
+import os, subprocess, sys
+if os.fork() == 0:
+    model(data.tensors[0]).sum().backward(); opt.step()
+    sys.exit(0)
+os.wait()
+subprocess.run([sys.executable, "-c", "import torch"], check=True)
+model(data.tensors[0]).sum().backward(); opt.step()
+"""
+    )
+    assert len(ran.steps) == 1
+    assert len(ran.of("agent.started")) == 1
+    assert len(ran.of("agent.ended")) == 1
+
+
+def test_rank_that_calls_exec(rank: Any) -> None:
+    """A rank that replaces itself is the same rank: it is armed again, in a file of its own."""
+    ran = rank.run(
+        """
+import os, sys
+if len(sys.argv) == 1:
+    import torch
+    os.execv(sys.executable, [sys.executable, __file__, "again"])
+"""
+        + LOOP
+        + "model(data.tensors[0]).sum().backward(); opt.step()"
+    )
+    assert len(ran.steps) == 1
+    assert len({event.source for event in ran.of("agent.started")}) == 2
+
+
+def test_exit_without_atexit(rank: Any) -> None:
+    """Events survive os._exit; only the last one is missing."""
+    ran = rank.run(LOOP + "import os\nmodel(data.tensors[0]).sum().backward(); opt.step(); os._exit(3)")
+    assert ran.code == 3
+    assert len(ran.steps) == 1
+    assert ran.of("agent.ended") == []
+
+
+def test_error_in_a_hook(rank: Any) -> None:
+    """An error in one hook takes that hook out, says so once, and changes nothing else."""
+    ran = rank.run(
+        LOOP
+        + """
+class Odd:
+    def __float__(self): raise TypeError("no number")
+for x, y in DataLoader(data, batch_size=4):
+    model(x).sum().backward()
+    opt.param_groups.append({"params": [], "lr": Odd(), **{k: v for k, v in opt.param_groups[0].items() if k not in ("params", "lr")}})
+    opt.step(); opt.param_groups.pop()
+print("done")
+"""
+    )
+    assert ran.output.strip() == "done"
+    assert [failed["hook"] for failed in ran.failures] == ["lr"]
+    assert [len(step["samples"]) for step in ran.steps] == [4, 4, 4, 4]
+    assert [step["lr"] for step in ran.steps] == [[]] * 4
+
+
+def test_agent_that_cannot_start(rank: Any) -> None:
+    """Where nothing can be written the job runs without an agent, and stderr says why."""
+    (rank.folder / "events").rmdir()
+    process = rank.start(LOOP + "opt.step(); print('done')")
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0
+    assert "done" in output
+    assert "the agent did not start" in output
+
+
+def test_users_exception_passes(rank: Any) -> None:
+    """What the user's own code raises in a backward reaches the user, and the next iteration counts as ever."""
+    ran = rank.run(
+        LOOP
+        + """
+def bad(grad): raise ValueError("mine")
+for n in range(3):
+    loss = model(torch.ones(2, 4)).sum()
+    if n == 1: loss.register_hook(bad)
+    try: loss.backward()
+    except ValueError as error: print(error); continue
+    opt.step()
+"""
+    )
+    assert "mine" in ran.output
+    assert len(ran.steps) == 2
+
+
+def test_torchaos_is_not_needed(rank: Any) -> None:
+    """The agent works where no torchaos can be imported: nothing of that name is, or stays, in the job's modules."""
+    ran = rank.run(
+        LOOP
+        + """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torchaos": raise ImportError(name)
+sys.meta_path.insert(0, Absent())
+for x, y in DataLoader(data, batch_size=4):
+    model(x).sum().backward(); opt.step()
+print([name for name in sys.modules if name.split(".")[0] == "torchaos"])
+"""
+    )
+    assert ran.output.strip() == "[]"
+    assert len(ran.steps) == 4

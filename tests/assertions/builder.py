@@ -1,0 +1,179 @@
+"""An ideal trainer in a few lines of arithmetic, and the journal that a run of it leaves: kills, resumes, saves.
+
+What is left out of the restore is named by `broken`: rng, rng1 (of rank 1 alone), optimizer, momentum, sampler,
+schedule, weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.plan import Plan, PlannedJob
+from torchaos.harness.record import Record
+
+JOB = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0, "/job/checkpoints")
+PLAN = Plan("made-up", "", 7, JOB, (), ())
+
+
+@dataclass
+class State:
+    weight: float
+    rngs: list[random.Random]
+    momentum: float = 0.0
+    opt_step: int = 0
+    sched_step: int = 0
+    position: int = 0  # batches drawn
+
+
+@dataclass
+class Trainer:
+    """Runs `steps` steps and saves every `every`; each of `kills` (global step, rank) ends an attempt in that step."""
+
+    steps: int = 30
+    every: int = 5
+    world: int = 2
+    batch: int = 4
+    kills: Sequence[tuple[int, int]] = ()
+    broken: frozenset[str] = frozenset()
+    worlds: Mapping[int, int] = field(default_factory=dict)  # world size by attempt, where it changes
+    freeze: tuple[int, int, float] | None = None  # step, rank, seconds
+    resubmitted: bool = False  # by a scheduler instead of torchelastic
+    loads_seen: bool = True
+    counters_seen: bool = True
+    samples_seen: bool = True
+    losses_seen: bool = True
+    log_only: int = 0  # no agent: a log line every so many steps
+    global_batch: bool = False  # the global batch stays when the world changes
+    seed: int = 7
+    noise: float = 0.0  # of another machine, say
+    save_s: float = 0.05
+    _events: list[Event] = field(default_factory=list)
+    _now: float = 100.0
+    _saved: dict[int, State] = field(default_factory=dict)
+
+    def record(self, **artifacts: Any) -> Record:
+        self._noise = random.Random(self.noise)
+        attempt, kills = 0, list(self.kills)
+        self.emit(Kind.JOB_STARTED, {"submission": 0, "pid": 50})
+        while not self._attempt(attempt, kills.pop(0) if kills else None):
+            attempt += 1
+            if self.resubmitted:
+                self.emit(Kind.JOB_EXITED, {"submission": attempt - 1, "exit_code": 1}, after=0.3)
+                self.emit(Kind.JOB_STARTED, {"submission": attempt, "pid": 50 + attempt}, after=0.5)
+        self.emit(Kind.JOB_EXITED, {"submission": attempt if self.resubmitted else 0, "exit_code": 0}, after=0.3)
+        return Record(PLAN, tuple(self._events), artifacts)
+
+    def emit(
+        self, kind: Kind, data: Mapping[str, Any], rank: int | None = None, attempt: int | None = None,
+        step: int | None = None, after: float = 0.01,
+    ) -> None:  # fmt: skip
+        self._now += after
+        source = "harness" if rank is None else f"rank{rank}-a{attempt}"
+        self._events.append(Event(kind, source, len(self._events), 0.0, self._now, rank, attempt, step, data))
+
+    def _attempt(self, attempt: int, kill: tuple[int, int] | None) -> bool:
+        """True when the job came to its end."""
+        world = self.worlds.get(attempt, self.world)
+        for rank in range(world):
+            data = {"pid": self._pid(attempt, rank), "start_ticks": attempt, "local_rank": rank, "world_size": world}
+            self.emit(Kind.RANK_UP, {**data, "node": 0}, rank, attempt, after=0.2)
+            if not self.log_only:
+                self.emit(Kind.AGENT_STARTED, {**data, "python": "", "torch": "", "hooks": []}, rank, attempt)
+        base, state = self._resume(attempt, world)
+        for step in range(base + 1, self.steps + 1):
+            if self.freeze and attempt == 0 and step == self.freeze[0]:
+                hit = {"fault": "freeze", "phase": None, "global_step": step, "pid": self._pid(0, self.freeze[1])}
+                self.emit(Kind.APPLYING, hit, self.freeze[1], 0, step - base)
+                self._now += self.freeze[2]
+            if kill and step == kill[0]:
+                self._die(attempt, world, kill, step - base)
+                return False
+            self._step(attempt, world, state, step, step - base)
+        for rank in range(world):
+            gone = {"pid": self._pid(attempt, rank), "start_ticks": attempt, "exit_code": 0}
+            self.emit(Kind.RANK_EXITED, gone, rank, attempt)
+        return True
+
+    def _resume(self, attempt: int, world: int) -> tuple[int, State]:
+        state = State(1.0, [random.Random(f"{self.seed}/{rank}") for rank in range(8)])
+        base = max(self._saved, default=0)
+        if not base:
+            return 0, state
+        path = f"/job/checkpoints/step-{base}"
+        for rank in range(world if self.loads_seen and not self.log_only else 0):
+            data = {"path": path, "format": "dcp", "ok": True, "numbers": {"step": base}}
+            self.emit(Kind.LOAD_END, data, rank, attempt, 0)
+        kept = {
+            "weights": ("weight",), "optimizer": ("momentum", "opt_step"), "momentum": ("momentum",),
+            "sampler": ("position",), "schedule": ("sched_step",), "rng": ("rngs",),
+        }  # fmt: skip
+        restored = copy.deepcopy(self._saved[base])
+        for name in self.broken - {"rng1"}:
+            for part in kept[name]:
+                setattr(restored, part, getattr(state, part))
+        if "rng1" in self.broken:
+            restored.rngs[1] = state.rngs[1]
+        return base, restored
+
+    def _step(self, attempt: int, world: int, state: State, step: int, local: int) -> None:
+        size = self.batch * self.world // world if self.global_batch else self.batch
+        first, state.position = state.position * self.batch * self.world, state.position + 1
+        lr = 0.1 * (1 - state.sched_step / (2 * self.steps))
+        losses = []
+        for rank in range(world):
+            indices = list(range(first + rank * size, first + (rank + 1) * size))
+            noise = self._noise.random() * 1e-7 if self.noise else 0.0
+            losses.append(state.weight + 0.01 * state.rngs[rank].random() + 1e-4 * (sum(indices) % 97) + noise)
+            data = {
+                "losses": [losses[rank]] if self.losses_seen else [],
+                "samples": [f"d{index}" for index in indices] if self.samples_seen else [None] * size,
+                "indices": indices if self.samples_seen else None, "lr": [lr],
+                "opt_step": state.opt_step + 1 if self.counters_seen else None,
+                "sched_step": state.sched_step if self.counters_seen else None, "phases": {}, "skipped": False,
+            }  # fmt: skip
+            if not self.log_only:
+                self.emit(Kind.STEP, data, rank, attempt, local)
+        if self.log_only and step % self.log_only == 0:
+            self.emit(Kind.LOG_STEP, {"step": step, "adapter": "regex", "loss": losses[0], "lr": lr})
+        state.opt_step, state.sched_step = state.opt_step + 1, state.sched_step + 1
+        state.momentum = 0.9 * state.momentum + sum(losses) / world
+        state.weight -= 0.01 * lr * state.momentum * (1 + 1 / state.opt_step)
+        if step % self.every == 0:
+            self._save(attempt, world, state, step, local)
+
+    def _save(self, attempt: int, world: int, state: State, step: int, local: int) -> None:
+        self._saved[step] = copy.deepcopy(state)
+        if self.log_only:
+            return
+        data = {"path": f"/job/checkpoints/step-{step}", "format": "dcp"}
+        for kind, more in ((Kind.SAVE_BEGIN, {}), (Kind.SAVE_END, {"ok": True, "blocked_s": self.save_s})):
+            for rank in range(world):
+                self.emit(kind, {**data, **more}, rank, attempt, local)
+
+    def _die(self, attempt: int, world: int, kill: tuple[int, int], local: int) -> None:
+        step, victim = kill
+        pid = self._pid(attempt, victim)
+        self.emit(
+            Kind.APPLYING,
+            {"fault": "kill", "phase": "backward", "global_step": step, "pid": pid},
+            victim,
+            attempt,
+            local,
+        )
+        gone = {"pid": pid, "start_ticks": attempt, "exit_code": -9}
+        self.emit(Kind.RANK_EXITED, gone, victim, attempt, after=0.002)
+        self.emit(Kind.ELASTIC_FAILURE, {"exit_code": -9, "local_rank": victim, "pid": pid}, victim, attempt, after=0.1)
+        for rank in range(world):
+            if rank != victim:
+                gone = {"pid": self._pid(attempt, rank), "start_ticks": attempt, "exit_code": -15}
+                self.emit(Kind.RANK_EXITED, gone, rank, attempt, after=0.05)
+        if not self.resubmitted:
+            self.emit(Kind.ELASTIC_RENDEZVOUS, {"done": True}, after=0.3)
+
+    def _pid(self, attempt: int, rank: int) -> int:
+        return 1000 + 10 * attempt + rank

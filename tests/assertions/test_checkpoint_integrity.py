@@ -1,0 +1,130 @@
+"""checkpoint_integrity: whole, loadable, of the right step, and with the contents of the twin's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
+from torchaos.harness.agreement import wants_more
+from torchaos.harness.contents import checkpoints_of
+from torchaos.harness.contracts import Assertion, Finding, Outcome
+
+KILL = [(18, 1)]
+STEPS = (5, 10, 15, 20, 25, 30)
+
+
+def _one(step: int, **other: Any) -> dict[str, Any]:
+    return {
+        "path": f"step-{step}", "format": "dcp", "step": step, "complete": True, "loadable": True, "problem": None,
+        "tensors": {"model.weight": f"w{step}", "ema.weight": f"e{step}"}, "values": {"step": str(step)}, "bytes": 10,
+        **other,
+    }  # fmt: skip
+
+
+def _inventory(*changed: dict[str, Any], steps: tuple[int, ...] = STEPS) -> dict[str, Any]:
+    own = {one["path"]: one for one in changed}
+    ones = [own.pop(f"step-{step}", None) or _one(step) for step in steps]
+    return {"root": "/job/checkpoints", "checkpoints": [*ones, *own.values()]}
+
+
+def _judge(trainer: Any, ours: dict[str, Any], *theirs: dict[str, Any], **how: Any) -> Finding:
+    run = trainer(**{"kills": KILL, **how}).record(inventory=ours)
+    return CheckpointIntegrity().judge(run, [trainer().record(inventory=other) for other in theirs])
+
+
+def test_whole_and_equal_checkpoints_pass(trainer: Any) -> None:
+    """Six checkpoints that are those of the twin; without a twin the reason says what can't be seen."""
+    assert isinstance(CheckpointIntegrity(), Assertion)
+    finding = _judge(trainer, _inventory(), _inventory())
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert finding.measured == {"checkpoints": 6, "compared": 6, "entries": 3}
+    alone = _judge(trainer, _inventory())
+    assert (alone.outcome, "without a twin" in alone.reason) == (Outcome.PASSED, True)
+
+
+def test_a_checkpoint_that_is_marked_complete_must_load(trainer: Any) -> None:
+    """Even an old one: whoever falls back to it is lost."""
+    finding = _judge(trainer, _inventory(_one(10, loadable=False, problem="crc of weight")), _inventory())
+    assert finding.outcome is Outcome.FAILED
+    assert finding.reason == "step-10 (step 10) is marked as complete and does not load: crc of weight"
+
+
+def test_a_torn_leftover_is_borne_with_only_when_superseded(trainer: Any) -> None:
+    """What the killed attempt left half written is no harm once a later one is whole; the newest must be whole."""
+    torn = _one(18, path=".step-18.tmp", complete=False, loadable=False, problem="no metadata")
+    finding = _judge(trainer, _inventory(torn), _inventory())
+    assert (finding.outcome, "1 torn and superseded: .step-18.tmp" in finding.reason) == (Outcome.PASSED, True)
+    newest = _judge(trainer, _inventory(_one(30, complete=False, loadable=False, problem="no metadata")), _inventory())
+    assert (newest.outcome, "the newest checkpoint, step-30 (step 30), is torn" in newest.reason) == (
+        Outcome.FAILED,
+        True,
+    )
+
+
+def test_no_checkpoint_and_no_inventory(trainer: Any) -> None:
+    """None on disk fails; not having looked is inconclusive."""
+    assert _judge(trainer, {"root": "/job/checkpoints", "checkpoints": []}).outcome is Outcome.FAILED
+    assert CheckpointIntegrity().judge(trainer().record(), []).outcome is Outcome.INCONCLUSIVE
+
+
+def test_the_newest_must_be_of_the_right_step(trainer: Any) -> None:
+    """Older than the twin's, or than the last that was seen saved."""
+    finding = _judge(trainer, _inventory(steps=STEPS[:-1]), _inventory())
+    assert finding.outcome is Outcome.FAILED
+    assert "is of step 25, though one was saved after step 30" in finding.reason
+    short = _judge(trainer, _inventory(steps=STEPS[:-1]), _inventory(), steps=25)
+    assert (short.outcome, "is of step 25, the twin's of step 30" in short.reason) == (Outcome.FAILED, True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"tensors": {"model.weight": "w20", "ema.weight": "lost"}},
+            "the tensor ema.weight in step-20 (step 20) differs",
+        ),
+        ({"tensors": {"model.weight": "w20"}}, "the tensor ema.weight is missing in step-20"),
+        ({"values": {"step": "3"}}, "the value step in step-20 (step 20) differs from the twin's: 3 instead of 20"),
+    ],
+)
+def test_other_contents_fail_by_name(trainer: Any, changed: dict[str, Any], words: str) -> None:
+    """A lost EMA shows in no loss, only here; so does any tensor or value."""
+    finding = _judge(trainer, _inventory(_one(20, **changed)), _inventory())
+    assert (finding.outcome, words in finding.reason) == (Outcome.FAILED, True), finding.reason
+    assert "it is state that no loss shows" in finding.reason
+    assert finding.measured["step"] == 20
+
+
+def test_entries_in_which_twins_differ_are_not_compared(trainer: Any) -> None:
+    """A clock is told from a loss by a second twin; one twin alone can't tell."""
+    ours = _inventory(_one(20, values={"step": "20", "saved_time": "1.5"}))
+    first, second = (_inventory(_one(20, values={"step": "20", "saved_time": t})) for t in ("2.5", "3.5"))
+    two = _judge(trainer, ours, first, second)
+    assert two.outcome is Outcome.PASSED, two.reason
+    assert "but for 1 entries in which the twins differ" in two.reason
+    assert _judge(trainer, ours, first).outcome is Outcome.INCONCLUSIVE
+    run, twin = trainer(kills=KILL).record(inventory=ours), trainer().record(inventory=first)
+    assert wants_more(run, [twin])
+
+
+def test_contents_that_follow_the_loss_are_told_from_those_that_do_not(trainer: Any) -> None:
+    """When the loss had differed before, the checkpoint only shows it once more."""
+    ours = _inventory(_one(20, tensors={"model.weight": "other", "ema.weight": "e20"}))
+    finding = _judge(trainer, ours, _inventory(), broken=frozenset({"rng"}))
+    assert (finding.outcome, "so the job had left the twin's path before" in finding.reason) == (Outcome.FAILED, True)
+
+
+def test_a_twin_of_another_path_is_no_measure(trainer: Any) -> None:
+    """When the losses differed before the fault, other contents show nothing."""
+    finding = _judge(trainer, _inventory(_one(20, values={"step": "3"})), _inventory(), seed=8)
+    assert (finding.outcome, "no measure" in finding.reason) == (Outcome.INCONCLUSIVE, True)
+
+
+def test_the_step_is_that_of_the_save_whatever_the_name(trainer: Any) -> None:
+    """The run's own record of the saving goes before what the checkpoint says of itself."""
+    run = trainer().record(inventory=_inventory(_one(20, step=99)))
+    found = checkpoints_of(run)
+    assert found is not None
+    assert [one.step for one in found] == list(STEPS)

@@ -1,0 +1,115 @@
+"""completed: exit code 0 and the right last step; an abort on the way out is recognised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.completed import Completed
+from torchaos.assertions.loss_continuity import LossContinuity
+from torchaos.assertions.restarts import Restarts
+from torchaos.assertions.sample_accounting import SampleAccounting
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Assertion, Outcome
+
+KILL = [(18, 1)]
+GOOD = {"path": "step-30", "format": "dcp", "step": 30, "complete": True, "loadable": True, "problem": None}
+INVENTORY = {"root": "/job/checkpoints", "checkpoints": [{**GOOD, "tensors": {}, "values": {}, "bytes": 1}]}
+
+
+def _aborting(trainer: Any, again: bool) -> Any:
+    """A job that was done and then aborted on its way out. `again`: torchelastic started it once more, and it trained
+    one step beyond its end; otherwise it just ended with exit code 1."""
+    run = trainer().record(inventory=INVENTORY)
+    events = []
+    for event in run.events:
+        if event.kind is Kind.RANK_EXITED and event.rank == 1:
+            ended = Event(Kind.AGENT_ENDED, "rank1-a0", 9_000, 0.0, event.mono_s - 0.001, 1, 0, None, {"unseen": []})
+            events += [ended, replace(event, data={**event.data, "exit_code": -6})]
+        elif event.kind is not Kind.JOB_EXITED:
+            events.append(event)
+    end = events[-1].mono_s
+    if again:
+        steps = [e for e in events if e.kind is Kind.STEP][-2:]
+        for n, step in enumerate(steps):
+            source = f"rank{step.rank}-a1"
+            up = {"pid": 2000 + n, "start_ticks": 1, "local_rank": n, "world_size": 2, "node": 0}
+            load = {"path": "/job/checkpoints/step-30", "format": "dcp", "ok": True, "numbers": {}}
+            gone = {"pid": 2000 + n, "start_ticks": 1, "exit_code": 0}
+            events += [
+                Event(Kind.RANK_UP, source, 0, 0.0, end + 1, step.rank, 1, None, up),
+                Event(Kind.LOAD_END, source, 1, 0.0, end + 2, step.rank, 1, 0, load),
+                replace(
+                    step, source=source, seq=2, mono_s=end + 3, attempt=1, step=1, data={**step.data, "opt_step": 31}
+                ),
+                Event(Kind.RANK_EXITED, source, 3, 0.0, end + 4, step.rank, 1, None, gone),
+            ]
+    code = {"submission": 0, "exit_code": 0 if again else 1}
+    return replace(run, events=(*events, Event(Kind.JOB_EXITED, "harness", 9_999, 0.0, end + 5, data=code)))
+
+
+def test_a_job_that_ended_as_its_twin_is_completed(trainer: Any) -> None:
+    """Exit code 0 after the twin's last step, or after the one that was given."""
+    assert isinstance(Completed(), Assertion)
+    run, twin = trainer(kills=KILL).record(), trainer().record()
+    assert Completed().judge(run, [twin]).outcome is Outcome.PASSED
+    assert Completed(steps=30).judge(run, []).outcome is Outcome.PASSED
+    alone = Completed().judge(run, [])
+    assert (alone.outcome, "nothing says that this is the end" in alone.reason) == (Outcome.PASSED, True)
+
+
+@pytest.mark.parametrize(("due", "words"), [(35, "5 short of 35"), (25, "5 beyond 25")])
+def test_another_last_step_fails(trainer: Any, due: int, words: str) -> None:
+    """Exit code 0 is not enough: the job must have done its steps, and no more."""
+    finding = Completed(steps=due).judge(trainer(kills=KILL).record(), [])
+    assert (finding.outcome, words in finding.reason) == (Outcome.FAILED, True)
+
+
+def test_an_exit_code_fails_with_its_cause(trainer: Any) -> None:
+    """A job that ended with an error is not completed; one that had to be stopped neither."""
+    run = trainer(kills=KILL).record()
+    *events, end = run.events
+    bad = replace(end, data={"submission": 0, "exit_code": 1})
+    cause = Event(Kind.LOG_CAUSE, "harness", 9_000, 0.0, end.mono_s - 1, data={"cause": "no space left", "line": ""})
+    finding = Completed().judge(replace(run, events=(*events, cause, bad)), [])
+    assert (finding.outcome, finding.reason) == (Outcome.FAILED, "the job ended with exit code 1: no space left")
+    stop = Event(Kind.STOPPED, "harness", 9_001, 0.0, end.mono_s - 0.1, data={"reason": "it took too long"})
+    assert "it took too long" in Completed().judge(replace(run, events=(*events, stop, end)), []).reason
+    assert Completed().judge(replace(run, events=tuple(events)), []).outcome is Outcome.INCONCLUSIVE
+
+
+def test_an_abort_on_the_way_out_is_set_aside(trainer: Any) -> None:
+    """A done job that torchelastic ran once more is completed, and the step beyond is left out everywhere."""
+    run, twin = _aborting(trainer, again=True), trainer().record(inventory=INVENTORY)
+    finding = Completed().judge(run, [twin])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "rank 1 aborted at interpreter exit, after its last step (30)" in finding.reason
+    assert finding.measured["teardown_aborts"] == 1
+    for assertion in (LossContinuity(), SampleAccounting(), Restarts(max=0)):
+        judged = assertion.judge(run, [twin])
+        assert judged.outcome is Outcome.PASSED, judged.reason
+    assert LossContinuity().judge(trainer(kills=KILL).record(), [run]).outcome is Outcome.PASSED
+
+
+def test_an_abort_with_an_error_needs_a_verified_checkpoint(trainer: Any) -> None:
+    """With no restart left the job ends with 1; that is set aside only when its final checkpoint is whole."""
+    run, twin = _aborting(trainer, again=False), trainer().record()
+    assert Completed().judge(run, [twin]).outcome is Outcome.PASSED
+    unverified = Completed().judge(replace(run, artifacts={}), [twin])
+    assert (unverified.outcome, "could not be verified" in unverified.reason) == (Outcome.FAILED, True)
+
+
+def test_an_abort_in_the_middle_is_none_on_the_way_out(trainer: Any) -> None:
+    """The same exit code before the last step is a crash like any other."""
+    finding = Completed(steps=35).judge(_aborting(trainer, again=False), [])
+    assert (finding.outcome, finding.reason) == (Outcome.FAILED, "the job ended with exit code 1")
+
+
+def test_steps_that_were_not_seen_are_inconclusive(trainer: Any) -> None:
+    """Exit code 0 of a job whose steps nobody saw shows nothing about its last one."""
+    run = trainer().record()
+    blind = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.STEP))
+    finding = Completed(steps=30).judge(blind, [])
+    assert (finding.outcome, "no step was seen" in finding.reason) == (Outcome.INCONCLUSIVE, True)

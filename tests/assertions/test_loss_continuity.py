@@ -1,0 +1,213 @@
+"""loss_continuity: a healthy recovery passes, and each part that was not restored is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.loss_continuity import LossContinuity
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.agreement import agree, noise, wants_more
+from torchaos.harness.contracts import Assertion, Outcome
+
+KILL = [(18, 1)]
+
+
+def _edit(run: Any, kind: Kind, **data: Any) -> Any:
+    """The record with these entries in the payload of each event of the kind."""
+    events = [replace(e, data={**e.data, **data}) if e.kind is kind else e for e in run.events]
+    return replace(run, events=tuple(events))
+
+
+def _scale_loss(run: Any, wanted: Any, factor: float) -> Any:
+    """The record with the losses of the wanted steps scaled."""
+    events = [
+        replace(e, data={**e.data, "losses": [loss * factor for loss in e.data["losses"]]})
+        if e.kind is Kind.STEP and wanted(e)
+        else e
+        for e in run.events
+    ]
+    return replace(run, events=tuple(events))
+
+
+def test_healthy_recovery_is_bitwise_the_twin(trainer: Any) -> None:
+    """A job that restores everything passes, twice over: with one kill and with three."""
+    twin = trainer().record()
+    assert isinstance(LossContinuity(), Assertion)
+    for kills in (KILL, [(18, 1), (16, 0), (23, 1)]):
+        finding = LossContinuity().judge(trainer(kills=kills).record(), [twin])
+        assert finding.outcome is Outcome.PASSED, finding.reason
+        assert "bitwise equal" in finding.reason
+        assert finding.measured["largest_difference"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("broken", "step", "words"),
+    [
+        ("rng", 16, "the RNG state (dropout) was not restored"),
+        ("rng1", 16, "only rank 1 differs"),
+        (
+            "optimizer",
+            17,
+            "optimizer state was lost: its own step counter stood at 1 after step 16, and at 16 in the twin",
+        ),
+        ("momentum", 17, "what acts in the update was not: optimizer state (momentum)"),
+        ("schedule", 16, "the LR schedule was restarted"),
+        ("sampler", 16, "the data order: rank 0 was given other samples from step 16 on"),
+        ("weights", 16, "the model's weights were not restored"),
+    ],
+)
+def test_what_was_not_restored_is_named(trainer: Any, broken: str, step: int, words: str) -> None:
+    """Each broken trainer fails, at the step where it first shows, with its cause in words."""
+    finding = LossContinuity().judge(trainer(kills=KILL, broken=frozenset({broken})).record(), [trainer().record()])
+    assert finding.outcome is Outcome.FAILED
+    assert words in finding.reason
+    assert finding.measured["step"] == step
+
+
+def test_a_schedule_that_changes_no_loss_yet_is_seen_in_the_rate(trainer: Any) -> None:
+    """The learning rate is compared too, so a restarted schedule shows one step before the loss."""
+    finding = LossContinuity().judge(trainer(kills=KILL, broken=frozenset({"schedule"})).record(), [trainer().record()])
+    assert "the learning rate differs first in step 16" in finding.reason
+
+
+def test_twin_that_differs_before_the_fault_is_no_measure(trainer: Any) -> None:
+    """Another seed: the two disagree before anything was injected, and nothing follows from it."""
+    finding = LossContinuity().judge(trainer(kills=KILL).record(), [trainer(seed=8).record()])
+    assert finding.outcome is Outcome.INCONCLUSIVE
+    assert "the twin is no measure for this run" in finding.reason
+    assert finding.measured["step"] == 1
+
+
+def test_tolerance_is_learned_from_twins_that_differ(trainer: Any) -> None:
+    """A noisy job passes within what its twins differ by, fails when it lost its RNG, and fails beside one twin."""
+    twins = [trainer(noise=n).record() for n in (1, 2, 3)]
+    assert 0 < noise(twins) < 1e-6
+    run = trainer(kills=KILL, noise=4).record()
+    finding = LossContinuity().judge(run, twins)
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert finding.bound["basis"] == "learned from 3 twins that differ among themselves"
+    broken = trainer(kills=KILL, noise=5, broken=frozenset({"rng"})).record()
+    assert LossContinuity().judge(broken, twins).outcome is Outcome.FAILED
+    assert LossContinuity().judge(run, twins[:1]).outcome is Outcome.INCONCLUSIVE
+    assert LossContinuity(tolerance=1e-5).judge(run, twins[:1]).outcome is Outcome.PASSED
+
+
+def test_more_twins_are_wanted_only_while_they_tell_more(trainer: Any) -> None:
+    """A run that equals its twin needs no other; one that differs needs a second, and twins that differ a third."""
+    twin, healthy = trainer().record(), trainer(kills=KILL).record()
+    broken = trainer(kills=KILL, broken=frozenset({"rng"})).record()
+    noisy = [trainer(noise=n).record() for n in (1, 2, 3)]
+    assert agree(healthy, [twin])
+    assert not wants_more(healthy, [twin])
+    assert wants_more(broken, [twin])
+    assert not wants_more(broken, [twin, trainer().record()])
+    assert wants_more(broken, noisy[:2])
+    assert not wants_more(broken, noisy)
+
+
+def test_without_a_twin_only_redone_steps_are_compared(trainer: Any) -> None:
+    """Steps done again are compared with their first execution, and the verdict says what that can't see."""
+    healthy = LossContinuity().judge(trainer(kills=KILL).record(), [])
+    assert healthy.outcome is Outcome.PASSED
+    assert "(16 to 17)" in healthy.reason
+    assert "steps that were done only once were compared with nothing" in healthy.reason
+    broken = LossContinuity().judge(trainer(kills=KILL, broken=frozenset({"rng"})).record(), [])
+    assert broken.outcome is Outcome.FAILED
+    assert "RNG" in broken.reason
+    assert LossContinuity().judge(trainer(kills=[(16, 1)]).record(), []).outcome is Outcome.INCONCLUSIVE
+
+
+def test_unseen_losses_are_inconclusive_by_name(trainer: Any) -> None:
+    """A backward hook that never fired is named; so is one that failed, and a single loss that is missing."""
+    twin = trainer().record()
+    blind = trainer(kills=KILL, losses_seen=False).record()
+    finding = LossContinuity().judge(blind, [twin])
+    assert (finding.outcome, "the backward hook never fired" in finding.reason) == (Outcome.INCONCLUSIVE, True)
+    failure = Event(Kind.AGENT_FAILED, "rank0-a0", 9_999, 0.0, 100.5, 0, 0, None, {"hook": "loss", "error": "boom"})
+    failed = LossContinuity().judge(replace(blind, events=(*blind.events, failure)), [twin])
+    assert "the agent's hook loss failed: boom" in failed.reason
+    run = trainer(kills=KILL).record()
+    holed = [
+        replace(e, data={**e.data, "losses": [None]}) if e.step == 3 and e.kind is Kind.STEP else e for e in run.events
+    ]
+    one = LossContinuity().judge(replace(run, events=tuple(holed)), [twin])
+    assert (one.outcome, "the loss of step 3 on rank 0 was not seen" in one.reason) == (Outcome.INCONCLUSIVE, True)
+    assert (
+        "the twin's losses were not seen" in LossContinuity().judge(run, [trainer(losses_seen=False).record()]).reason
+    )
+
+
+def test_missing_and_extra_steps_fail(trainer: Any) -> None:
+    """A history that ends early or late is not the twin's."""
+    short = LossContinuity().judge(trainer(kills=KILL, steps=30).record(), [_longer(trainer)])
+    assert (short.outcome, short.measured) == (Outcome.FAILED, {"missing": 5})
+    long = LossContinuity().judge(_longer(trainer, kills=KILL), [trainer().record()])
+    assert (long.outcome, long.measured) == (Outcome.FAILED, {"extra": 5})
+
+
+def _longer(trainer: Any, **how: Any) -> Any:
+    """A job that goes on to step 35 at the pace of the one that ends with 30."""
+    run = trainer(steps=30, **how).record()
+    last = [e for e in run.events if e.kind is Kind.STEP][-2:]
+    more = [
+        replace(e, step=(e.step or 0) + n, seq=5_000 + n, mono_s=e.mono_s + 0.001 * n)
+        for n in range(1, 6)
+        for e in last
+    ]
+    return replace(run, events=tuple(sorted([*run.events, *more], key=lambda e: e.mono_s)))
+
+
+def test_a_step_that_the_fault_changed_is_not_laid_at_the_restart(trainer: Any) -> None:
+    """A loss that differs in an attempt that was never restarted points to the fault itself."""
+    run = trainer(freeze=(10, 1, 2.0)).record()
+    changed = _scale_loss(run, lambda e: (e.step or 0) >= 12, 1.5)
+    finding = LossContinuity().judge(changed, [trainer().record()])
+    assert finding.outcome is Outcome.FAILED
+    assert "It had not been restarted by then" in finding.reason
+
+
+def test_means_are_compared_when_the_world_changed(trainer: Any) -> None:
+    """With fewer ranks after the restart, the mean over the ranks must stay near, and a broken one does not."""
+    twin = trainer().record()
+    shrunk = trainer(kills=KILL, worlds={1: 1}, global_batch=True).record()
+    finding = LossContinuity().judge(shrunk, [twin])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "the means over the ranks were compared" in finding.reason
+    lost = trainer(kills=KILL, worlds={1: 1}, global_batch=True, broken=frozenset({"weights"})).record()
+    assert LossContinuity().judge(lost, [twin]).outcome is Outcome.FAILED
+
+
+def test_log_lines_alone_can_be_judged(trainer: Any) -> None:
+    """Without an agent the printed losses are compared, and the reason says that it is only those."""
+    twin = trainer(log_only=1).record()
+    finding = LossContinuity().judge(trainer(kills=KILL, log_only=1).record(), [twin])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "as far as the job's log tells" in finding.reason
+    broken = trainer(kills=KILL, log_only=1, broken=frozenset({"rng"})).record()
+    assert LossContinuity().judge(broken, [twin]).outcome is not Outcome.PASSED
+
+
+def test_nan_equals_nan(trainer: Any) -> None:
+    """A job that is NaN like its twin goes on as if nothing had happened; NaN against a number differs."""
+    run, twin = trainer(kills=KILL).record(), trainer().record()
+    nan = {"losses": [float("nan")]}
+    assert (
+        LossContinuity().judge(_edit(run, Kind.STEP, **nan), [_edit(twin, Kind.STEP, **nan)]).outcome is Outcome.PASSED
+    )
+    late = [replace(e, data={**e.data, **nan}) if e.attempt == 1 and e.kind is Kind.STEP else e for e in run.events]
+    assert LossContinuity().judge(replace(run, events=tuple(late)), [twin]).outcome is Outcome.FAILED
+
+
+def test_steps_that_nobody_can_place_are_inconclusive(trainer: Any) -> None:
+    """Where no witness knows the base, nothing is judged; a twin's samples may still tell."""
+    blind = {"loads_seen": False, "counters_seen": False, "samples_seen": False, "broken": frozenset({"rng"})}
+    finding = LossContinuity().judge(trainer(kills=KILL, **blind).record(), [trainer().record()])
+    assert (finding.outcome, "nobody can say" in finding.reason) == (Outcome.INCONCLUSIVE, True)
+    seen = {"loads_seen": False, "counters_seen": False}
+    assert (
+        LossContinuity().judge(trainer(kills=[(16, 1)], **seen).record(), [trainer().record()]).outcome
+        is Outcome.PASSED
+    )

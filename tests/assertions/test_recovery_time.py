@@ -1,0 +1,160 @@
+"""recovery_time: the parts of a recovery, its bounds, and the job that never caught up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from torchaos.assertions.recovery_time import RecoveryTime
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Assertion, Outcome
+from torchaos.harness.recovery import PARTS, recoveries
+
+KILL = [(18, 1)]
+
+
+def _without(run: Any, wanted: Any) -> Any:
+    return replace(run, events=tuple(event for event in run.events if not wanted(event)))
+
+
+def test_bare_assertion_passes_when_the_job_caught_up(trainer: Any) -> None:
+    """Without bounds, catching up at all is what counts."""
+    assert isinstance(RecoveryTime(), Assertion)
+    finding = RecoveryTime().judge(trainer(kills=KILL).record(), [])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "with 2 steps done again" in finding.reason
+
+
+def test_bounds_are_written_as_durations() -> None:
+    """The scenario's words become seconds."""
+    assert TypeAdapter(RecoveryTime).validate_python({"catch_up": "1m30s", "lost_steps": 5}) == RecoveryTime(
+        90.0, lost_steps=5
+    )
+
+
+def test_parts_come_in_order_and_from_the_right_events(trainer: Any) -> None:
+    """Each part is the time of its own event since the fault was applied."""
+    run = trainer(kills=KILL).record()
+    (one,) = recoveries(run)
+    at = {kind: [e.mono_s for e in run.events if e.kind is kind] for kind in Kind}
+    hit = at[Kind.APPLYING][0]
+    taken = [one.parts[part] for part in PARTS]
+    assert None not in taken
+    assert taken == sorted(taken)
+    assert one.parts["felt"] == pytest.approx(0.002)
+    assert one.parts["detected"] == pytest.approx(at[Kind.ELASTIC_FAILURE][0] - hit)
+    assert one.parts["torn_down"] == pytest.approx(at[Kind.RANK_EXITED][1] - hit)
+    assert one.parts["rendezvous"] == pytest.approx(at[Kind.ELASTIC_RENDEZVOUS][0] - hit)
+    assert one.parts["workers_up"] == pytest.approx(at[Kind.RANK_UP][-1] - hit)
+    assert one.parts["restored"] == pytest.approx(at[Kind.LOAD_END][-1] - hit)
+    later = [e for e in run.events if e.kind is Kind.STEP and e.attempt == 1]
+    assert one.parts["first_step"] == pytest.approx(later[0].mono_s - hit)
+    assert one.parts["caught_up"] == pytest.approx(next(e.mono_s for e in later if e.step == 3) - hit)
+    assert (one.fault, one.lost_steps) == ("kill", 2)
+
+
+@pytest.mark.parametrize(
+    "part", ["felt", "detect", "torn_down", "rendezvous", "workers_up", "restored", "first_step", "catch_up"]
+)
+def test_each_part_has_its_bound(trainer: Any, part: str) -> None:
+    """A part that takes longer than allowed fails by name and amount, and passes within it."""
+    run = trainer(kills=KILL).record()
+    assert RecoveryTime(**{part: 60.0}).judge(run, []).outcome is Outcome.PASSED
+    finding = RecoveryTime(**{part: 0.001}).judge(run, [])
+    assert (finding.outcome, "more than allowed" in finding.reason) == (Outcome.FAILED, True)
+    assert finding.bound == {part: 0.001}
+
+
+def test_lost_steps_and_invalid_time_have_bounds(trainer: Any) -> None:
+    """A job that resumed from an older checkpoint lost work though it is bitwise right; so does slow saving."""
+    run = trainer(kills=KILL, every=10).record()
+    finding = RecoveryTime(lost_steps=5).judge(run, [])
+    assert (finding.outcome, "7 steps had to be done again" in finding.reason) == (Outcome.FAILED, True)
+    caught_up = recoveries(run)[0].parts["caught_up"]
+    assert finding.measured["invalid_time"] == pytest.approx(caught_up + 3 * 0.05)
+    assert RecoveryTime(invalid_time=0.5).judge(run, []).outcome is Outcome.FAILED
+    assert RecoveryTime(lost_steps=7, invalid_time=60.0).judge(run, []).outcome is Outcome.PASSED
+
+
+def test_a_job_that_never_caught_up_fails(trainer: Any) -> None:
+    """It came back and ended below where it had been: that is no recovery, whatever its exit code."""
+    run = _without(trainer(kills=KILL).record(), lambda e: e.attempt == 1 and (e.step or 0) > 2)
+    finding = RecoveryTime().judge(run, [])
+    assert finding.outcome is Outcome.FAILED
+    assert "it came back, and did not get past step 17" in finding.reason
+    gone = _without(run, lambda e: e.attempt == 1)
+    assert "made no step after the fault" in RecoveryTime().judge(gone, []).reason
+
+
+def test_a_step_that_the_others_still_finish_is_no_recovery(trainer: Any) -> None:
+    """Rank 0 ends its step after rank 1 was killed in it; only the next attempt can catch up."""
+    run = trainer(kills=KILL).record()
+    hit = next(e for e in run.events if e.kind is Kind.APPLYING)
+    model = next(e for e in run.events if e.kind is Kind.STEP and e.rank == 0 and e.step == 17)
+    events = sorted([*run.events, replace(model, step=18, mono_s=hit.mono_s + 0.001)], key=lambda e: e.mono_s)
+    (one,) = recoveries(replace(run, events=tuple(events)))
+    assert one.parts["caught_up"] is not None
+    assert one.parts["caught_up"] > 1.0
+    assert one.lost_steps == 3
+
+
+def test_a_freeze_recovers_without_a_restart(trainer: Any) -> None:
+    """The frozen rank's own first step beyond the highest one is the recovery; nothing is lost."""
+    (one,) = recoveries(trainer(freeze=(18, 1, 2.0)).record())
+    assert one.parts["caught_up"] == pytest.approx(2.0, abs=0.1)
+    assert (one.lost_steps, one.parts["rendezvous"]) == (0, None)
+
+
+def test_a_second_fault_during_the_recovery_is_counted_from_itself(trainer: Any) -> None:
+    """Two kills, the second before the job had caught up: two recoveries that end together."""
+    run = trainer(kills=[(18, 1), (17, 0)]).record()
+    first, second = recoveries(run)
+    hits = [e.mono_s for e in run.events if e.kind is Kind.APPLYING]
+    assert first.parts["caught_up"] is not None
+    assert second.parts["caught_up"] is not None
+    assert first.parts["caught_up"] + hits[0] == pytest.approx(second.parts["caught_up"] + hits[1])
+    assert RecoveryTime().judge(run, []).measured["interruptions"] == 2
+
+
+def test_a_killed_agent_recovers_by_resubmission_only(trainer: Any) -> None:
+    """Orphans that keep stepping after torchrun itself was killed have not recovered."""
+    run = trainer(kills=KILL, resubmitted=True).record()
+    hit = next(e for e in run.events if e.kind is Kind.APPLYING)
+    node = replace(hit, rank=None, attempt=None, data={**hit.data, "pid": 50})
+    model = next(e for e in run.events if e.kind is Kind.STEP and e.rank == 0 and e.step == 17)
+    orphan = replace(model, step=18, mono_s=hit.mono_s + 0.01)
+    events = sorted([orphan, *(node if e is hit else e for e in run.events)], key=lambda e: e.mono_s)
+    (one,) = recoveries(replace(run, events=tuple(events)))
+    assert one.parts["caught_up"] is not None
+    assert one.parts["caught_up"] > 1.0
+
+
+def test_nothing_landed_or_nothing_seen_is_inconclusive(trainer: Any) -> None:
+    """No fault, no steps, no load to be bounded, or steps that can't be placed: nothing is claimed."""
+    assert RecoveryTime().judge(trainer().record(), []).outcome is Outcome.INCONCLUSIVE
+    run = trainer(kills=KILL).record()
+    blind = RecoveryTime().judge(_without(run, lambda e: e.kind is Kind.STEP), [])
+    assert (blind.outcome, "no step was seen" in blind.reason) == (Outcome.INCONCLUSIVE, True)
+    unloaded = RecoveryTime(restored=5.0).judge(trainer(kills=KILL, loads_seen=False).record(), [])
+    assert (unloaded.outcome, "the checkpoint was loaded" in unloaded.reason) == (Outcome.INCONCLUSIVE, True)
+    lost = trainer(kills=KILL, loads_seen=False, counters_seen=False, samples_seen=False, broken=frozenset({"rng"}))
+    assert "nobody can say" in RecoveryTime().judge(lost.record(), []).reason
+
+
+def test_log_lines_are_enough_for_a_recovery(trainer: Any) -> None:
+    """Without an agent the printed steps tell when the job caught up."""
+    run = trainer(kills=KILL, log_only=1).record()
+    finding = RecoveryTime(catch_up=60.0).judge(run, [])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+
+
+def test_what_an_outside_fault_did_is_felt_by_its_effect(trainer: Any) -> None:
+    """An effect that the injector saw counts as felt where no process died."""
+    run = trainer(freeze=(18, 1, 2.0)).record()
+    hit = next(e for e in run.events if e.kind is Kind.APPLYING)
+    seen = Event(Kind.EFFECT, "harness", 9_999, 0.0, hit.mono_s + 0.5, data={"fault": "freeze", "effect": "drops"})
+    (one,) = recoveries(replace(run, events=(*run.events, seen)))
+    assert one.parts["felt"] == pytest.approx(0.5)

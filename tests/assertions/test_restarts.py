@@ -1,0 +1,90 @@
+"""restarts: how many, who and why; and the job that gives up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from torchaos.assertions.restarts import Restarts
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Assertion, Outcome
+
+KILL = [(18, 1)]
+
+
+def _dying(trainer: Any, exit_code: int | None = 1, stopped: bool = False) -> Any:
+    """A job that was killed once, crashed twice, and then ended with this exit code (None: never)."""
+    run = trainer(kills=[(18, 1), (18, 1), (18, 1)]).record()
+    events = [e for e in run.events if e.attempt != 3 and e.kind is not Kind.JOB_EXITED]
+    events = [e for e in events if e.kind is not Kind.APPLYING or e.attempt == 0]
+    end = events[-1].mono_s
+    if stopped:
+        events.append(Event(Kind.STOPPED, "harness", 9_998, 0.0, end + 1, data={"reason": "time-out"}))
+    if exit_code is not None:
+        data = {"submission": 0, "exit_code": exit_code}
+        events.append(Event(Kind.JOB_EXITED, "harness", 9_999, 0.0, end + 2, data=data))
+    return replace(run, events=tuple(events))
+
+
+def test_one_restart_per_fault_is_the_default(trainer: Any) -> None:
+    """A kill may cost one restart; a restart that no fault accounts for fails."""
+    assert isinstance(Restarts(), Assertion)
+    finding = Restarts().judge(trainer(kills=KILL).record(), [])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert finding.reason == ("the job was restarted once, by torchelastic: rank 1 was killed by signal 9 in attempt 0")
+    assert (finding.measured["restarts"], finding.bound["max"]) == (1, 1)
+    assert Restarts().judge(_dying(trainer), []).outcome is Outcome.FAILED
+
+
+def test_bounds_on_the_number(trainer: Any) -> None:
+    """More than max and fewer than min fail."""
+    run = trainer(kills=KILL).record()
+    assert Restarts(max=0).judge(run, []).outcome is Outcome.FAILED
+    assert Restarts(min=2).judge(run, []).outcome is Outcome.FAILED
+    assert Restarts(max=1, min=1).judge(run, []).outcome is Outcome.PASSED
+
+
+def test_torchelastic_and_resubmission_are_told_apart(trainer: Any) -> None:
+    """Who started the attempt can be demanded."""
+    inside, outside = trainer(kills=KILL).record(), trainer(kills=KILL, resubmitted=True).record()
+    assert Restarts(who="torchelastic").judge(inside, []).outcome is Outcome.PASSED
+    assert Restarts(who="resubmission").judge(outside, []).outcome is Outcome.PASSED
+    finding = Restarts(who="torchelastic").judge(outside, [])
+    assert (finding.outcome, "started by resubmission" in finding.reason) == (Outcome.FAILED, True)
+
+
+def test_the_cause_in_the_log_is_named(trainer: Any) -> None:
+    """What the log says of the end goes into the reason."""
+    run = trainer(kills=KILL).record()
+    hit = next(e for e in run.events if e.kind is Kind.APPLYING)
+    cause = Event(
+        Kind.LOG_CAUSE, "harness", 9_999, 0.0, hit.mono_s + 0.1, data={"cause": "gloo lost its peer", "line": ""}
+    )
+    finding = Restarts().judge(replace(run, events=(*run.events, cause)), [])
+    assert finding.reason.endswith("(gloo lost its peer)")
+
+
+def test_giving_up_in_time(trainer: Any) -> None:
+    """A job that can't recover ends with an error within the bound, instead of looping, hanging or claiming success."""
+    bound = TypeAdapter(Restarts).validate_python({"gives_up_within": "1m"})
+    assert bound == Restarts(gives_up_within=60.0)
+    assert bound.judge(_dying(trainer), []).outcome is Outcome.PASSED
+    assert "too late" in Restarts(gives_up_within=1.0).judge(_dying(trainer), []).reason
+    assert "exit code 0" in bound.judge(_dying(trainer, exit_code=0), []).reason
+    for looping in (_dying(trainer, exit_code=None), _dying(trainer, exit_code=-9, stopped=True)):
+        finding = bound.judge(looping, [])
+        assert (finding.outcome, "never gave up" in finding.reason) == (Outcome.FAILED, True)
+
+
+def test_only_a_job_that_must_give_up_need_not_recover() -> None:
+    """The gate on going further than before is dropped for it, and for it alone."""
+    assert Restarts().expects_recovery
+    assert not Restarts(gives_up_within=60.0).expects_recovery
+
+
+def test_nothing_seen_is_inconclusive(trainer: Any) -> None:
+    """Without any attempt there is nothing to count."""
+    run = trainer().record()
+    assert Restarts().judge(replace(run, events=()), []).outcome is Outcome.INCONCLUSIVE

@@ -1,0 +1,117 @@
+"""sample_accounting: over the history that counts, each sample is consumed exactly as in the twin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.sample_accounting import SampleAccounting
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import Assertion, Outcome
+
+KILL = [(18, 1)]
+
+
+def _shift(run: Any, by: int, renamed: str = "d") -> Any:
+    """The record in which the second attempt drew samples `by` further on."""
+
+    def moved(e: Any) -> Any:
+        indices = [index + by for index in e.data["indices"]]
+        return replace(e, data={**e.data, "indices": indices, "samples": [f"{renamed}{index}" for index in indices]})
+
+    return replace(run, events=tuple(moved(e) if e.kind is Kind.STEP and e.attempt == 1 else e for e in run.events))
+
+
+def test_healthy_recovery_consumes_each_sample_once(trainer: Any) -> None:
+    """What was drawn twice and counts once is neither skipped nor repeated."""
+    assert isinstance(SampleAccounting(), Assertion)
+    finding = SampleAccounting().judge(trainer(kills=KILL).record(), [trainer().record()])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert finding.measured == {"samples": 240, "skipped": 0, "repeated": 0}
+
+
+def test_a_sampler_that_restarted_is_named(trainer: Any) -> None:
+    """Samples of the first step come again right after the resume: the sampler restarted."""
+    run = trainer(kills=KILL, broken=frozenset({"sampler"})).record()
+    finding = SampleAccounting().judge(run, [trainer().record()])
+    assert finding.outcome is Outcome.FAILED
+    assert "samples 0-7 were consumed twice, in steps 1 and 16" in finding.reason
+    assert "the sampler restarted" in finding.reason
+    assert (finding.measured["step"], finding.measured["skipped"], finding.measured["repeated"]) == (16, 120, 120)
+
+
+def test_samples_that_were_skipped_are_named(trainer: Any) -> None:
+    """A loader that had run ahead of training: the samples in between are gone."""
+    finding = SampleAccounting().judge(_shift(trainer(kills=KILL).record(), 16), [trainer().record()])
+    assert finding.outcome is Outcome.FAILED
+    assert (
+        "samples 120-135 were skipped after the resume from step 15: step 16 consumed those of step 18"
+        in finding.reason
+    )
+
+
+def test_data_that_was_rewound_or_drawn_anew_is_told_apart(trainer: Any) -> None:
+    """A batch of the attempt before comes again; or samples come that the twin never had."""
+    rewound = SampleAccounting().judge(_shift(trainer(kills=KILL).record(), -8), [trainer().record()])
+    assert "samples 112-119 were consumed twice, in steps 15 and 16" in rewound.reason
+    assert "the data was rewound" in rewound.reason
+    other = SampleAccounting().judge(_shift(trainer(kills=KILL).record(), 10_000), [trainer().record()])
+    assert "the twin never consumed them" in other.reason
+
+
+def test_the_right_indices_with_other_contents_point_to_augmentation(trainer: Any) -> None:
+    """The index is right and the digest isn't: what is drawn for the sample came from another RNG."""
+    finding = SampleAccounting().judge(_shift(trainer(kills=KILL).record(), 0, "x"), [trainer().record()])
+    assert (finding.outcome, "augmentation" in finding.reason) == (Outcome.FAILED, True)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_another_world_size(trainer: Any, kept: bool) -> None:
+    """Fewer ranks that share the same global batch pass; a global batch that shrank with them fails, and is named."""
+    run = trainer(kills=KILL, worlds={1: 1}, global_batch=kept).record()
+    finding = SampleAccounting().judge(run, [trainer().record()])
+    assert finding.outcome is (Outcome.PASSED if kept else Outcome.FAILED), finding.reason
+    assert ("the global batch changed" in finding.reason) is not kept
+
+
+def test_without_a_twin_redone_steps_and_repeats_are_seen(trainer: Any) -> None:
+    """Steps done again are compared with their first execution; a replay that no step shows is seen by its indices."""
+    healthy = SampleAccounting().judge(trainer(kills=KILL).record(), [])
+    assert (healthy.outcome, "can't be told" in healthy.reason) == (Outcome.PASSED, True)
+    broken = SampleAccounting().judge(trainer(kills=KILL, broken=frozenset({"sampler"})).record(), [])
+    assert (broken.outcome, "samples 0-7 were consumed twice" in broken.reason) == (Outcome.FAILED, True)
+    replay = SampleAccounting().judge(trainer(kills=[(11, 1)], broken=frozenset({"sampler"})).record(), [])
+    assert (replay.outcome, "twice in one epoch" in replay.reason) == (Outcome.FAILED, True)
+    assert SampleAccounting().judge(trainer(kills=[(16, 1)]).record(), []).outcome is Outcome.INCONCLUSIVE
+
+
+def test_unseen_samples_are_inconclusive_by_name(trainer: Any) -> None:
+    """Nothing seen in the run, in the twin, or in one step: inconclusive, and it says which."""
+    run, twin, blind = trainer(kills=KILL).record(), trainer().record(), trainer(samples_seen=False).record()
+    assert "no sample was seen: no batch" in SampleAccounting().judge(blind, [twin]).reason
+    assert "the twin's samples were not seen" in SampleAccounting().judge(run, [blind]).reason
+    holed = [
+        replace(e, data={**e.data, "samples": [None]}) if e.step == 3 and e.kind is Kind.STEP else e for e in run.events
+    ]
+    finding = SampleAccounting().judge(replace(run, events=tuple(holed)), [twin])
+    assert (finding.outcome, "step 3" in finding.reason) == (Outcome.INCONCLUSIVE, True)
+
+
+def test_a_twin_with_other_samples_before_the_fault_is_no_measure(trainer: Any) -> None:
+    """Two runs of a job without a seed differ from the start."""
+    twin = trainer(kills=[(1, 0)]).record()
+    other = _shift(twin, 8)
+    finding = SampleAccounting().judge(trainer(kills=KILL).record(), [other])
+    assert (finding.outcome, "no measure" in finding.reason) == (Outcome.INCONCLUSIVE, True)
+
+
+def test_steps_that_never_took_place_skip_their_samples(trainer: Any) -> None:
+    """A job that ends early never consumed the rest."""
+    run = trainer(kills=KILL).record()
+    cut = replace(run, events=tuple(e for e in run.events if not (e.attempt == 1 and (e.step or 0) > 10)))
+    finding = SampleAccounting().judge(cut, [trainer().record()])
+    assert finding.outcome is Outcome.FAILED
+    assert "has no step 26: samples 200-207 were never consumed" in finding.reason
+    assert finding.measured["skipped"] == 40

@@ -1,0 +1,84 @@
+"""Runs the command line as a user does, and gives back what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+TRAINERS = REPOSITORY / "tests" / "trainers"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One call of `torchaos run` with one scenario."""
+
+    exit_code: int
+    output: str
+    result: dict[str, Any]
+    folder: Path
+    junit: Path
+
+    def case(self, name: str) -> dict[str, Any]:
+        return next(case for case in self.result["cases"] if case["name"] == name)
+
+    def __str__(self) -> str:
+        return f"exit code {self.exit_code}\n{self.output}"
+
+
+class RunScenario(Protocol):
+    def __call__(self, scenario: Path | dict[str, Any], *options: str) -> Outcome: ...
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of twins for the whole session, so that scenarios with the same job share one."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def torchaos(tmp_path: Path, cache: Path) -> RunScenario:
+    def run(scenario: Path | dict[str, Any], *options: str) -> Outcome:
+        path = scenario if isinstance(scenario, Path) else tmp_path / "scenario.yaml"
+        if not isinstance(scenario, Path):
+            path.write_text(yaml.safe_dump(scenario, sort_keys=False))
+        number = len(list(tmp_path.glob("out*")))
+        out, junit, report = tmp_path / f"out{number}", tmp_path / f"junit{number}.xml", tmp_path / f"all{number}.json"
+        command = [sys.executable, "-m", "torchaos.harness", "run", str(path), "--out", str(out)]
+        done = subprocess.run(
+            [*command, "--junit", str(junit), "--json", str(report), *options],
+            env={**os.environ, "XDG_CACHE_HOME": str(cache), "COLUMNS": "120"},
+            capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path,
+        )  # fmt: skip
+        results = json.loads(report.read_text())["results"] if report.exists() else []
+        folder = next(iter(out.iterdir())) if out.exists() else tmp_path
+        return Outcome(done.returncode, done.stdout + done.stderr, results[0] if results else {}, folder, junit)
+
+    return run
+
+
+def kill_rank(job: dict[str, Any], *, rank: int | str = 1, when: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The main scenario around another job."""
+    return {
+        "scenario": "kill-rank",
+        "description": "One rank dies without warning.",
+        "job": {"env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "timeout": "4m", **job},
+        "faults": [{"inject": "process.kill", "target": {"rank": rank}, "when": when}],
+        "assert": ["recovery_time", "checkpoint_integrity", "loss_continuity", "sample_accounting", "completed"],
+        **more,
+    }
+
+
+@pytest.fixture
+def reference() -> dict[str, Any]:
+    """The reference job: 60 steps, a checkpoint every 10."""
+    command = "torchrun --nproc-per-node 2 --max-restarts 3 {jobs}/gpt_ddp.py --steps 60 --checkpoint-dir {run}/checkpoints"
+    return {"command": command, "checkpoints": {"path": "{run}/checkpoints"}}

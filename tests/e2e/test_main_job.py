@@ -1,0 +1,104 @@
+"""The main job: a rank of a live torchrun job is killed, and the recovery is judged."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY, TRAINERS, RunScenario, kill_rank
+
+pytestmark = pytest.mark.job
+
+
+def left_over(run_id: str) -> list[int]:
+    """Processes that still carry the mark of a run."""
+    mark, found = f"TORCHAOS_RUN_ID={run_id}".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_kill_rank_is_judged_and_passes(torchaos: RunScenario) -> None:
+    """The scenario of `make demo` passes: the kill landed on its rank, step and phase, and nothing was lost or left."""
+    run = torchaos(REPOSITORY / "scenarios" / "process" / "kill-rank.yaml")
+    assert run.exit_code == 0, run
+    fault = run.result["faults"][0]
+    assert fault["applied"].startswith("step 25, backward"), fault
+    pid = re.search(r"pid (\d+)", fault["applied"])
+    assert pid, fault
+    log = (run.folder / "logs" / "job-0.log").read_text()
+    assert re.search(rf"exitcode: -9\).*local_rank: 1 \(pid: {pid[1]}\)", log), "torchelastic is the witness"
+    assert {case["verdict"] for case in run.result["cases"]} == {"passed"}
+    assert run.result["steps"] == 60
+    assert left_over(run.folder.name) == []
+    suite = ET.parse(run.junit).getroot()
+    assert not suite.findall(".//failure")
+    assert not suite.findall(".//error")
+    assert {case.get("name") for case in suite.iter("testcase")} >= {"recovery_time", "loss_continuity", "rollback"}
+
+
+def test_judge_says_the_same_offline(torchaos: RunScenario, reference: dict[str, Any], tmp_path: Path) -> None:
+    """A moved, read-only run directory gives the same verdict again, with no socket, process or outside path touched."""
+    run = torchaos(kill_rank(reference, when={"step": 25, "phase": "forward"}))
+    assert run.exit_code == 0, run
+    moved = run.folder.rename(tmp_path / "moved")
+    for path in [*moved.rglob("*"), moved]:
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    watched = REPOSITORY / "tests" / "e2e" / "judge_under_audit.py"
+    done = subprocess.run([sys.executable, watched, moved], capture_output=True, text=True, timeout=120, check=False)
+    for path in [moved, *moved.rglob("*")]:
+        path.chmod(0o700)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "outside: none" in done.stdout, done.stdout
+
+
+def test_kill_after_the_end_is_inconclusive(torchaos: RunScenario, reference: dict[str, Any]) -> None:
+    """A fault whose step never comes proves nothing, however well the job went."""
+    run = torchaos(kill_rank(reference, when={"step": 61}))
+    assert run.exit_code == 2, run
+    assert run.result["verdict"] == "inconclusive"
+    assert "never landed" in run.result["reason"]
+
+
+@pytest.mark.parametrize(
+    ("part", "assertion", "words"),
+    [
+        ("rng", "loss_continuity", "RNG"),
+        ("optimizer", "loss_continuity", "optimizer"),
+        ("schedule", "loss_continuity", "schedule"),
+        ("sampler", "sample_accounting", "sampler"),
+    ],
+)
+def test_a_restore_that_forgets_is_failed(
+    torchaos: RunScenario, reference: dict[str, Any], part: str, assertion: str, words: str
+) -> None:
+    """The reference job with one part of its restore taken out is failed by the right assertion, in words."""
+    script = TRAINERS / "broken" / f"no_{part}.py"
+    job = {**reference, "command": reference["command"].replace("{jobs}/gpt_ddp.py", str(script))}
+    run = torchaos(kill_rank(job, when={"step": 25, "phase": "backward"}))
+    assert run.exit_code == 1, run
+    assert run.case("faults")["verdict"] == "passed", run
+    assert run.case(assertion)["verdict"] == "failed", run
+    assert words in run.case(assertion)["reason"], run.case(assertion)["reason"]
+
+
+def test_two_plans_of_one_seed_are_equal(tmp_path: Path) -> None:
+    """The seed decides everything that is drawn; another seed draws something else."""
+    scenario = REPOSITORY / "scenarios" / "process" / "segfault-rank.yaml"
+
+    def plan(seed: int) -> str:
+        command = [sys.executable, "-m", "torchaos.harness", "plan", "--json", "--seed", str(seed), str(scenario)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ, cwd=tmp_path).stdout
+
+    assert plan(3) == plan(3)
+    assert len({plan(seed).replace(f'"seed": {seed}', "") for seed in range(8)}) == 2, "rank 0 or rank 1"

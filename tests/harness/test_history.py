@@ -1,0 +1,267 @@
+"""History: attempts are placed by their witnesses, and what counts is what a straight run would have done."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.history import History, base_of, saved_as
+from torchaos.harness.history.alignment import align
+from torchaos.harness.history.checkpoints import number_in_contents, number_in_name, read_saves
+from torchaos.harness.history.witnesses import Witness, decide
+
+
+def _trainer() -> Any:
+    path = Path(__file__).parents[1] / "assertions" / "builder.py"
+    spec = importlib.util.spec_from_file_location("torchaos_test_builder", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.Trainer
+
+
+Trainer = _trainer()
+
+
+def _told(history: History) -> dict[tuple[int, int], Any]:
+    return {key: (one.losses, one.samples, one.lr) for key, one in history.counting().items()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kills=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 1)), max_size=4),
+    every=st.integers(1, 12),
+    loads_seen=st.booleans(),
+    counters_seen=st.booleans(),
+)
+def test_counting_history_of_an_ideal_trainer_is_the_straight_run(
+    kills: list[tuple[int, int]], every: int, loads_seen: bool, counters_seen: bool
+) -> None:
+    """Wherever an ideal trainer dies and resumes, whatever is seen of it, what counts is the straight run."""
+    straight = Trainer(every=every).record().history
+    run = Trainer(
+        every=every, kills=_possible(kills, every), loads_seen=loads_seen, counters_seen=counters_seen
+    ).record()
+    history = History.of(run.events, straight)
+    assert history.unplaced == ()
+    assert _told(history) == _told(straight)
+    assert all(attempt.conflicts == () for attempt in history.attempts)
+
+
+def _possible(kills: list[tuple[int, int]], every: int) -> list[tuple[int, int]]:
+    """Only kills in a step that the attempt gets to."""
+    found, base, reached = [], 0, 0
+    for step, rank in kills:
+        if step > base:
+            found.append((step, rank))
+            reached = max(reached, step - 1)
+            base = reached // every * every
+    return found
+
+
+def test_base_comes_from_the_record_of_the_save() -> None:
+    """The loaded checkpoint is known by the run's own record of its saving, whatever its name says."""
+    run = Trainer(kills=[(18, 1)]).record()
+    attempt = run.history.attempt(1)
+    assert attempt is not None
+    assert (attempt.base, attempt.witnesses[0].name) == (15, "the loaded checkpoint")
+    assert attempt.loaded == "/job/checkpoints/step-15"
+    assert (attempt.first_step, attempt.last_step, attempt.exit_codes) == (16, 30, {0: 0, 1: 0})
+    first = run.history.attempt(0)
+    assert first is not None
+    assert first.exit_codes == {0: -15, 1: -9}
+
+
+@pytest.mark.parametrize(
+    ("broken", "name"),
+    [
+        ("optimizer", "the optimizer's own step counter"),
+        ("schedule", "the LR scheduler's counter"),
+        ("sampler", "the samples"),
+    ],
+)
+def test_a_witness_that_disagrees_is_kept_as_evidence(broken: str, name: str) -> None:
+    """A part that was not restored speaks against the others, and the base still holds."""
+    attempt = Trainer(kills=[(18, 1)], broken=frozenset({broken})).record().history.attempt(1)
+    assert attempt is not None
+    assert attempt.base == 15
+    assert [conflict.startswith(name) for conflict in attempt.conflicts] == [True]
+
+
+def test_nobody_knows_the_base() -> None:
+    """Nothing loaded, no counter, and samples and losses like nothing before: the steps have no global step."""
+    run = Trainer(
+        kills=[(18, 1)], loads_seen=False, counters_seen=False, samples_seen=False, broken=frozenset({"rng"})
+    ).record()
+    assert run.history.unplaced == (1,)
+    assert run.history.last_step == 17
+
+
+def test_ranks_that_loaded_different_checkpoints_are_a_conflict() -> None:
+    """One rank that went back further than the others is evidence, and the base is that of the most or the lowest."""
+    run = Trainer(kills=[(18, 1)]).record()
+    events = [
+        event if event.kind is not Kind.LOAD_END or event.rank == 0 else _with(event, path="/job/checkpoints/step-10")
+        for event in run.events
+    ]
+    attempt = History.of(events).attempt(1)
+    assert attempt is not None
+    assert attempt.base == 15
+    assert "the loaded checkpoint on rank 1 says 10 steps were done, not 15" in attempt.conflicts[0]
+
+
+def _with(event: Event, **data: Any) -> Event:
+    return Event(**{**event.__dict__, "data": {**event.data, **data}})
+
+
+def test_base_of_is_known_while_the_first_step_is_under_way() -> None:
+    """A live harness gets the base from what one rank has written of its first step."""
+    run = Trainer(kills=[(18, 1)]).record()
+    first = next(i for i, e in enumerate(run.events) if e.kind is Kind.STEP and e.attempt == 1)
+    assert base_of(run.events[: first + 1], 1)[0] == 15
+    without = [event for event in run.events[: first + 1] if event.kind is not Kind.LOAD_END]
+    base, witnesses = base_of(without, 1)
+    assert (base, witnesses[0].name) == (15, "the optimizer's own step counter")
+
+
+def test_nothing_loaded_and_all_from_the_start_is_base_zero() -> None:
+    """A job that starts over is placed at 0: its counter and its samples say so."""
+    attempt = Trainer(kills=[(4, 0)]).record().history.attempt(1)
+    assert attempt is not None
+    assert (attempt.base, attempt.conflicts) == (0, ())
+
+
+def test_redone_pairs_each_execution_with_the_first() -> None:
+    """Steps between the checkpoint and the kill are paired, once per rank and repetition."""
+    history = Trainer(kills=[(18, 1), (17, 0)]).record().history
+    pairs = [(old.attempt, new.attempt, new.global_step, new.rank) for old, new in history.redone()]
+    assert pairs == [
+        (0, 1, 16, 0), (0, 2, 16, 0), (0, 1, 16, 1), (0, 2, 16, 1), (0, 2, 17, 0), (0, 2, 17, 1),
+    ]  # fmt: skip
+
+
+def test_highest_step_and_steps_done() -> None:
+    """What had been reached at a moment is told by time, attempt and rank."""
+    run = Trainer(kills=[(18, 1)]).record()
+    hit = next(event for event in run.events if event.kind is Kind.APPLYING)
+    assert run.history.highest_step(before_s=hit.mono_s) == 17
+    assert run.history.highest_step(attempt=0) == 17
+    assert run.history.highest_step() == 30
+    assert run.history.steps_done(1, 0, hit.mono_s) == 17
+    assert run.history.steps_done(1, 1, run.history.attempts[1].started_s) == 15
+    assert run.history.steps_done(1, None, 0.0) is None
+
+
+def test_late_losses_are_merged_and_torn_saves_are_not_ok() -> None:
+    """A loss that was copied late fills its place, and a save without an end is kept as unfinished."""
+    run = Trainer(steps=5, every=5).record()
+    events = [_with(e, losses=[None]) if e.kind is Kind.STEP and e.step == 3 else e for e in run.events]
+    late = Event(Kind.LOSS, "rank0-a0", 10_000, 0.0, 900.0, 0, 0, 3, {"losses": [0.25]})
+    ends = [e for e in events if e.kind is Kind.SAVE_END]
+    history = History.of([*(e for e in events if e is not ends[-1]), late])
+    assert history.counting()[3, 0].losses == (0.25,)
+    assert not history.counting()[3, 1].loss_seen
+    assert [(save.global_step, save.ok, save.ended_s, save.ranks) for save in history.saves] == [
+        (5, False, None, (0, 1))
+    ]
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_without_an_agent_the_log_tells(every: int) -> None:
+    """Log lines alone give steps, losses and what was done again; the base is known when each step has a line."""
+    history = Trainer(kills=[(18, 1)], log_only=every).record().history
+    assert (history.source, history.last_step) == ("log", 30)
+    attempt = history.attempt(1)
+    assert attempt is not None
+    assert attempt.base == (15 if every == 1 else None)
+    assert len(history.redone()) == (2 if every == 1 else 0)
+    assert sorted({step for step, _rank in history.counting()}) == list(range(every, 31, every))
+
+
+def test_a_log_line_is_a_witness_too() -> None:
+    """Where all else is blind, the job's own log places the attempt."""
+    blind = Trainer(
+        kills=[(18, 1)], loads_seen=False, counters_seen=False, samples_seen=False, losses_seen=False
+    ).record()
+    steps = [event for event in blind.events if event.kind is Kind.STEP and event.rank == 0]
+    lines = [
+        Event(Kind.LOG_STEP, "harness", 10_000 + n, 0.0, one.mono_s + 0.001, None, None, None,
+              {"step": (one.step or 0) + (15 if one.attempt else 0), "adapter": "regex"})
+        for n, one in enumerate(steps)
+    ]  # fmt: skip
+    attempt = History.of([*blind.events, *lines]).attempt(1)
+    assert attempt is not None
+    assert (attempt.base, [one.name for one in attempt.witnesses]) == (15, ["the job's log"])
+
+
+@pytest.mark.parametrize(
+    ("path", "step"),
+    [
+        ("/run/checkpoints/step-20", 20),
+        ("/run/checkpoint-20/optimizer.pt", 20),
+        ("/run/iter_0000020", 20),
+        ("/run/epoch=0-step=10.ckpt", 10),
+        ("/run/global_step20/mp_rank_00_model_states.pt", 20),
+        ("/run/checkpoint-20/rng_state_1.pth", 20),
+        ("/run/last.ckpt", None),
+        ("/run/model.safetensors", None),
+    ],
+)
+def test_number_in_name(path: str, step: int | None) -> None:
+    """The step in the names that the common frameworks give their checkpoints."""
+    assert number_in_name(path) == step
+
+
+def test_number_in_contents_leaves_settings_out() -> None:
+    """Of step-like entries the one that says how far training was counts, not how far it is to go."""
+    assert number_in_contents({"max_steps": 60, "save_steps": 5, "global_step": 15}) == ("global_step", 15)
+    assert number_in_contents({"epoch": 3}) is None
+
+
+def test_a_file_written_in_place_is_known_by_its_last_save() -> None:
+    """A checkpoint that is overwritten is the last whole save before it was read."""
+    events = [
+        Event(kind, "rank0-a0", n, 0.0, float(n), 0, 0, step, {"path": "/out/ckpt.pt", "format": "torch", "ok": True})
+        for n, (kind, step) in enumerate(
+            [
+                (Kind.SAVE_BEGIN, 5),
+                (Kind.SAVE_END, 5),
+                (Kind.SAVE_BEGIN, 10),
+                (Kind.SAVE_END, 11),
+                (Kind.SAVE_BEGIN, 15),
+            ]
+        )
+    ]
+    found = saved_as("/out/ckpt.pt", read_saves(events), 100.0)
+    assert found is not None
+    assert (found.local_step, found.ok) == (10, True)
+
+
+def test_decide_narrows_down_what_is_left_open() -> None:
+    """A number that may count from 0 or from 1 is settled by the next witness; a lone vague one settles nothing."""
+    contents = Witness("contents", 15, "", (16,))
+    assert decide([contents, Witness("optimizer", 16, "")]) == (16, ())
+    assert decide([contents, Witness("samples", 0, "")])[0] == 15
+    assert decide([Witness("samples", None, "", (0, 10))]) == (None, ())
+    assert decide([Witness("samples", None, "", (0, 10)), Witness("log", 10, "", (9, 11))]) == (10, ())
+    assert decide([]) == (None, ())
+
+
+@given(st.lists(st.integers(0, 3), min_size=3, max_size=30), st.data())
+def test_align_finds_where_a_slice_was_cut(content: list[int], data: st.DataObject) -> None:
+    """The true place is always among those that fit, and each that is named does fit."""
+    base = data.draw(st.integers(0, len(content) - 1))
+    reference = {step: [key] for step, key in enumerate(content, start=1)}
+    own = dict(enumerate(content[base:], start=1))
+    found = align(own, reference)
+    assert base in found
+    assert all(content[other] == own[1] for other in found)

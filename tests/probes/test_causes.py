@@ -1,0 +1,57 @@
+"""Known failures of torch, gloo and NCCL, recognised by lines of real logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchaos.harness.probes.causes import CauseReader, cause_of
+
+LOGS = Path(__file__).parent.parent / "data" / "logs"
+LINES = (LOGS / "causes.log").read_text().splitlines()
+NAMES = [
+    "nccl-watchdog-timeout", "teardown-abort", "cuda-out-of-memory", "rendezvous-closed", "peer-gone", "gloo-timeout",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "name"), list(zip(LINES, NAMES, strict=True)))
+def test_a_known_line_has_a_name(line: str, name: str) -> None:
+    """Each line of the sample is recognised as what it is, with advice."""
+    cause = cause_of(line, restarts=0)
+    assert cause is not None
+    assert (cause.name, bool(cause.advice)) == (name, True)
+
+
+def test_the_stale_store_is_one_only_after_a_restart() -> None:
+    """Gloo's refused connection means torchrun's stale store after a restart, and the network before one."""
+    line = next(line for line in (LOGS / "torchrun-gloo.log").read_text().splitlines() if "connectFullMesh" in line)
+    stale, first = cause_of(line, restarts=1), cause_of(line, restarts=0)
+    assert stale is not None
+    assert first is not None
+    assert stale.name == "gloo-stale-store"
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in stale.advice
+    assert first.name == "gloo-connect"
+
+
+def test_a_real_log_of_a_failed_restart() -> None:
+    """The whole log of a failed gloo restart names the dead peer and the stale store, and nothing else."""
+    reader, names = CauseReader(), []
+    restarts = 0
+    for line in (LOGS / "torchrun-gloo.log").read_text().splitlines():
+        restarts = 1 if "restart_count=1" in line else restarts
+        if said := reader.read(line, restarts):
+            names.append(said.data["cause"])
+    assert set(names) == {"peer-gone", "gloo-stale-store"}
+
+
+def test_a_cause_is_not_told_endlessly() -> None:
+    """A line that is printed in a loop is told a few times per attempt."""
+    reader = CauseReader()
+    told = [reader.read(LINES[1], restarts) for restarts in (0, 1) for _ in range(50)]
+    assert len([said for said in told if said]) == 2 * CauseReader.MOST
+
+
+def test_ordinary_output_has_no_cause() -> None:
+    """A healthy run's log has none."""
+    assert not [one for one in (LOGS / "torchrun-restart.log").read_text().splitlines() if cause_of(one, restarts=0)]

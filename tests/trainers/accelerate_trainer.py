@@ -1,0 +1,68 @@
+"""A loop with Accelerate on two CPU ranks: `save_state` every few steps, `load_state` and `skip_first_batches` on resume."""
+
+import argparse
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration, set_seed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Progress:
+    step = 0
+
+    def state_dict(self):
+        return {"step": self.step}
+
+    def load_state_dict(self, state):
+        self.step = state["step"]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--save-every", type=int, default=5)
+    args = parser.parse_args()
+
+    project = ProjectConfiguration(str(args.dir), automatic_checkpoint_naming=True, total_limit=3)
+    accelerator = Accelerator(cpu=True, project_config=project)
+    set_seed(7)
+    data = TensorDataset(torch.randn(256, 16), torch.randn(256, 1))
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2 * args.steps)
+    loader = DataLoader(data, 8, shuffle=True)
+    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    set_seed(7, device_specific=True)
+    progress = Progress()
+    accelerator.register_for_checkpointing(progress)
+
+    saved = args.dir / "checkpoints"
+    if saved.exists() and any(saved.iterdir()):
+        accelerator.load_state()
+        accelerator.project_configuration.iteration = progress.step // args.save_every
+
+    epoch, skip = divmod(progress.step, len(loader))
+    while progress.step < args.steps:
+        loader.set_epoch(epoch)
+        for x, y in accelerator.skip_first_batches(loader, skip) if skip else loader:
+            loss = nn.functional.mse_loss(model(x), y)
+            accelerator.backward(loss)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            progress.step += 1
+            accelerator.print(f"step {progress.step} loss {loss.item():.9g}", flush=True)
+            if progress.step % args.save_every == 0:
+                accelerator.save_state()
+            if progress.step == args.steps:
+                break
+        epoch, skip = epoch + 1, 0
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Hugging Face's Trainer on a GPT-2 made from a config, with dropout, on two CPU ranks; goes on from its last checkpoint."""
+
+import argparse
+import os
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, default_data_collator, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+
+class Text(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        tokens = torch.randint(0, 128, (32,), generator=torch.Generator().manual_seed(index))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--dir", required=True)
+    parser.add_argument("--save-every", type=int, default=5)
+    args = parser.parse_args()
+
+    set_seed(7)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_positions=32, n_embd=32, n_layer=2, n_head=2))
+    trainer = Trainer(
+        model,
+        TrainingArguments(
+            args.dir,
+            max_steps=args.steps,
+            per_device_train_batch_size=4,
+            save_steps=args.save_every,
+            save_total_limit=3,
+            logging_steps=1,
+            use_cpu=True,
+            ddp_backend="gloo",
+            report_to=[],
+            disable_tqdm=True,
+        ),
+        train_dataset=Text(),
+        data_collator=default_data_collator,
+    )
+    last = get_last_checkpoint(args.dir) if os.path.isdir(args.dir) else None
+    trainer.train(resume_from_checkpoint=last)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A stand-in for the harness, for tests that kill it: RUN_DIR RUN_ID VICTIM_PID POINT.
+
+Guards the job's processes, a control page, a file and a process, damages the latter three, then heals. At POINT it says
+so and waits to be killed; `never` goes through to the end.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from torchaos.harness.agent.wire import ENV_RUN_ID, ControlPage
+from torchaos.harness.undo.client import Reaper
+from torchaos.harness.undo.file import File
+from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
+
+run_dir, run_id, victim, stop_at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+
+
+def point(name: str) -> None:
+    if name == stop_at:
+        print(name, flush=True)
+        signal.pause()
+
+
+reaper = Reaper.start(run_dir, run_id)
+print(json.dumps({"reaper": reaper.pid}), flush=True)
+point("before guard")
+reaper.guard("job", [JobProcesses(run_id)], owner="job")
+subprocess.Popen(["sleep", "600"], env={ENV_RUN_ID: run_id}, start_new_session=True)
+file, page = run_dir / "job" / "data", run_dir / "fault.page"
+reaper.guard("fault", [PageSlot(str(page)), File.of(file, file.parent, run_dir / "undo"), Process.of(victim, "resume")],
+             owner="fault", limit_s=60.0)  # fmt: skip
+point("after guard")
+reaper.mark("fault", "maybe_applied")
+ControlPage(page, create=True).write(ControlPage.ALLOWED, 1)
+file.write_text("damaged")
+os.kill(victim, signal.SIGSTOP)
+reaper.mark("fault", "applied")
+point("after apply")
+reaper.heal("fault")
+point("after heal")
+reaper.close()

@@ -1,0 +1,127 @@
+"""The File handle: byte for byte what it was, and nobody else's file touched."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from torchaos.harness.undo.file import File
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "job" / "checkpoint.pt"
+    path.parent.mkdir()
+    path.write_bytes(b"weights" * 1000)
+    path.chmod(0o640)
+    os.utime(path, ns=(10**18, 10**18))
+    return path
+
+
+def _guard(file: Path, made: bytes | None = None) -> File:
+    digest = None if made is None else hashlib.sha256(made).hexdigest()
+    return File.of(file, file.parent, file.parent.parent, digest)
+
+
+def test_damage_in_place(file: Path) -> None:
+    """Flipped bytes, another mode and another time of change are all taken back."""
+    handle = _guard(file)
+    with open(file, "r+b") as damaged:
+        damaged.write(b"W")
+    file.chmod(0o600)
+    handle.restore()
+    found = file.stat()
+    assert (file.read_bytes(), found.st_mode & 0o7777, found.st_mtime_ns) == (b"weights" * 1000, 0o640, 10**18)
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_removed(file: Path) -> None:
+    """A file that the fault removed comes back."""
+    handle = _guard(file)
+    file.unlink()
+    assert not handle.restored()
+    handle.restore()
+    assert handle.restored()
+
+
+def test_put_in_its_place_by_the_fault(file: Path) -> None:
+    """A file that the fault put in its place gives way."""
+    handle = _guard(file, made=b"stale")
+    other = file.with_name("other")
+    other.write_bytes(b"stale")
+    os.replace(other, file)
+    handle.restore()
+    assert file.read_bytes() == b"weights" * 1000
+
+
+def test_spares_a_file_that_the_job_wrote_since(file: Path) -> None:
+    """A newer file of the job's at the same path stays, also where it got the old one's inode number; it is said."""
+    handle = _guard(file, made=b"stale")
+    file.unlink()
+    file.write_bytes(b"the next checkpoint")
+    with pytest.raises(ValueError, match="another file stands there now"):
+        handle.restore()
+    assert file.read_bytes() == b"the next checkpoint"
+    assert not handle.restored()
+
+
+def test_new_file_is_removed_only_if_ours(tmp_path: Path) -> None:
+    """What was not there before goes when it is what the fault made, and stays when it is not."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    handles = [File.of(path, tmp_path, tmp_path, hashlib.sha256(b"fault").hexdigest()) for path in (ours, theirs)]
+    ours.write_bytes(b"fault")
+    theirs.write_bytes(b"somebody's")
+    handles[0].restore()
+    with pytest.raises(ValueError, match="another file"):
+        handles[1].restore()
+    assert not ours.exists()
+    assert theirs.read_bytes() == b"somebody's"
+
+
+def test_refuses_links_and_the_outside(file: Path, tmp_path: Path) -> None:
+    """Links, hard links, folders and paths outside the root are refused when guarding, each in a sentence."""
+    link, hard = file.with_name("link"), file.with_name("hard")
+    link.symlink_to(file)
+    with pytest.raises(ValueError, match="symbolic link"):
+        _guard(link)
+    with pytest.raises(ValueError, match="outside"):
+        File.of(file, tmp_path / "elsewhere", tmp_path)
+    with pytest.raises(ValueError, match="not a regular file"):
+        File.of(file.parent, tmp_path, tmp_path)
+    with pytest.raises(ValueError, match="is not said"):
+        _guard(file.with_name("missing"))
+    os.link(file, hard)
+    with pytest.raises(ValueError, match="hard links"):
+        _guard(file)
+
+
+def test_does_not_follow_a_link_made_since(file: Path, tmp_path: Path) -> None:
+    """A link that took the file's place, or its folder's, is not followed when healing."""
+    handle = _guard(file)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / file.name).write_bytes(b"precious")
+    file.unlink()
+    file.symlink_to(outside / file.name)
+    with pytest.raises(ValueError, match="symbolic link"):
+        handle.restore()
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.symlink_to(outside)
+    with pytest.raises(ValueError, match="symbolic link"):
+        handle.restore()
+    assert (outside / file.name).read_bytes() == b"precious"
+
+
+def test_a_damaged_copy_is_not_put_back(file: Path) -> None:
+    """What can't be put back as it was is not put back at all, and that is said."""
+    handle = _guard(file)
+    file.write_bytes(b"damaged")
+    assert handle.copy is not None
+    Path(handle.copy).write_bytes(b"rotten")
+    with pytest.raises(ValueError, match="not what was saved"):
+        handle.restore()
+    assert file.read_bytes() == b"damaged"

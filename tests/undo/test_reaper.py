@@ -1,0 +1,377 @@
+"""The reaper from end to end: real processes, real deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness.agent.wire import ENV_RUN_ID, ControlPage
+from torchaos.harness.contracts import Irreversible, UsageError
+from torchaos.harness.undo.client import Reaper, UndoError, heal_from_log
+from torchaos.harness.undo.file import File
+from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
+from torchaos.harness.undo.log import State, path_of, read
+
+STAND_IN = Path(__file__).with_name("stand_in.py")
+
+
+@pytest.fixture
+def reaper(run_dir: Path) -> Iterator[Reaper]:
+    with Reaper.start(run_dir, "test") as started:
+        yield started
+
+
+def _states(run_dir: Path) -> dict[str, State]:
+    return {record.id: record.state for record in read(run_dir)[0]}
+
+
+def _stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    os.waitpid(pid, os.WUNTRACED)
+
+
+def test_guarded_is_on_disk(reaper: Reaper, run_dir: Path, spawn: Any) -> None:
+    """When `guard` returns, the way back can be read from the log."""
+    handle = Process.of(spawn().pid, "resume")
+    reaper.guard("a", [handle], owner="x", limit_s=60.0)
+    line = json.loads(path_of(run_dir).read_bytes().splitlines()[-1])
+    assert (line["record"], line["state"], line["handles"][0]["pid"]) == ("a", "planned", handle.pid)
+
+
+def test_guard_is_fsynced_before_it_is_acknowledged(run_dir: Path, spawn: Any) -> None:
+    """The answer leaves the reaper after the fsync and not before it."""
+    if not Path("/usr/bin/strace").exists():
+        pytest.skip("needs strace")
+    trace = run_dir / "trace"
+    with Reaper.start(run_dir, "test") as reaper:
+        tracer = spawn("strace", "-f", "-o", str(trace), "-e", "trace=fsync,pwrite64,sendto", "-p", str(reaper.pid),
+                       stderr=subprocess.PIPE)  # fmt: skip
+        assert "attached" in tracer.stderr.readline()
+        reaper.guard("a", [JobProcesses("none")], owner="x")
+    tracer.wait(20)
+    tracer.stderr.close()
+    calls = [line.split("(")[0].split()[-1] for line in trace.read_text().splitlines() if "(" in line]
+    assert calls[:3] == ["pwrite64", "fsync", "sendto"]
+
+
+def test_heals_an_owner_and_leaves_the_rest(reaper: Reaper, run_dir: Path, spawn: Any, state_of: Any) -> None:
+    """Healing one fault leaves another one on; what is healed is told once."""
+    first, second = spawn(), spawn()
+    for name, process in (("a", first), ("b", second)):
+        reaper.guard(name, [Process.of(process.pid, "resume")], owner=name)
+        reaper.mark(name, "maybe_applied")
+        _stop(process.pid)
+        reaper.mark(name, "applied")
+    assert [(each.record, each.verified) for each in reaper.heal("a")] == [("a", True)]
+    assert (state_of(first.pid), state_of(second.pid)) == ("S", "T")
+    assert reaper.heal("a") == []
+    assert _states(run_dir) == {"a": State.VERIFIED, "b": State.APPLIED}
+    assert [each.record for each in reaper.heal_all()] == ["b"]
+
+
+def test_time_limit(reaper: Reaper, run_dir: Path, spawn: Any, state_of: Any, eventually: Any) -> None:
+    """A fault that nobody takes back is taken back when its time is over, and told at the next occasion."""
+    victim = spawn()
+    reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x", limit_s=0.2)
+    _stop(victim.pid)
+    eventually(lambda: _states(run_dir)["a"], State.VERIFIED)
+    assert state_of(victim.pid) == "S"
+    with pytest.raises(UndoError, match="taken back already"):
+        reaper.mark("a", "maybe_applied")
+    _stop(victim.pid)
+    with pytest.raises(UndoError, match="taken back already"):
+        reaper.mark("a", "applied")
+    eventually(lambda: state_of(victim.pid), "S")
+    assert [each.verified for each in reaper.heal("x")] == [True]
+
+
+def test_irreversible(reaper: Reaper, run_dir: Path) -> None:
+    """What can't be undone has a record that says why, and healing leaves it at that."""
+    reaper.guard("kill", Irreversible("a dead rank can't be brought back"), owner="kill", limit_s=0.0)
+    assert reaper.heal("kill") == []
+    assert read(run_dir)[0][0].irreversible == "a dead rank can't be brought back"
+
+
+def test_guard_needs_a_way_back(reaper: Reaper) -> None:
+    """A fault that says nothing about its undo is refused, and so is a record that is guarded twice."""
+    with pytest.raises(UsageError, match="neither"):
+        reaper.guard("a", [], owner="x")
+    reaper.guard("a", [JobProcesses("none")], owner="x")
+    with pytest.raises(UndoError, match="guarded already"):
+        reaper.guard("a", [JobProcesses("none")], owner="x")
+    with pytest.raises(UndoError, match="not guarded"):
+        reaper.mark("b", "applied")
+
+
+def test_what_cannot_be_verified_is_said(reaper: Reaper, run_dir: Path) -> None:
+    """A heal that fails comes back with a reason, and stays open in the log."""
+    (run_dir / "page").write_text("no page")
+    reaper.guard("a", [PageSlot(str(run_dir / "page"))], owner="x")
+    (healed,) = reaper.heal("x")
+    assert (healed.verified, "64 bytes" in healed.reason) == (False, True)
+    assert _states(run_dir) == {"a": State.FAILED}
+    (run_dir / "page").unlink()
+    assert [each.verified for each in reaper.heal("x")] == [True]
+
+
+def test_eight_threads(reaper: Reaper, run_dir: Path) -> None:
+    """One thread per fault: eight at once guard, mark and heal, and each gets its own answers."""
+    problems: list[object] = []
+
+    def work(thread: int) -> None:
+        try:
+            for number in range(10):
+                name = f"{thread}-{number}"
+                reaper.guard(name, [JobProcesses(f"none-{name}")], owner=name)
+                reaper.mark(name, "applied")
+                healed = reaper.heal(name)
+                if [each.handle["run_id"] for each in healed] != [f"none-{name}"]:
+                    problems.append(healed)
+        except Exception as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert problems == []
+    assert list(_states(run_dir).values()) == [State.VERIFIED] * 80
+
+
+def test_signals_do_not_end_it(reaper: Reaper) -> None:
+    """Ctrl-C, a hang-up and a polite kill are for the harness; the reaper, in a session of its own, ignores them."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        os.kill(reaper.pid, number)
+    reaper.guard("a", [JobProcesses("none")], owner="x")
+    assert os.getsid(reaper.pid) == reaper.pid
+    assert os.readlink(f"/proc/{reaper.pid}/cwd") == "/"
+
+
+def test_close_leaves_no_process(run_dir: Path, spawn: Any, state_of: Any) -> None:
+    """`close` heals what is left and the reaper is gone and waited for; closing twice is nothing."""
+    victim = spawn()
+    reaper = Reaper.start(run_dir, "test")
+    reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x")
+    _stop(victim.pid)
+    assert [each.verified for each in reaper.close()] == [True]
+    assert (state_of(victim.pid), state_of(reaper.pid)) == ("S", "")
+    assert reaper.close() == []
+
+
+def test_the_reaper_dies(run_dir: Path, spawn: Any, state_of: Any, eventually: Any) -> None:
+    """Without its reaper the harness guards nothing more, and heals by itself from the log."""
+    victim = spawn()
+    with Reaper.start(run_dir, "test") as reaper:
+        reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x")
+        _stop(victim.pid)
+        os.kill(reaper.pid, signal.SIGKILL)
+        eventually(lambda: state_of(reaper.pid), "Z")
+        with pytest.raises(UndoError, match="reaper is gone"):
+            reaper.guard("b", [JobProcesses("none")], owner="x")
+        assert [(each.record, each.verified) for each in reaper.heal("x")] == [("a", True)]
+        assert state_of(victim.pid) == "S"
+    assert _states(run_dir) == {"a": State.VERIFIED}
+
+
+def test_the_reaper_and_the_run_directory_are_gone(run_dir: Path, spawn: Any, state_of: Any) -> None:
+    """Even without log and reaper the harness still knows what it guarded."""
+    victim = spawn()
+    with Reaper.start(run_dir, "test") as reaper:
+        reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x")
+        _stop(victim.pid)
+        os.kill(reaper.pid, signal.SIGKILL)
+        run_dir.rename(run_dir.with_name("moved"))
+        assert [each.verified for each in reaper.heal_all()] == [True]
+    assert state_of(victim.pid) == "S"
+
+
+def test_run_directory_deleted(run_dir: Path, spawn: Any, state_of: Any) -> None:
+    """A reaper whose log was deleted heals what it has in memory."""
+    victim = spawn()
+    with Reaper.start(run_dir, "test") as reaper:
+        reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x")
+        _stop(victim.pid)
+        run_dir.rename(run_dir.with_name("moved"))
+        assert [each.verified for each in reaper.heal_all()] == [True]
+    assert state_of(victim.pid) == "S"
+
+
+def test_log_that_cannot_be_had(run_dir: Path) -> None:
+    """Where there can be no log there is no reaper, and the error says which run and why."""
+    path_of(run_dir).mkdir()
+    with pytest.raises(UndoError, match=r"not armed.*directory"):
+        Reaper.start(run_dir, "test")
+    with pytest.raises(UndoError, match="can't be started"):
+        Reaper.start(run_dir / "missing", "test")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small tmpfs")
+def test_disk_full(tmp_path: Path, spawn: Any, state_of: Any) -> None:
+    """On a full disk `guard` raises, what was guarded before is healed, and with room again it goes on."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], check=True)
+    try:
+        run_dir, victim = mount / "run", spawn()
+        run_dir.mkdir()
+        with Reaper.start(run_dir, "test") as reaper:
+            reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x")
+            _stop(victim.pid)
+            with suppress(OSError), open(mount / "filler", "wb", buffering=0) as filler:
+                while filler.write(bytes(4096)):
+                    pass
+            with pytest.raises(UndoError, match=r"No space|no room"):
+                reaper.guard("b", [JobProcesses("x" * 5000)], owner="x")
+            assert [(each.record, each.verified) for each in reaper.heal("x")] == [("a", True)]
+            assert state_of(victim.pid) == "S"
+            (mount / "filler").unlink()
+            reaper.guard("c", [JobProcesses("none")], owner="x")
+        records, damaged = read(run_dir)
+        assert ({record.id for record in records}, damaged) == ({"a", "c"}, [])
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+@pytest.fixture
+def machine(run_dir: Path, spawn: Any) -> tuple[Path, str, int]:
+    """What the stand-in harness will change: a file, and a process that is not the job's."""
+    (run_dir / "job").mkdir()
+    (run_dir / "job" / "data").write_text("good")
+    return run_dir, f"death-{os.getpid()}-{run_dir.parent.name}", spawn().pid
+
+
+def _assert_clean(run_dir: Path, run_id: str, victim: int, state_of: Any) -> None:
+    assert JobProcesses(run_id).restored(), "a process of the job is left"
+    assert state_of(victim) == "S", "the victim is still stopped"
+    assert (run_dir / "job" / "data").read_text() == "good"
+    assert PageSlot(str(run_dir / "fault.page")).restored() or not (run_dir / "fault.page").exists()
+    if path_of(run_dir).exists():
+        assert set(_states(run_dir).values()) <= {State.VERIFIED}
+
+
+@pytest.mark.parametrize("point", ["before guard", "after guard", "after apply", "after heal"])
+def test_the_harness_dies(
+    machine: tuple[Path, str, int], spawn: Any, state_of: Any, eventually: Any, point: str
+) -> None:
+    """SIGKILL to the harness, wherever it is: the reaper heals everything and leaves."""
+    run_dir, run_id, victim = machine
+    harness = spawn(sys.executable, str(STAND_IN), str(run_dir), run_id, str(victim), point)
+    reaper = json.loads(harness.stdout.readline())["reaper"]
+    assert harness.stdout.readline().strip() == point
+    harness.kill()
+    eventually(lambda: state_of(reaper) in ("", "Z"))
+    _assert_clean(run_dir, run_id, victim, state_of)
+
+
+@pytest.mark.parametrize("lines", range(1, 10))
+def test_the_harness_dies_at_any_line(
+    machine: tuple[Path, str, int], spawn: Any, state_of: Any, eventually: Any, lines: int
+) -> None:
+    """SIGKILL to the harness as soon as its undo log has so many lines, in the middle of healing too."""
+    run_dir, run_id, victim = machine
+    harness = spawn(sys.executable, str(STAND_IN), str(run_dir), run_id, str(victim), "never")
+    log = path_of(run_dir)
+    eventually(lambda: log.exists() and log.read_bytes().count(b"\n") >= lines)
+    harness.kill()
+    reaper = json.loads(log.read_bytes().splitlines()[0])["reaper"][0]
+    eventually(lambda: state_of(reaper) in ("", "Z"))
+    _assert_clean(run_dir, run_id, victim, state_of)
+
+
+def test_the_harness_dies_during_a_heal(run_dir: Path, python: Any, spawn: Any, state_of: Any, eventually: Any) -> None:
+    """A heal that is under way when the harness dies is finished, and the rest is healed after it."""
+    (run_dir / "data").write_text("good")
+    fifo, victim = run_dir / "fifo", spawn()
+    os.mkfifo(fifo)
+    harness = python(
+        "import os, signal, sys\nfrom dataclasses import replace\nfrom pathlib import Path\n"
+        "from torchaos.harness.undo.client import Reaper\nfrom torchaos.harness.undo.file import File\n"
+        "from torchaos.harness.undo.handles import Process\n"
+        "run_dir, victim = Path(sys.argv[1]), int(sys.argv[2])\nreaper = Reaper.start(run_dir, 'test')\n"
+        "reaper.guard('stop', [Process.of(victim, 'resume')], owner='stop')\n"
+        "handle = File.of(run_dir / 'data', run_dir, run_dir / 'undo')\n"
+        "reaper.guard('slow', [replace(handle, copy=str(run_dir / 'fifo'))], owner='slow')\n"
+        "os.kill(victim, signal.SIGSTOP)\n(run_dir / 'data').write_text('damaged')\n"
+        "print(reaper.pid, flush=True)\nreaper.heal('slow')",
+        str(run_dir), str(victim.pid),
+    )  # fmt: skip
+    reaper = int(harness.stdout.readline())
+    writers: list[int] = []
+    eventually(
+        lambda: bool(writers.extend(_opened(fifo)) or writers)
+    )  # opens once the reaper reads: it is in the middle of restoring
+    harness.kill()
+    harness.wait()
+    os.write(writers[0], b"not the copy")
+    _close_all(writers)
+    # It is tried once more when the harness is gone, and the copy opened again.
+    eventually(lambda: (_close_all(_opened(fifo)), state_of(reaper))[1] in ("", "Z"))
+    assert state_of(victim.pid) == "S"
+    assert _states(run_dir) == {"stop": State.VERIFIED, "slow": State.FAILED}
+
+
+def _opened(fifo: Path) -> list[int]:
+    """The fifo for writing, where somebody is reading it."""
+    try:
+        return [os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)]
+    except OSError:
+        return []
+
+
+def _close_all(fds: list[int]) -> list[int]:
+    for fd in fds:
+        os.close(fd)
+    return fds
+
+
+def test_both_die(machine: tuple[Path, str, int], spawn: Any, state_of: Any, eventually: Any) -> None:
+    """With harness and reaper both dead, healing from the log leaves the machine clean."""
+    run_dir, run_id, victim = machine
+    harness = spawn(sys.executable, str(STAND_IN), str(run_dir), run_id, str(victim), "after apply")
+    reaper = json.loads(harness.stdout.readline())["reaper"]
+    assert harness.stdout.readline().strip() == "after apply"
+    os.kill(reaper, signal.SIGKILL)
+    harness.kill()
+    harness.wait()
+    eventually(lambda: state_of(reaper) in ("", "Z"))
+    assert state_of(victim) == "T"
+    assert [each.verified for each in heal_from_log(run_dir)] == [True] * 4
+    _assert_clean(run_dir, run_id, victim, state_of)
+    assert heal_from_log(run_dir) == []
+
+
+def test_a_forked_child_does_not_keep_the_reaper(run_dir: Path, python: Any, state_of: Any, eventually: Any) -> None:
+    """A process forked off the harness holds the socket open; the reaper sees the harness's death all the same."""
+    code = (
+        "import os, sys, time\nfrom pathlib import Path\nfrom torchaos.harness.undo.client import Reaper\n"
+        "reaper = Reaper.start(Path(sys.argv[1]), 'test')\nchild = os.fork()\n"
+        "if child == 0: time.sleep(600)\nprint(reaper.pid, child, flush=True)\ntime.sleep(600)"
+    )
+    harness = python(code, str(run_dir), env={ENV_RUN_ID: "not the reaper's"})
+    reaper, child = map(int, harness.stdout.readline().split())
+    harness.kill()
+    harness.wait()
+    eventually(lambda: state_of(reaper) in ("", "Z"))
+    os.kill(child, signal.SIGKILL)
+
+
+def test_file_and_page_end_to_end(reaper: Reaper, run_dir: Path) -> None:
+    """Several handles of one fault go back together."""
+    file, page = run_dir / "data", run_dir / "fault.page"
+    file.write_text("good")
+    ControlPage(page, create=True).close()
+    reaper.guard("a", [File.of(file, run_dir, run_dir / "undo"), PageSlot(str(page))], owner="x", limit_s=60.0)
+    file.write_text("bad")
+    assert [(each.handle["kind"], each.verified) for each in reaper.heal("a")] == [("page_slot", True), ("file", True)]
+    assert file.read_text() == "good"

@@ -33,6 +33,9 @@ class CheckpointIntegrity:
             return inconclusive(
                 "the checkpoints were not looked at: say in the scenario where they are (job.checkpoints)"
             )
+        unread = run.artifacts["inventory"].get("problem")
+        if unread:
+            return inconclusive(f"not all checkpoints could be looked at: {unread}")
         if not ours:
             return failed("there is no checkpoint", checkpoints=0)
         broken = _broken(ours) or _too_old(run, ours)

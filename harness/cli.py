@@ -10,9 +10,10 @@ import json
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
@@ -27,9 +28,10 @@ from torchaos.harness.planner import make_plan
 from torchaos.harness.report import console as show
 from torchaos.harness.report import jsonfile, junit
 from torchaos.harness.report.live import Live
+from torchaos.harness.report.placeholder import placeholder_result
 from torchaos.harness.result import ExitCode, Result, worst
 from torchaos.harness.rundir import RunDir
-from torchaos.harness.scenario import Scenario, json_schema, load
+from torchaos.harness.scenario import json_schema, load
 from torchaos.harness.scenario_run import ScenarioRun, error_result
 from torchaos.harness.verdict import judge as judge_folder
 
@@ -68,19 +70,29 @@ def run(
     """Run scenarios against live jobs and judge them."""
     console = Console()
     runs = [one for file in files for one in _planned(file, overrides, seed, repeat, attach, out)]
-    plans = [(one.plan, one.folder) for one in runs]
-    _write_placeholders(plans, junit_file, json_file)
+    pending = [placeholder_result(one.plan, one.folder.root) for one in runs]
+    _write(pending, junit_file, json_file)  # gates fail closed: until a scenario is judged, it is an error
     results: list[Result] = []
     with _signals() as interrupted:
         for one in runs:
             if interrupted.reason:
                 break
             results.append(_run_one(one, console, interrupted))
-            _write_reports(results, plans[len(results) :], junit_file, json_file)
+            _write([*results, *pending[len(results) :]], junit_file, json_file)
     if len(results) > 1:
         show.summary(results, console)
     codes = [ExitCode(result.exit_code) for result in results]
     sys.exit(worst([*codes, ExitCode.INCONCLUSIVE] if len(results) < len(runs) else codes))
+
+
+def _write(results: Sequence[Result], junit_file: Path | None, json_file: Path | None) -> None:
+    try:
+        if junit_file:
+            junit.write(results, junit_file)
+        if json_file:
+            jsonfile.write(results, json_file)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: the report can't be written: {error.strerror}") from error
 
 
 def _planned(file: Path, overrides: Sequence[str], seed: int | None, repeat: int, attach: int | None, out: Path) -> Iterator[Planned]:
@@ -131,7 +143,7 @@ def judge(folders: Sequence[Path], junit_file: Path | None, json_file: Path | No
     results = [judge_folder(RunDir(folder.absolute()).check()) for folder in folders]
     for result in results:
         show.show(result, Console())
-    _write_reports(results, [], junit_file, json_file)
+    _write(results, junit_file, json_file)
     sys.exit(worst([ExitCode(result.exit_code) for result in results]))
 
 
@@ -210,6 +222,9 @@ def main() -> None:
         sys.exit(ExitCode.INCONCLUSIVE)
     except ChaosError as error:
         _fail(str(error), ExitCode.INTERNAL)
+    except Exception:  # a bug of ours: here, and only here, the traceback is what the reader needs
+        traceback.print_exc()
+        _fail("internal error: please report it with the lines above", ExitCode.INTERNAL)
 
 
 def _fail(text: str, code: ExitCode) -> None:

@@ -71,10 +71,21 @@ class Handle(Protocol):
 class Site(Protocol):
     """Where a fault is applied. `RankSite` in the agent (the process is the target itself), `NodeSite` outside."""
 
-    fault: str
-    pids: Sequence[int]  # the target processes
-    step: int | None  # global step at the Moment, where known
-    phase: Phase | None
+    @property
+    def fault(self) -> str: ...
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The target processes."""
+        ...
+
+    @property
+    def step(self) -> int | None:
+        """The global step at the Moment, where it is known."""
+        ...
+
+    @property
+    def phase(self) -> Phase | None: ...
 
     def signal(self, number: int) -> None:
         """Send a signal to each target process, by pidfd where it is another one."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from torchaos.harness.agent.wire import Event, Kind, Moment, State
 from torchaos.harness import registry
+from torchaos.harness.agent.wire import Event, Kind, Moment, State
 from torchaos.harness.arming import Slots
 from torchaos.harness.contracts import ChaosError, Handle, Injector, Irreversible, RankProcess
 from torchaos.harness.history import History
 from torchaos.harness.journal import Journal
+from torchaos.harness.launchers.attach import Attached
 from torchaos.harness.launchers.job import Job
 from torchaos.harness.plan import After, PlannedFault
 from torchaos.harness.site import NodeSite, Victim
@@ -32,7 +34,7 @@ class Field:
     """What every fault of a run works with."""
 
     journal: Journal
-    job: Job
+    job: Job | Attached
     reaper: Reaper
     limit_s: float  # the reaper takes a fault back by itself after this long
     steady: threading.Event = field(default_factory=threading.Event)
@@ -111,7 +113,6 @@ class FaultLife:
 
     def _apply(self, release: Callable[[], None]) -> None:
         site = self._site(release)
-        self._on.reaper.mark(self._record, "maybe_applied")
         for victim in site.victims:
             data = {
                 "fault": self.fault.id,
@@ -146,6 +147,7 @@ class FaultLife:
         self._on.reaper.guard(self._record, changes, owner=self.fault.id, limit_s=limit)
         if slots:
             self._on.reaper.guard(f"{self._record}.pages", slots, owner=self.fault.id, limit_s=limit)
+        self._on.reaper.mark(self._record, "maybe_applied")  # now, so that no rank waits for the disk at its Moment
         why = changes.why if isinstance(changes, Irreversible) else None
         names = [handle.kind for handle in (*slots, *(() if isinstance(changes, Irreversible) else changes))]
         self._emit(Kind.GUARDED, {"record": self.fault.id, "handles": names, "why": why})
@@ -187,7 +189,7 @@ class FaultLife:
     def _armed(self, targets: Sequence[int]) -> None:
         self._emit(Kind.ARMED, {"fault": self.fault.id, "targets": list(targets)})
 
-    def _emit(self, kind: Kind, data: dict[str, object]) -> Event:  # type: ignore[override]
+    def _emit(self, kind: Kind, data: Mapping[str, Any]) -> Event:
         return self._on.journal.emit(kind, data)
 
 

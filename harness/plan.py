@@ -83,8 +83,11 @@ class Plan:
     needs: tuple[str, ...] = ()  # capabilities
     version: int = 1
 
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n")
+        path.write_text(self.to_json() + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Plan:

@@ -58,11 +58,12 @@ def recovery_from(record: Record, landing: Landing) -> Recovery:
     stepped = _first_within(record, landing)
     if stepped is not None:
         return _recovery(landing, {"felt": felt, "caught_up": stepped.mono_s}, 0)
-    detected = after.first(lambda e: e.kind in _DETECTED)
     before = next((one for one in history.attempts if one.number == landing.attempt), None)
     reached = _highest_up_to(history, landing.attempt)
-    seen = {"felt": felt, "detected": detected, "torn_down": _end_after(before, landing.at_s)}
     later = [one for one in history.attempts if one.number > landing.attempt]
+    until_s = later[0].started_s if later else float("inf")
+    detected = after.first(lambda e: e.kind in _DETECTED and e.mono_s <= until_s)
+    seen = {"felt": felt, "detected": detected, "torn_down": _end_after(before, landing.at_s)}
     made_steps = {one.attempt for one in history.executions}
     came_back = next((one for one in later if one.number in made_steps), later[0] if later else None)
     if came_back is None:
@@ -83,7 +84,7 @@ def _parts_of(back: Attempt, history: History, after: _After) -> dict[str, float
     whole = len(ups) >= back.world_size
     up = max(ups) if ups and whole else None
     return {
-        "rendezvous": after.last(lambda e: _is_rendezvous(e, back), up),
+        "rendezvous": after.last(_is_rendezvous, up) or after.last(_is_start, up),
         "workers_up": up,
         "restored": max((at for at in loads if first is None or at <= first), default=None),
         "first_step": first,
@@ -128,11 +129,12 @@ def _is_end_of(event: Event, landing: Landing) -> bool:
     return event.rank in landing.ranks or not landing.ranks
 
 
-def _is_rendezvous(event: Event, back: Attempt) -> bool:
-    if event.mono_s > max((process.up_s for process in back.ranks.values()), default=event.mono_s):
-        return False
-    done = event.kind is Kind.ELASTIC_RENDEZVOUS and bool(event.data["done"])
-    return done or (event.kind is Kind.ELASTIC_WORKER and event.data["state"] == "START")
+def _is_rendezvous(event: Event) -> bool:
+    return event.kind is Kind.ELASTIC_RENDEZVOUS and bool(event.data["done"])
+
+
+def _is_start(event: Event) -> bool:
+    return event.kind is Kind.ELASTIC_WORKER and event.data["state"] == "START"
 
 
 def _end_after(attempt: Attempt | None, at_s: float) -> float | None:

@@ -112,7 +112,7 @@ class Result:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Result:
-        """Keys of a later minor version are passed over. Raises UsageError where this is no result, or of a later schema."""
+        """Unknown keys are passed over. Raises UsageError where this is no result, or of a later schema."""
         try:
             if int(raw["schema"]) > SCHEMA:
                 raise UsageError(

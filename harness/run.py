@@ -7,7 +7,6 @@ clean-up comes whatever happened before; judging is another module's affair, and
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -107,8 +106,8 @@ class Run:
         self._stage("collect")
         self._field.ended.set()
         stuck = [life.fault.id for life in self._lives if not life.join(10.0)]
-        for fault in stuck:
-            self.journal.emit(Kind.NOTE, {"text": f"fault {fault} did not come to its end; it is rolled back now"})
+        for name in stuck:
+            self.journal.emit(Kind.NOTE, {"text": f"fault {name} did not come to its end; it is rolled back now"})
         told = {event.data["fault"] for event in self.journal.snapshot() if event.kind in (Kind.APPLYING, Kind.MISSED)}
         for fault in self.plan.faults:
             if fault.id not in told:

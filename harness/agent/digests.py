@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from hashlib import blake2b
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Sequence
 
 MAX_ROW_BYTES = 4096
 MAX_ROWS = 512  # beyond it a digest is of several rows
@@ -29,60 +29,64 @@ class Batch:
     used: bool = False  # it has been trained on
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: Any) -> list[Any]:
     """The tensors, arrays, strings and bytes in nested containers, in order; bounded, and safe with cycles."""
-    left = _MAX_LEAVES
-    stack = [value]
+    found, stack, left = [], [value], _MAX_LEAVES
     while stack and left:
         item = stack.pop()
         left -= 1
-        if isinstance(item, Mapping):
-            stack.extend(reversed(list(item.values())[:_MAX_LEAVES]))
-        elif isinstance(item, (list, tuple)) and not _is_texts(item):
-            stack.extend(reversed(item[:_MAX_LEAVES]))
+        if hasattr(item, "untyped_storage") or item is None:
+            found.append(item)
+        elif isinstance(item, (list, tuple)) and not (item and isinstance(item[0], (str, bytes))):
+            stack.extend(item[_MAX_LEAVES::-1])
+        elif hasattr(item, "keys") and hasattr(item, "values"):  # any mapping; to ask its type takes longer
+            stack.extend(list(item.values())[_MAX_LEAVES::-1])
         elif hasattr(item, "__dataclass_fields__") and not hasattr(item, "shape"):
-            stack.extend(reversed(list(vars(item).values())[:_MAX_LEAVES]))
-        elif item is not None:
-            yield item
-
-
-def _is_texts(item: Sequence[Any]) -> bool:
-    return bool(item) and isinstance(item[0], (str, bytes))
+            stack.extend(list(vars(item).values())[_MAX_LEAVES::-1])
+        else:
+            found.append(item)
+    return found
 
 
 class View:
-    """The bytes of one tensor, array or list of texts, row by row. `data` is read only when it is asked for."""
+    """The bytes of one tensor, array or list of texts, row by row. `data` is None until they are asked for."""
 
     def __init__(self, leaf: Any, count: int, storage: int, kind: tuple[Any, ...]) -> None:
         self.count, self.storage, self._kind = count, storage, kind
         self._leaf = leaf  # kept while its memory is read
+        self._data: memoryview | None = None
 
-    @cached_property
     def data(self) -> memoryview:
-        return memoryview(self._leaf).cast("B")
+        if self._data is None:
+            self._data = self._bytes()
+        return self._data
 
-    @cached_property
     def ends(self) -> tuple[Any, ...]:
-        return (*self._kind, bytes(self.data[:_END]), bytes(self.data[-_END:]))
+        """What it is recognised by, wherever it lies."""
+        data = self.data()
+        return (*self._kind, data[:_END].tobytes(), data[-_END:].tobytes())
 
-    def feed(self, digest: Any, first: int, last: int, bound: int) -> None:
-        """Add rows `first` to `last` (exclusive) to the digest, in at most `bound` bytes."""
-        size = len(self.data) // self.count
-        row = self.data[first * size : last * size]
+    def feed(self, state: Any, first: int, last: int, bound: int) -> None:
+        """Add rows `first` to `last` (exclusive) to a digest, in at most `bound` bytes."""
+        data = self.data()
+        size = len(data) // self.count
+        row = data[first * size : last * size]
         if len(row) <= bound:
-            digest.update(row)
+            state.update(row)
             return
         end = bound // 4
-        digest.update(row[:end])
-        digest.update(row[-end:])
+        state.update(row[:end])
+        state.update(row[-end:])
         middle = row[end:-end]
         # An odd stride, so that it does not see only the low bytes of each number.
-        digest.update(middle[:: -(-len(middle) // (bound - 2 * end)) | 1].tobytes())
+        state.update(middle[:: -(-len(middle) // (bound - 2 * end)) | 1].tobytes())
+
+    def _bytes(self) -> memoryview:
+        return memoryview(self._leaf).cast("B")
 
 
 class _Tensor(View):
-    @cached_property
-    def data(self) -> memoryview:
+    def _bytes(self) -> memoryview:
         whole = self._leaf = self._leaf.detach().contiguous()
         size = whole.numel() * whole.element_size()
         return memoryview((ctypes.c_ubyte * size).from_address(whole.data_ptr())).cast("B")
@@ -91,18 +95,17 @@ class _Tensor(View):
 class _Texts(View):
     """A list of strings or bytes: each is a row."""
 
-    @cached_property
-    def _texts(self) -> list[bytes]:
-        return [text if isinstance(text, bytes) else str(text).encode() for text in self._leaf]
-
-    @cached_property
     def ends(self) -> tuple[Any, ...]:
-        return (*self._kind, self._texts[0][:_END], self._texts[-1][-_END:])
+        return (*self._kind, self._text(0)[:_END], self._text(-1)[-_END:])
 
-    def feed(self, digest: Any, first: int, last: int, bound: int) -> None:
-        for text in self._texts[first:last]:
-            digest.update(text[:bound])
-            digest.update(b"\0")
+    def feed(self, state: Any, first: int, last: int, bound: int) -> None:
+        for place in range(first, last):
+            state.update(self._text(place)[:bound])
+            state.update(b"\0")
+
+    def _text(self, place: int) -> bytes:
+        text = self._leaf[place]
+        return text if isinstance(text, bytes) else str(text).encode()
 
 
 def look(value: Any) -> list[View]:
@@ -116,21 +119,29 @@ def digest(views: Sequence[View], indices: tuple[int, ...] | None = None) -> Bat
         return Batch(None, indices)
     size = views[0].count
     rows = _digests([view for view in views if view.count == size], size)
-    return Batch(rows, indices, frozenset(one.storage for one in views), frozenset(one.ends for one in views))
+    return Batch(rows, indices, frozenset([one.storage for one in views]), frozenset([one.ends() for one in views]))
 
 
 def _view(leaf: Any) -> View | None:
     if isinstance(leaf, (list, tuple)):
         return _Texts(leaf, len(leaf), id(leaf), ("text", len(leaf)))
     if hasattr(leaf, "untyped_storage"):
-        strided = str(leaf.layout) == "torch.strided" and not hasattr(leaf, "_local_tensor")
-        if leaf.device.type != "cpu" or not strided or not leaf.dim() or not leaf.numel():
+        if not leaf.is_cpu or leaf.layout is not _strided() or not leaf.dim() or not leaf.numel():
+            return None
+        if hasattr(leaf, "_local_tensor"):  # a DTensor has no memory of its own
             return None
         storage = leaf.untyped_storage().data_ptr()
         return _Tensor(leaf, leaf.shape[0], storage, (leaf.dtype, tuple(leaf.shape))) if storage else None
     if hasattr(leaf, "__array_interface__") and leaf.ndim and leaf.size and leaf.flags.c_contiguous:
         return View(leaf, leaf.shape[0], leaf.ctypes.data, (leaf.dtype, leaf.shape))
     return None
+
+
+@cache
+def _strided() -> Any:
+    import torch
+
+    return torch.strided
 
 
 def _digests(views: Sequence[View], size: int) -> tuple[str, ...]:

@@ -55,7 +55,6 @@ class _Installer:
             self._distributed_checkpoints(transfers)
         if agent.wants("collectives"):
             self._collectives()
-        compiled.patch_compile(torch, steps.before_step, steps.after_step)
         self._when("torch._dynamo.trace_rules", "steps", compiled.leave_alone)
 
     def _samples(self, loader: Any, trained: Callable[[Any], None]) -> None:

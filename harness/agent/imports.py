@@ -15,6 +15,7 @@ class PostImport:
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Then]] = {}
+        self._ended: set[str] = set()  # imports that were followed to their end
 
     def install(self) -> None:
         sys.meta_path.insert(0, self)
@@ -22,7 +23,8 @@ class PostImport:
     def when(self, name: str, then: Then) -> None:
         """Call `then` with the module once it is there: at once, or at the end of its import."""
         module = sys.modules.get(name)
-        if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        under_way = getattr(getattr(module, "__spec__", None), "_initializing", False) and name not in self._ended
+        if module is not None and not under_way:
             then(module)
         else:
             self._waiting.setdefault(name, []).append(then)
@@ -51,6 +53,7 @@ class PostImport:
         def exec_module(module: ModuleType) -> None:
             loader.__dict__.pop("exec_module", None)
             original(module)
+            self._ended.add(name)
             for then in self._waiting.pop(name, []):
                 then(module)
 

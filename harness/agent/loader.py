@@ -47,7 +47,7 @@ class Ring:
         for batch in reversed(self._received):
             if not batch.storages.isdisjoint(storages):
                 return batch
-        ends = {view.ends for view in views}
+        ends = {view.ends() for view in views}
         return next((batch for batch in reversed(self._received) if not batch.ends.isdisjoint(ends)), None)
 
     def newest(self, count: int) -> list[Batch]:

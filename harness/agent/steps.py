@@ -8,7 +8,6 @@ import weakref
 from types import ModuleType
 from typing import Any, Callable
 
-from . import compiled
 from .agent import Agent
 from .counter import Closed, StepCounter
 from .loss import Losses
@@ -66,7 +65,8 @@ class StepHooks:
 
     def patch_optimizer(self, module: ModuleType) -> None:
         """torch.optim.optimizer."""
-        compiled.hook_steps(module, self.before_step, self.after_step)
+        module.register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self._before_step(optimizer))
+        module.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._after_step(optimizer))
         kind = module.Optimizer
         original, made = kind.__init__, self._agent.careful("steps")(self._made)
 
@@ -96,12 +96,12 @@ class StepHooks:
 
         module.GradScaler.step = step
 
-    def before_step(self, optimizer: Any) -> None:
+    def _before_step(self, optimizer: Any) -> None:
         if self._agent.on:
             self._begin_step(optimizer)
             self._agent.enter(Phase.OPTIMIZER)
 
-    def after_step(self, optimizer: Any) -> None:
+    def _after_step(self, optimizer: Any) -> None:
         if self._agent.on:
             self._agent.phases.leave(Phase.OPTIMIZER)
             self._follow(self._end_step(optimizer))

@@ -167,8 +167,8 @@ class EventFile:
         rank: int | None = None, attempt: int | None = None, mono_s: float | None = None,
     ) -> Event:  # fmt: skip
         """Write one event; raises ValueError when the payload lacks a key of its kind."""
-        missing = FIELDS[kind] - data.keys()
-        if missing:
+        if not FIELDS[kind] <= data.keys():
+            missing = FIELDS[kind] - data.keys()
             raise ValueError(f"{kind.value} needs {', '.join(sorted(missing))}")
         event = Event(
             kind, self._source, next(self._seq), time.time(), time.monotonic() if mono_s is None else mono_s,

@@ -107,18 +107,18 @@ def number_in_name(path: str) -> int | None:
     return None
 
 
-_PREFERRED = ("global_step", "step", "iteration", "iter_num", "iter")
-_NOT_PROGRESS = re.compile(r"max|total|num_|save|log|eval|warm|every|interval|epoch|per_|period", re.I)
+# The best first. Plurals and totals may be settings, epochs are no steps, and a scheduler counts one ahead.
+_PROGRESS = ("global_step", "global_steps", "step", "iteration", "iter", "iter_num", "current_step", "train_step")
+_OPTIMIZERS_OWN = re.compile(r"(?:^|\.)state\.\d+\.|optim", re.I)  # lags behind where a GradScaler skipped steps
 
 
 def number_in_contents(numbers: Mapping[str, float]) -> tuple[str, int] | None:
-    """The entry that says how far training was, with its name."""
-    usable = {name: value for name, value in numbers.items() if not _NOT_PROGRESS.search(name)}
-    for wanted in _PREFERRED:
-        for name, value in usable.items():
-            if name.split(".")[-1].split("/")[-1] == wanted:
+    """The entry that says how far training was, with its name. Of several of one name the outermost."""
+    for wanted in _PROGRESS:
+        for name, value in sorted(numbers.items(), key=lambda item: item[0].count(".")):
+            if name.rpartition(".")[2] == wanted and not _OPTIMIZERS_OWN.search(name):
                 return name, int(value)
-    return next(((name, int(value)) for name, value in usable.items() if re.search("step|iter", name, re.I)), None)
+    return None
 
 
 def _related(one: str, other: str) -> bool:
@@ -130,6 +130,5 @@ def _final(path: str) -> str:
 
 
 def _numbers(value: Any) -> dict[str, float]:
-    pairs = value.items() if isinstance(value, Mapping) else enumerate(value or ())
-    named = {(str(name) if isinstance(value, Mapping) else "step"): number for name, number in pairs}
-    return {name: number for name, number in named.items() if isinstance(number, (int, float))}
+    entries = value.items() if isinstance(value, Mapping) else ()
+    return {str(name): number for name, number in entries if isinstance(number, (int, float))}

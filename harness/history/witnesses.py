@@ -15,11 +15,13 @@ is kept: it is evidence that something was not restored.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from torchaos.harness.history.alignment import align
+from torchaos.harness.history.alignment import FEW, align
 from torchaos.harness.history.checkpoints import Load, Save, number_in_contents, number_in_name, saved_as
 from torchaos.harness.history.executions import Execution
 
@@ -54,6 +56,11 @@ class Scene:
     saves: Sequence[Save]  # of earlier attempts, placed
     known: Sequence[Execution]  # of earlier attempts, and of the twin: placed
     log_offset: int  # what the log's count is ahead of ours, as a rule
+
+    @property
+    def start(self) -> list[Execution]:
+        """The first steps: they show what was restored."""
+        return [one for one in self.own if one.local_step <= FEW]
 
 
 def hear(scene: Scene) -> list[Witness]:
@@ -150,7 +157,7 @@ def _of_counter(name: str, scene: Scene, read: Read, from_one: bool) -> list[Wit
         if value is not None and one.global_step is not None:
             known[value].add(one.global_step)
     said: dict[int, Said] = {}
-    for one in sorted(scene.own, key=lambda one: -one.local_step):
+    for one in sorted(scene.start, key=lambda one: -one.local_step):
         value = read(one)
         if value is not None:
             bases = sorted(step - one.local_step for step in _steps_at(value, known, from_one))
@@ -179,8 +186,8 @@ def _of_content(
 ) -> list[Witness]:  # fmt: skip
     """By rank; or, when the ranks of before are no more and there is a `union`, by all ranks of a step together."""
     said: dict[int, Said] = {}
-    for rank in {one.rank for one in scene.own}:
-        own = {one.local_step: read(one) for one in scene.own if one.rank == rank and read(one) is not None}
+    for rank in {one.rank for one in scene.start}:
+        own = {one.local_step: read(one) for one in scene.start if one.rank == rank and read(one) is not None}
         reference: dict[int, list[Hashable]] = defaultdict(list)
         for one in scene.known:
             if one.rank == rank and one.global_step is not None and read(one) is not None:
@@ -190,7 +197,7 @@ def _of_content(
             said[rank] = fits, f"those of its step {min(own)} are those of step {fits[0] + min(own)}"
     if said or union is None:
         return _grouped(name, said)
-    own_union = _by_step(scene.own, lambda one: one.local_step, read, union)
+    own_union = _by_step(scene.start, lambda one: one.local_step, read, union)
     fits = align(own_union, {step: [key] for step, key in _by_step(_last(scene.known), _global, read, union).items()})
     return _grouped(name, {-1: (fits, "taken over all ranks of a step")}) if fits else []
 
@@ -233,9 +240,9 @@ def _of_log(scene: Scene) -> list[Witness]:
 def log_lead(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> int | None:
     """How far the log's step numbers are ahead of the given (mono_s, step), mostly."""
     done = sorted(steps)
-    leads = Counter(
-        number - max(step for _s, step in done if _s <= at) for at, number in lines if done and done[0][0] <= at
-    )
+    times = [at for at, _step in done]
+    highest = list(accumulate((step for _at, step in done), max))
+    leads = Counter(number - highest[bisect_right(times, at) - 1] for at, number in lines if times and times[0] <= at)
     return leads.most_common(1)[0][0] if leads else None
 
 

@@ -1,7 +1,7 @@
 """What torchrun's agent says on the console, line by line. Pure.
 
-Two sources, and a version of torch may have either: the event log (a JSON object per event; the handler `console`) and the
-agent's log lines (restarts only at INFO). Facts about them, seen with torch 2.13:
+Two sources, and a version of torch may have either: the event log (a JSON object per event; handler `console`) and
+the agent's log lines (restarts only at INFO). Facts about them, seen with torch 2.13:
 
 - The event log's `timestamp` is always 0, so lines are stamped on arrival; `worker_id` is the pid.
 - An attempt that is retried has no FAILED event; only `failed (exitcode: -9) local_rank: 1 (pid: N)` tells of it.

@@ -18,7 +18,7 @@ from torchaos.harness.words import seconds_in_words
 __all__ = ["catalogue", "plan", "show", "summary"]
 
 _LABEL = 10  # columns of a label such as "rollback"
-_LONGEST_BAR = 60
+_LONGEST_BAR, _LONGEST_NAME = 60, 28
 
 
 def show(result: Result, console: Console) -> None:
@@ -33,7 +33,7 @@ def show(result: Result, console: Console) -> None:
         _recovery(pen, recovery)
     if result.cases:
         pen.heading("Verdicts")
-        width = max(len(name_in_words(case.name)) for case in result.cases)
+        width = min(_LONGEST_NAME, max(len(name_in_words(case.name)) for case in result.cases))
         for case in result.cases:
             _case(pen, case, width)
     if result.notes:
@@ -48,9 +48,12 @@ def _headline(pen: Pen, result: Result) -> None:
     badge = Text(f" {result.verdict.value.upper()} ", f"bold reverse {COLOURS[result.verdict]}")
     about = f"seed {result.seed}, {seconds_in_words(result.duration_s)}"
     pen.gap()
-    line = badge.append_text(Text("  ")).append_text(pen.text(result.scenario, "bold not reverse default"))
-    pen.row([(line, line.cell_len + 1)], pen.text(about, "dim"), indent=0)
+    name = pen.text(result.scenario, "bold")
+    pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], pen.text(about, "dim"), indent=0)
     pen.row([], pen.text(result.reason), indent=1)
+    undone = [case for case in result.cases if case.kind == "rollback" and case.verdict is not Verdict.PASSED]
+    if undone and result.verdict is not Verdict.ERROR:
+        pen.row([], pen.text(f"rollback incomplete: {undone[0].reason}", "bold red"), indent=1)
     if result.description:
         pen.gap()
         pen.row([], pen.text(result.description, "dim"), indent=1)
@@ -59,7 +62,7 @@ def _headline(pen: Pen, result: Result) -> None:
 def _fault(pen: Pen, fault: FaultResult) -> None:
     title = pen.text(f"{fault.inject} {pen.marks.arrow} {fault.target}", "bold")
     if fault.id != fault.inject:
-        title.append_text(pen.text(f" ({fault.id})", "dim"))
+        title.append("  ").append_text(pen.text(fault.id, "dim"))
     pen.row([(pen.mark(fault.verdict), 1)], title, indent=3)
     rows = {
         "planned": fault.planned,
@@ -68,7 +71,7 @@ def _fault(pen: Pen, fault: FaultResult) -> None:
         "rollback": fault.rollback,
     }
     if fault.verdict is not Verdict.PASSED:
-        rows["so"] = fault.reason
+        rows["verdict"] = f"{fault.verdict.value}: {fault.reason}"
     for label, text in rows.items():
         pen.row([(pen.text(label, "dim"), _LABEL)], pen.text(text), indent=5)
 
@@ -78,24 +81,28 @@ def _recovery(pen: Pen, recovery: Recovery) -> None:
     pen.heading("Recovery", f"from {recovery.fault}: {_outcome(recovery, whole)}")
     found = timeline.spans(recovery.parts)
     longest = max(found, key=lambda span: span.took_s, default=None)
-    width = min(_LONGEST_BAR, pen.width - 42)
+    width = min(_LONGEST_BAR, pen.width - 43)
     for span in found:
         emphasis = "bold" if span is longest and span.took_s > 0 else ""
         name = pen.text(name_in_words(span.part), emphasis)
         if span.end_s is None:
-            pen.row([(name, 12)], pen.text(f"{'not seen':>10}", "dim"), indent=3)
+            pen.row([(name, 12)], Text("  not seen", "dim"), indent=3)
             continue
         at = Text(f"{timeline.seconds(span.end_s, whole):>10}", emphasis)
         took = Text(f"{'+' + timeline.seconds(span.took_s, whole):>11}", "dim")
         bar = Text(timeline.bar(span, whole, width, pen.marks), "bold cyan" if emphasis else "cyan")
-        pen.row([(name, 12), (at, 10), (took, 11)], bar, indent=3)
+        pen.row([(name, 12), (at, 10), (took, 12)], bar, indent=3)
 
 
 def _outcome(recovery: Recovery, whole_s: float) -> str:
     at, lost = recovery.parts.get("caught_up"), recovery.lost_steps
     if at is None:
         return "never caught up"
-    again = "steps lost: not known" if lost is None else f"{lost} {'step' if lost == 1 else 'steps'} done again"
+    again = (
+        "steps done again: not known"
+        if lost is None
+        else f"{lost or 'no'} {'step' if lost == 1 else 'steps'} done again"
+    )
     how = "went on without a restart" if timeline.went_on(recovery.parts) else "caught up"
     return f"{how} after {timeline.seconds(at, whole_s)}, {again}"
 
@@ -109,14 +116,15 @@ def _case(pen: Pen, case: Case, width: int) -> None:
 
 def against(case: Case) -> str:
     """What was measured against its bound; of a case that passed, only what a bound was given for."""
-    told = []
-    for name, bound in case.bound.items():
-        limit = value_in_words(name, bound)
-        measured = f"{value_in_words(name, case.measured[name])}, bound " if name in case.measured else "bound "
-        told.append(f"{name_in_words(name)} {measured}{limit}")
-    if case.verdict is not Verdict.PASSED:
-        rest = {name: value for name, value in case.measured.items() if name not in case.bound and value is not None}
-        told += [pairs_in_words(rest)] if rest else []
+    both = {name: bound for name, bound in case.bound.items() if name in case.measured}
+    told = [
+        f"{name_in_words(name)} {value_in_words(name, case.measured[name])} (bound {value_in_words(name, bound)})"
+        for name, bound in both.items()
+    ]
+    bounds = {name: bound for name, bound in case.bound.items() if name not in both}
+    told += [f"bound: {pairs_in_words(bounds)}"] if bounds else []
+    rest = {name: value for name, value in case.measured.items() if name not in both and value is not None}
+    told += [f"measured: {pairs_in_words(rest)}"] if rest and case.verdict is not Verdict.PASSED else []
     return "; ".join(told)
 
 
@@ -132,7 +140,7 @@ def _footer(pen: Pen, result: Result) -> None:
     for label, text in about.items():
         if text:
             pen.row([(pen.text(label, "dim"), _LABEL)], pen.text(text))
-    for label, text in {"Files": result.run_dir, "Again": masked_command(result.reproduce)}.items():
+    for label, text in {"Files": result.run_dir, "Reproduce": masked_command(result.reproduce)}.items():
         if text:
             pen.long_line(pen.text(label, "dim"), _LABEL, text)
 
@@ -140,7 +148,7 @@ def _footer(pen: Pen, result: Result) -> None:
 def summary(results: Sequence[Result], console: Console) -> None:
     """Several scenarios: a line each, with the reason where one did not pass."""
     pen = Pen(console)
-    name_width = min(32, max((len(result.scenario) for result in results), default=0))
+    name_width = min(_LONGEST_NAME, max((len(result.scenario) for result in results), default=0))
     pen.heading("Summary")
     head = [("", 1), ("scenario", name_width), ("seed", 6), ("time", 8), ("caught up", 9), ("lost", 4)]
     pen.row([(Text(title, "dim"), width) for title, width in head], Text("verdict", "dim"))

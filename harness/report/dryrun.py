@@ -54,12 +54,9 @@ def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None
         for name, found in sorted(named.items()):
             about = (inspect.getdoc(found) or "").partition("\n\n")[0]
             pen.row([(pen.text(name, "bold"), 22)], pen.text(about), indent=3)
-            if (
-                parameters := ", ".join(_parameter(one) for one in fields(found) if one.init)
-                if is_dataclass(found)
-                else ""
-            ):
-                pen.row([(Text(), 22)], pen.text(parameters, "dim"), indent=3)
+            own = [one for one in fields(found) if one.init] if is_dataclass(found) else []
+            if own:
+                pen.row([(Text(), 22)], pen.text(", ".join(map(_parameter, own)), "dim"), indent=3)
     pen.gap()
 
 
@@ -70,15 +67,15 @@ def _rows(pen: Pen, rows: Mapping[str, str], indent: int = 3, width: int = _LABE
 
 
 def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
+    command = masked_command(shlex.join(job.command))
+    nodes = f"{job.nodes} {'node' if job.nodes == 1 else 'nodes'}"
     again = f"{job.resubmit_times} times at most, {seconds_in_words(job.resubmit_delay_s)} after it ended"
     limits = {"ranks": plan.max_ranks, "nodes": plan.max_nodes}
     return {
-        "command": masked_command(shlex.join(job.command))
-        if job.attach_pid is None
-        else f"attach to pid {job.attach_pid}",
+        "command": command if job.attach_pid is None else f"attach to pid {job.attach_pid}",
         "directory": job.cwd,
         "environment": ", ".join(f"{name}={value}" for name, value in masked(job.env).items()),
-        "size": f"{job.world_size} ranks on {job.nodes} {'node' if job.nodes == 1 else 'nodes'}, launcher {plan.launcher}",
+        "size": f"{job.world_size} ranks on {nodes}, launcher {plan.launcher}",
         "checkpoints": job.checkpoints or "none named",
         "time-out": seconds_in_words(job.timeout_s),
         "submitted again": again if job.resubmit_times else "",
@@ -106,10 +103,11 @@ def _fault(fault: PlannedFault) -> dict[str, str]:
 
 def _no_undo(fault: PlannedFault) -> str | None:
     """Why the fault can't be taken back; None where it can, or where that shows only on a live job."""
-    from torchaos.harness.faults import NodeSite, injector_of  # the engine; other reports do without it
+    from torchaos.harness.faults import injector_of  # the engine; other reports do without it
+    from torchaos.harness.site import NodeSite
 
     try:
-        changes = injector_of(fault).changes(NodeSite(fault.id, (), lambda *_: None))  # type: ignore[arg-type,return-value]
+        changes = injector_of(fault).changes(NodeSite(fault.id, (), lambda *_: None))  # type: ignore[arg-type]
     except Exception:  # an injector that has to look at a live job first
         return None
     return changes.why if isinstance(changes, Irreversible) else None
@@ -120,7 +118,11 @@ def _named(named: tuple[Named, ...]) -> str:
 
 
 def _parameter(field: Field[Any]) -> str:
-    if field.default is MISSING and field.default_factory is MISSING:
-        return f"{field.name} (required)"
-    default = field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
-    return field.name if default is None else f"{field.name} = {default}"
+    if field.default_factory is not MISSING:
+        return field.name
+    required = field.default is MISSING
+    return (
+        f"{field.name} (required)"
+        if required
+        else field.name + ("" if field.default is None else f" = {field.default}")
+    )

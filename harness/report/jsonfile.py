@@ -5,8 +5,8 @@
 - `schema`: counted up when a reader of the old shape would misread the new one. Keys may be added without that.
 - `scenario`, `description`, `seed`, `reproduce` (command line), `run_dir`, `started` (ISO 8601, UTC), `duration_s`
 - `verdict`: passed, failed, inconclusive or error; `reason`: one line; `exit_code`: that of this scenario alone
-- `faults`: `id`, `inject`, `target`, `planned`, `applied` (null: never landed), `evidence` (null: not felt), `rollback`,
-  `verdict`, `reason`
+- `faults`: `id`, `inject`, `target`, `planned`, `applied` (null: never landed), `evidence` (null: not felt),
+  `rollback`, `verdict`, `reason`
 - `recoveries`: `fault`; `parts`: seconds since the fault was applied (null: not seen); `lost_steps` (null: not known)
 - `cases`: `name`, `kind` (assertion, faults, rollback), `verdict`, `reason`, `measured` and `bound` by name
 - `steps`: the highest global step that counts (null: none was seen); `attempts`; `twin`; `versions`; `notes`
@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from torchaos.harness.report.text import masked_command
 from torchaos.harness.result import SCHEMA, Result, write_atomically
 
 
 def write(results: Sequence[Result], path: Path) -> None:
-    """Replaces the file in one step. Raises OSError where it can't be written."""
-    found = {"schema": SCHEMA, "results": [result.to_json() for result in results]}
+    """Replaces the file in one step; secrets in `reproduce` are masked. Raises OSError where it can't be written."""
+    shown = [replace(result, reproduce=masked_command(result.reproduce)) for result in results]
+    found = {"schema": SCHEMA, "results": [result.to_json() for result in shown]}
     write_atomically(path, json.dumps(found, indent=1, allow_nan=False) + "\n")

@@ -1,7 +1,7 @@
 """Results as JUnit XML, fit for the strictest reader: Jenkins's published schema (junit-10.xsd of its xUnit plugin).
 
-GitLab ignores properties and drops cases of equal name, so figures stand in the text, and names are unique over the whole
-file. No case is ever skipped, and a suite is never green when its run is not: gates fail closed.
+GitLab ignores properties and drops cases of equal name, so figures stand in the text, and names are unique over the
+whole file. No case is ever skipped, and a suite is never green when its run is not: gates fail closed.
 """
 
 from __future__ import annotations
@@ -96,8 +96,9 @@ def _report(result: Result, case: Case) -> str:
         ))  # fmt: skip
     if case.kind == "faults":
         lines += [
-            f"{fault.id}: {fault.inject} at {fault.target}; planned {fault.planned}; applied {fault.applied or 'never'}; "
-            f"evidence {fault.evidence or 'none'}; rollback {fault.rollback}; {fault.verdict.value}: {fault.reason}"
+            f"{fault.id}: {fault.inject} at {fault.target}; planned {fault.planned}; "
+            f"applied {fault.applied or 'never'}; evidence {fault.evidence or 'none'}; "
+            f"rollback {fault.rollback}; {fault.verdict.value}: {fault.reason}"
             for fault in result.faults
         ]
         lines += [f"recovery from {one.fault}, seconds: {pairs_in_words(one.parts)}" for one in result.recoveries]

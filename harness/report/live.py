@@ -29,6 +29,7 @@ SILENCE_S = 30.0  # and a sign of life when nothing happened for this long
 LEAVE_S = 2.0  # how long the end of a run waits for a slow terminal
 _EVENTS_MAX = 50_000  # beyond these the base of an attempt costs too much for a mere display
 _RANKS_MAX = 16  # rows
+_REST = "bright_black"
 
 
 class Live:
@@ -70,7 +71,7 @@ class Live:
                     if event is None:
                         return
                     view.show(event)
-        except Exception:  # a display that fails, as on a closed pipe, must not end the run that it shows
+        except (Exception, SystemExit):  # the latter is what rich makes of a closed pipe; the run goes on unseen
             self._open = False
 
     def _base(self, attempt: int) -> int | None:
@@ -97,9 +98,11 @@ class _Lines:
     def show(self, event: Event) -> None:
         if self._began is None:
             self._begin(event)
-        self._news |= self._known.note(event)
+        got_on = self._known.note(event)
+        self._news |= got_on
         line = self._narrator.tell(event)
-        if self._news and (event.kind is Kind.JOB_EXITED or event.mono_s - self._spoke_s >= STEPS_EVERY_S):
+        due = got_on and event.mono_s - self._spoke_s >= STEPS_EVERY_S
+        if due or (self._news and event.kind is Kind.JOB_EXITED):
             self._steps(event.mono_s)
         if line:
             self._line(event.mono_s, line)

@@ -38,13 +38,11 @@ class Narrator:
             Kind.RANK_UP: self._rank_up,
             Kind.RANK_EXITED: self._rank_exited,
             Kind.ELASTIC_FAILURE: self._elastic_failure,
-            Kind.ELASTIC_RESTART: lambda e: Line(f"torchelastic restarts the ranks, {e.data['attempts_left']} restarts left"),
+            Kind.ELASTIC_RESTART: lambda e: Line(f"torchelastic restarts; {e.data['attempts_left']} restarts are left"),
             Kind.LOG_CAUSE: lambda e: self._once(("cause", e.data["cause"]), Line(f"recognised: {e.data['cause']}")),
-            Kind.AGENT_FAILED: lambda e: self._once(
-                ("agent", e.data["hook"]), Line(f"the agent's hook {e.data['hook']} stepped aside: {e.data['error']}", "yellow")
-            ),
+            Kind.AGENT_FAILED: self._agent_failed,
             Kind.STEP: self._first_step,
-            Kind.SAVE_END: lambda e: None if e.data["ok"] else Line(f"rank {e.rank} could not save {_name(e)}", "yellow"),
+            Kind.SAVE_END: self._saved,
             Kind.LOAD_END: self._loaded,
             Kind.ARMED: lambda e: Line(f"{self._fault(e)} is armed"),
             Kind.HELD: lambda e: Line(f"rank {e.rank} is held for {self._fault(e)}{_where(e)}"),
@@ -96,6 +94,13 @@ class Narrator:
 
     def _first_step(self, event: Event) -> Line | None:
         return self._once(("step", event.attempt), Line(f"attempt {event.attempt or 0}: the first step is done"))
+
+    def _agent_failed(self, event: Event) -> Line | None:
+        line = Line(f"the agent's hook {event.data['hook']} stepped aside: {event.data['error']}", "yellow")
+        return self._once(("agent", event.data["hook"]), line)
+
+    def _saved(self, event: Event) -> Line | None:
+        return None if event.data["ok"] else Line(f"rank {event.rank} could not save {_name(event)}", "yellow")
 
     def _loaded(self, event: Event) -> Line | None:
         if not event.data["ok"]:

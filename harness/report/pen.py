@@ -54,22 +54,20 @@ class Pen:
 
     def heading(self, title: str, about: str = "") -> None:
         self.gap()
-        self.row(
-            [(self.text(title, "bold"), len(title) + 1)] if about else [],
-            self.text(about or title, "" if about else "bold"),
-        )
+        self.row([(self.text(title, "bold"), len(title) + 1)], self.text(about))
 
     def row(self, cells: Sequence[tuple[Text, int]], rest: Text, indent: int = 1) -> None:
-        """Cells of fixed width (a longer one pushes on), then a text that wraps under itself."""
+        """Cells of fixed width, then a text that wraps under itself; below them where a cell is longer than that."""
         head = Text(" " * indent)
         for cell, width in cells:
             head.append_text(cell)
             head.append(" " * max(1, width - cell.cell_len + 1))
         at = indent + sum(width + 1 for _cell, width in cells)
-        lines = rest.wrap(self._console, max(_NARROWEST, self.width - at)) if rest.plain else [Text()]
+        lines = list(rest.wrap(self._console, max(_NARROWEST, self.width - at)))
+        if not lines or head.cell_len > at:
+            lines.insert(0, Text())
         for number, line in enumerate(lines):
-            whole = Text(" " * at) if number else head
-            whole.append_text(line)
+            whole = (Text(" " * at) if number else head).append_text(line)
             whole.rstrip()
             self._print(whole)
 

@@ -1,4 +1,4 @@
-"""What a report says of a run that has not finished: everything is an error, so that a gate which reads it fails closed."""
+"""What reports say of a run that has not finished: all is an error, so that a gate which reads it fails closed."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Progress:
         views = [view for view in self.ranks.values() if view.attempt == newest]
         slowest = min(views, key=lambda view: view.local_step)
         ahead = max(view.local_step for view in views) - slowest.local_step
-        loss = next((view.loss for view in views if view.loss is not None), None)
+        loss = next((view.loss for view in (slowest, *views) if view.loss is not None), None)
         parts = [
             self.where(slowest),
             f"rank {slowest.rank} is {ahead} behind" if ahead > 1 else "",

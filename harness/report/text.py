@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# What XML 1.0 forbids (https://www.w3.org/TR/xml/#charsets), and what a terminal would obey or hide: C0 and C1 controls,
-# lone surrogates, non-characters, and the marks that turn the direction of writing.
+# What XML 1.0 forbids (https://www.w3.org/TR/xml/#charsets), and what a terminal would obey or hide: C0 and C1
+# controls, lone surrogates, non-characters, and the marks that turn the direction of writing.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef"
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))

@@ -42,15 +42,18 @@ def bar(span: Span, whole_s: float, width: int, marks: Marks) -> str:
     if span.end_s is None:
         return ""
     halves = 2 * width
-    scale = halves / whole_s if whole_s > 0 else 0.0
-    begin = min(round(span.begin_s * scale), halves - 1)
-    end = max(begin + 1, min(round(span.end_s * scale), halves))
+    begin = min(_scaled(span.begin_s, whole_s, halves), halves - 1)
+    end = max(begin + 1, _scaled(span.end_s, whole_s, halves))
     cells = [marks.bar] * (-(-end // 2) - begin // 2)
     if end % 2:
         cells[-1] = marks.bar_ends
     if begin % 2:
         cells[0] = marks.bar_starts
     return " " * (begin // 2) + "".join(cells)
+
+
+def _scaled(at_s: float, whole_s: float, halves: int) -> int:
+    return round(min(1.0, at_s / whole_s) * halves) if whole_s > 0 else 0
 
 
 def seconds(value: float, whole_s: float) -> str:

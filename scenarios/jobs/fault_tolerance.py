@@ -26,14 +26,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.stateful import Stateful
 
 
@@ -61,10 +63,10 @@ class Checkpoints:
         """Copy the state to memory, and write it in the background. All ranks call this."""
         try:
             self.wait()  # one at a time
-        except (OSError, dcp.CheckpointException) as error:
+        except (OSError, CheckpointException) as error:
             print(f"the checkpoint before step {step} failed, training goes on: {error}", flush=True)
         partial = self.folder / f"step-{step}.partial"
-        writing = dcp.async_save(dict(parts), checkpoint_id=partial, process_group=self.group)
+        writing = async_save(dict(parts), checkpoint_id=partial, process_group=self.group)
         self.pending = self.finisher.submit(self._finish, writing, partial, step)
 
     def wait(self) -> None:
@@ -82,10 +84,10 @@ class Checkpoints:
             return 0
         if manifest["world_size"] != dist.get_world_size():  # other ranks, other streams of random numbers
             parts = {name: part for name, part in parts.items() if not isinstance(part, Rng)}
-        dcp.load(dict(parts), checkpoint_id=self.folder / f"step-{manifest['step']}", process_group=self.group)
+        load(dict(parts), checkpoint_id=self.folder / f"step-{manifest['step']}", process_group=self.group)
         return int(manifest["step"])
 
-    def _finish(self, writing: Future[Any], partial: Path, step: int) -> None:
+    def _finish(self, writing: Any, partial: Path, step: int) -> None:
         writing.result()
         if dist.get_rank() != 0:
             return
@@ -193,10 +195,10 @@ class Preemption:
 
 
 class Guard:
-    """Tells a step whose numbers can't be right: a loss that is not finite, or a gradient norm over 10 × its rolling mean.
+    """Tells numbers that can't be right: a loss that is not finite, or a gradient norm over 10 × its rolling mean.
 
-    The job then starts again from its checkpoint: a fault in the hardware does not come back, one in the data or the code
-    does, and ends the job when its restarts are used up. The mean is part of the state, so that both runs decide alike.
+    The job then starts again from its checkpoint: a fault in the hardware does not come back, one in the data or the
+    code does, and ends the job when its restarts are used up. The mean is part of the state: it decides alike after.
     """
 
     FACTOR, MEMORY = 10.0, 0.95

@@ -1,7 +1,7 @@
-"""A small byte-level GPT that trains on the sources of Python's standard library: the job behind gpt_ddp.py and gpt_fsdp2.py.
+"""A small byte-level GPT that trains on the sources of Python's standard library, for gpt_ddp.py and gpt_fsdp2.py.
 
 Killed at any point and started again, it goes on with the same losses, bit for bit, as if nothing had happened. What
-that takes is in fault_tolerance.py, and in the order of things in `train`.
+that takes is in fault_tolerance.py, and in how `Run` and `train` use it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import math
 import os
 import random
+import signal
 import sys
 import sysconfig
 from datetime import timedelta
@@ -29,6 +30,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 CONTEXT, WIDTH, HEADS, LAYERS, DROPOUT = 64, 64, 4, 3, 0.1
 LEARNING_RATE, WARM_UP, MAX_NORM = 3e-3, 10, 1.0
 
+Parallel = Callable[[nn.Module, torch.device], nn.Module]
+
 
 class Block(nn.Module):
     def __init__(self) -> None:
@@ -43,7 +46,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.out(seen.transpose(1, 2).reshape(batch, length, WIDTH)))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        y: Tensor = x + self.dropout(self.mlp(self.norm2(x)))
+        return y
 
 
 class GPT(nn.Module):
@@ -128,77 +132,83 @@ def start(timeout: timedelta) -> torch.device:
     return device
 
 
-def agree(preempted: bool, suspect: bool, loss: float) -> tuple[bool, bool, float]:
-    """Whether any rank was told to leave, whether any doubts its numbers, and the mean loss: the same on all ranks."""
-    news = torch.tensor([preempted, suspect, loss], dtype=torch.float64)
-    dist.all_reduce(news)
-    return bool(news[0]), bool(news[1]), float(news[2]) / dist.get_world_size()
+def rate(step: int, steps: int) -> float:
+    """Of the learning rate, after `step` steps: a linear warm-up, then a cosine down to a tenth."""
+    progress = min(1.0, max(0.0, (step - WARM_UP) / max(1, steps - WARM_UP)))
+    return min((step + 1) / WARM_UP, 0.55 + 0.45 * math.cos(math.pi * progress))
 
 
-def train(parallel: Callable[[nn.Module, torch.device], nn.Module]) -> None:
+class Run:
+    """All that a step of training changes, and the step itself. `parts` is what a checkpoint has to hold."""
+
+    def __init__(self, args: argparse.Namespace, parallel: Parallel, device: torch.device) -> None:
+        torch.manual_seed(args.seed)  # the same parameters on all ranks
+        self.model = parallel(GPT().to(device), device)
+        torch.manual_seed(args.seed + 1 + dist.get_rank())  # but dropout of its own on each
+        random.seed(args.seed + 1 + dist.get_rank())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: rate(step, args.steps))
+        self.guard, text = Guard(), Text()
+        self.sampler = GlobalBatches(len(text), args.batch_size, args.seed)
+        # A generator of its own: else starting the loader takes a number from the stream that dropout draws from.
+        self.loader = DataLoader(text, batch_sampler=self.sampler, generator=torch.Generator())
+        self.parts: dict[str, Stateful] = {
+            "model": ModelState(self.model),
+            "optimizer": OptimizerState(self.model, self.optimizer),
+            "schedule": self.schedule,
+            "sampler": self.sampler,
+            "guard": self.guard,
+            "rng": Rng(),
+        }
+
+    def step(self, text: Tensor, preempted: bool) -> tuple[float, bool]:
+        """The mean loss over all ranks, and whether any of them is preempted. Raises RuntimeError at a suspect step."""
+        loss = self.model(text)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        suspect = self.guard.suspects(loss.item(), norm.item())
+        # What any rank knows, all must know before the weights change, and all must do the same.
+        news = torch.tensor([preempted, suspect, loss.item()], dtype=torch.float64)
+        dist.all_reduce(news)
+        if news[1]:
+            raise RuntimeError(
+                f"loss {loss.item()} or gradient norm {norm.item()} can't be right, here or on another rank"
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.schedule.step()
+        self.sampler.position += 1
+        return news[2].item() / dist.get_world_size(), bool(news[0])
+
+
+def train(parallel: Parallel) -> None:
     args = options()
     timeout = timedelta(seconds=args.step_timeout)
-    preemption = Preemption()
     device = start(timeout)
     if args.batch_size % dist.get_world_size():
         sys.exit(f"--batch-size {args.batch_size} can't be shared out evenly among {dist.get_world_size()} ranks")
-
-    torch.manual_seed(args.seed)  # the same parameters on all ranks
-    model = parallel(GPT().to(device), device)
-    torch.manual_seed(args.seed + 1 + dist.get_rank())  # but dropout of its own on each
-    random.seed(args.seed + 1 + dist.get_rank())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-
-    def rate(step: int) -> float:
-        progress = min(1.0, max(0.0, (step - WARM_UP) / max(1, args.steps - WARM_UP)))
-        return min((step + 1) / WARM_UP, 0.55 + 0.45 * math.cos(math.pi * progress))
-
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    text, guard = Text(), Guard()
-    sampler = GlobalBatches(len(text), args.batch_size, args.seed)
-    # A generator of its own: else starting the loader takes a number from the stream that dropout draws from.
-    batches = DataLoader(text, batch_sampler=sampler, generator=torch.Generator())
-
-    parts: dict[str, Stateful] = {
-        "model": ModelState(model),
-        "optimizer": OptimizerState(model, optimizer),
-        "schedule": schedule,
-        "sampler": sampler,
-        "guard": guard,
-        "rng": Rng(),
-    }
+    run = Run(args, parallel, device)
     checkpoints = Checkpoints(args.checkpoint_dir, args.keep, timeout)
     watch(timeout)
-    done = saved = checkpoints.restore(parts)
+    done = checkpoints.restore(run.parts)
     log(f"{dist.get_world_size()} ranks on {device.type}, {done} of {args.steps} steps done")
 
-    preempted = False
-    loader = iter(batches)
+    preemption, preempted = Preemption(), False
+    batches = iter(run.loader)
     while done < args.steps and not preempted:
         watch(timeout)
-        loss = model(next(loader).to(device))
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        suspect = guard.suspects(loss.item(), norm.item())
-        preempted, suspect, mean_loss = agree(preemption.noticed, suspect, loss.item())
-        if suspect:
-            raise RuntimeError(f"step {done + 1}: a loss of {loss.item()} or a gradient norm of {norm.item()} can't be right")
-        rate_now = schedule.get_last_lr()[0]
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        sampler.position += 1
+        lr = run.schedule.get_last_lr()[0]
+        loss, preempted = run.step(next(batches).to(device), preemption.noticed)
         done += 1
-        log(f"step {done} loss {mean_loss:.9g} lr {rate_now:.6g}")
+        log(f"step {done} loss {loss:.9g} lr {lr:.6g}")
         if done % args.checkpoint_every == 0 or done == args.steps or preempted:
-            checkpoints.save(done, parts)
-            saved = done
+            checkpoints.save(done, run.parts)
     checkpoints.wait()
     watch(None)
-    log(f"stopped after step {done}" if preempted else f"done: {saved} steps")
+    log(f"preempted after step {done}" if done < args.steps else f"done: {done} steps")
 
     dist.barrier()  # nobody takes the store away while another rank still needs it
     dist.destroy_process_group()
-    if preempted and done < args.steps:
-        sys.exit(128 + 15)  # not done: whoever supervises the job should start it again
+    if done < args.steps:
+        sys.exit(128 + signal.SIGTERM)  # whoever supervises the job should start it again

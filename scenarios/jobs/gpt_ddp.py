@@ -1,4 +1,4 @@
-"""Trains a small GPT, replicated on every rank: torchrun --nproc-per-node 2 gpt_ddp.py --steps 60 --checkpoint-dir DIR."""
+"""A small GPT, replicated on every rank: torchrun --nproc-per-node 2 gpt_ddp.py --steps 60 --checkpoint-dir DIR."""
 
 import gpt
 import torch

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture
 def play(agent_module: Callable[[str], Any]) -> Callable[..., str]:
     """Plays a script and puts `.` where an iteration is over; `made` lists the optimizers that exist beforehand.
-    `(` and `)` enclose a backward with steps in it; `[A` and `A]` a step with calls in it; `!` a backward that fails."""
+    `(` and `)` enclose a backward with steps in it; `[A` and `A]` a step with calls in it; `!` a failing backward."""
 
     def run(script: str, made: str = "A") -> str:
         counter = agent_module("counter").StepCounter()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.agent.wire import FIELDS, Event, Kind
 from torchaos.harness.plan import Plan, PlannedJob
 from torchaos.harness.record import Record
 
@@ -63,15 +63,17 @@ class Trainer:
         while not self._attempt(attempt, kills.pop(0) if kills else None):
             attempt += 1
             if self.resubmitted:
-                self.emit(Kind.JOB_EXITED, {"submission": attempt - 1, "exit_code": 1}, after=0.3)
+                self.emit(Kind.JOB_EXITED, {"submission": attempt - 1, "pid": 49 + attempt, "exit_code": 1}, after=0.3)
                 self.emit(Kind.JOB_STARTED, {"submission": attempt, "pid": 50 + attempt}, after=0.5)
-        self.emit(Kind.JOB_EXITED, {"submission": attempt if self.resubmitted else 0, "exit_code": 0}, after=0.3)
+        last = attempt if self.resubmitted else 0
+        self.emit(Kind.JOB_EXITED, {"submission": last, "pid": 50 + last, "exit_code": 0}, after=0.3)
         return Record(PLAN, tuple(self._events), artifacts)
 
     def emit(
         self, kind: Kind, data: Mapping[str, Any], rank: int | None = None, attempt: int | None = None,
         step: int | None = None, after: float = 0.01,
     ) -> None:  # fmt: skip
+        assert FIELDS[kind] <= data.keys(), f"{kind.value} needs {sorted(FIELDS[kind] - data.keys())}"
         self._now += after
         source = "harness" if rank is None else f"rank{rank}-a{attempt}"
         self._events.append(Event(kind, source, len(self._events), 0.0, self._now, rank, attempt, step, data))

@@ -67,6 +67,8 @@ def test_no_checkpoint_and_no_inventory(trainer: Any) -> None:
     """None on disk fails; not having looked is inconclusive."""
     assert _judge(trainer, {"root": "/job/checkpoints", "checkpoints": []}).outcome is Outcome.FAILED
     assert CheckpointIntegrity().judge(trainer().record(), []).outcome is Outcome.INCONCLUSIVE
+    unread = _judge(trainer, {**_inventory(), "problem": "not read within 300 s"}, _inventory())
+    assert (unread.outcome, "not read within 300 s" in unread.reason) == (Outcome.INCONCLUSIVE, True)
 
 
 def test_the_newest_must_be_of_the_right_step(trainer: Any) -> None:
@@ -124,7 +126,7 @@ def test_a_twin_of_another_path_is_no_measure(trainer: Any) -> None:
 
 def test_the_step_is_that_of_the_save_whatever_the_name(trainer: Any) -> None:
     """The run's own record of the saving goes before what the checkpoint says of itself."""
-    run = trainer().record(inventory=_inventory(_one(20, step=99)))
+    run = trainer().record(inventory=_inventory({**_one(20), "step": 99}))
     found = checkpoints_of(run)
     assert found is not None
     assert [one.step for one in found] == list(STEPS)

@@ -46,7 +46,7 @@ def _aborting(trainer: Any, again: bool) -> Any:
                 ),
                 Event(Kind.RANK_EXITED, source, 3, 0.0, end + 4, step.rank, 1, None, gone),
             ]
-    code = {"submission": 0, "exit_code": 0 if again else 1}
+    code = {"submission": 0, "pid": 50, "exit_code": 0 if again else 1}
     return replace(run, events=(*events, Event(Kind.JOB_EXITED, "harness", 9_999, 0.0, end + 5, data=code)))
 
 
@@ -71,7 +71,7 @@ def test_an_exit_code_fails_with_its_cause(trainer: Any) -> None:
     """A job that ended with an error is not completed; one that had to be stopped neither."""
     run = trainer(kills=KILL).record()
     *events, end = run.events
-    bad = replace(end, data={"submission": 0, "exit_code": 1})
+    bad = replace(end, data={"submission": 0, "pid": 50, "exit_code": 1})
     cause = Event(Kind.LOG_CAUSE, "harness", 9_000, 0.0, end.mono_s - 1, data={"cause": "no space left", "line": ""})
     finding = Completed().judge(replace(run, events=(*events, cause, bad)), [])
     assert (finding.outcome, finding.reason) == (Outcome.FAILED, "the job ended with exit code 1: no space left")

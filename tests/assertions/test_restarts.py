@@ -23,7 +23,7 @@ def _dying(trainer: Any, exit_code: int | None = 1, stopped: bool = False) -> An
     if stopped:
         events.append(Event(Kind.STOPPED, "harness", 9_998, 0.0, end + 1, data={"reason": "time-out"}))
     if exit_code is not None:
-        data = {"submission": 0, "exit_code": exit_code}
+        data = {"submission": 0, "pid": 50, "exit_code": exit_code}
         events.append(Event(Kind.JOB_EXITED, "harness", 9_999, 0.0, end + 2, data=data))
     return replace(run, events=tuple(events))
 

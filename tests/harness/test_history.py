@@ -224,7 +224,8 @@ def test_number_in_name(path: str, step: int | None) -> None:
 def test_number_in_contents_leaves_settings_out() -> None:
     """Of step-like entries the one that says how far training was counts, not how far it is to go."""
     assert number_in_contents({"max_steps": 60, "save_steps": 5, "global_step": 15}) == ("global_step", 15)
-    assert number_in_contents({"epoch": 3}) is None
+    assert number_in_contents({"trainer.step": 15, "step": 16}) == ("step", 16)
+    assert number_in_contents({"epoch": 3, "_step_count": 16, "optimizer.state.0.step": 14}) is None
 
 
 def test_a_file_written_in_place_is_known_by_its_last_save() -> None:

@@ -88,8 +88,8 @@ def test_every_payload_is_whole() -> None:
         "step 1 loss 2.0",
         '{"name": "torchelastic.worker.status.START", "source": "WORKER", "metadata": {"state": "ST',
         '{"name": "torchelastic.worker.status.START", "source": "WORKER", "metadata": null}',
-        '{"name": "torchelastic.worker.status.START", "source": "WORKER", "metadata": {"state": "START", "metadata": "[]", '
-        '"agent_restarts": 0, "worker_id": "7", "global_rank": 0}}',
+        '{"name": "torchelastic.worker.status.START", "source": "WORKER", "metadata": {"state": "START", '
+        '"metadata": "[]", "agent_restarts": 0, "worker_id": "7", "global_rank": 0}}',
         "failed (exitcode: none)",
     ],
 )

@@ -1,4 +1,4 @@
-"""A loop with Accelerate on two CPU ranks: `save_state` every few steps, `load_state` and `skip_first_batches` on resume."""
+"""A loop with Accelerate on two CPU ranks: `save_state`, and `load_state` with `skip_first_batches` on resume."""
 
 import argparse
 from pathlib import Path

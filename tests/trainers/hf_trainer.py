@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer on a GPT-2 made from a config, with dropout, on two CPU ranks; goes on from its last checkpoint."""
+"""Hugging Face's Trainer on a GPT-2 made from a config, with dropout; goes on from its last checkpoint."""
 
 import argparse
 import os
@@ -25,7 +25,8 @@ def main():
     args = parser.parse_args()
 
     set_seed(7)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_positions=32, n_embd=32, n_layer=2, n_head=2))
+    shape = {"vocab_size": 128, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
     trainer = Trainer(
         model,
         TrainingArguments(

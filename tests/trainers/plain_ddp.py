@@ -1,4 +1,4 @@
-"""A plain DDP loop, as many write it: everything into one torch.save file, replaced in one step, and a DistributedSampler."""
+"""A plain DDP loop, as many write it: all state in one torch.save file, replaced in one step; DistributedSampler."""
 
 import argparse
 import os

@@ -1,0 +1,152 @@
+"""Saves and loads as the journal tells them, whatever way the job takes."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+PREPARE = """
+import io, os, torch
+folder = os.environ["FOLDER"]
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+model(torch.ones(1, 4)).sum().backward(); opt.step()
+"""
+
+DCP = """
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://" + folder + "/store", rank=0, world_size=1)
+"""
+
+TRANSFERS = ("checkpoint.save_begin", "checkpoint.save_end", "checkpoint.load_begin", "checkpoint.load_end")
+
+
+def told(ran: Any) -> list[tuple[str, str, str]]:
+    return [
+        (event.kind.value.split(".")[1], event.data["path"].rpartition("/")[2], event.data["format"])
+        for event in ran.of(*TRANSFERS)
+    ]
+
+
+def test_torch_save_and_load(rank: Any) -> None:
+    """Paths and open files are told, buffers in memory are not; a load tells the step-like numbers in it."""
+    ran = rank.run(
+        PREPARE
+        + """
+torch.save({"step": 7, "opt": opt.state_dict()}, folder + "/a.pt")
+with open(folder + "/b.pt", "wb") as file: torch.save({"epoch": 2}, file)
+torch.save({}, io.BytesIO())
+torch.load(folder + "/a.pt")
+from torch import load
+with open(folder + "/b.pt", "rb") as file: load(file)
+"""
+    )
+    assert ran.code == 0, ran.output
+    a, b = ("a.pt", "torch"), ("b.pt", "torch")
+    assert told(ran) == [
+        ("save_begin", *a), ("save_end", *a), ("save_begin", *b), ("save_end", *b),
+        ("load_begin", *a), ("load_end", *a), ("load_begin", *b), ("load_end", *b),
+    ]  # fmt: skip
+    numbers = [event.data["numbers"] for event in ran.of("checkpoint.load_end")]
+    assert numbers == [{"step": 7, "opt.state.0.step": 1}, {"epoch": 2}]
+    assert {event.step for event in ran.of(*TRANSFERS)} == {1}
+    assert ran.of("checkpoint.save_end")[0].data["blocked_s"] > 0
+    assert "checkpoints" not in ran.of("agent.ended")[0].data["unseen"]
+
+
+def test_save_and_load_that_fail(rank: Any) -> None:
+    """What fails is told as not ok, and the error is the job's as ever."""
+    ran = rank.run(
+        PREPARE
+        + """
+for call in (lambda: torch.save(lambda: 0, folder + "/a.pt"), lambda: torch.load(folder + "/absent.pt")):
+    try: call()
+    except Exception as error: print(type(error).__name__)
+"""
+    )
+    assert len(ran.output.split()) == 2
+    assert [event.data["ok"] for event in ran.of("checkpoint.save_end", "checkpoint.load_end")] == [False, False]
+
+
+def test_distributed_checkpoint(rank: Any) -> None:
+    """torch.distributed.checkpoint is told once a call, by whatever name its functions were imported."""
+    ran = rank.run(
+        PREPARE
+        + DCP
+        + """
+from torch.distributed.checkpoint import save
+import torch.distributed.checkpoint as dcp
+state = {"model": model.state_dict(), "step": 3}
+save(state, checkpoint_id=folder + "/step-3")
+dcp.save(state, storage_writer=dcp.FileSystemWriter(folder + "/step-4"))
+state = {"model": model.state_dict(), "step": 0}
+dcp.load(state, checkpoint_id=folder + "/step-3")
+print(state["step"])
+"""
+    )
+    assert ran.code == 0, ran.output
+    assert ran.output.splitlines()[-1] == "3"
+    assert told(ran) == [
+        ("save_begin", "step-3", "dcp"), ("save_end", "step-3", "dcp"),
+        ("save_begin", "step-4", "dcp"), ("save_end", "step-4", "dcp"),
+        ("load_begin", "step-3", "dcp"), ("load_end", "step-3", "dcp"),
+    ]  # fmt: skip
+    assert ran.of("checkpoint.load_end")[0].data["numbers"] == {"step": 3}
+    assert all(event.data["ok"] for event in ran.of("checkpoint.save_end", "checkpoint.load_end"))
+
+
+def test_asynchronous_checkpoint(rank: Any) -> None:
+    """An asynchronous save ends when its future is done; blocked is only what the training thread waited."""
+    ran = rank.run(
+        PREPARE
+        + DCP
+        + """
+import threading, time
+import torch.distributed.checkpoint as dcp
+go = threading.Event()
+class Slow(dcp.FileSystemWriter):
+    def write_data(self, plan, planner):
+        go.wait(60)
+        return super().write_data(plan, planner)
+future = dcp.async_save({"model": model.state_dict()}, storage_writer=Slow(folder + "/step-1"))
+model(torch.ones(1, 4)).sum().backward(); opt.step()
+began = time.monotonic(); go.set(); future.result()
+"""
+    )
+    assert ran.code == 0, ran.output
+    kinds = [event.kind.value for event in ran.of("step", *TRANSFERS)]
+    assert kinds == ["step", "checkpoint.save_begin", "step", "checkpoint.save_end"]
+    begin, end = ran.of("checkpoint.save_begin")[0], ran.of("checkpoint.save_end")[0]
+    assert (begin.step, end.step, end.data["ok"]) == (1, 1, True)
+    assert end.data["blocked_s"] < end.mono_s - begin.mono_s
+
+
+def test_optimizer_state_made_for_a_load(rank: Any) -> None:
+    """torch.distributed.checkpoint steps an optimizer once to make its state; that is no iteration."""
+    ran = rank.run(
+        """
+import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.AdamW(model.parameters(), lr=0.01)
+get_optimizer_state_dict(model, opt)
+for _ in range(2):
+    model(torch.ones(1, 4)).sum().backward(); opt.step()
+"""
+    )
+    assert ran.code == 0, ran.output
+    assert len(ran.steps) == 2
+    assert [len(step["losses"]) for step in ran.steps] == [1, 1]
+
+
+def test_numbers(agent_module: Callable[[str], Any]) -> None:
+    """Step-like integers are found in nested containers; an optimizer's state is looked at once, cycles are bounded."""
+    step_numbers = agent_module("numbers").step_numbers
+    state = {n: {"step": 12.0} for n in range(1000)}
+    loop: dict[str, Any] = {"iteration": 5, "lr": 0.1, "done": True, "step": "x"}
+    loop["self"] = [loop, {"epoch": 1.5}]
+    assert step_numbers({"optimizer": {"state": state}, "trainer": {"global_step": 30}}) == {
+        "trainer.global_step": 30,
+        "optimizer.state.0.step": 12,
+    }
+    assert step_numbers(loop)["iteration"] == 5
+    assert step_numbers(None) == {}

@@ -1,0 +1,304 @@
+"""Moments in a real rank: fire, hold, expire, wait for the word, and never fire again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+
+INJECTOR = """
+from __future__ import annotations
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.wire import Seconds
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Site
+
+@dataclass(frozen=True)
+class Kill(Fault):
+    after: Seconds = 0.0
+    name: ClassVar[str] = "test.kill"
+    def apply(self, site: Site) -> None:
+        site.signal(signal.SIGKILL)
+
+@dataclass(frozen=True)
+class Raise(Fault):
+    text: str = "injected"
+    def apply(self, site: Site) -> None:
+        raise RuntimeError(self.text)
+
+@dataclass(frozen=True)
+class Nothing(Fault):
+    def apply(self, site: Site) -> None:
+        pass
+"""
+
+JOB = """
+import os, sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.ones(64, 4))
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+path = os.environ["FOLDER"] + "/last.pt"
+start = torch.load(path)["step"] if os.path.exists(path) else 0
+for n, (x,) in enumerate(DataLoader(data, batch_size=8)):
+    step = start + n + 1
+    if step > 6: break
+    opt.zero_grad()
+    loss = model(x).sum()
+    print("backward", step, model.weight.grad is None, flush=True)
+    loss.backward()
+    opt.step()
+    if step in (2, 4): torch.save({"step": step}, path)
+    print("done", step, flush=True)
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    (tmp_path / "faults.py").write_text(INJECTOR)
+    return str(tmp_path / "faults.py")
+
+
+@pytest.fixture
+def phase(agent_module: Callable[[str], Any]) -> Any:
+    return agent_module("wire").Phase
+
+
+def wait_until(found: Callable[[], Any], what: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 60
+    while not (value := found()):
+        assert time.monotonic() < end, f"waited in vain; last seen: {what()}"
+        time.sleep(0.005)
+    return value
+
+
+def missed(ran: Any) -> list[str]:
+    return [event.data["reason"] for event in ran.of("fault.missed")]
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "last_line"),
+    [
+        (None, 2, "backward 2 True"),
+        ("data", 2, "done 2"),
+        ("forward", 2, "done 2"),
+        ("backward", 2, "backward 3 True"),
+        ("optimizer", 2, "backward 3 True"),
+    ],
+)
+def test_kill_lands_in_its_phase(
+    rank: Any, source: str, phase: Any, name: str | None, before: int, last_line: str
+) -> None:  # fmt: skip
+    """A rank is killed in step 3, in the named phase, after two steps and before any more is done."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    ran = rank.run(JOB, orders=(rank.order(source, "Kill", step=3, phase=name and phase(name)),))
+    assert ran.code == -9, ran.output
+    assert ran.output.splitlines()[-1] == last_line
+    assert [event.kind.value for event in ran.of("step", "fault.applying", "fault.applied")] == [
+        *["step"] * before, "fault.applying",
+    ]  # fmt: skip
+    applying = ran.of("fault.applying")[0].data
+    assert (applying["phase"], applying["global_step"]) == (name, 3)
+    assert (page.read(page.FIRED), page.read(page.STATE)) == (1, 2)
+
+
+def test_first_step(rank: Any, source: str) -> None:
+    """Step 1 without a phase is the first phase that the rank enters."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    ran = rank.run(JOB, orders=(rank.order(source, "Kill", step=1),))
+    assert ran.code == -9
+    assert "backward" not in ran.output
+    assert ran.of("fault.applying")[0].data["phase"] == "data"
+
+
+def test_raise_reaches_the_job(rank: Any, source: str, phase: Any) -> None:
+    """What an injector raises comes out of the user's own call, unchanged, and is no failure of the agent."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    ran = rank.run(JOB, orders=(rank.order(source, "Raise", step=2, phase=phase.BACKWARD),))
+    assert ran.code == 1
+    assert "RuntimeError: injected" in ran.output
+    assert "loss.backward()" in ran.output
+    assert ran.failures == []
+
+
+def test_a_fault_that_returns_is_applied(rank: Any, source: str, phase: Any) -> None:
+    """An injector that returns leaves an applied event, and the job goes on to its end."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    ran = rank.run(JOB, orders=(rank.order(source, "Nothing", step=2, phase=phase.CHECKPOINT_WRITE, nth=1),))
+    assert ran.code == 0
+    assert missed(ran) == ["in step 2 the phase checkpoint_write was entered 0 times, and the Moment is at time 1"]
+    page.write(page.STATE, 0)
+    ran = rank.run(JOB, orders=(rank.order(source, "Nothing", step=3, phase=phase.CHECKPOINT_WRITE),), attempt=1)
+    assert len(missed(ran)) == 2  # it resumed from step 4, and step 3 is behind it
+    (rank.folder / "last.pt").unlink(missing_ok=True)
+    ran = rank.run(JOB, orders=(rank.order(source, "Nothing", step=3, phase=phase.CHECKPOINT_WRITE),), attempt=2)
+    assert [event.attempt for event in ran.of("fault.applied")] == [2]
+
+
+def test_does_not_fire_again(rank: Any, source: str) -> None:
+    """The page survives the rank: a restarted one passes the same step unharmed, and without waiting."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    order = rank.order(source, "Kill", step=3, hold_s=60.0)
+    assert rank.run(JOB, orders=(order,)).code == -9
+    (rank.folder / "last.pt").unlink(missing_ok=True)
+    ran = rank.run(JOB, orders=(order,), attempt=1)
+    assert ran.code == 0, ran.output
+    assert len(ran.of("fault.applying")) == 1
+    assert missed(ran) == []
+
+
+def test_fires_twice_when_allowed_twice(rank: Any, source: str) -> None:
+    """A fault that is allowed twice hits the restarted rank as well."""
+    page = rank.page()
+    page.write(page.ALLOWED, 2)
+    order = rank.order(source, "Kill", step=2)
+    codes = [rank.run(JOB, orders=(order,), attempt=attempt).code for attempt in range(3)]
+    assert codes == [-9, -9, 0]
+
+
+def test_only_its_rank_and_attempt(rank: Any, source: str) -> None:
+    """Orders for another rank, another attempt or another process are not ours."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    ran = rank.run(JOB, orders=(rank.order(source, "Kill", step=2, pacer=1),))
+    assert (ran.code, missed(ran)) == (0, [])
+    (rank.folder / "last.pt").unlink(missing_ok=True)
+    ran = rank.run(JOB, orders=(rank.order(source, "Kill", step=2, attempt=5),), attempt=1)
+    assert (ran.code, missed(ran)) == (0, [])
+    (rank.folder / "last.pt").unlink(missing_ok=True)
+    page.write(page.ARMED_PID, 1)
+    ran = rank.run(JOB, orders=(rank.order(source, "Kill", step=2, hold_s=0.2),), attempt=2)
+    assert ran.code == 0
+    assert missed(ran) == ["not armed in time: the rank reached the Moment and waited as long as it may"]
+
+
+def test_armed_late(rank: Any, source: str) -> None:
+    """A rank that reaches the Moment before it is armed waits for the word."""
+    page = rank.page()
+    process = rank.start(JOB, orders=(rank.order(source, "Kill", step=3, hold_s=60.0),))
+    wait_until(lambda: any(e.kind.value == "step" and e.step == 2 for e in rank.read()), rank.read)
+    page.write(page.ALLOWED, 1)
+    ran = rank.wait(process)
+    assert ran.code == -9
+    assert "done 3" not in ran.output
+
+
+def test_outside_trigger(rank: Any, source: str) -> None:
+    """Without a step the order is due at the first phase after it was armed, and nobody waits before."""
+    page = rank.page()
+    process = rank.start(
+        JOB.replace("if step > 6: break", "pass").replace("DataLoader(data, batch_size=8)", "forever()")
+        .replace("for n,", "def forever():\n    while True: yield from DataLoader(data, batch_size=8)\nfor n,"),
+        orders=(rank.order(source, "Kill"),),
+    )  # fmt: skip
+    wait_until(lambda: any(e.kind.value == "step" for e in rank.read()), rank.read)
+    page.write(page.ALLOWED, 1)
+    assert rank.wait(process).code == -9
+
+
+def test_hold_and_go(rank: Any, phase: Any) -> None:
+    """A rank that is held stands still in its phase until the harness says go."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    process = rank.start(JOB, orders=(rank.order(step=3, phase=phase.BACKWARD, hold_s=60.0),))
+    wait_until(lambda: page.read(page.STATE) == 1, rank.read)
+    assert [event.step for event in rank.read() if event.kind.value == "step"] == [1, 2]
+    assert page.read(page.FIRED) == 0
+    page.write(page.GO, 1)
+    ran = rank.wait(process)
+    assert ran.code == 0
+    assert [event.data["global_step"] for event in ran.of("fault.held")] == [3]
+    assert (page.read(page.FIRED), page.read(page.STATE)) == (1, 3)
+
+
+def test_hold_expires(rank: Any, phase: Any) -> None:
+    """Where the harness never says go, the rank goes on by itself and says so."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    ran = rank.run(JOB, orders=(rank.order(step=3, phase=phase.BACKWARD, hold_s=0.1),))
+    assert ran.code == 0
+    assert missed(ran) == ["hold expired: the rank went on by itself"]
+    assert page.read(page.STATE) == 4
+    assert len(ran.steps) == 6
+
+
+def test_resumed_rank_asks_for_its_base(rank: Any, source: str) -> None:
+    """A rank that loaded a checkpoint waits after its first step until it is told where it stands, then fires."""
+    page = rank.page()
+    page.write(page.ALLOWED, 2)
+    order = rank.order(source, "Kill", step=4, hold_s=60.0)
+    assert rank.run(JOB, orders=(order,)).code == -9
+    process = rank.start(JOB, orders=(order,), attempt=1)
+    wait_until(lambda: any(e.kind.value == "step" and e.attempt == 1 for e in rank.read()), rank.read)
+    page.write(page.BASE, 2)
+    page.write(page.BASE_ATTEMPT, 1)
+    ran = rank.wait(process)
+    assert ran.code == -9, ran.output
+    assert ran.output.splitlines()[-1] == "backward 3 True"  # right after the step was over, inside optimizer.step
+    assert [event.data["global_step"] for event in ran.of("fault.applying")] == [4, 4]
+
+
+def test_base_that_never_comes(rank: Any, source: str) -> None:
+    """Where nobody says which step a resumed attempt began with, the trigger is missed: no guess."""
+    page = rank.page()
+    order = rank.order(source, "Kill", step=5, hold_s=0.1)
+    rank.run("import os, torch; torch.save({'step': 2}, os.environ['FOLDER'] + '/last.pt')", attempt=0)
+    page.write(page.ALLOWED, 1)
+    ran = rank.run(JOB, orders=(order,), attempt=1)
+    assert ran.code == 0
+    assert missed(ran) == ["no base: a checkpoint was loaded, and nobody said with which step this attempt began"]
+
+
+def test_injector_that_cannot_be_loaded(rank: Any) -> None:
+    """An injector that can't be imported makes the fault missed, and the job runs."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    ran = rank.run(JOB, orders=(rank.order(str(rank.folder / "absent.py"), "Kill", step=2),))
+    assert ran.code == 0
+    assert len(missed(ran)) == 1
+    assert [failed["hook"] for failed in ran.failures] == ["orders"]
+
+
+def test_nth_collective(rank: Any, source: str, phase: Any) -> None:
+    """A Moment can be the second collective of a step."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    job = """
+    import os, torch, torch.distributed as dist
+    dist.init_process_group("gloo", init_method="file://" + os.environ["FOLDER"] + "/store", rank=0, world_size=1)
+    model = torch.nn.Linear(4, 1)
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(1, 4):
+        model(torch.ones(2, 4)).sum().backward()
+        for n in range(1, 4):
+            dist.all_reduce(torch.ones(2)); print("reduced", step, n, flush=True)
+        opt.step()
+    """
+    ran = rank.run(job, orders=(rank.order(source, "Kill", step=2, phase=phase.COLLECTIVE, nth=2),))
+    assert ran.code == -9, ran.output
+    assert ran.output.splitlines()[-1] == "reduced 2 1"
+
+
+def test_a_look_at_a_phase_is_cheap(agent_module: Callable[[str], Any], tmp_path: Path) -> None:
+    """Orders of later steps are not looked at in this one."""
+    wire = agent_module("wire")
+    wire.ControlPage(tmp_path / "page", create=True)
+    order = wire.Order("f1", wire.Moment(0, 50, wire.Phase.BACKWARD), str(tmp_path / "page"))
+    who = agent_module("arming").Identity(0, 0, 1, 0, 1)
+    events = wire.EventFile(tmp_path / "events.jsonl", "rank0")
+    agent = agent_module("agent").Agent(wire.AgentPlan("run", "", (), (order,)), who, events)
+    agent.orders.load()
+    assert agent.orders.hot == []
+    agent.steps_over = 49
+    agent.orders.step_over()
+    assert [one.order for one in agent.orders.hot] == [order]

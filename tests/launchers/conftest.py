@@ -1,0 +1,112 @@
+"""Jobs that the tests start themselves, and waiting on conditions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import JobSpec, RankProcess
+from torchaos.harness.journal import Journal
+from torchaos.harness.launchers.job import Job
+from torchaos.harness.launchers.job_env import job_env
+from torchaos.harness.launchers.local import Local
+from torchaos.harness.undo import proc
+
+
+class Bench:
+    """A folder, a journal, and jobs that are ended with the test."""
+
+    trainers = Path(__file__).parent / "trainers"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.run_id = folder, f"test-{uuid.uuid4().hex}"
+        (folder / "events").mkdir()
+        self.journal = Journal(folder / "events")
+        self.jobs: list[Job] = []
+
+    @staticmethod
+    def wait_until(look: Callable[[], Any], fits: Callable[[Any], Any] = bool, timeout_s: float = 40.0) -> Any:
+        """What `look` returns once it fits; says what it was last when that does not come."""
+        end = time.monotonic() + timeout_s
+        while not fits(seen := look()):
+            assert time.monotonic() < end, f"after {timeout_s} s it is still {seen!r}"
+            time.sleep(0.005)
+        return seen
+
+    @staticmethod
+    def torchrun(*arguments: str, max_restarts: int = 0) -> tuple[str, ...]:
+        launcher = (sys.executable, "-m", "torch.distributed.run")
+        return (*launcher, "--nproc-per-node", "2", "--max-restarts", str(max_restarts), *arguments)
+
+    def job(self, *argv: str, env: dict[str, str] | None = None, **options: Any) -> Job:
+        def spec_for(submission: int) -> JobSpec:
+            extra = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", **(env or {})}
+            whole = job_env(os.environ, run_id=self.run_id, agent_plan=None, extra=extra)
+            return JobSpec(argv, self.folder, whole, self.folder / f"job-{submission}.log", submission)
+
+        job = Job(spec_for, Local(), self.journal, **options)
+        self.jobs.append(job)
+        return job
+
+    def linger(self, *options: str, max_restarts: int = 0, **more: Any) -> Job:
+        """A started job of two ranks that wait for `go`."""
+        command = self.torchrun(str(self.trainers / "linger.py"), str(self.folder), *options, max_restarts=max_restarts)
+        job = self.job(*command, **more)
+        job.start()
+        return job
+
+    def ranks(self, job: Any, attempt: int = 0) -> dict[int, RankProcess]:
+        """Both ranks of the attempt, once each of them is in its loop and known to the job."""
+        self.wait_until(lambda: all(self.up(rank, attempt).exists() for rank in (0, 1)))
+        return self.wait_until(job.ranks, lambda found: [one.attempt for one in found.values()] == [attempt, attempt])
+
+    def up(self, rank: int, attempt: int = 0) -> Path:
+        return self.folder / f"up-{rank}-{attempt}"
+
+    def go(self, attempt: int = 0) -> None:
+        (self.folder / f"go-{attempt}").touch()
+
+    def events(self, *kinds: Kind) -> list[Event]:
+        return sorted((e for e in self.journal.snapshot() if e.kind in kinds), key=lambda event: event.mono_s)
+
+    def event(self, kind: Kind, **data: Any) -> Event:
+        """The first event of the kind with this payload, once there is one."""
+        return self.wait_until(
+            lambda: next((e for e in self.events(kind) if data.items() <= dict(e.data).items()), None), timeout_s=20.0
+        )
+
+    def left(self) -> dict[int, int]:
+        return proc.family(self.run_id)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    for job in bench.jobs:
+        job.stop()
+    bench.journal.close()
+
+
+@pytest.fixture
+def stranger() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts processes in a session of their own that are nobody's job; all are ended with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*argv: str, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(argv, start_new_session=True, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()

@@ -1,0 +1,98 @@
+"""Attaching to a torchrun that somebody else started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.launchers.attach import Attached
+from torchaos.harness.undo import proc
+
+pytestmark = pytest.mark.job
+
+Bench = Any  # of conftest.py, which tests can't import
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def running(bench: Bench, stranger: Start) -> Iterator[subprocess.Popen[bytes]]:
+    """A torchrun with two ranks that are in their loop, with a log."""
+    with (bench.folder / "their.log").open("wb") as log:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = bench.torchrun(str(bench.trainers / "linger.py"), str(bench.folder))
+        process = stranger(*command, stdout=log, stderr=log, env=env)
+    for rank in (0, 1):
+        bench.wait_until(bench.up(rank).exists)
+    yield process
+    process.send_signal(signal.SIGTERM)
+    process.wait(40)
+
+
+def test_its_ranks_are_found_and_it_goes_on(bench: Bench, running: subprocess.Popen[bytes]) -> None:
+    """Both ranks and the agent are found by the tree alone, and after `stop` all of them are still there."""
+    job = Attached(running.pid, bench.journal)
+    job.start()
+    ranks = bench.ranks(job)
+    assert {rank: one.pid for rank, one in ranks.items()} == {rank: int(bench.up(rank).read_text()) for rank in (0, 1)}
+    assert [victim.pid for victim in job.agents()] == [running.pid]
+    assert not job.done
+    assert job.stop() == []
+    states = {proc.stat(one.pid) is not None for one in ranks.values()}
+    assert (running.poll(), states) == (None, {True})
+
+
+def test_a_killed_rank_and_the_end_are_seen(bench: Bench, running: subprocess.Popen[bytes]) -> None:
+    """The exit of a rank comes with its code, and the job is done when torchrun is gone; its log is followed."""
+    job = Attached(running.pid, bench.journal, log=bench.folder / "their.log")
+    job.start()
+    ranks = bench.ranks(job)
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    assert bench.event(Kind.RANK_EXITED, pid=ranks[1].pid).data["exit_code"] == -9
+    assert job.wait(40.0) == 1
+    assert bench.event(Kind.ELASTIC_FAILURE).data == {"exit_code": -9, "local_rank": 1, "pid": ranks[1].pid}
+    assert bench.event(Kind.JOB_EXITED).data["pid"] == running.pid
+    job.stop()
+
+
+def test_what_is_no_torchrun_is_refused(bench: Bench, stranger: Start, running: subprocess.Popen[bytes]) -> None:
+    """A pid that is not there, another program, and a rank are refused with what to give instead."""
+    rank = int(bench.up(0).read_text())
+    other = stranger(sys.executable, "-c", "import time; time.sleep(600)")
+    for pid, message in (
+        (2**22 + 1, "there is no such process"),
+        (other.pid, "is no torchelastic agent"),
+        (rank, f"is a rank; give the pid of its torchrun, which is {running.pid}"),
+    ):
+        with pytest.raises(UsageError, match=f"^pid {pid}.*{message}"):
+            Attached(pid, bench.journal)
+
+
+def test_a_shell_around_torchrun_points_to_it(bench: Bench, stranger: Start, tmp_path: Path) -> None:
+    """The pid of a wrapper is refused with the pid of the torchrun below it."""
+    shell = stranger(
+        str(bench.trainers / "wrapper.sh"), *bench.torchrun(str(bench.trainers / "linger.py"), str(tmp_path))
+    )
+    for rank in (0, 1):
+        bench.wait_until(bench.up(rank).exists)
+    with pytest.raises(UsageError, match=r"the torchrun below it is (\d+)") as refused:
+        Attached(shell.pid, bench.journal)
+    below = int(str(refused.value).rpartition(" ")[2])
+    assert [member.pid for member in map(proc_children, [shell.pid]) for member in member] == [below]
+    bench.go()
+    assert shell.wait(40) == 0
+
+
+def proc_children(pid: int) -> list[object]:
+    import psutil
+
+    return list(psutil.Process(pid).children())

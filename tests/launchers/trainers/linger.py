@@ -1,0 +1,50 @@
+"""A trainer that waits until the file FOLDER/go is there: linger.py FOLDER [--loader] [--all-reduce] [--exit CODE].
+
+--loader: each rank spawns two data-loader workers, which inherit its environment.
+--all-reduce: the ranks are in a process group and add up numbers meanwhile.
+--exit: the exit code of the first submission or attempt; later ones end with 0.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--loader", action="store_true")
+    parser.add_argument("--all-reduce", action="store_true")
+    parser.add_argument("--exit", type=int, default=0)
+    options = parser.parse_args()
+    rank = int(os.environ["RANK"])
+    attempt = int(os.environ.get("TORCHAOS_ATTEMPT_BASE", "0")) + int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if options.loader:
+        for _ in range(2):
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            with open(options.folder / "loaders", "a") as file:
+                file.write(f"{child.pid}\n")
+    step = add_up if options.all_reduce else lambda: time.sleep(0.01)
+    if options.all_reduce:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+    (options.folder / f"up-{rank}-{attempt}").write_text(str(os.getpid()))
+    while not (options.folder / f"go-{attempt}").exists():
+        step()
+    sys.stdout.flush()
+    os._exit(options.exit if attempt == 0 else 0)
+
+
+def add_up() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.01)
+
+
+main()

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from torchaos.harness.report import console as show
+from torchaos.harness.report import pen, timeline
+from torchaos.harness.result import Case, Recovery, Result, Verdict
+
+def sheet(file: object, width: int) -> Console:
+    return Console(file=file, width=width, force_terminal=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", ["passed", "failed", "inconclusive", "several"])
+def test_a_result_looks_like_this(results, paper, golden, name, width) -> None:
+    """Each kind of result prints exactly as in its golden file, at both widths, and no line is too wide."""
+    file = paper()
+    show.show(results[name], sheet(file, width))
+    golden(f"{name}-{width}", file.getvalue())
+    assert max(map(len, file.getvalue().splitlines())) <= width
+    assert not [line for line in file.getvalue().splitlines() if line != line.rstrip()]
+
+
+def test_a_summary_looks_like_this(results, paper, golden) -> None:
+    """Several results print as one table with a line each and a reason where one did not pass."""
+    file = paper()
+    show.summary([*results.values()], sheet(file, 80))
+    golden("summary-80", file.getvalue())
+
+
+def test_ascii_is_enough(results, paper, golden) -> None:
+    """A console whose encoding is ASCII gets every mark, bar and odd character in ASCII."""
+    file = paper("ascii")
+    show.show(replace(results["several"], reason="loss 3 × too high → naïve ☃"), sheet(file, 80))
+    assert file.getvalue().isascii()
+    golden("several-ascii-80", file.getvalue())
+
+
+def test_the_verdict_comes_first(results, paper) -> None:
+    """The first line that is not empty names the verdict, and the second says why."""
+    file = paper()
+    show.show(results["failed"], sheet(file, 120))
+    first, second = file.getvalue().split("\n")[1:3]
+    assert first.split()[:2] == ["FAILED", "kill-rank"]
+    assert second.strip() == results["failed"].reason
+
+
+def test_a_command_is_left_whole_and_its_secrets_masked(results, paper) -> None:
+    """The command that reproduces the run is one line however long, and shows no token."""
+    file = paper()
+    command = "torchaos run " + "x" * 100 + " --set job.env.HF_TOKEN=hf_abc"
+    show.show(replace(results["passed"], reproduce=command), sheet(file, 80))
+    assert command.replace("hf_abc", "***") in file.getvalue()
+
+
+def test_markup_and_control_characters_are_text(results, paper) -> None:
+    """What looks like markup stays as it is, and an escape sequence from a log can't reach the terminal."""
+    file = paper()
+    case = Case("odd", "assertion", Verdict.FAILED, "[red]not red[/red] \x1b[2Jgone :smile:")
+    show.show(replace(results["passed"], cases=(case,)), sheet(file, 120))
+    assert "[red]not red[/red] \\x1b[2Jgone :smile:" in file.getvalue()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(reason=st.text(), figures=st.dictionaries(st.text(), st.floats() | st.text() | st.none()), width=st.integers(20, 200))
+def test_anything_can_be_shown(results, paper, reason: str, figures: dict[str, object], width: int) -> None:
+    """Whatever text and figures a result holds, it is shown on consoles of any width and both encodings."""
+    case = Case(reason, "assertion", Verdict.FAILED, reason, figures, figures)
+    odd = replace(results["passed"], reason=reason, scenario=reason, cases=(case,), notes=(reason,))
+    for encoding in ("utf-8", "ascii"):
+        file = paper(encoding)
+        show.show(odd, sheet(file, width))
+        show.summary([odd, odd], sheet(file, width))
+        assert file.getvalue().encode(encoding)
+
+
+@given(st.dictionaries(st.sampled_from(["felt", "detected", "restored", "caught_up"]), st.none() | st.floats(0, 1e6)))
+def test_bars_stay_in_their_column(parts: dict[str, float | None]) -> None:
+    """Every part that was seen gets a bar, none is wider than its column, and one never begins before the last ended."""
+    whole = max((at for at in parts.values() if at is not None), default=0.0)
+    for marks in (pen._UNICODE, pen._ASCII):
+        for span in timeline.spans(parts):
+            bar = timeline.bar(span, whole, 30, marks)
+            assert len(bar) <= 30
+            assert bool(bar) == (span.end_s is not None)
+            assert span.took_s >= 0
+
+
+def test_a_recovery_without_figures_is_shown(results, paper) -> None:
+    """A recovery of which nothing was seen says so, rather than nothing."""
+    file = paper()
+    result: Result = replace(results["passed"], recoveries=(Recovery("kill", {"felt": None, "caught_up": None}, None),))
+    show.show(result, sheet(file, 80))
+    assert "from kill: never caught up" in file.getvalue()
+    assert file.getvalue().count("not seen") == 2

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import re
+import string
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torchaos.harness.report import junit
+from torchaos.harness.result import Case, FaultResult, Verdict
+
+# By hand from junit-10.xsd of Jenkins's xUnit plugin: per element its attributes (required ones first) and its children.
+_TIME = re.compile(r"(([0-9]{0,3},)*[0-9]{3}|[0-9]{0,3})*(\.[0-9]*)?")
+_XSD = {
+    "testsuites": (set(), {"name", "time", "tests", "failures", "errors"}, {"testsuite"}),
+    "testsuite": (
+        {"name", "tests", "failures", "errors"},
+        {"group", "time", "skipped", "timestamp", "hostname", "id", "package", "file", "log", "url"},
+        {"testsuite", "properties", "testcase", "system-out", "system-err"},
+    ),
+    "testcase": ({"name"}, {"time", "classname", "group"}, {"skipped", "error", "failure", "system-out", "system-err"}),
+    "failure": (set(), {"type", "message"}, set()),
+    "error": (set(), {"type", "message"}, set()),
+    "system-out": (set(), set(), set()),
+}
+
+
+def check_xsd(element: ElementTree.Element) -> None:
+    required, optional, children = _XSD[element.tag]
+    assert required <= element.attrib.keys() <= required | optional
+    assert element.tag not in ("testsuites", "testsuite") or _TIME.fullmatch(element.get("time", ""))
+    for child in element:
+        assert child.tag in children
+        check_xsd(child)
+
+
+def parsed(results: list) -> ElementTree.Element:  # type: ignore[type-arg]
+    root = ElementTree.fromstring(junit.text(results).encode())
+    check_xsd(root)
+    return root
+
+
+def outcome(case: ElementTree.Element) -> str:
+    found = [child.get("type", "") for child in case if child.tag in ("failure", "error")]
+    return found[0] if found else "passed"
+
+
+def test_each_case_of_a_result_is_a_test_case(results) -> None:
+    """A result becomes one suite with its cases in order; failed is a failure, inconclusive and error are errors."""
+    root = parsed([results["several"], results["inconclusive"]])
+    first, second = root
+    assert first.get("name") == "freeze-then-kill, seed 7"
+    assert first.get("timestamp") == "2026-11-20T20:49:45"
+    assert [(case.get("name"), case.get("classname"), outcome(case)) for case in first] == [
+        ("faults", "freeze-then-kill", "failed"),
+        ("recovery_time", "freeze-then-kill", "failed"),
+        ("rollback", "freeze-then-kill", "error"),
+    ]
+    assert [outcome(case) for case in second] == ["inconclusive", "inconclusive", "passed", "passed"]
+    assert [child.tag for case in second for child in case if child.tag != "system-out"] == ["error", "error"]
+    assert {name: root.get(name) for name in ("tests", "failures", "errors")} == {"tests": "7", "failures": "2", "errors": "3"}
+    assert first.get("time") == "31.42"
+
+
+def test_figures_stand_in_the_text(results) -> None:
+    """What was measured and its bound stand in the failure's text and in system-out, since properties are ignored."""
+    case = Case("recovery_time", "assertion", Verdict.FAILED, "too slow", {"catch_up": 71.5}, {"catch_up": 60.0})
+    (suite,) = parsed([replace(results["failed"], cases=(case,))])
+    failure, out = suite[0].find("failure"), suite[0].find("system-out")
+    assert failure is not None
+    assert out is not None
+    assert failure.get("message") == "too slow"
+    for text in (failure.text or "", out.text or ""):
+        assert "catch_up: measured 71.5, bound 60" in text
+        assert "again: torchaos run scenarios/process/kill-rank.yaml --seed 7" in text
+
+
+def test_names_are_unique_over_the_file(results) -> None:
+    """GitLab drops cases of equal name, so repeated runs carry their seed, and equal assertions a number."""
+    case = Case("completed", "assertion", Verdict.PASSED, "")
+    twice = replace(results["passed"], cases=(case, case, replace(case, name="completed (2)")))
+    root = parsed([twice, replace(twice, seed=8), replace(twice, seed=8)])
+    names = [(case.get("classname"), case.get("name")) for suite in root for case in suite]
+    assert len(set(names)) == len(names) == 9
+    assert [suite.get("name") for suite in root] == ["kill-rank, seed 7", "kill-rank, seed 8, run 1", "kill-rank, seed 8, run 2"]
+    assert names[:2] == [("kill-rank", "completed [seed 7]"), ("kill-rank", "completed (2) [seed 7]")]
+
+
+@pytest.mark.parametrize("verdict", [Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.ERROR])
+@pytest.mark.parametrize("empty", [True, False])
+def test_no_suite_is_greener_than_its_run(results, verdict, empty) -> None:
+    """A run that did not pass though each of its cases did, or that has no case at all, gets a case of its own."""
+    cases = () if empty else results["passed"].cases
+    (suite,) = parsed([replace(results["passed"], verdict=verdict, reason="ended early", cases=cases)])
+    assert suite[0].get("name") == "run"
+    assert outcome(suite[0]) == verdict.value
+
+
+def test_a_failure_without_a_reason_is_still_a_failure(results) -> None:
+    """An empty reason does not make the failure vanish."""
+    (suite,) = parsed([replace(results["failed"], cases=(Case("a", "assertion", Verdict.FAILED, ""),))])
+    assert outcome(suite[0]) == "failed"
+
+
+def test_sizes_are_bounded(results) -> None:
+    """A reason as long as a log file makes a small file, which says how much was left out."""
+    case = Case("a", "assertion", Verdict.FAILED, "<&\0" * 10**6)
+    text = junit.text([replace(results["failed"], cases=(case,))])
+    assert len(text) < 200_000
+    assert "characters and more left out" in text
+
+
+def test_the_file_is_replaced_whole(results, tmp_path: Path) -> None:
+    """The placeholder's file is replaced, and nothing else stays in the folder."""
+    path = tmp_path / "deep" / "junit.xml"
+    junit.write([replace(results["passed"], verdict=Verdict.ERROR, cases=())], path)
+    junit.write([results["passed"]], path)
+    root = ElementTree.parse(path).getroot()
+    assert root.get("errors") == "0"
+    assert [one.name for one in path.parent.iterdir()] == ["junit.xml"]
+
+
+_TEXTS = st.text(st.characters() | st.sampled_from("\0\x1b\r\ud800\udfff\ufffe\uffff\x85<>&\"'") | st.sampled_from(string.printable))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(text=_TEXTS, verdict=st.sampled_from(list(Verdict)))
+@example(text="]]>\x1b[0m\ud83d\uffff" + chr(0x1FFFE), verdict=Verdict.FAILED)
+def test_any_text_is_well_formed(results, text: str, verdict: Verdict) -> None:
+    """Whatever text a log put into a result, the file parses, fits the schema, and counts its failures right."""
+    fault = FaultResult(text, text, text, text, text, None, text, verdict, text)
+    case = Case(text, "faults", verdict, text, {text: text, "list": [text]}, {text: float("nan")})
+    odd = replace(results["passed"], scenario=text, reason=text, verdict=verdict, cases=(case,), faults=(fault,), started=text)
+    (suite,) = parsed([odd])
+    assert suite.get("failures") == str(int(verdict is Verdict.FAILED))
+    assert suite.get("errors") == str(int(verdict in (Verdict.INCONCLUSIVE, Verdict.ERROR)))

@@ -38,14 +38,18 @@ class Losses:
     def backward(self, tensors: Any) -> None:
         """One entry for each backward: the sum of its scalar roots, or None where there is none that can be read."""
         segment = self._agent.tally.now
-        roots = [_local(one) for one in (tensors if isinstance(tensors, (list, tuple)) else [tensors])]
-        scalars = [one for one in roots if one is not None]
-        on_host = all(one.device.type == "cpu" for one in scalars)
-        segment.losses.append(sum(float(one) for one in scalars) if scalars and on_host else None)
-        if scalars:
-            self._agent.saw("loss")
-        if len(scalars) == 1 and scalars[0].device.type == "cuda" and not _capturing():
-            segment.pending.append((len(segment.losses) - 1, _Copy(scalars[0])))
+        if isinstance(tensors, (list, tuple)):
+            scalars = [one for one in map(_local, tensors) if one is not None]
+        else:
+            scalars = [] if (one := _local(tensors)) is None else [one]
+        if not scalars:
+            segment.losses.append(None)
+            return
+        self._agent.saw("loss")
+        on_host = all(one.is_cpu for one in scalars)
+        segment.losses.append(sum(one.item() for one in scalars) if on_host else None)
+        if len(scalars) == 1 and scalars[0].is_cuda and not _capturing():
+            segment.pending.append((len(segment.losses) - 1, _Copy(scalars[0].detach())))
 
     def step_over(self, step: int, segment: Segment) -> None:
         self.poll()
@@ -63,9 +67,8 @@ class Losses:
 
 def _local(root: Any) -> Any:
     """The scalar tensor that a root is, on this rank; None for graph edges, vectors and what has no value."""
-    if not hasattr(root, "numel") or root.numel() != 1 or root.device.type == "meta":
-        return None
-    return getattr(root.detach(), "_local_tensor", root.detach())
+    root = getattr(root, "_local_tensor", root)
+    return root if hasattr(root, "numel") and root.numel() == 1 and not root.is_meta else None
 
 
 def _capturing() -> bool:

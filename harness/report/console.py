@@ -33,7 +33,7 @@ def show(result: Result, console: Console) -> None:
         _recovery(pen, recovery)
     if result.cases:
         pen.heading("Verdicts")
-        width = min(_LONGEST_NAME, max(len(name_in_words(case.name)) for case in result.cases))
+        width = 1 + min(_LONGEST_NAME, max(len(name_in_words(case.name)) for case in result.cases))
         for case in result.cases:
             _case(pen, case, width)
     if result.notes:
@@ -148,9 +148,9 @@ def _footer(pen: Pen, result: Result) -> None:
 def summary(results: Sequence[Result], console: Console) -> None:
     """Several scenarios: a line each, with the reason where one did not pass."""
     pen = Pen(console)
-    name_width = min(_LONGEST_NAME, max((len(result.scenario) for result in results), default=0))
+    name_width = 1 + min(_LONGEST_NAME, max((len(result.scenario) for result in results), default=0))
     pen.heading("Summary")
-    head = [("", 1), ("scenario", name_width), ("seed", 6), ("time", 8), ("caught up", 9), ("lost", 4)]
+    head = [("", 1), ("scenario", name_width), ("seed", 6), ("time", 8), ("caught up", 10), ("lost", 5)]
     pen.row([(Text(title, "dim"), width) for title, width in head], Text("verdict", "dim"))
     for result in results:
         caught = [recovery.parts.get("caught_up") for recovery in result.recoveries]
@@ -160,8 +160,8 @@ def summary(results: Sequence[Result], console: Console) -> None:
             (pen.text(result.scenario), name_width),
             (pen.text(result.seed), 6),
             (pen.text(seconds_in_words(result.duration_s)), 8),
-            (pen.text(_most(caught, "never", seconds_in_words)), 9),
-            (pen.text(_most(lost, "?", str)), 4),
+            (pen.text(_most(caught, "never", seconds_in_words)), 10),
+            (pen.text(_most(lost, "?", str)), 5),
         ]
         why = "" if result.verdict is Verdict.PASSED else f": {result.reason}"
         pen.row(cells, pen.text(f"{result.verdict.value}{why}", "" if not why else COLOURS[result.verdict]))

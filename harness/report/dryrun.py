@@ -25,8 +25,9 @@ def plan(plan: Plan, console: Console) -> None:
     """A dry run: what would be done, to whom, when, with which undo, and what it needs. Secrets are masked."""
     pen = Pen(console)
     pen.gap()
-    pen.row([(Text(" PLAN ", "bold reverse"), 7), (pen.text(plan.scenario, "bold"), len(plan.scenario))],
-            pen.text(f"seed {plan.seed}, nothing has been changed", "dim"), indent=0)  # fmt: skip
+    badge, name = Text(" PLAN ", "bold reverse"), pen.text(plan.scenario, "bold")
+    about = pen.text(f"seed {plan.seed}, nothing has been changed", "dim")
+    pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], about, indent=0)
     if plan.description:
         pen.row([], pen.text(plan.description, "dim"))
     pen.heading("Job")
@@ -34,7 +35,7 @@ def plan(plan: Plan, console: Console) -> None:
     pen.heading("Faults")
     for fault in plan.faults:
         title = pen.text(f"{fault.inject} {pen.marks.arrow} {target_in_words(fault.target)}", "bold")
-        pen.row([], title.append_text(pen.text(f" ({fault.id})", "dim")), indent=3)
+        pen.row([], title.append("  ").append_text(pen.text(fault.id, "dim")), indent=3)
         _rows(pen, _fault(fault), indent=5)
     if not plan.faults:
         pen.row([], pen.text("none"), indent=3)
@@ -69,7 +70,7 @@ def _rows(pen: Pen, rows: Mapping[str, str], indent: int = 3, width: int = _LABE
 def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
     command = masked_command(shlex.join(job.command))
     nodes = f"{job.nodes} {'node' if job.nodes == 1 else 'nodes'}"
-    again = f"{job.resubmit_times} times at most, {seconds_in_words(job.resubmit_delay_s)} after it ended"
+    again = f"{_times(job.resubmit_times)} at most, {seconds_in_words(job.resubmit_delay_s)} after it ended"
     limits = {"ranks": plan.max_ranks, "nodes": plan.max_nodes}
     return {
         "command": command if job.attach_pid is None else f"attach to pid {job.attach_pid}",
@@ -78,10 +79,10 @@ def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
         "size": f"{job.world_size} ranks on {nodes}, launcher {plan.launcher}",
         "checkpoints": job.checkpoints or "none named",
         "time-out": seconds_in_words(job.timeout_s),
-        "submitted again": again if job.resubmit_times else "",
+        "resubmit": again if job.resubmit_times else "",
         "steady state": _named(plan.steady_state),
         "stops when": _named(plan.stop),
-        "limits": ", ".join(f"{limit} {what} at most" for what, limit in limits.items() if limit is not None),
+        "limits": ", ".join(f"{what} {limit}" for what, limit in limits.items() if limit is not None),
         "watched": ", ".join(plan.hooks),
         "needs": ", ".join(plan.needs),
     }
@@ -90,14 +91,14 @@ def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
 def _fault(fault: PlannedFault) -> dict[str, str]:
     paced = isinstance(fault.trigger, Moment) and fault.where == "node"
     held = f"; rank {fault.trigger.pacer} is held there" if isinstance(fault.trigger, Moment) and paced else ""
-    until = "the run ends" if fault.duration_s is None else f"{seconds_in_words(fault.duration_s)} later"
+    until = "when the run ends" if fault.duration_s is None else f"after {seconds_in_words(fault.duration_s)}"
     undo = _no_undo(fault)
     return {
         "when": moment_in_words(fault.trigger) + held,
         "applied": "by the agent in the rank" if fault.where == "rank" else "from outside the rank",
         "with": pairs_in_words(fault.params),
-        "times": f"{fault.times}" if fault.times > 1 else "",
-        "undo": f"none: {undo}" if undo else f"when {until}" if fault.duration_s is None else until,
+        "again": f"{_times(fault.times)} in all" if fault.times > 1 else "",
+        "undo": f"none: {undo}" if undo else f"taken back {until}",
     }
 
 
@@ -115,6 +116,10 @@ def _no_undo(fault: PlannedFault) -> str | None:
 
 def _named(named: tuple[Named, ...]) -> str:
     return "; ".join(f"{one.name} {pairs_in_words(one.params)}".strip() for one in named)
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _parameter(field: Field[Any]) -> str:

@@ -69,12 +69,13 @@ class Reaper:
         }
         argv = [sys.executable, "-m", f"{__package__}.reaper", str(theirs.fileno()), str(run_dir), run_id]
         try:
-            log.path_of(run_dir).parent.mkdir(mode=0o700, exist_ok=True)
-            with theirs, open(log.path_of(run_dir).with_name("reaper.log"), "ab") as output:
-                process = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", env=env,
-                    pass_fds=[theirs.fileno()], start_new_session=True,
-                )  # fmt: skip
+            with theirs:
+                log.path_of(run_dir).parent.mkdir(mode=0o700, exist_ok=True)
+                with open(log.path_of(run_dir).with_name("reaper.log"), "ab") as output:
+                    process = subprocess.Popen(
+                        argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", env=env,
+                        pass_fds=[theirs.fileno()], start_new_session=True,
+                    )  # fmt: skip
         except OSError as error:
             ours.close()
             raise UndoError(
@@ -99,7 +100,7 @@ class Reaper:
         """When this returns, the way back is on disk and the reaper will take it, at the latest `limit_s` seconds from
         now. Raises UndoError where it is not (then nothing may be injected), UsageError for a call without sense."""
         irreversible = handles.why if isinstance(handles, Irreversible) else None
-        if not irreversible and not handles:
+        if not (handles if irreversible is None else irreversible):
             raise UsageError(f"{record}: it says neither what it changes nor why that can't be undone")
         try:
             raw = [] if isinstance(handles, Irreversible) else [to_json(handle) for handle in handles]
@@ -172,10 +173,10 @@ class Reaper:
                 self._waiting[id_] = answer
                 self._sock.sendall(json.dumps({"id": id_, **request}).encode() + b"\n")
             return answer.result(timeout_s)
+        except FutureTimeout:  # before OSError, which it is a kind of from Python 3.11 on
+            self._abandon(f"it did not answer for {timeout_s:.0f} s")
         except OSError as error:
             self._abandon(f"it takes no request: {error.strerror}")
-        except FutureTimeout:
-            self._abandon(f"it did not answer for {timeout_s:.0f} s")
         raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
 
     def _listen(self) -> None:

@@ -113,9 +113,8 @@ class PageSlot:
     GO_ON: ClassVar[int] = 2**62  # releases every firing there will ever be
 
     def restore(self) -> None:
-        try:
-            page = ControlPage(self.path)
-        except FileNotFoundError:
+        page = self._open()
+        if page is None:
             return
         try:
             page.write(ControlPage.ALLOWED, page.read(ControlPage.FIRED))
@@ -124,15 +123,26 @@ class PageSlot:
             page.close()
 
     def restored(self) -> bool:
-        try:
-            page = ControlPage(self.path)
-        except FileNotFoundError:
+        page = self._open()
+        if page is None:
             return not proc.maps_deleted(self.path)
         try:
             done = page.read(ControlPage.ALLOWED) <= page.read(ControlPage.FIRED)
             return done and page.read(ControlPage.GO) >= self.GO_ON
         finally:
             page.close()
+
+    def _open(self) -> ControlPage | None:
+        """None when it is not there, or was never finished: its maker died over it, and no agent takes it for one."""
+        try:
+            return ControlPage(self.path)
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            with open(self.path, "rb") as file:
+                if not any(file.read(8)):
+                    return None
+            raise
 
 
 REGISTRY: Mapping[str, type[Handle]] = {cls.kind: cls for cls in (Process, JobProcesses, File, PageSlot)}

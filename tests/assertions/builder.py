@@ -131,7 +131,7 @@ class Trainer:
             indices = list(range(first + rank * size, first + (rank + 1) * size))
             noise = self._noise.random() * 1e-7 if self.noise else 0.0
             losses.append(state.weight + 0.01 * state.rngs[rank].random() + 1e-4 * (sum(indices) % 97) + noise)
-            data = {
+            data: dict[str, Any] = {
                 "losses": [losses[rank]] if self.losses_seen else [],
                 "samples": [f"d{index}" for index in indices] if self.samples_seen else [None] * size,
                 "indices": indices if self.samples_seen else None, "lr": [lr],

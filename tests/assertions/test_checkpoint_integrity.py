@@ -25,7 +25,7 @@ def _one(step: int, **other: Any) -> dict[str, Any]:
 
 def _inventory(*changed: dict[str, Any], steps: tuple[int, ...] = STEPS) -> dict[str, Any]:
     own = {one["path"]: one for one in changed}
-    ones = [own.pop(f"step-{step}", None) or _one(step) for step in steps]
+    ones = [own.pop(f"step-{step}", _one(step)) for step in steps]
     return {"root": "/job/checkpoints", "checkpoints": [*ones, *own.values()]}
 
 

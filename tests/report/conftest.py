@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from torchaos.harness.result import Case, ExitCode, FaultResult, Recovery, Result, Verdict
 
 KILL = FaultResult(
@@ -32,7 +33,7 @@ RESTART = Recovery(
 )  # fmt: skip
 PASSED = Result(
     scenario="kill-rank",
-    description="One rank dies without warning; the job must come back and lose nothing but the steps since its checkpoint.",
+    description="One rank dies without warning; the job must come back and lose only the steps since its checkpoint.",
     seed=7,
     verdict=Verdict.PASSED,
     exit_code=ExitCode.PASSED,
@@ -48,12 +49,17 @@ PASSED = Result(
             "recovery_time", "assertion", Verdict.PASSED, "caught up 6.84 s after the fault, with 5 steps done again",
             {"catch_up": 6.841, "lost_steps": 5}, {"catch_up": 60.0},
         ),
-        Case("checkpoint_integrity", "assertion", Verdict.PASSED, "6 of 6 checkpoints are whole, and those that the twin has too have its contents"),
+        Case(
+            "checkpoint_integrity", "assertion", Verdict.PASSED,
+            "6 of 6 checkpoints are whole, and those that the twin has too have its contents",
+        ),
         Case(
             "loss_continuity", "assertion", Verdict.PASSED, "60 steps on 2 ranks are bitwise those of the twin",
             {"largest": 0.0}, {"tolerance": 0.0, "basis": "two twins agree bitwise"},
         ),
-        Case("sample_accounting", "assertion", Verdict.PASSED, "each of 960 samples was consumed exactly as in the twin"),
+        Case(
+            "sample_accounting", "assertion", Verdict.PASSED, "each of 960 samples was consumed exactly as in the twin",
+        ),
         Case("rollback", "rollback", Verdict.PASSED, "all that was changed has been taken back, and verified"),
     ),
     steps=60,
@@ -71,9 +77,10 @@ FAILED = replace(
         *PASSED.cases[:3],
         Case(
             "loss_continuity", "assertion", Verdict.FAILED,
-            "at step 21 rank 0 had loss 3.41296, in the twin 2.87713: the first step after the resume. The optimizer's step "
-            "counter began again at 1, so its state was not restored",
-            {"step": 21, "rank": 0, "run": 3.41296, "twin": 2.87713}, {"tolerance": 0.0, "basis": "two twins agree bitwise"},
+            "at step 21 rank 0 had loss 3.41296, in the twin 2.87713: the first step after the resume. The optimizer's "
+            "step counter began again at 1, so its state was not restored",
+            {"step": 21, "rank": 0, "run": 3.41296, "twin": 2.87713},
+            {"tolerance": 0.0, "basis": "two twins agree bitwise"},
         ),
         *PASSED.cases[4:],
     ),
@@ -93,8 +100,11 @@ INCONCLUSIVE = replace(
     ),
     recoveries=(),
     cases=(
-        Case("faults", "faults", Verdict.INCONCLUSIVE, "kill: it never landed: the run ended before its trigger was reached"),
-        Case("recovery_time", "assertion", Verdict.INCONCLUSIVE, "no fault landed, so there was nothing to recover from", {}, {"catch_up": 60.0}),
+        Case("faults", "faults", Verdict.INCONCLUSIVE, "kill: it never landed: the run ended before its trigger"),
+        Case(
+            "recovery_time", "assertion", Verdict.INCONCLUSIVE, "no fault landed, so there was nothing to recover from",
+            {}, {"catch_up": 60.0},
+        ),
         *PASSED.cases[4:],
     ),
     attempts=1,
@@ -108,17 +118,18 @@ SEVERAL = replace(
     reason="recovery_time: kill: the job never caught up: it came back, and never got past step 24, the highest before",
     faults=(
         replace(
-            KILL, id="freeze", inject="process.freeze", applied="step 12, forward, pid 4711, attempt 0", planned="step 12, forward",
+            KILL, id="freeze", inject="process.freeze", planned="step 12, forward",
+            applied="step 12, forward, pid 4711, attempt 0",
             evidence="the kernel showed pid 4711 as stopped", rollback="INCOMPLETE: pid 4711 is still stopped",
         ),
-        replace(KILL, verdict=Verdict.FAILED, reason="the job never got past step 24, the highest it had reached before the fault"),
+        replace(KILL, verdict=Verdict.FAILED, reason="the job never got past step 24, the highest before the fault"),
     ),
     recoveries=(
         Recovery("freeze", {**dict.fromkeys(RESTART.parts), "felt": 0.02, "caught_up": 3.12}, 0),
         Recovery("kill", {**RESTART.parts, "restored": None, "caught_up": None}, None),
     ),
     cases=(
-        Case("faults", "faults", Verdict.FAILED, "kill: the job never got past step 24, the highest it had reached before the fault"),
+        Case("faults", "faults", Verdict.FAILED, "kill: the job never got past step 24, the highest before the fault"),
         Case(
             "recovery_time", "assertion", Verdict.FAILED,
             "kill: the job never caught up: it came back, and never got past step 24, the highest before",

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+
 from torchaos.harness.report import console as show
 from torchaos.harness.report import pen, timeline
 from torchaos.harness.result import Case, Recovery, Result, Verdict
+
 
 def sheet(file: object, width: int) -> Console:
     return Console(file=file, width=width, force_terminal=False)  # type: ignore[arg-type]
@@ -66,7 +68,11 @@ def test_markup_and_control_characters_are_text(results, paper) -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(reason=st.text(), figures=st.dictionaries(st.text(), st.floats() | st.text() | st.none()), width=st.integers(20, 200))
+@given(
+    reason=st.text(),
+    figures=st.dictionaries(st.text(), st.floats() | st.text() | st.none()),
+    width=st.integers(20, 200),
+)
 def test_anything_can_be_shown(results, paper, reason: str, figures: dict[str, object], width: int) -> None:
     """Whatever text and figures a result holds, it is shown on consoles of any width and both encodings."""
     case = Case(reason, "assertion", Verdict.FAILED, reason, figures, figures)
@@ -80,7 +86,7 @@ def test_anything_can_be_shown(results, paper, reason: str, figures: dict[str, o
 
 @given(st.dictionaries(st.sampled_from(["felt", "detected", "restored", "caught_up"]), st.none() | st.floats(0, 1e6)))
 def test_bars_stay_in_their_column(parts: dict[str, float | None]) -> None:
-    """Every part that was seen gets a bar, none is wider than its column, and one never begins before the last ended."""
+    """Every part that was seen gets a bar, none is wider than its column, and none takes less than no time."""
     whole = max((at for at in parts.values() if at is not None), default=0.0)
     for marks in (pen._UNICODE, pen._ASCII):
         for span in timeline.spans(parts):

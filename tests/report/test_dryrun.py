@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.console import Console
+
 from torchaos.harness.agent.wire import Moment, Phase
 from torchaos.harness.contracts import Target
 from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob
@@ -18,9 +19,12 @@ PLAN = Plan(
         2, 1, 300.0, "{run}/checkpoints", resubmit_times=1, resubmit_delay_s=1.0,
     ),
     faults=(
-        PlannedFault("first", "process.kill", "rank", Target((1,)), Moment(1, 25, Phase.BACKWARD), {}, "kill.py", "Kill"),
-        PlannedFault("second", "process.freeze", "node", Target((0,)), Moment(0, 30, None), {}, "freeze.py", "Freeze", 3.0),
-        PlannedFault("third", "no.such", "node", Target((0, 1), (0,)), After(2.0, "first", "recovered"), {"grace": 10.0}, "", "", None, 2),
+        PlannedFault("first", "process.kill", "rank", Target((1,)), Moment(1, 25, Phase.BACKWARD), {}, "", "Kill"),
+        PlannedFault("second", "process.freeze", "node", Target((0,)), Moment(0, 30, None), {}, "", "Freeze", 3.0),
+        PlannedFault(
+            "third", "no.such", "node", Target((0, 1), (0,)), After(2.0, "first", "recovered"), {"grace": 10.0}, "", "",
+            times=2,
+        ),
     ),
     asserts=(Named("recovery_time", {"catch_up": 60.0}), Named("completed", {})),
     stop=(Named("silence", {"longer_than": 60.0}),),
@@ -56,4 +60,17 @@ def test_the_catalogue_lists_parameters(paper) -> None:
 
     file = paper()
     show.catalogue({"injectors": {"slow": Slow}, "launchers": {}}, Console(file=file, width=80))
-    assert file.getvalue().split() == "Injectors slow Makes it slow. by (required), until, times = 3 Launchers".split()
+    assert file.getvalue().split() == [
+        "Injectors",
+        "slow",
+        "Makes",
+        "it",
+        "slow.",
+        "by",
+        "(required),",
+        "until,",
+        "times",
+        "=",
+        "3",
+        "Launchers",
+    ]

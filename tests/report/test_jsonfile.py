@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.plan import Named, Plan, PlannedJob
 from torchaos.harness.report import jsonfile, junit
@@ -31,7 +32,10 @@ def test_a_result_comes_back(results, name, tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     text=st.text(st.characters(exclude_categories=()) | st.sampled_from("\ud800\0")),
-    value=st.recursive(st.none() | st.floats() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.integers(), inner)),
+    value=st.recursive(
+        st.none() | st.floats() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.integers(), inner),
+    ),
 )  # fmt: skip
 def test_anything_is_json(results, text: str, value: Any) -> None:
     """Whatever is measured, the result is JSON that a strict reader takes, and reads back to the same JSON."""

@@ -9,10 +9,11 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+
 from torchaos.harness.report import junit
 from torchaos.harness.result import Case, FaultResult, Verdict
 
-# By hand from junit-10.xsd of Jenkins's xUnit plugin: per element its attributes (required ones first) and its children.
+# By hand from junit-10.xsd of Jenkins's xUnit plugin: per element: required attributes, others, children.
 _TIME = re.compile(r"(([0-9]{0,3},)*[0-9]{3}|[0-9]{0,3})*(\.[0-9]*)?")
 _XSD = {
     "testsuites": (set(), {"name", "time", "tests", "failures", "errors"}, {"testsuite"}),
@@ -61,7 +62,11 @@ def test_each_case_of_a_result_is_a_test_case(results) -> None:
     ]
     assert [outcome(case) for case in second] == ["inconclusive", "inconclusive", "passed", "passed"]
     assert [child.tag for case in second for child in case if child.tag != "system-out"] == ["error", "error"]
-    assert {name: root.get(name) for name in ("tests", "failures", "errors")} == {"tests": "7", "failures": "2", "errors": "3"}
+    assert {name: root.get(name) for name in ("tests", "failures", "errors")} == {
+        "tests": "7",
+        "failures": "2",
+        "errors": "3",
+    }
     assert first.get("time") == "31.42"
 
 
@@ -85,7 +90,11 @@ def test_names_are_unique_over_the_file(results) -> None:
     root = parsed([twice, replace(twice, seed=8), replace(twice, seed=8)])
     names = [(case.get("classname"), case.get("name")) for suite in root for case in suite]
     assert len(set(names)) == len(names) == 9
-    assert [suite.get("name") for suite in root] == ["kill-rank, seed 7", "kill-rank, seed 8, run 1", "kill-rank, seed 8, run 2"]
+    assert [suite.get("name") for suite in root] == [
+        "kill-rank, seed 7",
+        "kill-rank, seed 8, run 1",
+        "kill-rank, seed 8, run 2",
+    ]
     assert names[:2] == [("kill-rank", "completed [seed 7]"), ("kill-rank", "completed (2) [seed 7]")]
 
 
@@ -123,7 +132,9 @@ def test_the_file_is_replaced_whole(results, tmp_path: Path) -> None:
     assert [one.name for one in path.parent.iterdir()] == ["junit.xml"]
 
 
-_TEXTS = st.text(st.characters() | st.sampled_from("\0\x1b\r\ud800\udfff\ufffe\uffff\x85<>&\"'") | st.sampled_from(string.printable))
+_TEXTS = st.text(
+    st.characters() | st.sampled_from("\0\x1b\r\ud800\udfff\ufffe\uffff\x85<>&\"'") | st.sampled_from(string.printable)
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -133,7 +144,9 @@ def test_any_text_is_well_formed(results, text: str, verdict: Verdict) -> None:
     """Whatever text a log put into a result, the file parses, fits the schema, and counts its failures right."""
     fault = FaultResult(text, text, text, text, text, None, text, verdict, text)
     case = Case(text, "faults", verdict, text, {text: text, "list": [text]}, {text: float("nan")})
-    odd = replace(results["passed"], scenario=text, reason=text, verdict=verdict, cases=(case,), faults=(fault,), started=text)
+    odd = replace(
+        results["passed"], scenario=text, reason=text, verdict=verdict, cases=(case,), faults=(fault,), started=text
+    )
     (suite,) = parsed([odd])
     assert suite.get("failures") == str(int(verdict is Verdict.FAILED))
     assert suite.get("errors") == str(int(verdict in (Verdict.INCONCLUSIVE, Verdict.ERROR)))

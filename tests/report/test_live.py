@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+
 from torchaos.harness.agent.wire import Event, Kind, Moment, Phase
 from torchaos.harness.contracts import Target
 from torchaos.harness.journal import Journal
@@ -33,7 +34,9 @@ class Script:
     def snapshot(self) -> list[Event]:
         return list(self.events)
 
-    def at(self, second: float, kind: Kind, rank: int | None = None, attempt: int = 0, step: int | None = None, **data: Any) -> None:
+    def at(
+        self, second: float, kind: Kind, rank: int | None = None, attempt: int = 0, step: int | None = None, **data: Any
+    ) -> None:
         source = "harness" if rank is None else f"rank{rank}-a{attempt}"
         event = Event(kind, source, len(self.events), 1795207785.0 + second, 100.0 + second, rank, attempt, step, data)
         self.events.append(event)
@@ -58,7 +61,16 @@ def tell_the_story(script: Script) -> None:
         for rank in (0, 1):
             script.step(4 * step, rank, step, loss=3.5 - step / 10)
             script.at(4 * step, Kind.SAVE_BEGIN, rank, step=step, path=f"/run/step-{step}", format="dcp")
-            script.at(4 * step + 0.1, Kind.SAVE_END, rank, step=step, path=f"/run/step-{step}", format="dcp", ok=True, blocked_s=0.1)
+            script.at(
+                4 * step + 0.1,
+                Kind.SAVE_END,
+                rank,
+                step=step,
+                path=f"/run/step-{step}",
+                format="dcp",
+                ok=True,
+                blocked_s=0.1,
+            )
     script.at(9, Kind.APPLYING, 1, fault="kill", phase="backward", global_step=3, pid=4711)
     script.at(9.01, Kind.RANK_EXITED, 1, pid=4711, start_ticks=1, exit_code=-9)
     script.at(9.2, Kind.ELASTIC_FAILURE, exit_code=-9, local_rank=1, pid=4711)
@@ -82,7 +94,9 @@ def test_without_a_terminal_a_line_per_event(paper) -> None:
     file, script = paper(), Script()
     with Live(script, PLAN, Console(file=file, width=100)):  # type: ignore[arg-type]
         tell_the_story(script)
-    assert file.getvalue() == """\
+    assert (
+        file.getvalue()
+        == """\
    0.00 s  kill-rank, seed 7, 2026-11-20 20:49:45 UTC
    0.10 s  starting the job
    0.20 s  the job runs as pid 4700
@@ -103,6 +117,7 @@ def test_without_a_terminal_a_line_per_event(paper) -> None:
   18.00 s  the job ended with exit code 0
   18.10 s  collecting the evidence
 """
+    )
 
 
 def test_on_a_terminal_a_row_per_rank(paper, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from torchaos.harness.report import text
 
 
 @pytest.mark.parametrize(
     ("raw", "shown"),
-    [("a\tb\nc", "a\tb\nc"), ("a\r\nb", "a\nb"), ("\x1b[31m", "\\x1b[31m"), ("\ud800", "\\ud800"), ("\u202eevil", "\\u202eevil")],
+    [
+        ("a\tb\nc", "a\tb\nc"), ("a\r\nb", "a\nb"), ("\x1b[31m", "\\x1b[31m"), ("\ud800", "\\ud800"),
+        ("\u202eevil", "\\u202eevil"),
+    ],
 )  # fmt: skip
 def test_harmful_characters_are_escaped(raw, shown) -> None:
     """Controls, lone surrogates and marks that turn the writing are shown as escapes; tabs and line ends stay."""
@@ -36,7 +40,10 @@ def test_secrets_are_masked(name) -> None:
     [
         ("HF_TOKEN=abc torchrun train.py", "HF_TOKEN=*** torchrun train.py"),
         ("torchaos run a.yaml --set job.env.HF_TOKEN='a b'", "torchaos run a.yaml --set job.env.HF_TOKEN=***"),
-        ("TOKENIZERS_PARALLELISM=false train.py --max-tokens=5", "TOKENIZERS_PARALLELISM=false train.py --max-tokens=5"),
+        (
+            "TOKENIZERS_PARALLELISM=false train.py --max-tokens=5",
+            "TOKENIZERS_PARALLELISM=false train.py --max-tokens=5",
+        ),
     ],
 )
 def test_secrets_in_commands_are_masked(command, shown) -> None:

@@ -230,6 +230,16 @@ def test_page_that_is_gone(tmp_path: Path) -> None:
     assert handle.restored()
 
 
+@pytest.mark.parametrize("size", [0, ControlPage.SIZE])
+def test_page_that_was_never_finished(tmp_path: Path, size: int) -> None:
+    """A page whose maker died before it was one can hold nobody, and is left at that."""
+    path = tmp_path / "fault.page"
+    path.write_bytes(bytes(size))
+    PageSlot(str(path)).restore()
+    assert PageSlot(str(path)).restored()
+    assert path.read_bytes() == bytes(size)
+
+
 def test_page_that_is_none(tmp_path: Path) -> None:
     """A file that is no control page, or a link to one, is not written to."""
     path, link = tmp_path / "fault.page", tmp_path / "link.page"

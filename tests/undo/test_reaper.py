@@ -23,6 +23,7 @@ from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
 from torchaos.harness.undo.log import State, path_of, read
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
+RUNS = ("R", "S", "D")  # states of a process that is neither stopped nor gone
 
 
 @pytest.fixture
@@ -73,7 +74,8 @@ def test_heals_an_owner_and_leaves_the_rest(reaper: Reaper, run_dir: Path, spawn
         _stop(process.pid)
         reaper.mark(name, "applied")
     assert [(each.record, each.verified) for each in reaper.heal("a")] == [("a", True)]
-    assert (state_of(first.pid), state_of(second.pid)) == ("S", "T")
+    assert state_of(first.pid) in RUNS
+    assert state_of(second.pid) == "T"
     assert reaper.heal("a") == []
     assert _states(run_dir) == {"a": State.VERIFIED, "b": State.APPLIED}
     assert [each.record for each in reaper.heal_all()] == ["b"]
@@ -85,13 +87,13 @@ def test_time_limit(reaper: Reaper, run_dir: Path, spawn: Any, state_of: Any, ev
     reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x", limit_s=0.2)
     _stop(victim.pid)
     eventually(lambda: _states(run_dir)["a"], State.VERIFIED)
-    assert state_of(victim.pid) == "S"
+    assert state_of(victim.pid) in RUNS
     with pytest.raises(UndoError, match="taken back already"):
         reaper.mark("a", "maybe_applied")
     _stop(victim.pid)
     with pytest.raises(UndoError, match="taken back already"):
         reaper.mark("a", "applied")
-    eventually(lambda: state_of(victim.pid), "S")
+    eventually(lambda: state_of(victim.pid) in RUNS)
     assert [each.verified for each in reaper.heal("x")] == [True]
 
 
@@ -106,6 +108,8 @@ def test_guard_needs_a_way_back(reaper: Reaper) -> None:
     """A fault that says nothing about its undo is refused, and so is a record that is guarded twice."""
     with pytest.raises(UsageError, match="neither"):
         reaper.guard("a", [], owner="x")
+    with pytest.raises(UsageError, match="neither"):
+        reaper.guard("a", Irreversible(""), owner="x")
     reaper.guard("a", [JobProcesses("none")], owner="x")
     with pytest.raises(UndoError, match="guarded already"):
         reaper.guard("a", [JobProcesses("none")], owner="x")
@@ -165,7 +169,8 @@ def test_close_leaves_no_process(run_dir: Path, spawn: Any, state_of: Any) -> No
     reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x")
     _stop(victim.pid)
     assert [each.verified for each in reaper.close()] == [True]
-    assert (state_of(victim.pid), state_of(reaper.pid)) == ("S", "")
+    assert state_of(victim.pid) in RUNS
+    assert state_of(reaper.pid) == ""
     assert reaper.close() == []
 
 
@@ -180,8 +185,23 @@ def test_the_reaper_dies(run_dir: Path, spawn: Any, state_of: Any, eventually: A
         with pytest.raises(UndoError, match="reaper is gone"):
             reaper.guard("b", [JobProcesses("none")], owner="x")
         assert [(each.record, each.verified) for each in reaper.heal("x")] == [("a", True)]
-        assert state_of(victim.pid) == "S"
+        assert state_of(victim.pid) in RUNS
     assert _states(run_dir) == {"a": State.VERIFIED}
+
+
+def test_the_reaper_hangs(run_dir: Path, spawn: Any, state_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reaper that does not answer is ended, so that two never heal at once, and the harness heals by itself."""
+    victim = spawn()
+    with Reaper.start(run_dir, "test") as reaper:
+        reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x")
+        _stop(victim.pid)
+        os.kill(reaper.pid, signal.SIGSTOP)
+        monkeypatch.setattr("torchaos.harness.undo.client.ANSWER_S", 0.3)
+        with pytest.raises(UndoError, match="did not answer"):
+            reaper.guard("b", [JobProcesses("none")], owner="x")
+        assert state_of(reaper.pid) == ""
+        assert [(each.record, each.verified) for each in reaper.heal_all()] == [("a", True)]
+    assert state_of(victim.pid) in RUNS
 
 
 def test_the_reaper_and_the_run_directory_are_gone(run_dir: Path, spawn: Any, state_of: Any) -> None:
@@ -193,7 +213,7 @@ def test_the_reaper_and_the_run_directory_are_gone(run_dir: Path, spawn: Any, st
         os.kill(reaper.pid, signal.SIGKILL)
         run_dir.rename(run_dir.with_name("moved"))
         assert [each.verified for each in reaper.heal_all()] == [True]
-    assert state_of(victim.pid) == "S"
+    assert state_of(victim.pid) in RUNS
 
 
 def test_run_directory_deleted(run_dir: Path, spawn: Any, state_of: Any) -> None:
@@ -204,7 +224,7 @@ def test_run_directory_deleted(run_dir: Path, spawn: Any, state_of: Any) -> None
         _stop(victim.pid)
         run_dir.rename(run_dir.with_name("moved"))
         assert [each.verified for each in reaper.heal_all()] == [True]
-    assert state_of(victim.pid) == "S"
+    assert state_of(victim.pid) in RUNS
 
 
 def test_log_that_cannot_be_had(run_dir: Path) -> None:
@@ -234,7 +254,7 @@ def test_disk_full(tmp_path: Path, spawn: Any, state_of: Any) -> None:
             with pytest.raises(UndoError, match=r"No space|no room"):
                 reaper.guard("b", [JobProcesses("x" * 5000)], owner="x")
             assert [(each.record, each.verified) for each in reaper.heal("x")] == [("a", True)]
-            assert state_of(victim.pid) == "S"
+            assert state_of(victim.pid) in RUNS
             (mount / "filler").unlink()
             reaper.guard("c", [JobProcesses("none")], owner="x")
         records, damaged = read(run_dir)
@@ -253,7 +273,7 @@ def machine(run_dir: Path, spawn: Any) -> tuple[Path, str, int]:
 
 def _assert_clean(run_dir: Path, run_id: str, victim: int, state_of: Any) -> None:
     assert JobProcesses(run_id).restored(), "a process of the job is left"
-    assert state_of(victim) == "S", "the victim is still stopped"
+    assert state_of(victim) in RUNS, "the victim is still stopped"
     assert (run_dir / "job" / "data").read_text() == "good"
     assert PageSlot(str(run_dir / "fault.page")).restored() or not (run_dir / "fault.page").exists()
     if path_of(run_dir).exists():
@@ -308,16 +328,14 @@ def test_the_harness_dies_during_a_heal(run_dir: Path, python: Any, spawn: Any, 
     )  # fmt: skip
     reaper = int(harness.stdout.readline())
     writers: list[int] = []
-    eventually(
-        lambda: bool(writers.extend(_opened(fifo)) or writers)
-    )  # opens once the reaper reads: it is in the middle of restoring
+    eventually(lambda: bool(writers.extend(_opened(fifo)) or writers))  # the reaper is restoring
     harness.kill()
     harness.wait()
     os.write(writers[0], b"not the copy")
     _close_all(writers)
     # It is tried once more when the harness is gone, and the copy opened again.
     eventually(lambda: (_close_all(_opened(fifo)), state_of(reaper))[1] in ("", "Z"))
-    assert state_of(victim.pid) == "S"
+    assert state_of(victim.pid) in RUNS
     assert _states(run_dir) == {"stop": State.VERIFIED, "slow": State.FAILED}
 
 
@@ -345,7 +363,7 @@ def test_both_die(machine: tuple[Path, str, int], spawn: Any, state_of: Any, eve
     harness.kill()
     harness.wait()
     eventually(lambda: state_of(reaper) in ("", "Z"))
-    assert state_of(victim) == "T"
+    eventually(lambda: state_of(victim), "T")
     assert [each.verified for each in heal_from_log(run_dir)] == [True] * 4
     _assert_clean(run_dir, run_id, victim, state_of)
     assert heal_from_log(run_dir) == []

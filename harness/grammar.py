@@ -1,0 +1,209 @@
+"""The grammar of a scenario: what may be written, with its types. `scenario.py` loads it and says what is wrong.
+
+Field descriptions go into the JSON Schema, and from there into the editor.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from torchaos.harness.agent.wire import Phase, Seconds
+
+NAME = r"^[a-z0-9][a-z0-9._-]*$"
+Count = Annotated[int, Field(ge=1)]
+Index = Annotated[int, Field(ge=0)]
+
+
+class Strict(BaseModel):
+    """Unknown keys are refused, and nothing is converted: `"3"` is no number."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=False)
+
+
+class Between(Strict):
+    """A number drawn by the seed, both ends included."""
+
+    between: Annotated[list[Index], Field(min_length=2, max_length=2)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Between:
+        if self.between[0] > self.between[1]:
+            raise ValueError(
+                f"between {self.between[0]} and {self.between[1]} lies nothing; write the smaller one first"
+            )
+        return self
+
+
+class Checkpoints(Strict):
+    path: Annotated[str, Field(min_length=1, description="Folder under which the job keeps its checkpoints.")]
+
+
+class Resubmit(Strict):
+    times: Annotated[Count, Field(description="How often the command is started again when it exits with an error.")]
+    delay: Annotated[Seconds, Field(description="How long after the exit.")] = 0.0
+
+
+class Log(Strict):
+    """How steps and losses are read from the job's output where no agent can see them."""
+
+    format: Annotated[str | None, Field(description="A known format, such as torchtitan, megatron or hf.")] = None
+    regex: Annotated[str | None, Field(description="Your own, with the named groups step, loss and lr.")] = None
+    path: Annotated[str | None, Field(description="The file, where it is not the job's output.")] = None
+
+
+class Job(Strict):
+    command: Annotated[
+        str | list[str],
+        Field(description="The torchrun command line, as you would type it. {run}: the run's own folder; {jobs}: the "
+              "jobs that come with torchaos; {here}: the folder of this file; {python}: the interpreter of torchaos."),
+    ]  # fmt: skip
+    cwd: Annotated[str, Field(description="Working directory; relative to this file.")] = "."
+    env: Annotated[dict[str, str], Field(description="Added to the environment; values are text.")] = Field(
+        default_factory=dict
+    )
+    checkpoints: Checkpoints | None = None
+    timeout: Annotated[Seconds, Field(description="The run is ended, and inconclusive, after this long.")] = 600.0
+    world_size: Annotated[Count | None, Field(description="How many ranks, where the command does not say it.")] = None
+    nodes: Annotated[Count | None, Field(description="How many nodes, where the command does not say it.")] = None
+    log: Log | None = None
+    resubmit: Resubmit | None = None
+
+
+class Target(Strict):
+    """Whom a fault hits: exactly one of these."""
+
+    rank: Index | Literal["any"] | None = None
+    ranks: Annotated[list[Index], Field(min_length=1)] | None = None
+    node: Index | Literal["any"] | None = None
+    local_rank: Annotated[Index | None, Field(description="This local rank, on every node.")] = None
+    count: Annotated[Count | None, Field(description="So many ranks, drawn by the seed.")] = None
+    percent: Annotated[float | None, Field(gt=0, le=100, strict=False, description="So many percent of the ranks.")] = (
+        None
+    )
+    all: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Target:
+        given = sorted(self.model_fields_set)
+        if len(given) != 1:
+            raise ValueError(
+                f"a target names exactly one of rank, ranks, node, local_rank, count, percent and all; this one names "
+                f"{', '.join(given) or 'none'}"
+            )
+        return self
+
+
+class When(Strict):
+    """When a fault lands: a point of the training loop, or something that is seen from outside."""
+
+    step: Annotated[Count | Between | None, Field(description="During this step, counted over the whole training.")] = (
+        None
+    )
+    phase: Annotated[
+        Literal["any", "data", "forward", "backward", "collective", "optimizer", "checkpoint_write", "checkpoint_load"] | None,
+        Field(description="On entering this phase; without it at the start of the step."),
+    ] = None  # fmt: skip
+    nth: Annotated[Count, Field(description="The nth time that the phase is entered in that step.")] = 1
+    attempt: Annotated[Index | None, Field(description="Only in this attempt: 1 is after the first restart.")] = None
+    time: Annotated[Seconds | None, Field(description="So long after the launch.")] = None
+    after: Annotated[str | None, Field(description="After something happened to this earlier fault.")] = None
+    state: Literal["applied", "felt", "recovered", "rolled_back"] = "applied"
+    checkpoints: Annotated[Count | None, Field(description="Once so many checkpoints have been saved.")] = None
+    delay: Annotated[Seconds, Field(description="And so long after that.")] = 0.0
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> When:
+        inside = self.model_fields_set & {"step", "phase", "nth", "attempt"}
+        outside = self.model_fields_set & {"time", "after", "state", "checkpoints", "delay"}
+        if not inside and not outside:
+            raise ValueError("a trigger says when: write step, phase, attempt, time, after or checkpoints")
+        if inside and outside:
+            raise ValueError(
+                f"{min(inside)} and {min(outside)} can't be combined: the one is seen in the rank, the other from outside"
+            )
+        if inside == {"nth"}:
+            raise ValueError("nth counts a phase; name the phase too")
+        if "nth" in inside and self.phase is None:
+            raise ValueError("nth counts a phase; name the phase too")
+        if inside and self.step is None and self.attempt is None:
+            raise ValueError("a phase alone comes in every step; name a step or an attempt too")
+        if "state" in outside and self.after is None:
+            raise ValueError("state says what happened to another fault; name it with after")
+        if self.time is not None and self.after is not None:
+            raise ValueError("time counts from the launch and after from a fault; use after with delay")
+        if "delay" in outside and not outside & {"after", "checkpoints"}:
+            raise ValueError("delay counts from something; write time, or name after or checkpoints too")
+        return self
+
+
+class Fault(Strict):
+    inject: Annotated[str, Field(description="The injector's name; `torchaos list` shows all.")]
+    id: Annotated[str | None, Field(pattern=NAME, description="How other faults and the report call it.")] = None
+    target: Annotated[Target, BeforeValidator(lambda value: {"all": True} if value == "all" else value)]
+    when: When
+    with_: Annotated[dict[str, Any], Field(alias="with", description="The injector's parameters.")] = Field(
+        default_factory=dict
+    )
+    for_: Annotated[
+        Seconds | None, Field(alias="for", description="Taken back after this long; else when the run ends.")
+    ] = None
+    times: Annotated[Count, Field(description="How often it fires in all, restarts included.")] = 1
+
+
+class Limits(Strict):
+    """Blast radius: a plan that goes beyond it is refused."""
+
+    ranks: Count | None = None
+    nodes: Count | None = None
+
+
+class Twin(Strict):
+    """The fault-free run that the faulted one is compared with; more than one only where the first differs."""
+
+    runs: Annotated[int, Field(ge=0, le=5)] = 3
+
+
+def _item(value: Any) -> Any:
+    """`name` or `{name: {parameter: value}}`, or `{name: }`."""
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, dict) and len(value) == 1:
+        name, params = next(iter(value.items()))
+        return {"name": name, "params": {} if params is None else params}
+    raise ValueError("write a name, or one name with its parameters: `- recovery_time: {catch_up: 60s}`")
+
+
+class Item(Strict):
+    """An assertion or a condition."""
+
+    name: str
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+Items = list[Annotated[Item, BeforeValidator(_item)]]
+
+
+class Scenario(Strict):
+    """One experiment: a job, what goes wrong in it, and what must hold all the same."""
+
+    scenario: Annotated[str, Field(pattern=NAME, description="Its name: small letters, digits, dots and dashes.")]
+    description: str = ""
+    seed: Annotated[Index, Field(description="Decides everything that is drawn.")] = 0
+    job: Job
+    faults: list[Fault] = Field(default_factory=list)
+    assert_: Annotated[Items, Field(alias="assert", min_length=1)]
+    steady_state: Annotated[Items, Field(description="What must hold before any fault is injected.")] = Field(
+        default_factory=list
+    )
+    stop: Annotated[Items, Field(description="What ends the run early.")] = Field(default_factory=list)
+    limits: Limits = Field(default_factory=Limits)
+    twin: Annotated[Twin, BeforeValidator(lambda value: {"runs": 0} if value == "none" else value)] = Field(
+        default_factory=Twin
+    )
+    launcher: str = "local"
+    tags: list[str] = Field(default_factory=list)
+
+
+PHASES = tuple(phase.value for phase in Phase)

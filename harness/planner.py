@@ -1,0 +1,216 @@
+"""From a scenario to a Plan: placeholders filled, targets chosen, parameters drawn, the machine checked. Changes nothing."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+import shlex
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torchaos import scenarios
+from torchaos.harness import capabilities, registry
+from torchaos.harness.agent.wire import Moment, Phase
+from torchaos.harness.contracts import Injector, Need, Target, UsageError
+from torchaos.harness.environment import resolve_program
+from torchaos.harness.grammar import Between, Fault, Item, Job, Scenario, When
+from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob, stream
+from torchaos.harness.scenario import check_parameters, fill
+
+# Hooks of the agent that a need, or the phase of a trigger, switches on. "steps" is always on.
+_HOOKS_OF_NEED = {
+    Need.STEPS: ("steps",),
+    Need.LOSS: ("loss", "lr"),
+    Need.SAMPLES: ("samples",),
+    Need.CHECKPOINTS: ("checkpoints",),
+    Need.INVENTORY: ("checkpoints",),
+    Need.TWIN: (),
+}
+_HOOKS_OF_PHASE = {
+    Phase.DATA: ("samples",),
+    Phase.FORWARD: ("samples", "loss"),
+    Phase.BACKWARD: ("loss",),
+    Phase.COLLECTIVE: ("collectives",),
+    Phase.OPTIMIZER: (),
+    Phase.CHECKPOINT_WRITE: ("checkpoints",),
+    Phase.CHECKPOINT_LOAD: ("checkpoints",),
+}
+# "any" draws among the phases that every training loop passes in every step.
+_DRAWN_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+def make_plan(scenario: Scenario, file: Path, seed: int, attach: int | None = None) -> Plan:
+    """Raises UsageError where the scenario can't be carried out here; the text names the file and the fault."""
+    job = _job(scenario.job, file.parent.absolute(), attach)
+    faults = tuple(
+        _fault(fault, scenario, job, file, stream(seed, fault.id or fault.inject)) for fault in scenario.faults
+    )
+    _check_limits(scenario, faults, file)
+    asserts = tuple(_named("assertions", item) for item in scenario.assert_)
+    collect = {need for one in asserts for need in registry.find("assertions", one.name).needs}
+    hooks = {"steps"} | {hook for need in collect for hook in _HOOKS_OF_NEED[need]}
+    hooks |= {hook for fault in faults for hook in _hooks_of(fault)}
+    needs = {"pidfd", "proc"} | {name for fault in faults for name in registry.find("injectors", fault.inject).needs}
+    _check_machine(needs, file)
+    return Plan(
+        scenario=scenario.scenario,
+        description=scenario.description,
+        seed=seed,
+        job=job,
+        faults=faults,
+        asserts=asserts,
+        steady_state=tuple(_named("conditions", item) for item in scenario.steady_state),
+        stop=tuple(_named("conditions", item) for item in scenario.stop),
+        launcher=scenario.launcher,
+        max_ranks=scenario.limits.ranks,
+        max_nodes=scenario.limits.nodes,
+        twin={"runs": scenario.twin.runs} if Need.TWIN in collect and scenario.twin.runs and attach is None else {},
+        hooks=tuple(sorted(hooks)) if attach is None else (),
+        collect=tuple(sorted(collect)),
+        needs=tuple(sorted(needs)),
+    )
+
+
+def _job(job: Job, here: Path, attach: int | None) -> PlannedJob:
+    values = {"jobs": str(Path(scenarios.__path__[0]) / "jobs"), "here": str(here), "python": sys.executable}
+    words = shlex.split(job.command) if isinstance(job.command, str) else job.command
+    if not words:
+        raise UsageError("job.command is empty; write the torchrun command line")
+    cwd = (here / fill(job.cwd, values)).absolute()
+    command = [fill(word, values) for word in words]
+    if attach is None:
+        if not cwd.is_dir():
+            raise UsageError(f"job.cwd: {cwd} is no folder")
+        command[0] = resolve_program(command[0], cwd)
+    per_node, nodes = world_of(command)
+    nodes = job.nodes or nodes or 1
+    world = job.world_size or (per_node * nodes if per_node else None)
+    if world is None:
+        raise UsageError("how many ranks the job has can't be read from job.command; write job.world_size")
+    return PlannedJob(
+        command=tuple(command),
+        cwd=str(cwd),
+        env={name: fill(value, values) for name, value in job.env.items()},
+        world_size=world,
+        nodes=nodes,
+        timeout_s=job.timeout,
+        checkpoints=fill(job.checkpoints.path, values) if job.checkpoints else None,
+        log=job.log.model_dump(exclude_none=True) if job.log else None,
+        resubmit_times=job.resubmit.times if job.resubmit else 0,
+        resubmit_delay_s=job.resubmit.delay if job.resubmit else 0.0,
+        attach_pid=attach,
+    )
+
+
+def world_of(command: Sequence[str]) -> tuple[int | None, int | None]:
+    """Ranks per node and (least) nodes that a torchrun command line asks for; None where it does not say a number.
+
+    The options are torch.distributed.run's; without them torchrun starts one rank on one node.
+    """
+    if not any(word.endswith("torchrun") or word.startswith("torch.distributed.") for word in command[:4]):
+        return None, None
+    parser = ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--nproc-per-node", "--nproc_per_node", dest="ranks", default="1")
+    parser.add_argument("--nnodes", dest="nodes", default="1")
+    found, _rest = parser.parse_known_args(list(command))
+    ranks, nodes = str(found.ranks), str(found.nodes).partition(":")[0]
+    return (int(ranks) if ranks.isdigit() else None), (int(nodes) if nodes.isdigit() else None)
+
+
+def _fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: random.Random) -> PlannedFault:
+    name = fault.id or fault.inject
+    found = registry.find("injectors", fault.inject)
+    target = _target(fault, job, draw, f"{file}: fault {name}")
+    where = found.where[0] if job.attach_pid is None else next((w for w in found.where if w == "node"), None)
+    if where is None:
+        raise UsageError(
+            f"{file}: fault {name}: {fault.inject} needs the agent in the rank, and a job that is attached to has none"
+        )
+    trigger = _trigger(fault.when, target, draw)
+    if job.attach_pid is not None and isinstance(trigger, Moment):
+        raise UsageError(
+            f"{file}: fault {name}: a step or phase needs the agent in the rank; for a job that is attached to write time or after"
+        )
+    if target.nodes == () and found.hits == "agents":
+        raise UsageError(f"{file}: fault {name}: {fault.inject} hits a node's agent; write target: {{node: 0}}")
+    injector: Injector = found(**check_parameters(found, fault.with_, (), lambda _keys, _text: None)).plan(target, draw)
+    return PlannedFault(
+        id=name,
+        inject=fault.inject,
+        where=where,
+        target=target,
+        trigger=trigger,
+        params=asdict(injector),  # type: ignore[call-overload]
+        source=inspect.getfile(found),
+        injector=found.__name__,
+        duration_s=fault.for_,
+        times=fault.times,
+    )
+
+
+def _target(fault: Fault, job: PlannedJob, draw: random.Random, where: str) -> Target:
+    target, world = fault.target, range(job.world_size)
+    per_node = job.world_size // job.nodes
+    if target.node is not None:
+        node = draw.randrange(job.nodes) if target.node == "any" else target.node
+        if node >= job.nodes:
+            raise UsageError(f"{where}: there is no node {node}; the job has {job.nodes}, counted from 0")
+        return Target(tuple(range(node * per_node, (node + 1) * per_node)), (node,))
+    ranks: Iterable[int] = world
+    if target.rank is not None:
+        ranks = [draw.choice(world) if target.rank == "any" else target.rank]
+    elif target.ranks is not None:
+        ranks = target.ranks
+    elif target.local_rank is not None:
+        ranks = [rank for rank in world if rank % per_node == target.local_rank] or [job.world_size]
+    elif target.count is not None or target.percent is not None:
+        count = target.count or max(1, math.floor(job.world_size * (target.percent or 0) / 100))
+        if count > job.world_size:
+            raise UsageError(f"{where}: it wants {count} ranks; the job has {job.world_size}")
+        ranks = draw.sample(world, count)
+    chosen = tuple(sorted(set(ranks)))
+    if chosen[-1] >= job.world_size:
+        raise UsageError(f"{where}: there is no rank {chosen[-1]}; the job has {job.world_size}, counted from 0")
+    return Target(chosen)
+
+
+def _trigger(when: When, target: Target, draw: random.Random) -> Moment | After:
+    if when.model_fields_set & {"step", "phase", "attempt"}:
+        step = draw.randint(*when.step.between) if isinstance(when.step, Between) else when.step
+        phase = draw.choice(_DRAWN_PHASES) if when.phase == "any" else Phase(when.phase) if when.phase else None
+        return Moment(target.ranks[0], step, phase, when.attempt, when.nth)
+    delay = when.time if when.time is not None else when.delay
+    return After(delay, when.after, when.state, when.checkpoints or 0)
+
+
+def _hooks_of(fault: PlannedFault) -> tuple[str, ...]:
+    phase = fault.trigger.phase if isinstance(fault.trigger, Moment) else None
+    return _HOOKS_OF_PHASE[phase] if phase else ()
+
+
+def _named(group: registry.Group, item: Item) -> Named:
+    found: Any = registry.find(group, item.name)
+    return Named(item.name, check_parameters(found, item.params, (), lambda _keys, _text: None))
+
+
+def _check_limits(scenario: Scenario, faults: Sequence[PlannedFault], file: Path) -> None:
+    """Blast radius: every rank and node that any fault may hit, together."""
+    ranks = {rank for fault in faults for rank in fault.target.ranks}
+    nodes = {node for fault in faults for node in fault.target.nodes}
+    for what, hit, limit in (("ranks", ranks, scenario.limits.ranks), ("nodes", nodes, scenario.limits.nodes)):
+        if limit is not None and len(hit) > limit:
+            raise UsageError(
+                f"{file}: the faults hit {len(hit)} {what}, and limits.{what} allows {limit}; aim at fewer"
+            )
+
+
+def _check_machine(needs: Iterable[str], file: Path) -> None:
+    for name in sorted(needs):
+        found = capabilities.check(name)
+        if not found.present:
+            raise UsageError(f"{file}: this machine lacks {name} ({found.detail}); {found.remedy}")

@@ -1,82 +1,144 @@
-"""Conditions seen from the events so far: what must hold before a fault is injected, and what ends a run early. Pure."""
+"""What must hold before a fault comes (steady state), and what ends a run early (stop). All are pure.
+
+They read the events as they come in. Steps are counted within the newest attempt, where they come from the agent; a
+job without one is judged by the steps that it logs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torchaos.harness.agent.wire import Event, Kind, Seconds
-
-_STEPPED = (Kind.STEP, Kind.LOG_STEP)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Every rank that is up has done so many steps in its attempt."""
+    """Every rank has done so many steps in the newest attempt. `at_least`: how many."""
 
     at_least: int
 
     name: ClassVar[str] = "steps"
 
+    def __post_init__(self) -> None:
+        _more_than_nothing("at_least", self.at_least)
+
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        attempt = max((e.attempt for e in events if e.kind is Kind.STEP and e.attempt is not None), default=None)
-        if attempt is None:
+        newest = _newest_attempt(events)
+        done: dict[int | None, int] = {}
+        for event in newest:
+            if event.kind is Kind.STEP and event.step is not None:
+                done[event.rank] = max(done.get(event.rank, 0), event.step)
+        size = _world_size(newest)
+        if done:
+            return None if size is None else len(done) >= size and min(done.values()) >= self.at_least
+        logged = [event.data["step"] for event in events if event.kind is Kind.LOG_STEP and event.data["step"] is not None]
+        if logged:
+            return bool(max(logged) >= self.at_least)
+        return None if size is None else False
+
+
+@dataclass(frozen=True)
+class RanksUp:
+    """Every rank of the job has a live process."""
+
+    name: ClassVar[str] = "ranks_up"
+
+    def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
+        newest = _newest_attempt(events)
+        size = _world_size(newest)
+        if size is None:
             return None
-        done = {e.rank: e.step or 0 for e in events if e.kind is Kind.STEP and e.attempt == attempt}
-        worlds = [e.data["world_size"] for e in events if e.kind is Kind.AGENT_STARTED and e.attempt == attempt]
-        return len(done) >= max(worlds, default=1) and min(done.values()) >= self.at_least
+        up: dict[int | None, int] = {}
+        for event in newest:
+            if event.kind is Kind.RANK_UP:
+                up[event.rank] = event.data["pid"]
+            elif event.kind is Kind.RANK_EXITED and up.get(event.rank) == event.data["pid"]:
+                del up[event.rank]
+        return len(up) >= size
 
 
 @dataclass(frozen=True)
 class LossBelow:
-    """The newest loss of any rank is below a value."""
+    """The newest loss of every rank that tells one is below `value`."""
 
     value: float
 
     name: ClassVar[str] = "loss_below"
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        losses = [
-            loss for event in events if event.kind is Kind.STEP for loss in event.data["losses"] if loss is not None
-        ]
-        return losses[-1] < self.value if losses else None
+        newest = {event.rank: loss for event in events for loss in _losses(event)}
+        return all(loss < self.value for loss in newest.values()) if newest else None
 
 
 @dataclass(frozen=True)
 class NoProgress:
-    """No rank has finished a step for so long. Unknown before the first step: start-up is the time-out's affair."""
+    """No rank has ended a step for longer than `over`, after the first one was ended."""
 
-    longer_than: Seconds
+    over: Seconds
 
     name: ClassVar[str] = "no_progress"
 
+    def __post_init__(self) -> None:
+        _more_than_nothing("over", self.over)
+
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        last = max((event.mono_s for event in events if event.kind in _STEPPED), default=None)
-        return None if last is None else now_s - last > self.longer_than
+        steps = [event.mono_s for event in events if event.kind in (Kind.STEP, Kind.LOG_STEP)]
+        return now_s - max(steps) > self.over if steps else None
 
 
 @dataclass(frozen=True)
 class Attempts:
-    """The job has been started, restarts included, more often than this."""
+    """The job has been started more than `over` times, restarts and resubmissions alike."""
 
-    more_than: int
+    over: int
 
     name: ClassVar[str] = "attempts"
 
+    def __post_init__(self) -> None:
+        _more_than_nothing("over", self.over)
+
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        attempts = [event.attempt for event in events if event.kind is Kind.RANK_UP and event.attempt is not None]
-        return max(attempts) + 1 > self.more_than if attempts else None
+        seen = [event.attempt for event in events if event.attempt is not None]
+        return max(seen) + 1 > self.over if seen else None
 
 
 @dataclass(frozen=True)
 class Wall:
-    """The job has been running for so long."""
+    """More than `over` has gone by since the job was first started."""
 
-    longer_than: Seconds
+    over: Seconds
 
     name: ClassVar[str] = "wall"
 
+    def __post_init__(self) -> None:
+        _more_than_nothing("over", self.over)
+
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        start = next((event.mono_s for event in events if event.kind is Kind.JOB_STARTED), None)
-        return None if start is None else now_s - start > self.longer_than
+        started = next((event.mono_s for event in events if event.kind is Kind.JOB_STARTED), None)
+        return None if started is None else now_s - started > self.over
+
+
+def _more_than_nothing(name: str, value: float) -> None:
+    if value <= 0:
+        raise ValueError(f"{name} must be more than 0")
+
+
+def _newest_attempt(events: Sequence[Event]) -> list[Event]:
+    newest = max((event.attempt for event in events if event.attempt is not None), default=None)
+    return [event for event in events if event.attempt is not None and event.attempt == newest]
+
+
+def _world_size(events: Iterable[Event]) -> int | None:
+    sizes = (event.data for event in events if event.kind in (Kind.AGENT_STARTED, Kind.RANK_UP))
+    return next((size for data in sizes if (size := data.get("world_size")) is not None), None)
+
+
+def _losses(event: Event) -> list[float]:
+    """The last loss that the event tells of, if any; a loss that is no number counts as infinite."""
+    data: Mapping[str, Any] = event.data
+    told = data["losses"] if event.kind in (Kind.STEP, Kind.LOSS) else [data.get("loss")] if event.kind is Kind.LOG_STEP else []
+    known = [loss for loss in told or () if loss is not None]
+    return [math.inf if math.isnan(known[-1]) else float(known[-1])] if known else []

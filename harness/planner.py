@@ -138,7 +138,7 @@ def _fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: 
         )
     if target.nodes == () and found.hits == "agents":
         raise UsageError(f"{file}: fault {name}: {fault.inject} hits a node's agent; write target: {{node: 0}}")
-    injector: Injector = found(**check_parameters(found, fault.with_, (), lambda _keys, _text: None)).plan(target, draw)
+    injector: Injector = found(**check_parameters(found, fault.with_, (), _silent)).plan(target, draw)
     return PlannedFault(
         id=name,
         inject=fault.inject,
@@ -193,9 +193,13 @@ def _hooks_of(fault: PlannedFault) -> tuple[str, ...]:
     return _HOOKS_OF_PHASE[phase] if phase else ()
 
 
-def _named(group: registry.Group, item: Item) -> Named:
+def _named(group: str, item: Item) -> Named:
     found: Any = registry.find(group, item.name)
-    return Named(item.name, check_parameters(found, item.params, (), lambda _keys, _text: None))
+    return Named(item.name, check_parameters(found, item.params, (), _silent))
+
+
+def _silent(*_: object) -> None:
+    """The loader has told of all that is wrong with parameters."""
 
 
 def _check_limits(scenario: Scenario, faults: Sequence[PlannedFault], file: Path) -> None:

@@ -1,70 +1,139 @@
-"""Finds injectors, assertions, conditions and launchers by entry point, ours and those of other packages alike."""
+"""Finds injectors, assertions, conditions and launchers by entry point, ours and those of other packages alike.
+
+A package adds one with, say, `[project.entry-points."torchaos.injectors"]` and `"mine.fault" = "mine.faults:Fault"`.
+Each is loaded when it is asked for, and refused where it doesn't fit the shape of its kind in contracts.py: above all,
+an injector that doesn't declare how it is taken back.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
-from importlib import metadata
-from typing import Any, Literal
+import importlib.metadata
+from collections.abc import Iterable
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from importlib.metadata import EntryPoint
+from typing import Any
 
+from torchaos.harness import contracts
 from torchaos.harness.contracts import UsageError
 
-Group = Literal["injectors", "assertions", "conditions", "launchers"]
-GROUPS: tuple[Group, ...] = ("injectors", "assertions", "conditions", "launchers")
 
-# What a class must have to fit; an injector that does not say how it is taken back does not load.
-_SHAPES: Mapping[str, tuple[str, ...]] = {
-    "injectors": ("name", "where", "needs", "lethal", "hits", "plan", "changes", "apply", "probes", "felt"),
-    "assertions": ("name", "needs", "judge"),
-    "conditions": ("holds",),
-    "launchers": ("name", "resources", "create"),
-}
+@dataclass(frozen=True)
+class _Group:
+    one: str  # what one of them is called
+    shape: type
+    says: tuple[str, ...]  # class attributes
+    does: tuple[str, ...]  # methods
 
 
-class Unknown(UsageError):
-    """There is nothing of that name."""
+_GROUPS = {
+    "injectors": _Group(
+        "injector", contracts.Injector, ("name", "where", "needs", "lethal", "hits"),
+        ("plan", "changes", "apply", "probes", "felt"),
+    ),
+    "assertions": _Group("assertion", contracts.Assertion, ("name", "needs"), ("judge",)),
+    "conditions": _Group("condition", contracts.Condition, (), ("holds",)),
+    "launchers": _Group("launcher", contracts.Launcher, ("name",), ("resources", "create")),
+}  # fmt: skip
+GROUPS = tuple(_GROUPS)
 
 
-@lru_cache
-def _entries(group: Group) -> Mapping[str, metadata.EntryPoint]:
-    return {entry.name: entry for entry in metadata.entry_points(group=f"torchaos.{group}")}
+def injectors() -> dict[str, type[contracts.Injector]]:
+    """All of them by name. Raises UsageError when one can't be loaded; so do the other three."""
+    return all_of("injectors")
 
 
-def names(group: Group) -> list[str]:
-    return sorted(_entries(group))
+def assertions() -> dict[str, type[contracts.Assertion]]:
+    return all_of("assertions")
 
 
-@lru_cache
-def find(group: Group, name: str) -> Any:
-    """The class behind a name; only its own module is imported. Raises Unknown, or UsageError for a plug-in that does
-    not load or does not fit."""
-    entries, kind = _entries(group), group.removesuffix("s")
-    if name not in entries:
-        near = suggest(name, entries)
-        raise Unknown(f"there is no {kind} {name!r}; {f'did you mean {near!r}?' if near else known(group)}")
-    entry = entries[name]
-    origin = f"{kind} {name!r} of {entry.dist.name if entry.dist else 'an unknown package'}"
-    try:
-        found = entry.load()
-    except Exception as error:
-        raise UsageError(
-            f"{origin} does not load: {type(error).__name__}: {error}; mend or remove that package"
-        ) from error
-    missing = [part for part in _SHAPES[group] if not hasattr(found, part)]
-    if missing:
-        raise UsageError(f"{origin} does not fit: it has no {', no '.join(missing)}")
-    return found
+def conditions() -> dict[str, type[contracts.Condition]]:
+    return all_of("conditions")
 
 
-def all_of(group: Group) -> dict[str, Any]:
+def launchers() -> dict[str, type[contracts.Launcher]]:
+    return all_of("launchers")
+
+
+def all_of(group: str) -> dict[str, type[Any]]:
     return {name: find(group, name) for name in names(group)}
 
 
-def known(group: Group) -> str:
-    return f"there are {', '.join(names(group)) or 'none'}"
+def names(group: str) -> tuple[str, ...]:
+    """What is registered, in order of the alphabet; nothing is loaded for it."""
+    return tuple(sorted({entry.name for entry in _entries(group)}))
 
 
-def suggest(word: str, candidates: Iterable[str]) -> str | None:
-    """The nearest right name, if one is near."""
-    return next(iter(difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)), None)
+def find(group: str, name: str) -> type[Any]:
+    """The class of that name; no other is loaded. Raises UsageError where there is none, or it can't be used."""
+    kind = _GROUPS[group]
+    found = {entry.value: entry for entry in _entries(group) if entry.name == name}
+    if not found:
+        raise UsageError(unknown(group, name))
+    if len(found) > 1:
+        raise UsageError(
+            f"{kind.one} {name!r} is given by {' and by '.join(sorted(map(_origin, found.values())))}; uninstall one"
+        )
+    (entry,) = found.values()
+    return _load(kind, entry)
+
+
+def unknown(group: str, name: str) -> str:
+    """What to say of a name that is not registered."""
+    known, one = names(group), _GROUPS[group].one
+    near = suggest(name, known)
+    if near:
+        return f"there is no {one} {name!r}; did you mean {near!r}?"
+    return f"there is no {one} {name!r}; use {', '.join(known) or f'none: no {one} is installed'}"
+
+
+def suggest(word: str, names: Iterable[str]) -> str | None:
+    """The name that was probably meant."""
+    return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)), None)
+
+
+def forget() -> None:
+    """Look again: for packages that were installed since."""
+    _entries.cache_clear()
+
+
+@cache  # the metadata of every installed package is read for it
+def _entries(group: str) -> tuple[EntryPoint, ...]:
+    return tuple(importlib.metadata.entry_points(group=f"torchaos.{group}"))
+
+
+def _load(kind: _Group, entry: EntryPoint) -> type[Any]:
+    who = f"{kind.one} {entry.name!r} ({_origin(entry)})"
+    try:
+        found = entry.load()
+    except Exception as error:  # it is somebody else's code
+        raise UsageError(
+            f"{who} can't be loaded: {type(error).__name__}: {error}; mend or uninstall that package"
+        ) from error
+    if not isinstance(found, type):
+        raise UsageError(f"{who} is not a class; its entry point must name one")
+    if (lacks := _missing(kind, found)) and lacks[0] == "changes":
+        raise UsageError(f"{who} has no changes(): it doesn't declare how it is taken back, so it is not loaded; add it")
+    if lacks:
+        raise UsageError(f"{who} lacks {', '.join(lacks)}; see {kind.shape.__name__} in torchaos.harness.contracts")
+    if getattr(found, "name", entry.name) != entry.name:
+        raise UsageError(f"{who} calls itself {found.name!r}; the entry point must have the same name")
+    if kind.one != "launcher" and not is_dataclass(found):
+        raise UsageError(f"{who} is not a dataclass; its fields are the parameters that a scenario gives")
+    return found
+
+
+def _missing(kind: _Group, found: type[Any]) -> list[str]:
+    """What the class lacks, the declaration of the undo first. What it inherits from the protocol is but a stub."""
+    methods = [
+        name
+        for name in kind.does
+        if not callable(getattr(found, name, None)) or getattr(found, name) is getattr(kind.shape, name, None)
+    ]
+    lacks = [*methods, *(name for name in kind.says if not hasattr(found, name))]
+    return sorted(lacks, key=lambda name: name != "changes")
+
+
+def _origin(entry: EntryPoint) -> str:
+    return f"{entry.value} of {entry.dist.name} {entry.dist.version}" if entry.dist else entry.value

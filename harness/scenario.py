@@ -14,11 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 from torchaos.harness import registry
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.grammar import Scenario
-from torchaos.harness.yaml_source import Keys, Problem, ScenarioError, Source, read, value_of
+from torchaos.harness.yaml_text import Keys, Problem, ScenarioError, Source, read, value_of
 
 PLACEHOLDERS = ("run", "jobs", "here", "python")
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-Tell = Callable[[Keys, str], None]
+Tell = Callable[..., None]  # the place, the text, and whether the key is meant rather than its value
 # What pydantic calls a thing is not what a person calls it.
 _EXPECTED = {
     "int_type": "a whole number", "string_type": "text; put it in quotes", "float_type": "a number",
@@ -30,7 +30,7 @@ _EXPECTED = {
 def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
     """Raises ScenarioError, a line per problem: `file:line:column: what; what to do`."""
     source = read(path)
-    set_in_file = {keys: value for keys, value in (_override(source, text) for text in overrides)}
+    set_in_file = [_override(source, text) for text in overrides]
     problems: list[Problem] = []
 
     def tell(keys: Keys, text: str, key: bool = False) -> None:
@@ -46,7 +46,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
     return scenario
 
 
-def _override(source: Source, text: str) -> tuple[Keys, Any]:
+def _override(source: Source, text: str) -> Keys:
     """Put `key.sub=value` into the data; the grammar then judges it like all the rest."""
     dotted, equals, raw = text.partition("=")
     keys: Keys = tuple(int(part) if part.isdigit() else part for part in dotted.split("."))
@@ -61,18 +61,30 @@ def _override(source: Source, text: str) -> tuple[Keys, Any]:
         raise UsageError(
             f"--set {text}: the scenario has no place for it; see its keys, and quote text that YAML reads otherwise"
         ) from None
-    return keys, value
+    return keys
 
 
 def _typed(source: Source, tell: Callable[..., None]) -> Scenario | None:
     try:
         return Scenario.model_validate(source.data)
     except ValidationError as error:
-        for found in error.errors():
-            keys = _in_file(source, tuple(found["loc"]))
-            text = _words(found, source.data, keys)
-            tell(keys, text, key=found["type"] == "extra_forbidden")
+        for keys, found in _most_telling(source, error).items():
+            tell(keys, _words(found, keys), key=found["type"] == "extra_forbidden")
         return None
+
+
+def _most_telling(source: Source, error: ValidationError) -> dict[Keys, Any]:
+    """One error per place: where a value may be several things, that of the thing it was meant to be."""
+    best: dict[Keys, Any] = {}
+    for found in error.errors():
+        keys = _in_file(source, tuple(found["loc"]))
+        if keys not in best or _rank_of(found) > _rank_of(best[keys]):
+            best[keys] = found
+    return best
+
+
+def _rank_of(found: Any) -> int:
+    return 0 if found["type"] in _EXPECTED else 1 if found["type"] == "literal_error" else 2
 
 
 def _in_file(source: Source, loc: Keys) -> Keys:
@@ -86,7 +98,7 @@ def _in_file(source: Source, loc: Keys) -> Keys:
     return keys
 
 
-def _words(found: Any, data: Any, keys: Keys) -> str:
+def _words(found: Any, keys: Keys) -> str:
     kind, name = found["type"], str(keys[-1]) if keys else "scenario"
     if kind == "extra_forbidden":
         known = _keys_beside(found["loc"])
@@ -160,7 +172,7 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
 
 
 def _check_items(scenario: Scenario, tell: Tell) -> None:
-    groups: list[tuple[str, registry.Group, Any]] = [
+    groups: list[tuple[str, str, Any]] = [
         ("assert", "assertions", scenario.assert_),
         ("steady_state", "conditions", scenario.steady_state),
         ("stop", "conditions", scenario.stop),
@@ -178,7 +190,7 @@ def _check_items(scenario: Scenario, tell: Tell) -> None:
     _class("launchers", scenario.launcher, ("launcher",), tell)
 
 
-def _class(group: registry.Group, name: str, at: Keys, tell: Tell) -> Any:
+def _class(group: str, name: str, at: Keys, tell: Tell) -> Any:
     try:
         return registry.find(group, name)
     except UsageError as error:
@@ -194,13 +206,14 @@ def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell)
         if name not in known:
             near = registry.suggest(name, known)
             there = f"it has {', '.join(known)}" if known else "it has none"
-            tell((*at, name), f"{found.name} has no parameter {name!r}; {f'did you mean {near!r}?' if near else there}")
+            hint = f"did you mean {near!r}?" if near else there
+            tell((*at, name), f"{found.name} has no parameter {name!r}; {hint}", True)
             continue
         hint = eval(str(known[name].type), vars(sys.modules[found.__module__]))  # the class's own annotation
         try:
             values[name] = TypeAdapter(hint).validate_python(value, strict=True)
         except ValidationError as error:
-            tell((*at, name), _words(error.errors()[0], given, (*at, name)))
+            tell((*at, name), _words(error.errors()[0], (*at, name)))
     for name, field in known.items():
         if name not in given and field.default is MISSING and field.default_factory is MISSING:
             tell(at, f"{found.name} needs the parameter {name!r}; add it")

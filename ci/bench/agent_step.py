@@ -111,7 +111,7 @@ def measure(ms: float, hooks: tuple[str, ...], pairs: int, seconds: float) -> tu
             found[not first] = run(not first)
             ratios.append(math.log(found[True] / found[False]))
             differences.append((found[True] - found[False]) * 1e6)
-        assert not agent._broken, f"hooks failed: {agent._broken}"
+        assert not agent.broken, f"hooks failed: {agent.broken}"
         assert agent.unseen <= {"checkpoints"}, f"hooks never fired: {agent.unseen}"
     mean = statistics.fmean(ratios)
     half = T.get(pairs - 1, 2.0) * statistics.stdev(ratios) / math.sqrt(pairs)

@@ -35,12 +35,13 @@ class Agent:
     def __init__(self, plan: wire.AgentPlan, who: Identity, events: wire.EventFile) -> None:
         self.plan, self.who, self.on = plan, who, True
         self._events = events
-        self._broken: set[str] = set()
+        self.broken: set[str] = set()  # what has failed
         self.thread = threading.get_ident()  # the one that trains
         self.steps_over = 0  # iterations over in this attempt
         self.phases, self.tally = Phases(), Tally()
         self.orders = Orders(self)
         self.hooks = self._wanted()
+        self.live = set(self.hooks)  # hooks in service
         self.unseen = set(self.hooks)  # hooks that have not fired yet
 
     def _wanted(self) -> tuple[str, ...]:
@@ -57,14 +58,12 @@ class Agent:
         """Write one event; without a `step` it carries the number of iterations that are over."""
         return self._events.emit(kind, data, step=self.steps_over if step is None else step)
 
-    def wants(self, hook: str) -> bool:
-        return hook in self.hooks and hook not in self._broken
-
     def fail(self, hook: str, error: BaseException) -> None:
         """Take one hook out of service and say so, once. The job goes on."""
-        if hook in self._broken:
+        if hook in self.broken:
             return
-        self._broken.add(hook)
+        self.broken.add(hook)
+        self.live.discard(hook)
         if hook == "steps":  # everything else hangs on it
             self.on = False
         try:
@@ -79,7 +78,7 @@ class Agent:
         def decorate(function: Function) -> Function:
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
-                if hook in self._broken:
+                if hook in self.broken:
                     return None
                 try:
                     return function(*args, **kwargs)

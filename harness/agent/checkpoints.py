@@ -67,7 +67,7 @@ class Transfers:
 
     def _file(self, args: Any, kwargs: Any, place: int, name: str) -> str | None:
         """The path to say, or None for what is no file, or is part of something that was said already."""
-        if not self._agent.on or not self._agent.wants("checkpoints"):
+        if not self._agent.on or "checkpoints" not in self._agent.live:
             return None
         target = kwargs.get(name, args[place] if len(args) > place else None)
         path: str | None = self._path(target)

@@ -67,7 +67,7 @@ class DistributedCheckpointHook:
 
     def _new_path(self, signature: inspect.Signature, args: Any, kwargs: Any, storage: str) -> str | None:
         """Where it is saved or loaded, unless that is being said already."""
-        if not self._agent.on or not self._agent.wants("checkpoints"):
+        if not self._agent.on or "checkpoints" not in self._agent.live:
             return None
         path: str | None = self._where(signature, args, kwargs, storage)
         return None if path is None or self._transfers.is_nested(path) else path

@@ -15,6 +15,7 @@ from typing import Any, Sequence
 MAX_ROW_BYTES = 4096
 MAX_ROWS = 512  # beyond it a digest is of several rows
 _MAX_LEAVES = 64
+_COPIED = 1 << 18  # bytes up to which a copy is quicker than a view
 _END = 32  # bytes at either end of a tensor that it is recognised by
 
 
@@ -91,8 +92,12 @@ class View:
 
 class _Tensor(View):
     def _bytes(self) -> memoryview:
-        whole = self._leaf = self._leaf.detach().contiguous()
+        whole = self._leaf
+        if not whole.is_contiguous():
+            whole = self._leaf = whole.detach().contiguous()
         size = whole.numel() * whole.element_size()
+        if size <= _COPIED:
+            return memoryview(ctypes.string_at(whole.data_ptr(), size))
         return memoryview((ctypes.c_ubyte * size).from_address(whole.data_ptr())).cast("B")
 
 
@@ -133,29 +138,30 @@ def _view(leaf: Any) -> View | None:
     if isinstance(leaf, (list, tuple)):
         return _Texts(leaf, len(leaf), id(leaf), ("text", len(leaf)))
     if hasattr(leaf, "untyped_storage"):
-        if not leaf.is_cpu or leaf.layout is not _strided() or not leaf.dim() or not leaf.numel():
+        shape = leaf.shape
+        if not shape or 0 in shape or not leaf.is_cpu or leaf.layout is not _torch().strided:
             return None
-        if hasattr(leaf, "_local_tensor"):  # a DTensor has no memory of its own
+        if type(leaf) is not _torch().Tensor and hasattr(leaf, "_local_tensor"):  # a DTensor has no memory of its own
             return None
         storage = leaf.untyped_storage().data_ptr()
-        return _Tensor(leaf, leaf.shape[0], storage, (leaf.dtype, tuple(leaf.shape))) if storage else None
+        return _Tensor(leaf, shape[0], storage, (leaf.dtype, shape)) if storage else None
     if hasattr(leaf, "__array_interface__") and leaf.ndim and leaf.size and leaf.flags.c_contiguous:
         return View(leaf, leaf.shape[0], leaf.ctypes.data, (leaf.dtype, leaf.shape))
     return None
 
 
 @cache
-def _strided() -> Any:
+def _torch() -> Any:
     import torch
 
-    return torch.strided
+    return torch
 
 
 def _digests(views: Sequence[View], size: int) -> tuple[str, ...]:
     chunk = -(-size // MAX_ROWS)
     bound = MAX_ROW_BYTES // len(views)
     if chunk == 1 and all(view.is_short(bound) for view in views):
-        return _short_digests([view.data() for view in views], size)
+        return _short_digests([view.data().tobytes() for view in views], size)
     digests = []
     for first in range(0, size, chunk):
         state = blake2b(digest_size=6)
@@ -165,10 +171,11 @@ def _digests(views: Sequence[View], size: int) -> tuple[str, ...]:
     return tuple(digests)
 
 
-def _short_digests(columns: Sequence[memoryview], size: int) -> tuple[str, ...]:
+def _short_digests(columns: Sequence[bytes], size: int) -> tuple[str, ...]:
     """The same as above for the common case, in which every row is digested whole: it is in every step's way."""
     widths = [(column, len(column) // size) for column in columns]
-    return tuple([
-        blake2b(b"".join([column[row * width : row * width + width] for column, width in widths]), digest_size=6).hexdigest()
-        for row in range(size)
-    ])  # fmt: skip
+    digests = []
+    for row in range(size):
+        parts = [column[row * width : row * width + width] for column, width in widths]
+        digests.append(blake2b(b"".join(parts), digest_size=6).hexdigest())
+    return tuple(digests)

@@ -45,15 +45,15 @@ class _Installer:
         self._when("torch.optim.optimizer", "steps", steps.patch_optimizer)
         self._when("torch.amp.grad_scaler", "steps", steps.patch_scaler)
         self._when("torch.optim.lr_scheduler", "lr", rates.patch)
-        if agent.wants("samples"):
+        if "samples" in agent.live:
             self._samples(LoaderHook(agent, ring), trained.forward)
-        if agent.wants("checkpoints"):
+        if "checkpoints" in agent.live:
             transfers = Transfers(agent)
             files = CheckpointHook(transfers)
             self._when("torch", "checkpoints", files.patch_torch)
             self._when("safetensors.torch", "checkpoints", files.patch_safetensors)
             self._distributed_checkpoints(transfers)
-        if agent.wants("collectives"):
+        if "collectives" in agent.live:
             self._collectives()
         self._when("torch._dynamo.trace_rules", "steps", compiled.leave_alone)
 

@@ -147,7 +147,7 @@ class LoaderHook:
         return _reset
 
     def _receive_batch(self, iterator: Any, value: Any, ahead: int) -> None:
-        if not self._agent.wants("samples"):
+        if "samples" not in self._agent.live:
             return
         drawn = iterator.__dict__.get(_DRAWN)
         index = drawn.popleft() if drawn else None

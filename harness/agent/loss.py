@@ -37,6 +37,8 @@ class Losses:
 
     def backward(self, tensors: Any) -> None:
         """One entry for each backward: the sum of its scalar roots, or None where there is none that can be read."""
+        if self._late:
+            self.poll()
         segment = self._agent.tally.now
         if isinstance(tensors, (list, tuple)):
             scalars = [one for one in map(_local, tensors) if one is not None]
@@ -52,9 +54,8 @@ class Losses:
             segment.pending.append((len(segment.losses) - 1, _Copy(scalars[0].detach())))
 
     def step_over(self, step: int, segment: Segment) -> None:
-        self.poll()
-        if segment.pending:
-            self._late.append((step, segment))
+        """The values of this step are still on their way."""
+        self._late.append((step, segment))
 
     def poll(self) -> None:
         """Send what has arrived, in order of steps."""

@@ -24,18 +24,13 @@ class StepHooks:
     def __init__(self, agent: Agent, losses: Losses, rates: Rates, trained: Trained) -> None:
         self._agent, self._losses, self._rates, self._trained = agent, losses, rates, trained
         self._counter = StepCounter()
-        self._keys: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._known: set[int] = set()  # ids of the optimizers that are alive
         self._dummy = False
         self._scaled: list[bool] = []  # GradScaler steps under way: whether the optimizer has stepped inside
         careful = agent.careful("steps")
         self._begin_backward, self._end_backward = careful(self._backward_begins), careful(self._backward_ends)
         self._begin_step, self._end_step = careful(self._step_begins), careful(self._step_ends)
         self._skip, self._close = careful(self._skipped), careful(self._emit_step)
-        self._losses_of = agent.careful("loss")(losses.backward)
-        self._poll, self._late = agent.careful("loss")(losses.poll), agent.careful("loss")(losses.step_over)
-        self._trained_on = agent.careful("samples")(trained.backward)
-        self._take = agent.careful("samples")(trained.take)
-        self._rates_of = agent.careful("lr")(rates.rates)
 
     def patch_autograd(self, module: ModuleType) -> None:
         """torch.autograd: Tensor.backward calls `backward` through this attribute."""
@@ -110,25 +105,34 @@ class StepHooks:
         """The process ends: an iteration that only waited for the next one to begin is over."""
         if self._counter.finish().after:
             self._close(True)
-        self._poll()
+        self._agent.careful("loss")(self._losses.poll)()
 
     def _key(self, optimizer: Any) -> int:
-        key = self._keys.get(optimizer)
-        if key is None:
-            key = self._keys[optimizer] = id(optimizer)
-            weakref.finalize(optimizer, self._counter.gone, key).atexit = False
+        key = id(optimizer)
+        if key not in self._known:
+            self._known.add(key)
+            weakref.finalize(optimizer, self._gone, key).atexit = False
         return key
+
+    def _gone(self, key: int) -> None:
+        self._known.discard(key)
+        self._counter.gone(key)
 
     def _made(self, optimizer: Any) -> None:
         self._counter.made(self._key(optimizer))
 
+    # What follows is in the way of every step, right after torch has had the caches to itself: few calls, no more.
+
     def _backward_begins(self, tensors: Any) -> None:
         self._counter.backward_begin()
-        if self._agent.wants("loss"):
-            self._poll()
-            self._losses_of(tensors)
-        if self._agent.wants("samples"):
-            self._trained_on()
+        live = self._agent.live
+        if "loss" in live:
+            try:
+                self._losses.backward(tensors)
+            except Exception as error:
+                self._agent.fail("loss", error)
+        if "samples" in live:
+            self._trained.backward()
 
     def _backward_ends(self, ok: bool) -> Closed:
         return self._seal(self._counter.backward_end(ok))
@@ -140,8 +144,12 @@ class StepHooks:
         self._counter.step_begin(self._key(optimizer))
         if self._scaled:
             self._scaled[-1] = True
-        if self._agent.wants("lr") and len(self._agent.tally.now.lr) < 64:
-            self._agent.tally.now.lr += self._rates_of(optimizer) or []
+        rates = self._agent.tally.now.lr
+        if "lr" in self._agent.live and len(rates) < 64:
+            try:
+                rates += self._rates.rates(optimizer)
+            except Exception as error:
+                self._agent.fail("lr", error)
 
     def _step_ends(self, optimizer: Any) -> Closed:
         if self._dummy:
@@ -163,8 +171,8 @@ class StepHooks:
 
     def _seal(self, closed: Closed) -> Closed:
         if closed.segment:
-            if self._agent.wants("samples"):
-                self._agent.tally.now.batches = self._take() or []
+            if "samples" in self._agent.live:
+                self._agent.tally.now.batches = self._trained.take()
             self._agent.tally.seal()
         elif closed.stray:
             self._agent.tally.now = Segment()
@@ -172,32 +180,36 @@ class StepHooks:
 
     def _follow(self, closed: Closed | None) -> None:
         """Write what was closed, then let the orders of the step that begins have their turn."""
-        if closed is None or not (closed.before or closed.after):
-            return
-        for with_last, is_over in ((False, closed.before), (True, closed.after)):
-            if is_over:
-                self._close(with_last)
-                self._agent.orders.step_over()
+        if closed is not None and closed.before:
+            self._close(False)
+            self._agent.orders.step_over()
+        if closed is not None and closed.after:
+            self._close(True)
+            self._agent.orders.step_over()
 
     def _emit_step(self, with_last: bool) -> None:
         agent = self._agent
         agent.saw("steps")
         segment = agent.tally.take(with_last)
         agent.steps_over += 1
-        rows = [batch.rows for batch in segment.batches if batch.rows is not None]
-        indices = [batch.indices for batch in segment.batches if batch.indices is not None]
-        seen = bool(rows) and len(rows) == len(segment.batches)
-        if seen:
+        samples = _joined([batch.rows for batch in segment.batches])
+        if samples is not None:
             agent.saw("samples")
         data = {
-            "losses": segment.losses,
-            "samples": [digest for one in rows for digest in one] if seen else None,
-            "indices": [i for one in indices for i in one] if indices and len(indices) == len(rows) else None,
+            "losses": segment.losses, "samples": samples, "indices": _joined([one.indices for one in segment.batches]),
             "lr": segment.lr, "opt_step": segment.opt_step, "sched_step": segment.sched_step,
             "phases": agent.phases.take(), "skipped": segment.skipped,
         }  # fmt: skip
         agent.emit(Kind.STEP, data, agent.steps_over)
-        self._late(agent.steps_over, segment)
+        if segment.pending:
+            self._losses.step_over(agent.steps_over, segment)
+
+
+def _joined(parts: list[tuple[Any, ...] | None]) -> list[Any] | None:
+    """All parts in order, or None where there is none, or one is unknown."""
+    if not parts or None in parts:
+        return None
+    return [item for part in parts if part is not None for item in part]
 
 
 def _is_dummy() -> bool:

@@ -6,36 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import yaml
-
-REPOSITORY = Path(__file__).parents[2]
-TRAINERS = REPOSITORY / "tests" / "trainers"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One call of `torchaos run` with one scenario."""
-
-    exit_code: int
-    output: str
-    result: dict[str, Any]
-    folder: Path
-    junit: Path
-
-    def case(self, name: str) -> dict[str, Any]:
-        return next(case for case in self.result["cases"] if case["name"] == name)
-
-    def __str__(self) -> str:
-        return f"exit code {self.exit_code}\n{self.output}"
-
-
-class RunScenario(Protocol):
-    def __call__(self, scenario: Path | dict[str, Any], *options: str) -> Outcome: ...
+from chaos import Outcome, RunScenario
 
 
 @pytest.fixture(scope="session")
@@ -63,18 +39,6 @@ def torchaos(tmp_path: Path, cache: Path) -> RunScenario:
         return Outcome(done.returncode, done.stdout + done.stderr, results[0] if results else {}, folder, junit)
 
     return run
-
-
-def kill_rank(job: dict[str, Any], *, rank: int | str = 1, when: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The main scenario around another job."""
-    return {
-        "scenario": "kill-rank",
-        "description": "One rank dies without warning.",
-        "job": {"env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "timeout": "4m", **job},
-        "faults": [{"inject": "process.kill", "target": {"rank": rank}, "when": when}],
-        "assert": ["recovery_time", "checkpoint_integrity", "loss_continuity", "sample_accounting", "completed"],
-        **more,
-    }
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY, TRAINERS, RunScenario, kill_rank
+from chaos import REPOSITORY, TRAINERS, RunScenario, kill_rank
 
 pytestmark = pytest.mark.job
 
@@ -62,12 +62,15 @@ def test_judge_says_the_same_offline(torchaos: RunScenario, reference: dict[str,
     assert "outside: none" in done.stdout, done.stdout
 
 
-def test_kill_after_the_end_is_inconclusive(torchaos: RunScenario, reference: dict[str, Any]) -> None:
-    """A fault whose step never comes proves nothing, however well the job went."""
-    run = torchaos(kill_rank(reference, when={"step": 61}))
+@pytest.mark.parametrize(("step", "words"), [(61, "after the last step"), (90, "never landed")])
+def test_kill_after_the_end_is_inconclusive(
+    torchaos: RunScenario, reference: dict[str, Any], step: int, words: str
+) -> None:
+    """A fault that comes when nothing is left to do, or never, proves nothing, however well the job went."""
+    run = torchaos(kill_rank(reference, when={"step": step}))
     assert run.exit_code == 2, run
     assert run.result["verdict"] == "inconclusive"
-    assert "never landed" in run.result["reason"]
+    assert words in run.result["reason"]
 
 
 @pytest.mark.parametrize(

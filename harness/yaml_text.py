@@ -1,0 +1,203 @@
+"""YAML to plain data, with the place of every key and value, and without the traps of YAML 1.1.
+
+Only `true` and `false` are booleans, only decimal digits make an integer (`017`, `10:30` and dates are text), `1e-3` is a
+number, and a key that stands twice is an error, as are what is too large, too deep, or not UTF-8.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchaos.harness.contracts import UsageError
+
+MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 20_000, 40
+Keys = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Counted from 1, as editors do."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    place: Place
+    text: str  # what is wrong, and what to do
+
+
+class ScenarioError(UsageError):
+    """Everything that is wrong with one file, in order of position; a line each."""
+
+    def __init__(self, path: Path, problems: list[Problem]) -> None:
+        self.problems = sorted(set(problems))
+        super().__init__("\n".join(f"{path}:{p.place.line}:{p.place.column}: {p.text}" for p in self.problems))
+
+
+@dataclass
+class Source:
+    """A document: its data, and where things stand in it."""
+
+    path: Path
+    data: dict[str, Any]
+    values: dict[Keys, Place] = field(default_factory=dict)
+    keys: dict[Keys, Place] = field(default_factory=dict)
+
+    def place(self, keys: Keys, key: bool = False) -> Place:
+        """Of a value, or of its key; of the nearest thing around it where it is not there itself."""
+        for end in range(len(keys), -1, -1):
+            at = keys[:end]
+            found = (self.keys if key else self.values).get(at) or self.values.get(at)
+            if found:
+                return found
+        return Place(1, 1)
+
+
+_TAGS = ("map", "seq", "str", "bool", "null", "int", "float")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's core schema."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
+    ("float", r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)", "-+.0123456789"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
+
+
+def read(path: Path) -> Source:
+    """Raises ScenarioError for anything that is not one mapping of plain data."""
+    return parse(path, _text(path))
+
+
+def _text(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: it can't be read: {error.strerror}; give the path of a scenario file") from error
+    if len(raw) > MAX_BYTES:
+        raise ScenarioError(path, [Problem(Place(1, 1), "the file is larger than 1 MiB; a scenario is small")])
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start]
+        place = Place(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
+        raise ScenarioError(path, [Problem(place, "this is not UTF-8 text; save the file as UTF-8")]) from error
+
+
+def parse(path: Path, text: str) -> Source:
+    source = Source(path, {})
+    try:
+        loader = _Loader(text)
+        try:
+            root = loader.get_single_node()
+            if root is None:
+                raise _wrong(None, "the file is empty; a scenario has at least the keys scenario, job and assert")
+            if not isinstance(root, yaml.MappingNode):
+                raise _wrong(root, "a scenario is a mapping, with keys such as scenario, job, faults and assert")
+            source.data = _Builder(loader, source).build(root, ())
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise ScenarioError(path, [Problem(_place(mark), _words(error))]) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        column = error.position - text.rfind("\n", 0, error.position)
+        bad = f"the character U+{_code(error.character):04X} is not allowed in YAML; remove it"
+        raise ScenarioError(path, [Problem(Place(line, column), bad)]) from None
+    except RecursionError:
+        raise ScenarioError(path, [Problem(Place(1, 1), f"nested deeper than {MAX_DEPTH} levels")]) from None
+    return source
+
+
+class _Builder:
+    def __init__(self, loader: _Loader, source: Source) -> None:
+        self._loader, self._source, self._nodes = loader, source, 0
+
+    def build(self, node: yaml.Node, at: Keys) -> Any:
+        self._nodes += 1
+        if self._nodes > MAX_NODES or len(at) > MAX_DEPTH:
+            limit = f"{MAX_NODES} values" if self._nodes > MAX_NODES else f"{MAX_DEPTH} levels"
+            raise _wrong(node, f"more than {limit}, aliases counted; a scenario is small")
+        self._source.values[at] = _place(node.start_mark)
+        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag[18:] not in _TAGS:
+            raise _wrong(node, f"the tag {node.tag} is not allowed; a scenario is plain data")
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, at)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.build(item, (*at, number)) for number, item in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, at: Keys) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _wrong(key, "a key is a single word")
+            name = str(key.value)
+            if name == "<<":
+                raise _wrong(key, "merge keys are not supported; use an alias for a whole value, or write it out")
+            if name in found:
+                first = self._source.keys[(*at, name)]
+                raise _wrong(
+                    key, f"the key {name!r} stands here a second time (first in line {first.line}); remove one"
+                )
+            self._source.keys[(*at, name)] = _place(key.start_mark)
+            found[name] = self.build(value, (*at, name))
+        return found
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        tag = node.tag.removeprefix("tag:yaml.org,2002:")
+        if tag == "str":
+            return str(node.value)
+        if tag == "int" and len(node.value) > 18:
+            raise _wrong(node, "this number is too large")
+        try:
+            return int(node.value) if tag == "int" else self._loader.construct_object(node)
+        except (ValueError, yaml.YAMLError):
+            raise _wrong(node, f"{node.value!r} is no {tag}; write it plainly, or quote it as text") from None
+
+
+def value_of(text: str) -> Any:
+    """One value by the same rules, as `--set` takes it. Raises ValueError."""
+    try:
+        return parse(Path("--set"), f"value: {text}\n").data["value"]
+    except UsageError:
+        raise ValueError(f"{text!r} is no YAML value") from None
+
+
+def _wrong(node: yaml.Node | None, text: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=text, problem_mark=node.start_mark if node else None)
+
+
+def _code(character: int | str) -> int:
+    return character if isinstance(character, int) else ord(character)
+
+
+def _place(mark: Any) -> Place:
+    return Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+
+
+def _words(error: yaml.MarkedYAMLError) -> str:
+    problem = str(error.problem or error.context or "this is not YAML")
+    if "'\\t'" in problem:
+        return "a tab can't be used for indentation; use spaces"
+    if "expected a single document" in str(error.context):
+        return "a second document starts here; one file holds one scenario"
+    if "mapping values are not allowed" in problem:
+        return "a colon is out of place here; quote the text, or check the indentation"
+    return " ".join(problem.split())

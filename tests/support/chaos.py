@@ -1,0 +1,43 @@
+"""What the end-to-end tests share: scenarios around a job, and what a run of the command line left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+REPOSITORY = Path(__file__).parents[2]
+TRAINERS = REPOSITORY / "tests" / "trainers"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One call of `torchaos run` with one scenario."""
+
+    exit_code: int
+    output: str
+    result: dict[str, Any]
+    folder: Path
+    junit: Path
+
+    def case(self, name: str) -> dict[str, Any]:
+        return next(case for case in self.result["cases"] if case["name"] == name)
+
+    def __str__(self) -> str:
+        return f"exit code {self.exit_code}\n{self.output}"
+
+
+class RunScenario(Protocol):
+    def __call__(self, scenario: Path | dict[str, Any], *options: str) -> Outcome: ...
+
+
+def kill_rank(job: dict[str, Any], *, rank: int | str = 1, when: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The main scenario around another job."""
+    return {
+        "scenario": "kill-rank",
+        "description": "One rank dies without warning.",
+        "job": {"env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "timeout": "4m", **job},
+        "faults": [{"inject": "process.kill", "target": {"rank": rank}, "when": when}],
+        "assert": ["recovery_time", "checkpoint_integrity", "loss_continuity", "sample_accounting", "completed"],
+        **more,
+    }

@@ -7,23 +7,24 @@ job without one is judged by the steps that it logs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, PositiveInt
 
 from torchaos.harness.agent.wire import Event, Kind, Seconds
+
+Time = Annotated[Seconds, Field(gt=0)]
 
 
 @dataclass(frozen=True)
 class Steps:
     """Every rank has done so many steps in the newest attempt. `at_least`: how many."""
 
-    at_least: int
+    at_least: PositiveInt
 
     name: ClassVar[str] = "steps"
-
-    def __post_init__(self) -> None:
-        _more_than_nothing("at_least", self.at_least)
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
         newest = _newest_attempt(events)
@@ -34,7 +35,7 @@ class Steps:
         size = _world_size(newest)
         if done:
             return None if size is None else len(done) >= size and min(done.values()) >= self.at_least
-        logged = [event.data["step"] for event in events if event.kind is Kind.LOG_STEP and event.data["step"] is not None]
+        logged = [step for event in events if event.kind is Kind.LOG_STEP and (step := event.data["step"]) is not None]
         if logged:
             return bool(max(logged) >= self.at_least)
         return None if size is None else False
@@ -75,55 +76,41 @@ class LossBelow:
 
 @dataclass(frozen=True)
 class NoProgress:
-    """No rank has ended a step for longer than `over`, after the first one was ended."""
+    """No rank has ended a step for longer than `longer_than`, after the first one was ended."""
 
-    over: Seconds
+    longer_than: Time
 
     name: ClassVar[str] = "no_progress"
 
-    def __post_init__(self) -> None:
-        _more_than_nothing("over", self.over)
-
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
         steps = [event.mono_s for event in events if event.kind in (Kind.STEP, Kind.LOG_STEP)]
-        return now_s - max(steps) > self.over if steps else None
+        return now_s - max(steps) > self.longer_than if steps else None
 
 
 @dataclass(frozen=True)
 class Attempts:
-    """The job has been started more than `over` times, restarts and resubmissions alike."""
+    """The job has been started more than `more_than` times, restarts and resubmissions alike."""
 
-    over: int
+    more_than: PositiveInt
 
     name: ClassVar[str] = "attempts"
 
-    def __post_init__(self) -> None:
-        _more_than_nothing("over", self.over)
-
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
         seen = [event.attempt for event in events if event.attempt is not None]
-        return max(seen) + 1 > self.over if seen else None
+        return max(seen) + 1 > self.more_than if seen else None
 
 
 @dataclass(frozen=True)
 class Wall:
-    """More than `over` has gone by since the job was first started."""
+    """`longer_than` has gone by since the job was first started."""
 
-    over: Seconds
+    longer_than: Time
 
     name: ClassVar[str] = "wall"
 
-    def __post_init__(self) -> None:
-        _more_than_nothing("over", self.over)
-
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
         started = next((event.mono_s for event in events if event.kind is Kind.JOB_STARTED), None)
-        return None if started is None else now_s - started > self.over
-
-
-def _more_than_nothing(name: str, value: float) -> None:
-    if value <= 0:
-        raise ValueError(f"{name} must be more than 0")
+        return None if started is None else now_s - started > self.longer_than
 
 
 def _newest_attempt(events: Sequence[Event]) -> list[Event]:
@@ -138,7 +125,10 @@ def _world_size(events: Iterable[Event]) -> int | None:
 
 def _losses(event: Event) -> list[float]:
     """The last loss that the event tells of, if any; a loss that is no number counts as infinite."""
-    data: Mapping[str, Any] = event.data
-    told = data["losses"] if event.kind in (Kind.STEP, Kind.LOSS) else [data.get("loss")] if event.kind is Kind.LOG_STEP else []
-    known = [loss for loss in told or () if loss is not None]
-    return [math.inf if math.isnan(known[-1]) else float(known[-1])] if known else []
+    told: Sequence[Any] = ()
+    if event.kind in (Kind.STEP, Kind.LOSS):
+        told = event.data["losses"] or ()
+    elif event.kind is Kind.LOG_STEP:
+        told = (event.data.get("loss"),)
+    known = [float(loss) for loss in told if loss is not None]
+    return [math.inf if math.isnan(known[-1]) else known[-1]] if known else []

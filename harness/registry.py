@@ -114,11 +114,13 @@ def _load(kind: _Group, entry: EntryPoint) -> type[Any]:
     if not isinstance(found, type):
         raise UsageError(f"{who} is not a class; its entry point must name one")
     if (lacks := _missing(kind, found)) and lacks[0] == "changes":
-        raise UsageError(f"{who} has no changes(): it doesn't declare how it is taken back, so it is not loaded; add it")
+        raise UsageError(
+            f"{who} has no changes(): it doesn't declare how it is taken back, so it is not loaded; add it"
+        )
     if lacks:
         raise UsageError(f"{who} lacks {', '.join(lacks)}; see {kind.shape.__name__} in torchaos.harness.contracts")
-    if getattr(found, "name", entry.name) != entry.name:
-        raise UsageError(f"{who} calls itself {found.name!r}; the entry point must have the same name")
+    if (said := getattr(found, "name", entry.name)) != entry.name:
+        raise UsageError(f"{who} calls itself {said!r}; the entry point must have the same name")
     if kind.one != "launcher" and not is_dataclass(found):
         raise UsageError(f"{who} is not a dataclass; its fields are the parameters that a scenario gives")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -14,7 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 from torchaos.harness import registry
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.grammar import Scenario
-from torchaos.harness.yaml_text import Keys, Problem, ScenarioError, Source, read, value_of
+from torchaos.harness.probes.log_adapters import adapter_for
+from torchaos.harness.yaml_source import Keys, Problem, ScenarioError, Source, read, value_of
 
 PLACEHOLDERS = ("run", "jobs", "here", "python")
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -39,7 +41,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
 
     scenario = _typed(source, tell)
     if scenario is not None:
-        for check in (_check_faults, _check_items, _check_placeholders):
+        for check in (_check_job, _check_faults, _check_items, _check_placeholders):
             check(scenario, tell)
     if problems or scenario is None:
         raise ScenarioError(path, problems)
@@ -77,7 +79,7 @@ def _most_telling(source: Source, error: ValidationError) -> dict[Keys, Any]:
     """One error per place: where a value may be several things, that of the thing it was meant to be."""
     best: dict[Keys, Any] = {}
     for found in error.errors():
-        keys = _in_file(source, tuple(found["loc"]))
+        keys = _in_file(source, tuple(found["loc"]), found["type"])
         if keys not in best or _rank_of(found) > _rank_of(best[keys]):
             best[keys] = found
     return best
@@ -87,19 +89,19 @@ def _rank_of(found: Any) -> int:
     return 0 if found["type"] in _EXPECTED else 1 if found["type"] == "literal_error" else 2
 
 
-def _in_file(source: Source, loc: Keys) -> Keys:
+def _in_file(source: Source, loc: Keys, kind: str) -> Keys:
     """Pydantic's location without the parts that the file does not have (union members, normalised items)."""
     keys: Keys = ()
     for part in loc:
         if (*keys, part) in source.values or (*keys, part) in source.keys:
             keys = (*keys, part)
-        elif part == loc[-1] and isinstance(part, str) and not part[:1].isupper() and "-" not in part:
-            return (*keys, part)
+    if kind in ("missing", "extra_forbidden") and keys[-1:] != loc[-1:]:  # not in the file, or put in by --set
+        return (*keys, loc[-1])
     return keys
 
 
 def _words(found: Any, keys: Keys) -> str:
-    kind, name = found["type"], str(keys[-1]) if keys else "scenario"
+    kind, name = found["type"], next((key for key in reversed(keys) if isinstance(key, str)), "scenario")
     if kind == "extra_forbidden":
         known = _keys_beside(found["loc"])
         near = registry.suggest(name, known)
@@ -218,6 +220,27 @@ def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell)
         if name not in given and field.default is MISSING and field.default_factory is MISSING:
             tell(at, f"{found.name} needs the parameter {name!r}; add it")
     return values
+
+
+def _check_job(scenario: Scenario, tell: Tell) -> None:
+    job = scenario.job
+    try:
+        words = shlex.split(job.command) if isinstance(job.command, str) else job.command
+    except ValueError as error:
+        return tell(("job", "command"), f"the command can't be split into words: {str(error).lower()}; mend its quotes")
+    if not words:
+        tell(("job", "command"), "the command is empty; write the torchrun command line")
+    elif "=" in words[0]:
+        tell(("job", "command"), f"no shell reads the command, so {words[0]!r} is not set; put it under env")
+    elif isinstance(job.command, str) and (shell := [word for word in words if word in ("&&", "||", "|", ";", ">", "<", "&")]):
+        tell(("job", "command"), f"no shell reads the command, so {shell[0]!r} means nothing; write [bash, -c, '...']")
+    for name in job.env:
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            tell(("job", "env", name), f"{name!r} is no name of a variable; use letters, digits and _", True)
+    try:
+        adapter_for(job.log.model_dump() if job.log else None)
+    except UsageError as error:
+        tell(("job", "log"), str(error))
 
 
 def _check_placeholders(scenario: Scenario, tell: Tell) -> None:

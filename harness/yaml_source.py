@@ -1,53 +1,81 @@
-"""YAML with positions and without its traps: what a file says, and where it says it.
+"""YAML to plain data, with the place of every key and value, and without the traps of YAML 1.1.
 
-Plain values are read as in YAML 1.2's core schema, and a little stricter: only `true` and `false` are booleans,
-`1e-3` is a number, `017`, `10:30`, `on` and dates are text. Keys are always text. Tags are refused, duplicate
-keys too; merge keys and aliases may be used within limits.
+Only `true` and `false` are booleans, only decimal digits make an integer (`017`, `10:30` and dates are text), `1e-3` is a
+number, and a key that stands twice is an error, as are what is too large, too deep, or not UTF-8.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path as File
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
-from yaml.reader import Reader
 
-from torchaos.harness import yaml_errors
-from torchaos.harness.problems import Path, Problem, ScenarioError
+from torchaos.harness.contracts import UsageError
 
-MAX_BYTES, MAX_DEPTH, MAX_NODES = 1_000_000, 40, 20_000
-_MERGE = "tag:yaml.org,2002:merge"
+MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 20_000, 40
+Keys = tuple[str | int, ...]
 
 
-class _Refused(Exception):
-    """Reading can't go on after this."""
+@dataclass(frozen=True, order=True)
+class Place:
+    """Counted from 1, as editors do."""
 
-    def __init__(self, index: int, what: str) -> None:
-        self.index, self.what = index, what
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    place: Place
+    text: str  # what is wrong, and what to do
+
+
+class ScenarioError(UsageError):
+    """Everything that is wrong with one file, in order of position; a line each."""
+
+    def __init__(self, path: Path, problems: list[Problem]) -> None:
+        self.problems = sorted(set(problems))
+        super().__init__("\n".join(f"{path}:{p.place.line}:{p.place.column}: {p.text}" for p in self.problems))
+
+
+@dataclass
+class Source:
+    """A document: its data, and where things stand in it."""
+
+    path: Path
+    data: dict[str, Any]
+    values: dict[Keys, Place] = field(default_factory=dict)
+    keys: dict[Keys, Place] = field(default_factory=dict)
+
+    def place(self, keys: Keys, key: bool = False) -> Place:
+        """Of a value, or of its key; of the nearest thing around it where it is not there itself."""
+        for end in range(len(keys), -1, -1):
+            at = keys[:end]
+            found = (self.keys if key else self.values).get(at) or self.values.get(at)
+            if found:
+                return found
+        return Place(1, 1)
+
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_TAGS = ("map", "seq", "str", "bool", "null", "int", "float")
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes and nothing else; bounded, since both the composer and what is built of it recurse."""
+    """YAML 1.2's core schema."""
 
-    yaml_implicit_resolvers = {}
-    depth = nodes = 0
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+    nodes = depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        self.depth, self.nodes = self.depth + 1, self.nodes + 1
-        if self.depth > MAX_DEPTH:
-            raise _Refused(event.start_mark.index, f"nested more than {MAX_DEPTH} deep; a scenario needs far less")
-        if self.nodes > MAX_NODES:
-            raise _Refused(event.start_mark.index, f"more than {MAX_NODES} values; a scenario needs far fewer")
-        if getattr(event, "tag", None) is not None:
-            raise _Refused(
-                event.start_mark.index, f"the tag {event.tag} is not allowed; write the plain value, text in quotes"
-            )
+        """Bounded while it reads: a large or deep file is refused before it costs seconds or the stack."""
+        self.nodes, self.depth = self.nodes + 1, self.depth + 1
+        if self.nodes > 2 * MAX_NODES or self.depth > MAX_DEPTH + 1:  # keys are nodes too
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(problem=_too_much(self.depth > MAX_DEPTH + 1), problem_mark=mark)
         try:
             return super().compose_node(parent, index)
         finally:
@@ -55,175 +83,144 @@ class _Loader(yaml.SafeLoader):
 
 
 for _tag, _pattern, _first in (
-    ("bool", r"true|false", "tf"),
-    ("int", r"-?(?:0|[1-9][0-9]{0,18})", "-0123456789"),
-    ("float", r"-?(?:(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][-+]?[0-9]{1,2})?", "-0123456789."),
-    ("null", r"~|null|", ["~", "n", ""]),
-    ("merge", r"<<", "<"),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
+    ("float", r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)", "-+.0123456789"),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
-@dataclass(frozen=True)
-class _Place:
-    key: int  # index of the key in the text, or of the item
-    start: int
-    end: int
+def read(path: Path) -> Source:
+    """Raises ScenarioError for anything that is not one mapping of plain data."""
+    return parse(path, _text(path))
 
 
-class Source:
-    """The data of one YAML text. `problems` of its own are those that leave the rest readable."""
+def _text(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: it can't be read: {error.strerror}; give the path of a scenario file") from error
+    if len(raw) > MAX_BYTES:
+        raise ScenarioError(path, [Problem(Place(1, 1), "the file is larger than 1 MiB; a scenario is small")])
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = raw[: error.start]
+        place = Place(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
+        raise ScenarioError(path, [Problem(place, "this is not UTF-8 text; save the file as UTF-8")]) from error
 
-    def __init__(self, name: str, text: str) -> None:
-        """Raises ScenarioError where the text is no single YAML document."""
-        self.name, self.text, self.data = name, text, None
-        self._places: dict[Path, _Place] = {}
-        self._found: list[tuple[int, str]] = []
-        self._open: set[int] = set()
-        self._built = 0
+
+def parse(path: Path, text: str) -> Source:
+    source = Source(path, {})
+    try:
+        loader = _Loader(text)
         try:
-            node = self._compose()
-            if node is None:
-                raise _Refused(0, "the file is empty; it needs at least 'scenario:' and 'job:'")
-            self.data: Any = self._build(node, (), node.start_mark.index)
-        except _Refused as error:
-            raise ScenarioError([self._line(error.index, error.what)]) from None
-
-    @classmethod
-    def read(cls, file: File) -> Source:
-        """Raises ScenarioError where the file can't be read."""
-        name = str(file)
-        try:
-            with open(file, "rb") as opened:
-                raw = opened.read(MAX_BYTES + 1)
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            why = getattr(error, "strerror", None) or str(error)
-            raise ScenarioError([f"{name}: can't be read: {why}; give the path of a scenario file"]) from error
-        if len(raw) > MAX_BYTES:
-            raise ScenarioError(
-                [f"{name}:1:1: larger than {MAX_BYTES // 1_000_000} MB; a scenario is a small YAML file"]
-            )
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            before = raw[: error.start].decode("utf-8")
-            raise ScenarioError(
-                [
-                    f"{name}:{_position(before, len(before))}: byte 0x{raw[error.start]:02x} is not UTF-8; save the file as UTF-8"
-                ]
-            ) from error
-        return cls(name, text.removeprefix("\ufeff"))
-
-    def located(self, problem: Problem) -> tuple[int, str]:
-        """Where to sort a problem of this text, and the line that tells of it."""
-        path = problem.path
-        while path not in self._places and path:
-            path = path[:-1]
-        place = self._places.get(path, _Place(0, 0, 0))
-        index = place.key if problem.at_key else place.start
-        if problem.text:
-            found = self.text.find(problem.text, place.start, place.end)
-            index = place.start if found < 0 else found
-        return index, self._line(index, problem.what)
-
-    def own_problems(self) -> list[tuple[int, str]]:
-        return list(self._found)
-
-    def _line(self, index: int, what: str) -> str:
-        return f"{self.name}:{_position(self.text, index)}: {what}"
-
-    def _compose(self) -> Any:
-        if bad := Reader.NON_PRINTABLE.search(self.text):
-            raise _Refused(bad.start(), f"the character U+{ord(bad.group()):04X} is not allowed in YAML; remove it")
-        loader = _Loader(self.text)
-        try:
-            return loader.get_single_node()  # type: ignore[no-untyped-call]
-        except yaml.MarkedYAMLError as error:
-            raise _Refused(*yaml_errors.explain(error)) from None
-        except (ValueError, OverflowError):  # an escape such as "\UFFFFFFFF", which PyYAML hands to chr
-            raise _Refused(loader.get_mark().index, "the escape stands for no character; mend it") from None  # type: ignore[no-untyped-call]
+            root = loader.get_single_node()
+            if root is None:
+                raise _wrong(None, "the file is empty; a scenario has at least the keys scenario, job and assert")
+            if not isinstance(root, yaml.MappingNode):
+                raise _wrong(root, "a scenario is a mapping, with keys such as scenario, job, faults and assert")
+            source.data = _Builder(loader, source).build(root, ())
         finally:
-            loader.dispose()  # type: ignore[no-untyped-call]
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise ScenarioError(path, [Problem(_place(mark), _words(error))]) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        column = error.position - text.rfind("\n", 0, error.position)
+        bad = f"the character U+{_code(error.character):04X} is not allowed in YAML; remove it"
+        raise ScenarioError(path, [Problem(Place(line, column), bad)]) from None
+    except (ValueError, OverflowError):  # "\\UFFFFFFFF": PyYAML hands it to chr
+        mark = loader.get_mark()
+        raise ScenarioError(path, [Problem(_place(mark), "this escape stands for no character; mend it")]) from None
+    return source
 
-    @contextmanager
-    def _entered(self, node: Any) -> Iterator[None]:
-        self._built += 1
-        if self._built > MAX_NODES:
-            raise _Refused(
-                node.start_mark.index, f"the aliases stand for more than {MAX_NODES} values; write out what is meant"
-            )
-        if id(node) in self._open:
-            raise _Refused(node.start_mark.index, "an alias inside its own anchor has no end; write out what is meant")
-        self._open.add(id(node))
-        try:
-            yield
-        finally:
-            self._open.discard(id(node))
 
-    def _build(self, node: Any, path: Path, key: int) -> Any:
-        with self._entered(node):
-            self._places[path] = _Place(key, node.start_mark.index, node.end_mark.index)
-            if isinstance(node, yaml.ScalarNode):
-                return self._scalar(node)
-            if isinstance(node, yaml.SequenceNode):
-                return [self._build(item, (*path, n), item.start_mark.index) for n, item in enumerate(node.value)]
-            return self._mapping(node, path)
+class _Builder:
+    def __init__(self, loader: _Loader, source: Source) -> None:
+        self._loader, self._source, self._nodes = loader, source, 0
 
-    def _mapping(self, node: Any, path: Path) -> dict[str, Any]:
-        keys: dict[str, int] = {}
-        pairs = []
-        merged: dict[str, Any] = {}
+    def build(self, node: yaml.Node, at: Keys) -> Any:
+        self._nodes += 1
+        if self._nodes > MAX_NODES or len(at) > MAX_DEPTH:
+            raise _wrong(node, _too_much(self._nodes <= MAX_NODES))
+        self._source.values[at] = _place(node.start_mark)
+        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag[18:] not in _TAGS:
+            raise _wrong(node, f"the tag {node.tag} is not allowed; a scenario is plain data")
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, at)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.build(item, (*at, number)) for number, item in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, at: Keys) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                self._found.append(
-                    (key.start_mark.index, "a key must be plain text; put a value that starts with { or [ in quotes")
+                raise _wrong(key, "a key is a single word")
+            name = str(key.value)
+            if name == "<<":
+                raise _wrong(key, "merge keys are not supported; use an alias for a whole value, or write it out")
+            if name in found:
+                first = self._source.keys[(*at, name)]
+                raise _wrong(
+                    key, f"the key {name!r} stands here a second time (first in line {first.line}); remove one"
                 )
-            elif key.value in keys:
-                first = _position(self.text, keys[key.value]).split(":")
-                what = (
-                    f"{key.value!r} is there twice, first at line {first[0]}, column {first[1]}; remove one of the two"
-                )
-                self._found.append((key.start_mark.index, what))
-            else:
-                keys[key.value] = key.start_mark.index
-                if key.tag == _MERGE:
-                    merged = self._merged(value, path)
-                else:
-                    pairs.append((key, value))
-        own = {
-            self._scalar(key, plain=True): self._build(value, (*path, key.value), key.start_mark.index)
-            for key, value in pairs
-        }
-        return {**merged, **own}
+            self._source.keys[(*at, name)] = _place(key.start_mark)
+            found[name] = self.build(value, (*at, name))
+        return found
 
-    def _merged(self, node: Any, path: Path) -> dict[str, Any]:
-        """Of several mappings the first that has a key gives its value; the mapping's own keys come before all."""
-        result: dict[str, Any] = {}
-        for source in reversed(node.value if isinstance(node, yaml.SequenceNode) else [node]):
-            if isinstance(source, yaml.MappingNode):
-                with self._entered(source):
-                    result.update(self._mapping(source, path))
-            else:
-                self._found.append((source.start_mark.index, "<< merges mappings alone; give it an alias of a mapping"))
-        return result
-
-    def _scalar(self, node: Any, plain: bool = False) -> Any:
-        text = str(node.value)
-        if bad := re.search("[\0\ud800-\udfff]", text):
-            self._found.append(
-                (node.start_mark.index, f"the text holds the character U+{ord(bad.group()):04X}; take it out")
-            )
-            return "?"
-        kind = node.tag.rpartition(":")[2]
-        if plain or kind not in _READ:
-            return text
-        return _READ[kind](text)
+    def _scalar(self, node: yaml.Node) -> Any:
+        tag = node.tag.removeprefix("tag:yaml.org,2002:")
+        if tag == "str":
+            if bad := _NO_TEXT.search(node.value):
+                raise _wrong(node, f"the text holds U+{ord(bad[0]):04X}, which no command or path can; take it out")
+            return str(node.value)
+        if tag == "int" and len(node.value) > 18:
+            raise _wrong(node, "this number is too large")
+        try:
+            return int(node.value) if tag == "int" else self._loader.construct_object(node)
+        except (ValueError, KeyError, yaml.YAMLError):
+            raise _wrong(node, f"{node.value!r} is no {tag}; write it plainly, or quote it as text") from None
 
 
-_READ = {"bool": lambda text: text == "true", "int": int, "float": float, "null": lambda _text: None}
+def value_of(text: str) -> Any:
+    """One value by the same rules, as `--set` takes it. Raises ValueError."""
+    try:
+        data = parse(Path("--set"), f"value: {text}\n").data
+        if len(data) > 1:
+            raise ValueError(f"{text!r} is more than one YAML value")
+        return data["value"]
+    except UsageError:
+        raise ValueError(f"{text!r} is no YAML value") from None
 
 
-def _position(text: str, index: int) -> str:
-    """LINE:COLUMN, both from 1, in characters."""
-    index = min(index, len(text))
-    return f"{text.count(chr(10), 0, index) + 1}:{index - text.rfind(chr(10), 0, index)}"
+def _too_much(deep: bool) -> str:
+    limit = f"{MAX_DEPTH} levels" if deep else f"{MAX_NODES} values"
+    return f"more than {limit}, aliases counted; a scenario is small"
+
+
+def _wrong(node: yaml.Node | None, text: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=text, problem_mark=node.start_mark if node else None)
+
+
+def _code(character: int | str) -> int:
+    return character if isinstance(character, int) else ord(character)
+
+
+def _place(mark: Any) -> Place:
+    return Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+
+
+def _words(error: yaml.MarkedYAMLError) -> str:
+    problem = str(error.problem or error.context or "this is not YAML")
+    if "'\\t'" in problem:
+        return "a tab can't be used for indentation; use spaces"
+    if "expected a single document" in str(error.context):
+        return "a second document starts here; one file holds one scenario"
+    if "mapping values are not allowed" in problem:
+        return "a colon is out of place here; quote the text, or check the indentation"
+    return " ".join(problem.split())

@@ -1,8 +1,9 @@
 """The agent's cost per step: blocks of steps with the hooks on and off alternate within one process.
 
-Separate runs of the same job differ by a quarter on a shared machine, so on and off are compared side by side: each pair
-of neighbouring blocks gives one ratio of median step times, and the mean of their logarithms a 95 % interval (Student's
-t). The job: a linear model under DDP (gloo, one process), fed by a DataLoader, padded to its length by a spin.
+Separate runs of the same job differ by a quarter on a shared machine, so on and off are compared side by side: each
+pair of neighbouring blocks gives one ratio of median step times, and the mean of their logarithms a 95 % interval
+(Student's t). The job: a small model under DDP (gloo, one process), fed by a DataLoader with batches of 8 samples of
+1 KiB, padded to its length by a spin. Off, the hooks only look whether they are on; those of collectives are taken out.
 
 Usage: python ci/bench/agent_step.py [--ms 1 10 100] [--pairs 20] [--seconds 40]
 """
@@ -45,6 +46,7 @@ def arm(folder: Path, hooks: tuple[str, ...]) -> Any:
     who = importlib.import_module("_torchaos_agent.arming").Identity(0, 0, 1, 0, os.getpid())
     events = wire.EventFile(folder / "rank0.jsonl", "rank0", 0, 0)
     agent = agents.Agent(wire.AgentPlan("bench", str(folder), hooks), who, events)
+    agent.live.discard("collectives")  # those come and go, see below
     importlib.import_module("_torchaos_agent.hooks").install(agent)
     return agent
 
@@ -92,16 +94,23 @@ def measure(ms: float, hooks: tuple[str, ...], pairs: int, seconds: float) -> tu
         agent.on = False
         for _ in range(150):
             next(clock)
+        collectives = None
+        if "collectives" in hooks:
+            collectives = importlib.import_module("_torchaos_agent.collectives").CollectiveHook(agent)
         block = max(5, int(seconds / pairs / 2 / (ms / 1000)))
 
         def run(on: bool) -> float:
             agent.on = on
+            if on and collectives is not None:
+                collectives.install()
             before = next(clock)
             times = []
             for _ in range(block):
                 now = next(clock)
                 times.append(now - before)
                 before = now
+            if on and collectives is not None:
+                collectives.remove()
             return statistics.median(times)
 
         ratios, differences = [], []

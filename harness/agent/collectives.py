@@ -41,6 +41,11 @@ class CollectiveHook:
                 excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
                 library.impl(name, self._hook(packet.default, excluded, torch._C._ExcludeDispatchKeyGuard), key)
 
+    def remove(self) -> None:
+        """Take the hooks out again."""
+        while self._libraries:
+            self._libraries.pop()._destroy()
+
     def _hook(self, op: Any, excluded: Any, guard: Any) -> Callable[..., Any]:
         agent = self._agent
 

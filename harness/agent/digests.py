@@ -16,7 +16,7 @@ MAX_ROW_BYTES = 4096
 MAX_ROWS = 512  # beyond it a digest is of several rows
 _MAX_LEAVES = 64
 _COPIED = 1 << 18  # bytes up to which a copy is quicker than a view
-_END = 32  # bytes at either end of a tensor that it is recognised by
+_MARK = 4096  # bytes of a tensor's memory that it is recognised by
 
 
 @dataclass(eq=False)
@@ -25,8 +25,7 @@ class Batch:
 
     rows: tuple[str, ...] | None  # None: nothing in it could be read
     indices: tuple[int, ...] | None = None
-    storages: frozenset[int] = frozenset()  # addresses
-    ends: frozenset[tuple[Any, ...]] = frozenset()
+    marks: frozenset[bytes] = frozenset()  # of the memory that its tensors lay in
     used: bool = False  # it has been trained on
 
 
@@ -52,8 +51,8 @@ def _leaves(value: Any) -> list[Any]:
 class View:
     """The bytes of one tensor, array or list of texts, row by row. `data` is None until they are asked for."""
 
-    def __init__(self, leaf: Any, count: int, storage: int, kind: tuple[Any, ...]) -> None:
-        self.count, self.storage, self._kind = count, storage, kind
+    def __init__(self, leaf: Any, count: int) -> None:
+        self.count = count
         self._leaf = leaf  # kept while its memory is read
         self._data: memoryview | None = None
 
@@ -62,10 +61,9 @@ class View:
             self._data = self._bytes()
         return self._data
 
-    def ends(self) -> tuple[Any, ...]:
-        """What it is recognised by, wherever it lies."""
-        data = self.data()
-        return (*self._kind, data[:_END].tobytes(), data[-_END:].tobytes())
+    def mark(self) -> bytes:
+        """What it is recognised by, wherever it lies. Not its address: memory is used again at once."""
+        return _mark(self.data())
 
     def is_short(self, bound: int) -> bool:
         """Whether its rows are digested whole."""
@@ -79,18 +77,19 @@ class View:
         if len(row) <= bound:
             state.update(row)
             return
-        end = bound // 4
-        state.update(row[:end])
-        state.update(row[-end:])
-        middle = row[end:-end]
-        # An odd stride, so that it does not see only the low bytes of each number.
-        state.update(middle[:: -(-len(middle) // (bound - 2 * end)) | 1].tobytes())
+        for part in _sampled(row, bound):
+            state.update(part)
 
     def _bytes(self) -> memoryview:
         return memoryview(self._leaf).cast("B")
 
 
 class _Tensor(View):
+    def mark(self) -> bytes:
+        """Of the whole storage, which the slices of one tensor (inputs and targets, say) share."""
+        storage = self._leaf.untyped_storage()
+        return _mark(memoryview((ctypes.c_ubyte * storage.nbytes()).from_address(storage.data_ptr())).cast("B"))
+
     def _bytes(self) -> memoryview:
         whole = self._leaf
         if not whole.is_contiguous():
@@ -104,8 +103,10 @@ class _Tensor(View):
 class _Texts(View):
     """A list of strings or bytes: each is a row."""
 
-    def ends(self) -> tuple[Any, ...]:
-        return (*self._kind, self._text(0)[:_END], self._text(-1)[-_END:])
+    def mark(self) -> bytes:
+        state = blake2b(digest_size=8)
+        self.feed(state, 0, min(self.count, _MAX_LEAVES), _MARK)
+        return state.digest()
 
     def is_short(self, bound: int) -> bool:
         return False
@@ -131,23 +132,37 @@ def digest(views: Sequence[View], indices: tuple[int, ...] | None = None) -> Bat
         return Batch(None, indices)
     size = views[0].count
     rows = _digests([view for view in views if view.count == size], size)
-    return Batch(rows, indices, frozenset([one.storage for one in views]), frozenset([one.ends() for one in views]))
+    return Batch(rows, indices, frozenset([one.mark() for one in views]))
 
 
 def _view(leaf: Any) -> View | None:
     if isinstance(leaf, (list, tuple)):
-        return _Texts(leaf, len(leaf), id(leaf), ("text", len(leaf)))
+        return _Texts(leaf, len(leaf))
     if hasattr(leaf, "untyped_storage"):
         shape = leaf.shape
         if not shape or 0 in shape or not leaf.is_cpu or leaf.layout is not _torch().strided:
             return None
         if type(leaf) is not _torch().Tensor and hasattr(leaf, "_local_tensor"):  # a DTensor has no memory of its own
             return None
-        storage = leaf.untyped_storage().data_ptr()
-        return _Tensor(leaf, shape[0], storage, (leaf.dtype, shape)) if storage else None
+        return _Tensor(leaf, shape[0]) if leaf.untyped_storage().data_ptr() else None
     if hasattr(leaf, "__array_interface__") and leaf.ndim and leaf.size and leaf.flags.c_contiguous:
-        return View(leaf, leaf.shape[0], leaf.ctypes.data, (leaf.dtype, leaf.shape))
+        return View(leaf, leaf.shape[0])
     return None
+
+
+def _mark(data: memoryview) -> bytes:
+    state = blake2b(len(data).to_bytes(8, "little"), digest_size=8)
+    for part in [data] if len(data) <= _MARK else _sampled(data, _MARK):
+        state.update(part)
+    return state.digest()
+
+
+def _sampled(data: memoryview, bound: int) -> list[bytes | memoryview]:
+    """At most `bound` bytes of a longer text: the head, the tail, and an odd stride in between, so that it does not
+    see only the low bytes of each number."""
+    end = bound // 4
+    middle = data[end:-end]
+    return [data[:end], data[-end:], middle[:: -(-len(middle) // (bound - 2 * end)) | 1].tobytes()]
 
 
 @cache

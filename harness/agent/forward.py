@@ -53,7 +53,8 @@ class ForwardHook:
 
         @functools.wraps(original)
         def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-            if not agent.on or self._depth or not model.training or not is_grad_enabled():
+            # The wrapped module's flag: Lightning leaves the wrapper's own one as it is.
+            if not agent.on or self._depth or not is_grad_enabled() or not getattr(model, "module", model).training:
                 return original(model, *args, **kwargs)
             self._trained((args, kwargs))
             agent.enter(Phase.FORWARD)

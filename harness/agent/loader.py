@@ -42,13 +42,12 @@ class Ring:
         self._ahead = 0
 
     def match(self, views: Sequence[View]) -> Batch | None:
-        """The received batch that these come from: by where they lie in memory, else by the bytes at both ends."""
-        storages = {view.storage for view in views}
-        for batch in reversed(self._received):
-            if not batch.storages.isdisjoint(storages):
-                return batch
-        ends = {view.ends() for view in views}
-        return next((batch for batch in reversed(self._received) if not batch.ends.isdisjoint(ends)), None)
+        """The received batch that these come from: that with which they have most in common. Of several (a mask that is
+        the same in all of them says little) it is the oldest that has not been trained on."""
+        marks = {view.mark() for view in views}
+        common = [(len(batch.marks & marks), not batch.used, batch) for batch in self._received]
+        best = max(common, key=lambda one: one[:2], default=None)  # the first, hence the oldest, of equals
+        return best[2] if best and best[0] else None
 
     def newest(self, count: int) -> list[Batch]:
         """The newest `count` in hand that have not been trained on; the last one trained on where there are none."""

@@ -39,8 +39,9 @@ class Rates:
 
     def _bind_scheduler(self, scheduler: Any) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
-        if optimizer is not None:  # an outer scheduler is made after the ones that it holds
-            self._schedulers[optimizer] = weakref.ref(scheduler)
+        for bound in (optimizer, getattr(optimizer, "optimizer", None)):  # Accelerate wraps the one that steps
+            if bound is not None:  # an outer scheduler is made after the ones that it holds
+                self._schedulers[bound] = weakref.ref(scheduler)
 
     def rates(self, optimizer: Any) -> list[float | None]:
         """One for each parameter group, as the step uses them."""

@@ -50,6 +50,25 @@ for x, y in DataLoader(data, batch_size=4):
     assert ran.failures == []
 
 
+def test_scheduler_of_a_wrapped_optimizer(rank: Any) -> None:
+    """A scheduler that was made for a wrapper (Accelerate's) is that of the optimizer inside."""
+    ran = rank.run(
+        LOOP
+        + """
+class Wrapper(torch.optim.Optimizer):
+    def __init__(self, optimizer): self.optimizer = optimizer
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    defaults = property(lambda self: self.optimizer.defaults)
+    def step(self): self.optimizer.step()
+opt = Wrapper(opt)
+sched = torch.optim.lr_scheduler.LambdaLR(opt, lambda n: 1.0)
+for x, y in DataLoader(data, batch_size=8):
+    model(x).sum().backward(); opt.step(); sched.step()
+"""
+    )
+    assert [step["sched_step"] for step in ran.steps] == [0, 1], ran.output
+
+
 def test_gradient_accumulation(rank: Any) -> None:
     """Several backwards before one step are one iteration with all their losses and samples."""
     ran = rank.run(
@@ -292,11 +311,13 @@ def test_ddp_without_a_loader(rank: Any) -> None:
     ran = rank.run(
         DDP
         + """
+model.training = False  # as Lightning leaves it; the module inside is in training
 for n in range(3):
     model(torch.full((2, 4), float(n))).sum().backward(); opt.step()
 """
     )
     assert [step["indices"] for step in ran.steps] == [None] * 3
+    assert all("forward" in step["phases"] for step in ran.steps)
     assert len({tuple(step["samples"]) for step in ran.steps}) == 3
 
 

@@ -13,7 +13,7 @@ from torchaos.harness.rundir import RunDir
 
 @dataclass(frozen=True)
 class Slots:
-    """One page per rank that fires (each target of a fault in the rank) or is held (the one pacer of an outside one)."""
+    """One page per rank that fires (each target of a fault in the rank) or is held (the pacer of an outside one)."""
 
     fault: PlannedFault
     pages: dict[int, ControlPage]

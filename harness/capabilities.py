@@ -74,8 +74,10 @@ def _module(name: str) -> Callable[[], str | None]:
 CHECKS: dict[str, _Check] = {
     "pidfd": _Check("signals that can't reach a stranger", _pidfd, "needs Linux 5.3 or later and Python 3.9 or later"),
     "proc": _Check("finding ranks and orphans", _own_processes, "mount /proc"),
-    "agent": _Check("faults at an exact step and phase", _agent, "needs Linux; the job must be launched, not attached to"),
+    "agent": _Check(
+        "faults at an exact step and phase", _agent, "needs Linux; the job must be launched, not attached to"
+    ),
     "torchrun": _Check("starting jobs", _torchrun, "pip install torch, or put torchrun on the PATH"),
-    "torch": _Check("reading checkpoints tensor by tensor", _torch, "pip install torch beside torchaos, or in the job's Python"),
+    "torch": _Check("reading checkpoints tensor by tensor", _torch, "pip install torch beside torchaos"),
     "root": _Check("faults in networks, mounts and cgroups", _root, "run as root, or leave such scenarios out"),
 }

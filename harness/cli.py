@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -31,14 +32,20 @@ from torchaos.harness.report.live import Live
 from torchaos.harness.report.placeholder import placeholder_result
 from torchaos.harness.result import ExitCode, Result, worst
 from torchaos.harness.rundir import RunDir
-from torchaos.harness.scenario import json_schema, load
+from torchaos.harness.scenario import load
 from torchaos.harness.scenario_run import ScenarioRun, error_result
+from torchaos.harness.schema import json_schema
 from torchaos.harness.verdict import judge as judge_folder
 
-FILES = click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+PATH = click.Path(path_type=Path)
+FILES = click.argument("files", nargs=-1, required=True, type=PATH)
 SEED = click.option("--seed", type=int, help="Use this seed instead of the scenario's.")
-SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value of the scenario, such as job.timeout=2m.")
-ATTACH = click.option("--attach", type=int, metavar="PID", help="Use the torchrun that already runs as PID instead of job.command.")
+ATTACH = click.option("--attach", type=int, metavar="PID", help="Use the torchrun that runs as PID, not job.command.")
+JUNIT = click.option("--junit", "junit_file", type=PATH, help="Write JUnit XML here.")
+JSON = click.option("--json", "json_file", type=PATH, help="Write all results as JSON here.")
+SET = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value, such as job.timeout=2m."
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -52,15 +59,16 @@ class Planned:
     plan: Plan
     folder: RunDir
     source: Path
+    options: tuple[str, ...]  # of the command line, as far as they change what is run
 
 
 @cli.command()
 @FILES
-@click.option("--out", type=click.Path(path_type=Path), default=Path("torchaos-runs"), help="Where run directories go.", show_default=True)
+@click.option("--out", type=PATH, default=Path("torchaos-runs"), help="Where run directories go.", show_default=True)
 @SEED
-@click.option("--repeat", type=click.IntRange(1), default=1, help="Run each scenario this often, with seeds counted up.")
-@click.option("--junit", "junit_file", type=click.Path(path_type=Path), help="Write JUnit XML here.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all results as JSON here.")
+@click.option("--repeat", type=click.IntRange(1), default=1, help="Run each so often, with seeds counted up.")
+@JUNIT
+@JSON
 @SET
 @ATTACH
 def run(
@@ -95,18 +103,23 @@ def _write(results: Sequence[Result], junit_file: Path | None, json_file: Path |
         raise UsageError(f"{error.filename}: the report can't be written: {error.strerror}") from error
 
 
-def _planned(file: Path, overrides: Sequence[str], seed: int | None, repeat: int, attach: int | None, out: Path) -> Iterator[Planned]:
+def _planned(
+    file: Path, overrides: Sequence[str], seed: int | None, repeat: int, attach: int | None, out: Path
+) -> Iterator[Planned]:
     scenario = load(file, overrides)
     first = scenario.seed if seed is None else seed
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     for number in range(repeat):
         plan = make_plan(scenario, file, first + number, attach)
         name = f"{plan.scenario}-s{plan.seed}-{stamp}-{os.getpid()}"
-        yield Planned(plan, RunDir((out / name).absolute()), file)
+        options = tuple(word for text in overrides for word in ("--set", text))
+        yield Planned(plan, RunDir((out / name).absolute()), file, options)
 
 
 def _run_one(one: Planned, console: Console, interrupted: _Interrupt) -> Result:
-    scenario_run = ScenarioRun(one.plan, one.folder, one.source, lambda journal, plan: Live(journal, plan, console))
+    again = ["torchaos", "run", str(one.source), "--seed", str(one.plan.seed), *one.options]
+    watcher = partial(Live, console=console)
+    scenario_run = ScenarioRun(one.plan, one.folder, one.source, again, watcher)
     interrupted.target = scenario_run
     try:
         result = scenario_run()
@@ -135,9 +148,9 @@ def plan(files: Sequence[Path], seed: int | None, overrides: Sequence[str], atta
 
 
 @cli.command()
-@click.argument("folders", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--junit", "junit_file", type=click.Path(path_type=Path))
-@click.option("--json", "json_file", type=click.Path(path_type=Path))
+@click.argument("folders", nargs=-1, required=True, type=PATH)
+@JUNIT
+@JSON
 def judge(folders: Sequence[Path], junit_file: Path | None, json_file: Path | None) -> None:
     """Judge run directories again, offline."""
     results = [judge_folder(RunDir(folder.absolute()).check()) for folder in folders]
@@ -175,7 +188,10 @@ def doctor() -> None:
     """What this machine can do, what is missing, and how to get it."""
     findings = [capabilities.check(name) for name in capabilities.CHECKS]
     for one in findings:
-        click.echo(f"{'ok     ' if one.present else 'missing'}  {one.name:<10} {one.detail}" + ("" if one.present else f" -> {one.remedy}"))
+        click.echo(
+            f"{'ok     ' if one.present else 'missing'}  {one.name:<10} {one.detail}"
+            + ("" if one.present else f" -> {one.remedy}")
+        )
     sys.exit(ExitCode.PASSED if all(one.present for one in findings if one.name != "root") else ExitCode.USAGE)
 
 

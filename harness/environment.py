@@ -1,7 +1,8 @@
-"""What a run depended on: interpreters, versions, the machine. Names what could explain a difference between two runs."""
+"""What a run depended on: interpreters, versions, the machine. It may explain a difference between two runs."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -48,9 +49,10 @@ def job_python(command: Sequence[str]) -> str:
 @lru_cache
 def installed(python: str) -> dict[str, str]:
     """Name and version of every distribution that this interpreter has."""
-    code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions() if d.name}))"
-    import json
-
+    code = (
+        "import importlib.metadata as m, json;"
+        "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}))"
+    )
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     try:
         found: dict[str, str] = json.loads(done.stdout)

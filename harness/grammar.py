@@ -9,11 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from torchaos.harness.agent.wire import Phase, Seconds
+from torchaos.harness.agent.wire import Seconds
 
 NAME = r"^[a-z0-9][a-z0-9._-]*$"
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
+
+
+PhaseName = Literal[
+    "any", "data", "forward", "backward", "collective", "optimizer", "checkpoint_write", "checkpoint_load"
+]
 
 
 class Strict(BaseModel):
@@ -102,9 +107,8 @@ class When(Strict):
         None
     )
     phase: Annotated[
-        Literal["any", "data", "forward", "backward", "collective", "optimizer", "checkpoint_write", "checkpoint_load"] | None,
-        Field(description="On entering this phase; without it at the start of the step."),
-    ] = None  # fmt: skip
+        PhaseName | None, Field(description="On entering this phase; without it at the start of the step.")
+    ] = None
     nth: Annotated[Count, Field(description="The nth time that the phase is entered in that step.")] = 1
     attempt: Annotated[Index | None, Field(description="Only in this attempt: 1 is after the first restart.")] = None
     time: Annotated[Seconds | None, Field(description="So long after the launch.")] = None
@@ -121,7 +125,7 @@ class When(Strict):
             raise ValueError("a trigger says when: write step, phase, attempt, time, after or checkpoints")
         if inside and outside:
             raise ValueError(
-                f"{min(inside)} and {min(outside)} can't be combined: the one is seen in the rank, the other from outside"
+                f"{min(inside)} and {min(outside)} can't be combined: one is seen in the rank, one from outside"
             )
         if inside == {"nth"}:
             raise ValueError("nth counts a phase; name the phase too")
@@ -204,6 +208,3 @@ class Scenario(Strict):
     )
     launcher: str = "local"
     tags: list[str] = Field(default_factory=list)
-
-
-PHASES = tuple(phase.value for phase in Phase)

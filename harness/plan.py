@@ -96,7 +96,8 @@ class Plan:
             **raw, "job": PlannedJob(**{**raw["job"], "command": tuple(raw["job"]["command"])}),
             "faults": tuple(_fault(fault) for fault in raw["faults"]),
             **{name: tuple(Named(**item) for item in raw[name]) for name in ("asserts", "steady_state", "stop")},
-            "hooks": tuple(raw["hooks"]), "needs": tuple(raw["needs"]), "collect": tuple(Need(one) for one in raw["collect"]),
+            "hooks": tuple(raw["hooks"]), "needs": tuple(raw["needs"]),
+            "collect": tuple(Need(one) for one in raw["collect"]),
         })  # fmt: skip
 
 

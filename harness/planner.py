@@ -1,4 +1,4 @@
-"""From a scenario to a Plan: placeholders filled, targets chosen, parameters drawn, the machine checked. Changes nothing."""
+"""From a scenario to a Plan: placeholders filled, targets and parameters drawn, machine checked. Changes nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from torchaos.harness.agent.wire import Moment, Phase
 from torchaos.harness.contracts import Injector, Need, Target, UsageError
 from torchaos.harness.environment import resolve_program
 from torchaos.harness.grammar import Between, Fault, Item, Job, Scenario, When
+from torchaos.harness.parameters import check_parameters
+from torchaos.harness.placeholders import fill
 from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob, stream
-from torchaos.harness.scenario import check_parameters, fill
 
 # Hooks of the agent that a need, or the phase of a trigger, switches on. "steps" is always on.
 _HOOKS_OF_NEED = {
@@ -134,7 +135,7 @@ def _fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: 
     trigger = _trigger(fault.when, target, draw)
     if job.attach_pid is not None and isinstance(trigger, Moment):
         raise UsageError(
-            f"{file}: fault {name}: a step or phase needs the agent in the rank; for a job that is attached to write time or after"
+            f"{file}: fault {name}: a job that is attached to has no agent that sees steps; write time or after"
         )
     if target.nodes == () and found.hits == "agents":
         raise UsageError(f"{file}: fault {name}: {fault.inject} hits a node's agent; write target: {{node: 0}}")

@@ -68,11 +68,9 @@ def recovery_from(record: Record, landing: Landing) -> Recovery:
     came_back = next((one for one in later if one.number in made_steps), later[0] if later else None)
     if came_back is None:
         return _recovery(landing, seen, None)
-    past = [
-        one for one in history.executions if one.attempt > landing.attempt and (one.global_step or 0) > (reached or 0)
-    ]
+    past = [one.mono_s for one in history.executions if (one.global_step or 0) > (reached or 0)]
     seen.update(_parts_of(came_back, history, after))
-    seen["caught_up"] = min((one.mono_s for one in past), default=None)
+    seen["caught_up"] = min(past, default=None)
     return _recovery(landing, seen, _lost(history, landing.attempt, reached))
 
 

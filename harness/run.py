@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
@@ -38,9 +38,11 @@ Watcher = Callable[[Journal, Plan], AbstractContextManager[object]]
 class Run:
     """One run of one plan in one run directory. `stop` may be called from a signal handler or another thread."""
 
-    def __init__(self, plan: Plan, folder: RunDir, watcher: Watcher | None = None) -> None:
+    def __init__(
+        self, plan: Plan, folder: RunDir, reproduce: Sequence[str] = (), watcher: Watcher | None = None
+    ) -> None:
         self.plan, self.folder = plan, folder
-        self._watcher = watcher
+        self._reproduce, self._watcher = list(reproduce), watcher
         self._stop_reason: str | None = None
         self._started = time.monotonic()
 
@@ -113,7 +115,7 @@ class Run:
             if fault.id not in told:
                 reason = "the run ended before its trigger was reached"
                 self.journal.emit(Kind.MISSED, {"fault": fault.id, "reason": reason})
-        self._save("environment", describe(self.plan))
+        self._save("environment", {**describe(self.plan), "reproduce": self._reproduce})
 
     def _heal(self) -> None:
         self._stage("heal")

@@ -1,15 +1,15 @@
 """Where everything of one run lies. One folder, readable by its owner only; `judge` works on it offline.
 
-    scenario.yaml       the file as it was, byte for byte
-    plan.json           what was going to happen (plan.Plan)
-    agent/plan.json     what the ranks read (wire.AgentPlan); agent/pages/*.page: one control page per fault
-    events/*.jsonl      the journal: one writer per file; merged only on reading
-    logs/job-N.log      stdout and stderr of submission N, as they came
-    undo/               undo.jsonl, and the copies that File handles restore from
-    job/                what `{run}` stands for in the scenario: the job's own files
-    artifacts/*.json    what the collect stage read: inventory.json, environment.json
-    twins/N             a link to (or copy of) the record of the Nth twin
-    result.json, junit.xml
+scenario.yaml       the file as it was, byte for byte
+plan.json           what was going to happen (plan.Plan)
+agent/plan.json     what the ranks read (wire.AgentPlan); agent/pages/*.page: one control page per fault
+events/*.jsonl      the journal: one writer per file; merged only on reading
+logs/job-N.log      stdout and stderr of submission N, as they came
+undo/               undo.jsonl, and the copies that File handles restore from
+job/                what `{run}` stands for in the scenario: the job's own files
+artifacts/*.json    what the collect stage read: inventory.json, environment.json
+twins/N             a link to (or copy of) the record of the Nth twin
+result.json, junit.xml
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class RunDir:
             for folder in (self.pages, self.events, self.logs, self.undo, self.job, self.artifacts, self.twins):
                 folder.mkdir(mode=0o700, parents=True)
         except OSError as error:
-            raise UsageError(f"{self.root}: the run directory can't be made: {error.strerror}; choose another --out") from error
+            raise UsageError(
+                f"{self.root}: the run directory can't be made: {error.strerror}; choose another --out"
+            ) from error
         return self
 
     def check(self) -> RunDir:
@@ -92,7 +94,7 @@ class RunDir:
         except OSError as error:
             raise UsageError(f"{self.root}: no run directory: {error.strerror}") from error
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise UsageError(f"{self.root}: not a directory of yours; a run directory is owned by the user who judges it")
+            raise UsageError(f"{self.root}: not a directory of yours; copy it, and judge the copy")
         if not self.plan.is_file():
             raise UsageError(f"{self.root}: there is no plan.json in it; give the directory of one run")
         return self

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from torchaos.harness.agreement import wants_more
@@ -22,9 +20,11 @@ from torchaos.harness.verdict import judge
 class ScenarioRun:
     """`stop` may be called from a signal handler; what is under way is then ended in order and judged."""
 
-    def __init__(self, plan: Plan, folder: RunDir, source: Path | None, watcher: Watcher | None = None) -> None:
+    def __init__(
+        self, plan: Plan, folder: RunDir, source: Path, reproduce: Sequence[str], watcher: Watcher | None = None
+    ) -> None:
         self.plan, self.folder = plan, folder
-        self._source, self._watcher = source, watcher
+        self._source, self._reproduce, self._watcher = source, reproduce, watcher
         self._current: Run | None = None
         self._stopped: str | None = None
 
@@ -37,8 +37,7 @@ class ScenarioRun:
         """Raises ChaosError where the run could not be made at all; by then nothing is left behind."""
         self.folder.create()
         self.plan.write(self.folder.plan)
-        if self._source:
-            self.folder.scenario.write_bytes(self._source.read_bytes())
+        self.folder.scenario.write_bytes(self._source.read_bytes())
         twins = Twins(self.plan, self._execute)
         wanted = int(self.plan.twin.get("runs", 0))
         have = int(wanted > 0 and not self._stopped and twins.give(0, self.folder))
@@ -55,7 +54,7 @@ class ScenarioRun:
     def _execute(self, plan: Plan, folder: RunDir) -> None:
         if not folder.plan.exists():
             plan.write(folder.plan)
-        self._current = Run(plan, folder, self._watcher)
+        self._current = Run(plan, folder, self._reproduce, self._watcher)
         try:
             self._current()
         finally:
@@ -67,4 +66,6 @@ class ScenarioRun:
 
 def error_result(plan: Plan, folder: RunDir, error: ChaosError, code: ExitCode) -> Result:
     """What is reported of a scenario that could not be run to its end."""
-    return Result(plan.scenario, plan.description, plan.seed, Verdict.ERROR, code, str(error), str(folder.root), "", 0.0)
+    return Result(
+        plan.scenario, plan.description, plan.seed, Verdict.ERROR, code, str(error), str(folder.root), "", 0.0
+    )

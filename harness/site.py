@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
 from torchaos.harness.agent.wire import Phase, start_ticks
 from torchaos.harness.contracts import ChaosError, Emit
 

@@ -30,6 +30,7 @@ from torchaos.harness.rundir import RunDir
 # Environment variables with these beginnings change what a job computes; others are taken not to.
 _ENV = ("TORCH", "PYTORCH", "CUDA", "NCCL", "GLOO", "OMP", "MKL", "PYTHON", "ATEN", "LD_", "HF_", "ACCELERATE", "PL_")
 _SOURCES_MAX = 2000
+_TRIES = 4
 _KEPT = ("plan.json", "events", "artifacts", "logs")
 
 
@@ -52,12 +53,19 @@ class Twins:
         return True
 
     def _make(self, number: int, kept: Path) -> bool:
-        """A twin that fails is left where it ran, so that its log can be read."""
-        folder = RunDir(self._home / f"run-{number}-{os.getpid()}").create()
-        self._execute(self._plan, folder)
-        if not finished_well(Record.load(folder)):
+        """A healthy job may abort while it exits (torch's teardown), and is then done again by torchrun: such a run is
+        no twin, and another is tried. One that fails is left where it ran, so that its log can be read."""
+        for _ in range(_TRIES):
+            folder = RunDir(self._home / f"run-{number}-{os.getpid()}").create()
+            self._execute(self._plan, folder)
+            record = Record.load(folder)
+            if finished_well(record):
+                break
             shutil.rmtree(self._home / "failed", ignore_errors=True)
             folder.root.rename(self._home / "failed")
+            if last_exit_code(record) != 0:
+                return False
+        else:
             return False
         partial = self._home / f".{number}-{os.getpid()}"
         partial.mkdir(mode=0o700)
@@ -85,8 +93,12 @@ def fault_free(plan: Plan) -> Plan:
 
 
 def finished_well(twin: Record) -> bool:
-    codes = [event.data["exit_code"] for event in twin.of_kind(Kind.JOB_EXITED)]
-    return codes[-1:] == [0] and len(twin.history.attempts) == 1
+    return last_exit_code(twin) == 0 and len(twin.history.attempts) == 1
+
+
+def last_exit_code(run: Record) -> int | None:
+    codes = [event.data["exit_code"] for event in run.of_kind(Kind.JOB_EXITED)]
+    return codes[-1] if codes else None
 
 
 def key_of(plan: Plan) -> str:
@@ -109,7 +121,12 @@ def _sources(plan: Plan) -> list[Path]:
     """The files that the command names, and every Python file beside or below such a script."""
     cwd = Path(plan.job.cwd)
     named = [cwd / word for word in plan.job.command if (cwd / word).is_file()]
-    beside = [path for script in named if script.suffix == ".py" for path in sorted(script.parent.rglob("*.py"))[:_SOURCES_MAX]]
+    beside = [
+        path
+        for script in named
+        if script.suffix == ".py"
+        for path in sorted(script.parent.rglob("*.py"))[:_SOURCES_MAX]
+    ]
     return sorted({*named, *beside})
 
 

@@ -20,6 +20,7 @@ from torchaos.harness.result import Case, ExitCode, FaultResult, Result, Verdict
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.words import moment_in_words, target_in_words
 
+_CONSEQUENCES = ("peer-gone",)  # what any death of a rank brings about: no news
 _OF_OUTCOME = {
     Outcome.PASSED: Verdict.PASSED,
     Outcome.FAILED: Verdict.FAILED,
@@ -39,7 +40,10 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     assertions = [_assertion(named) for named in run.plan.asserts]
     must_recover = all(getattr(assertion, "expects_recovery", True) for assertion in assertions)
     faults = tuple(_judge_fault(run, fault, must_recover) for fault in run.plan.faults)
-    cases = [_case(named, _finding(assertion, run, twins)) for named, assertion in zip(run.plan.asserts, assertions, strict=True)]
+    cases = [
+        _case(named, _finding(assertion, run, twins))
+        for named, assertion in zip(run.plan.asserts, assertions, strict=True)
+    ]
     if faults:
         cases.insert(0, _faults_case(faults))
     rollback = _rollback_case(run)
@@ -147,24 +151,38 @@ def _outlived(run: Record, hits: Sequence[Event], well: tuple[Verdict, str]) -> 
 
 
 def _faults_case(faults: Sequence[FaultResult]) -> Case:
-    bad = sorted((one for one in faults if one.verdict is not Verdict.PASSED), key=lambda one: one.verdict is not Verdict.INCONCLUSIVE)
+    bad = sorted(
+        (one for one in faults if one.verdict is not Verdict.PASSED),
+        key=lambda one: one.verdict is not Verdict.INCONCLUSIVE,
+    )
     if not bad:
-        return Case("faults", "faults", Verdict.PASSED, f"{len(faults)} of {len(faults)} landed as planned, were felt and outlived")
+        return Case(
+            "faults",
+            "faults",
+            Verdict.PASSED,
+            f"{len(faults)} of {len(faults)} landed as planned, were felt and outlived",
+        )
     return Case("faults", "faults", bad[0].verdict, f"{bad[0].id}: {bad[0].reason}")
 
 
 def _rollback_case(run: Record) -> Case:
-    undone = [event for event in run.of_kind(Kind.ROLLED_BACK, Kind.HEALED)]
+    undone = list(run.of_kind(Kind.ROLLED_BACK, Kind.HEALED))
     bad = [event for event in undone if not event.data["verified"]]
     if bad:
         who = bad[0].data.get("fault") or bad[0].data.get("record")
-        return Case("rollback", "rollback", Verdict.ERROR, f"{who} could not be taken back: {bad[0].data.get('reason', '')}")
+        return Case(
+            "rollback", "rollback", Verdict.ERROR, f"{who} could not be taken back: {bad[0].data.get('reason', '')}"
+        )
     unhealed = {e.data["record"] for e in run.of_kind(Kind.GUARDED)} - {
         e.data.get("fault") or e.data.get("record") for e in undone
     }
     if unhealed:
         return Case("rollback", "rollback", Verdict.ERROR, f"nothing shows that {min(unhealed)} was taken back")
     return Case("rollback", "rollback", Verdict.PASSED, "all that was changed has been taken back, and verified")
+
+
+def _owner(event: Event) -> str:
+    return str(event.data.get("fault") or event.data.get("record"))
 
 
 def _overall(run: Record, cases: Sequence[Case]) -> tuple[Verdict, str]:
@@ -179,7 +197,10 @@ def _overall(run: Record, cases: Sequence[Case]) -> tuple[Verdict, str]:
             return found[0].verdict, f"{found[0].name}: {found[0].reason}"
     if not cases:
         return Verdict.INCONCLUSIVE, "nothing was asserted and nothing was injected"
-    return Verdict.PASSED, "every fault was felt and outlived, and every assertion holds" if run.plan.faults else "every assertion holds"
+    return (
+        Verdict.PASSED,
+        "every fault was felt and outlived, and every assertion holds" if run.plan.faults else "every assertion holds",
+    )
 
 
 def _applied_in_words(hits: Sequence[Event]) -> str:
@@ -212,5 +233,6 @@ def _about_twins(plan: Plan, twins: Sequence[Record]) -> str:
 def _notes(run: Record) -> list[str]:
     notes = [str(event.data["text"]) for event in run.of_kind(Kind.NOTE)]
     notes += [f"the agent's hook {e.data['hook']} failed: {e.data['error']}" for e in run.of_kind(Kind.AGENT_FAILED)]
-    causes = [f"{e.data['cause']}: {e.data.get('advice', e.data['line'])}" for e in run.of_kind(Kind.LOG_CAUSE)]
+    found = [event for event in run.of_kind(Kind.LOG_CAUSE) if event.data["cause"] not in _CONSEQUENCES]
+    causes = [f"{event.data['cause']}: {event.data.get('advice', event.data['line'])}" for event in found]
     return list(dict.fromkeys(notes + causes))

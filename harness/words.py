@@ -30,7 +30,13 @@ def moment_in_words(when: Moment | After) -> str:
 def seconds_in_words(seconds: float | None) -> str:
     if seconds is None:
         return "not seen"
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+    return (
+        f"{seconds * 1000:.0f} ms"
+        if seconds < 1
+        else f"{seconds:.1f} s"
+        if seconds < 120
+        else f"{seconds / 60:.1f} min"
+    )
 
 
 def _list(word: str, numbers: tuple[int, ...]) -> str:

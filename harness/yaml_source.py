@@ -1,7 +1,7 @@
 """YAML to plain data, with the place of every key and value, and without the traps of YAML 1.1.
 
-Only `true` and `false` are booleans, only decimal digits make an integer (`017`, `10:30` and dates are text), `1e-3` is a
-number, and a key that stands twice is an error, as are what is too large, too deep, or not UTF-8.
+Only `true` and `false` are booleans, only decimal digits make an integer (`017`, `10:30` and dates are text), `1e-3` is
+a number, and a key that stands twice is an error, as are what is too large, too deep, or not UTF-8.
 """
 
 from __future__ import annotations
@@ -162,15 +162,14 @@ class _Builder:
             if not isinstance(key, yaml.ScalarNode):
                 raise _wrong(key, "a key is a single word")
             name = str(key.value)
+            inside: Keys = (*at, name)
             if name == "<<":
                 raise _wrong(key, "merge keys are not supported; use an alias for a whole value, or write it out")
             if name in found:
-                first = self._source.keys[(*at, name)]
-                raise _wrong(
-                    key, f"the key {name!r} stands here a second time (first in line {first.line}); remove one"
-                )
-            self._source.keys[(*at, name)] = _place(key.start_mark)
-            found[name] = self.build(value, (*at, name))
+                line = self._source.keys[inside].line
+                raise _wrong(key, f"the key {name!r} stands here a second time (first in line {line}); remove one")
+            self._source.keys[inside] = _place(key.start_mark)
+            found[name] = self.build(value, inside)
         return found
 
     def _scalar(self, node: yaml.Node) -> Any:

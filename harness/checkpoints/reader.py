@@ -121,13 +121,13 @@ def read(path: Path, root: Path) -> Checkpoint:
     readers = {"dcp": read_dcp, "torch": read_torch, "safetensors": read_safetensors, "dir": read_dir}
     with found.noting(path.name):
         readers[form](path, found)
+    if not (found.tensors or found.values or found.problems):
+        found.problems.append(f"{path.name}: not opened: needs pickle" if found.unopened else f"{path.name}: empty")
+        found.complete, found.loadable = bool(found.unopened), False
     if _UNFINISHED.search(path.name):
         found.problems.insert(0, f"{path.name}: its name says that it is not a finished checkpoint")
         found.complete = False
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-    if not (found.tensors or found.values or found.problems):
-        found.problems.append(f"{path.name}: not opened: needs pickle" if found.unopened else f"{path.name}: empty")
-        found.complete, found.loadable = bool(found.unopened), False
     return Checkpoint(
         os.path.relpath(path, root), form, step_of(path, found), found.complete, found.loadable,
         found.problems[0] if found.problems else None, found.unopened, found.tensors, found.values,

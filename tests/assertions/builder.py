@@ -97,6 +97,8 @@ class Trainer:
                 return False
             self._step(attempt, world, state, step, step - base)
         for rank in range(world):
+            if not self.log_only:
+                self.emit(Kind.AGENT_ENDED, {"unseen": []}, rank, attempt)
             gone = {"pid": self._pid(attempt, rank), "start_ticks": attempt, "exit_code": 0}
             self.emit(Kind.RANK_EXITED, gone, rank, attempt)
         return True

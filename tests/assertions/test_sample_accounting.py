@@ -87,6 +87,17 @@ def test_without_a_twin_redone_steps_and_repeats_are_seen(trainer: Any) -> None:
     assert SampleAccounting().judge(trainer(kills=[(16, 1)]).record(), []).outcome is Outcome.INCONCLUSIVE
 
 
+def test_a_job_that_draws_with_replacement_repeats_no_epoch(trainer: Any) -> None:
+    """What came twice before any fault may come twice after it: nothing is made of it."""
+    run = trainer(kills=[(11, 1)], broken=frozenset({"sampler"})).record()
+    again = [
+        replace(e, data={**e.data, "indices": [0, 1, 2, 3]}) if e.kind is Kind.STEP and e.step == 3 else e
+        for e in run.events
+    ]
+    finding = SampleAccounting().judge(replace(run, events=tuple(again)), [])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
 def test_unseen_samples_are_inconclusive_by_name(trainer: Any) -> None:
     """Nothing seen in the run, in the twin, or in one step: inconclusive, and it says which."""
     run, twin, blind = trainer(kills=KILL).record(), trainer().record(), trainer(samples_seen=False).record()

@@ -44,5 +44,7 @@ def torchaos(tmp_path: Path, cache: Path) -> RunScenario:
 @pytest.fixture
 def reference() -> dict[str, Any]:
     """The reference job: 60 steps, a checkpoint every 10."""
-    command = "torchrun --nproc-per-node 2 --max-restarts 3 {jobs}/gpt_ddp.py --steps 60 --checkpoint-dir {run}/checkpoints"
+    command = (
+        "torchrun --nproc-per-node 2 --max-restarts 3 {jobs}/gpt_ddp.py --steps 60 --checkpoint-dir {run}/checkpoints"
+    )
     return {"command": command, "checkpoints": {"path": "{run}/checkpoints"}}

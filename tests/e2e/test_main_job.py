@@ -48,7 +48,7 @@ def test_kill_rank_is_judged_and_passes(torchaos: RunScenario) -> None:
 
 
 def test_judge_says_the_same_offline(torchaos: RunScenario, reference: dict[str, Any], tmp_path: Path) -> None:
-    """A moved, read-only run directory gives the same verdict again, with no socket, process or outside path touched."""
+    """A moved, read-only folder gives the same verdict again, and no socket, process or outside path is touched."""
     run = torchaos(kill_rank(reference, when={"step": 25, "phase": "forward"}))
     assert run.exit_code == 0, run
     moved = run.folder.rename(tmp_path / "moved")

@@ -123,6 +123,19 @@ def _with(event: Event, **data: Any) -> Event:
     return Event(**{**event.__dict__, "data": {**event.data, **data}})
 
 
+def test_a_load_that_failed_says_nothing() -> None:
+    """A checkpoint that could not be read is not the one that the job went on from, even when it was tried last."""
+    run = Trainer(kills=[(18, 1)]).record()
+    loads = [event for event in run.events if event.kind is Kind.LOAD_END]
+    failed = [
+        _with(Event(**{**load.__dict__, "mono_s": load.mono_s + 0.005}), path="/job/checkpoints/step-10", ok=False)
+        for load in loads
+    ]
+    attempt = History.of([*run.events, *failed]).attempt(1)
+    assert attempt is not None
+    assert (attempt.base, attempt.loaded, attempt.conflicts) == (15, "/job/checkpoints/step-15", ())
+
+
 def test_base_of_is_known_while_the_first_step_is_under_way() -> None:
     """A live harness gets the base from what one rank has written of its first step."""
     run = Trainer(kills=[(18, 1)]).record()

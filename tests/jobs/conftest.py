@@ -75,8 +75,9 @@ def run(
             time.sleep(0.005)
     finally:
         if job.poll() is None:
-            for process in [*psutil.Process(job.pid).children(recursive=True), job]:
-                process.kill()
+            for child in psutil.Process(job.pid).children(recursive=True):
+                child.kill()
+            job.kill()
             job.wait()
     assert when is None, f"the moment to send the signal never came:\n{log.read_text()}"
     return Ran(job.returncode, log.read_text(), folder)

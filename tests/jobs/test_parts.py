@@ -11,6 +11,7 @@ from typing import Any, Iterator
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 SAMPLES, BATCH = 40, 12  # three global batches an epoch
 
@@ -23,7 +24,7 @@ def fault_tolerance(jobs: None) -> Any:
 @pytest.fixture
 def alone() -> Iterator[None]:
     """A process group of one."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -72,7 +73,8 @@ def test_guard(fault_tolerance: Any) -> None:
 
 def test_watch(jobs: None, fault_tolerance: Any) -> None:
     """A step that takes too long ends the process, and says where it was."""
-    stuck = "import fault_tolerance as f, datetime, threading as t; f.watch(datetime.timedelta(seconds=.3)); t.Event().wait(60)"
+    watch = "f.watch(datetime.timedelta(seconds=.3)); t.Event().wait(60)"
+    stuck = f"import fault_tolerance as f, datetime, threading as t; {watch}"
     folder = str(Path(fault_tolerance.__file__).parent)
     done = subprocess.run([sys.executable, "-c", stuck], cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
@@ -94,7 +96,7 @@ class Part:
 
 
 def test_keeps_the_newest(fault_tolerance: Any, alone: None, tmp_path: Path) -> None:
-    """Old checkpoints go when a new one is complete, what a dead attempt left goes at the start, and the newest is loaded."""
+    """Old checkpoints go when a new one is complete, dead leftovers at the start, and the newest is loaded."""
     (tmp_path / "step-2.partial").mkdir()
     checkpoints = fault_tolerance.Checkpoints(tmp_path, 2, timedelta(seconds=30))
     for step in (1, 2, 10):

@@ -47,15 +47,19 @@ def test_hf_trainer(run_job: Run, tmp_path: Path) -> None:
     assert {epoch: printed[epoch] for epoch in expected} == expected
 
 
-def test_lightning(run_job: Run, tmp_path: Path) -> None:
-    """Lightning goes on at the right step, but with other losses: it keeps neither the RNG nor the place in the epoch."""
-    reference = trainer(run_job, "lightning", tmp_path / "reference")
-    rows = lambda folder: [  # noqa: E731
+def rows(folder: Path) -> list[tuple[int, str]]:
+    """Step and loss from Lightning's CSV files, one for each attempt; the last line may be half written."""
+    return [
         (int(row["step"]) + 1, row["train_loss"])
         for path in sorted(folder.glob("lightning_logs/*/metrics.csv"))
         for row in csv.DictReader(path.read_text().splitlines())
         if row.get("train_loss") and row["step"].isdecimal()
     ]
+
+
+def test_lightning(run_job: Run, tmp_path: Path) -> None:
+    """Lightning goes on at the right step with other losses: it keeps neither the RNG nor the place in the epoch."""
+    reference = trainer(run_job, "lightning", tmp_path / "reference")
     ran = trainer(run_job, "lightning", tmp_path / "run", lambda _, folder: len(rows(folder)) >= 13)
     expected, got = dict(rows(reference.folder)), rows(ran.folder)
     resumed = next(number for number in range(1, len(got)) if got[number][0] <= got[number - 1][0])
@@ -66,7 +70,7 @@ def test_lightning(run_job: Run, tmp_path: Path) -> None:
 
 
 def test_accelerate(run_job: Run, tmp_path: Path) -> None:
-    """Accelerate goes on at the right step and sample, but with other dropout: starting the loader draws from the RNG."""
+    """Accelerate goes on at the right step and sample with other dropout: starting the loader draws from the RNG."""
     reference = trainer(run_job, "accelerate", tmp_path / "reference")
     ran = trainer(run_job, "accelerate", tmp_path / "run", after(13, r"step \d+ loss"))
     expected = dict(reference.losses)

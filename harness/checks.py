@@ -1,0 +1,112 @@
+"""What must hold between the parts of a scenario, and with the plug-ins that it names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+from torchaos.harness import registry
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.grammar import Scenario
+from torchaos.harness.parameters import Tell, check_parameters
+from torchaos.harness.placeholders import PLACEHOLDERS, unknown_placeholders
+from torchaos.harness.probes.log_adapters import adapter_for
+from torchaos.harness.yaml_source import Keys
+
+_SHELL = ("&&", "||", "|", ";", ">", "<", "&")
+
+
+def check(scenario: Scenario, tell: Tell) -> None:
+    for one in (_check_job, _check_placeholders, _check_faults, _check_items):
+        one(scenario, tell)
+
+
+def _check_job(scenario: Scenario, tell: Tell) -> None:
+    job = scenario.job
+    try:
+        words = shlex.split(job.command) if isinstance(job.command, str) else job.command
+    except ValueError as error:
+        tell(("job", "command"), f"the command can't be split into words: {str(error).lower()}; mend its quotes")
+        return
+    if not words:
+        tell(("job", "command"), "the command is empty; write the torchrun command line")
+    elif "=" in words[0]:
+        tell(("job", "command"), f"no shell reads the command, so {words[0]!r} is not set; put it under env")
+    elif isinstance(job.command, str) and (shell := [word for word in words if word in _SHELL]):
+        tell(("job", "command"), f"no shell reads the command, so {shell[0]!r} means nothing; write [bash, -c, '...']")
+    for name in job.env:
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            tell(("job", "env", name), f"{name!r} is no name of a variable; use letters, digits and _", True)
+    try:
+        adapter_for(job.log.model_dump() if job.log else None)
+    except UsageError as error:
+        tell(("job", "log"), str(error))
+
+
+def _check_placeholders(scenario: Scenario, tell: Tell) -> None:
+    job = scenario.job
+    texts: list[tuple[Keys, str]] = [(("job", "cwd"), job.cwd)]
+    if isinstance(job.command, str):
+        texts.append((("job", "command"), job.command))
+    else:
+        texts += [(("job", "command", number), word) for number, word in enumerate(job.command)]
+    texts += [(("job", "env", name), value) for name, value in job.env.items()]
+    if job.checkpoints:
+        texts.append((("job", "checkpoints", "path"), job.checkpoints.path))
+    for keys, text in texts:
+        for name in unknown_placeholders(text):
+            near = registry.suggest(name, PLACEHOLDERS)
+            hint = (
+                f"did you mean {{{near}}}?" if near else f"there are {', '.join(f'{{{one}}}' for one in PLACEHOLDERS)}"
+            )
+            tell(keys, f"unknown placeholder {{{name}}}; {hint} A brace itself is written twice")
+
+
+def _check_faults(scenario: Scenario, tell: Tell) -> None:
+    earlier: list[str] = []
+    for number, fault in enumerate(scenario.faults):
+        at: Keys = ("faults", number)
+        name = fault.id or fault.inject
+        if name in earlier:
+            tell(
+                (*at, "id") if fault.id else (*at, "inject"),
+                f"there is a fault {name!r} already; give this one an id of its own",
+            )
+        if fault.when.after is not None and fault.when.after not in earlier:
+            near = registry.suggest(fault.when.after, earlier)
+            hint = f"did you mean {near!r}?" if near else f"the earlier ones are {', '.join(earlier) or 'none'}"
+            tell((*at, "when", "after"), f"there is no earlier fault {fault.when.after!r}; {hint}")
+        earlier.append(name)
+        injector = _class("injectors", fault.inject, (*at, "inject"), tell)
+        if injector is not None:
+            check_parameters(injector, fault.with_, (*at, "with"), tell)
+            if fault.for_ is not None and injector.lethal:
+                tell((*at, "for"), f"{fault.inject} can't be taken back, so `for` has no meaning; remove it")
+
+
+def _check_items(scenario: Scenario, tell: Tell) -> None:
+    groups: list[tuple[str, str, Any]] = [
+        ("assert", "assertions", scenario.assert_),
+        ("steady_state", "conditions", scenario.steady_state),
+        ("stop", "conditions", scenario.stop),
+    ]
+    for key, group, items in groups:
+        seen: set[str] = set()
+        for number, item in enumerate(items):
+            at: Keys = (key, number)
+            if item.name in seen:
+                tell(at, f"{item.name} stands here a second time; put its bounds together")
+            seen.add(item.name)
+            found = _class(group, item.name, at, tell)
+            if found is not None:
+                check_parameters(found, item.params, (*at, item.name), tell)
+    _class("launchers", scenario.launcher, ("launcher",), tell)
+
+
+def _class(group: str, name: str, at: Keys, tell: Tell) -> Any:
+    try:
+        return registry.find(group, name)
+    except UsageError as error:
+        tell(at, str(error))
+        return None

@@ -1,0 +1,95 @@
+"""Pydantic's errors in the words of a person who writes scenarios, one per place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from torchaos.harness import registry
+from torchaos.harness.grammar import Scenario
+from torchaos.harness.yaml_source import Keys, Source
+
+# What pydantic calls a thing is not what a person calls it.
+_EXPECTED = {
+    "int_type": "a whole number", "string_type": "text; put it in quotes", "float_type": "a number",
+    "bool_type": "true or false", "list_type": "a list", "dict_type": "a mapping", "model_type": "a mapping",
+    "model_attributes_type": "a mapping", "dataclass_type": "a mapping",
+}  # fmt: skip
+
+
+def most_telling(source: Source, error: ValidationError) -> dict[Keys, Any]:
+    """One error per place: where a value may be several things, that of the thing it was meant to be."""
+    best: dict[Keys, Any] = {}
+    for found in error.errors():
+        keys = _in_file(source, tuple(found["loc"]), found["type"])
+        if keys not in best or _rank_of(found) > _rank_of(best[keys]):
+            best[keys] = found
+    return best
+
+
+def _rank_of(found: Any) -> int:
+    return 0 if found["type"] in _EXPECTED else 1 if found["type"] == "literal_error" else 2
+
+
+def _in_file(source: Source, loc: Keys, kind: str) -> Keys:
+    """Pydantic's location without the parts that the file does not have (union members, normalised items)."""
+    keys: Keys = ()
+    for part in loc:
+        if (*keys, part) in source.values or (*keys, part) in source.keys:
+            keys = (*keys, part)
+    if kind in ("missing", "extra_forbidden") and keys[-1:] != loc[-1:]:  # not in the file, or put in by --set
+        return (*keys, loc[-1])
+    return keys
+
+
+def words(found: Any, keys: Keys) -> str:
+    kind, name = found["type"], next((key for key in reversed(keys) if isinstance(key, str)), "scenario")
+    if kind == "extra_forbidden":
+        known = _keys_beside(found["loc"])
+        near = registry.suggest(name, known)
+        return f"unknown key {name!r}; {f'did you mean {near!r}?' if near else 'there are ' + ', '.join(known)}"
+    if kind == "missing":
+        return f"the key {found['loc'][-1]!r} is missing; add it"
+    if kind == "value_error":
+        return str(found["ctx"]["error"])
+    if kind in ("literal_error", "enum"):
+        near = registry.suggest(str(found["input"]), re.findall(r"'([^']*)'", found["ctx"]["expected"]))
+        return f"{name} is {found['ctx']['expected']}, not {found['input']!r}" + (
+            f"; did you mean {near!r}?" if near else ""
+        )
+    if kind == "string_pattern_mismatch":
+        return f"{name} is made of small letters, digits, dots and dashes, not {found['input']!r}"
+    if kind in _EXPECTED:
+        return f"{name} is {_EXPECTED[kind]}, not {_shown(found['input'])}"
+    return f"{name}: {found['msg'][:1].lower()}{found['msg'][1:]}, not {_shown(found['input'])}"
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "empty", True: "true", False: "false"}[value]
+    return "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
+
+
+def _keys_beside(loc: Keys) -> list[str]:
+    """The keys that the grammar knows where the unknown one stands."""
+    model: Any = Scenario
+    for part in loc[:-1]:
+        if isinstance(part, str):
+            model = next((found for found in _models_in(model, part)), model)
+    return sorted(field.alias or name for name, field in model.model_fields.items())
+
+
+def _models_in(model: Any, key: str) -> Iterator[Any]:
+    for name, field in model.model_fields.items():
+        if (field.alias or name) == key or name == key:
+            yield from _find_models(field.annotation)
+
+
+def _find_models(annotation: Any) -> Iterator[Any]:
+    if hasattr(annotation, "model_fields"):
+        yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from _find_models(argument)

@@ -1,0 +1,48 @@
+"""The parameters of a plug-in: the fields of its dataclass, typed by their annotations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from torchaos.harness import registry
+from torchaos.harness.mistakes import words
+from torchaos.harness.yaml_source import Keys
+
+Tell = Callable[..., None]  # the place, the text, and whether the key is meant rather than its value
+
+
+def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell) -> dict[str, Any]:
+    """The parameters of a plug-in, typed; tells of those that don't fit, or are missing."""
+    known = {field.name: field for field in fields(found) if field.init}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            near = registry.suggest(name, known)
+            there = f"it has {', '.join(known)}" if known else "it has none"
+            hint = f"did you mean {near!r}?" if near else there
+            tell((*at, name), f"{found.name} has no parameter {name!r}; {hint}", True)
+            continue
+        try:
+            values[name] = _type(found, known[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            tell((*at, name), words(error.errors()[0], (*at, name)))
+    for name, field in known.items():
+        if name not in given and field.default is MISSING and field.default_factory is MISSING:
+            tell(at, f"{found.name} needs the parameter {name!r}; add it")
+    return values
+
+
+def schema_of(found: Any) -> dict[str, Any]:
+    """JSON Schema of the parameters."""
+    properties = {field.name: _type(found, field).json_schema() for field in fields(found) if field.init}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _type(found: Any, field: Field[Any]) -> TypeAdapter[Any]:
+    """Evaluated in the plug-in's own module, and only for this field: the others may name types of type checkers."""
+    return TypeAdapter(eval(str(field.type), vars(sys.modules[found.__module__])))

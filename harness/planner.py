@@ -10,10 +10,10 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from torchaos import scenarios
 from torchaos.harness import capabilities, registry
 from torchaos.harness.agent.wire import Moment, Phase
 from torchaos.harness.contracts import Injector, Need, Target, UsageError
@@ -78,7 +78,7 @@ def make_plan(scenario: Scenario, file: Path, seed: int, attach: int | None = No
 
 
 def _job(job: Job, here: Path, attach: int | None) -> PlannedJob:
-    values = {"jobs": str(Path(scenarios.__path__[0]) / "jobs"), "here": str(here), "python": sys.executable}
+    values = {"jobs": str(files("torchaos.scenarios") / "jobs"), "here": str(here), "python": sys.executable}
     words = shlex.split(job.command) if isinstance(job.command, str) else job.command
     if not words:
         raise UsageError("job.command is empty; write the torchrun command line")

@@ -36,6 +36,7 @@ class Command:
         except OSError as error:
             os.close(self._log)
             raise UsageError(f"{argv[0]}: can't be started in {cwd}: {error.strerror}; check job.command") from error
+        self.pidfd = os.pidfd_open(self.pid)
         assert self._process.stdout is not None
         self._pipe = self._process.stdout.fileno()
         try:
@@ -49,9 +50,13 @@ class Command:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait(self) -> tuple[int, float]:
-        """The exit code (negative: the signal's number) and when it ended (CLOCK_MONOTONIC)."""
-        return self._process.wait(), time.monotonic()
+    def wait(self) -> int:
+        """The exit code; negative: the signal's number."""
+        first = self._process.returncode is None
+        code = self._process.wait()
+        if first:
+            os.close(self.pidfd)
+        return code
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until all its output was read; False while a process still holds the other end."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +44,7 @@ class Job:
         self._commands: list[Command] = []
         self._submission = 0
         self._exit_code: int | None = None
-        self._ending, self._done = threading.Event(), threading.Event()
+        self._ending, self._done, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._live, name="job", daemon=True)
 
     def start(self) -> None:
@@ -77,7 +79,8 @@ class Job:
     def stop(self, grace_s: float = 0.0) -> list[int]:
         """End every process of the job: a job that still runs gets SIGTERM and `grace_s` seconds first. Returns the
         pids of those that could not be ended (none, as a rule). No event comes after this; it may be called again."""
-        self._ending.set()
+        with self._lock:
+            self._ending.set()
         started = self._thread.ident is not None
         if started and not self._done.is_set() and grace_s > 0:
             ask_to_end(self._members(), [command.pid for command in self._commands])
@@ -98,18 +101,26 @@ class Job:
     def _live(self) -> None:
         while True:
             self._exit_code = self._await_exit()
-            if self._exit_code == 0 or self._submission >= self._times or self._ending.is_set():
+            again = self._exit_code != 0 and self._submission < self._times and not self._ending.is_set()
+            if again:
+                self._clear_away()
+            for command in self._commands:
+                command.drain(_DRAIN_S)
+            if not again or self._ending.wait(self._delay_s) or not self._submit_again():
                 break
-            self._clear_away()
-            if self._ending.wait(self._delay_s):
-                break
+        self._done.set()
+
+    def _submit_again(self) -> bool:
+        with self._lock:  # `stop` comes either before it, or finds what it started
+            if self._ending.is_set():
+                return False
             self._submission += 1
             try:
                 self._submit()
             except ChaosError as error:
                 self._journal.emit(Kind.NOTE, {"text": f"the job could not be submitted again: {error}"})
-                break
-        self._done.set()
+                return False
+        return True
 
     def _submit(self) -> None:
         base = self._next_attempt()
@@ -126,15 +137,18 @@ class Job:
 
     def _await_exit(self) -> int:
         """The exit code of the whole submission: the first that is not 0."""
-        codes: list[tuple[float, int]] = []
-        for command in self._commands:
-            code, at_s = command.wait()
-            codes.append((at_s, code))
-            data = {"submission": self._submission, "pid": command.pid, "exit_code": code}
-            self._journal.emit(Kind.JOB_EXITED, data, mono_s=at_s)
-        for command in self._commands:
-            command.drain(_DRAIN_S)
-        return next((code for _at_s, code in sorted(codes) if code != 0), 0)
+        codes, waiting, poll = [], {command.pidfd: command for command in self._commands}, select.poll()
+        for pidfd in waiting:
+            poll.register(pidfd, select.POLLIN)
+        while waiting:
+            for pidfd, _events in poll.poll():
+                at_s = time.monotonic()
+                poll.unregister(pidfd)
+                command = waiting.pop(pidfd)
+                codes.append(command.wait())
+                data = {"submission": self._submission, "pid": command.pid, "exit_code": codes[-1]}
+                self._journal.emit(Kind.JOB_EXITED, data, mono_s=at_s)
+        return next((code for code in codes if code != 0), 0)
 
     def _clear_away(self) -> None:
         """A scheduler ends what a job leaves behind before it starts the job again."""

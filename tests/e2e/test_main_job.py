@@ -11,21 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import REPOSITORY, TRAINERS, RunScenario, kill_rank
+from chaos import REPOSITORY, TRAINERS, RunScenario, kill_rank, left_over
 
 pytestmark = pytest.mark.job
-
-
-def left_over(run_id: str) -> list[int]:
-    """Processes that still carry the mark of a run."""
-    mark, found = f"TORCHAOS_RUN_ID={run_id}".encode(), []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_kill_rank_is_judged_and_passes(torchaos: RunScenario) -> None:

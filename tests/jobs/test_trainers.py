@@ -36,6 +36,7 @@ def test_plain_ddp(run_job: Run, bitwise: Run, tmp_path: Path) -> None:
     bitwise(ran, reference)
 
 
+@pytest.mark.long
 def test_hf_trainer(run_job: Run, tmp_path: Path) -> None:
     """Transformers puts everything back: the losses that it prints don't change."""
     line = r"'loss': '?([\d.]+)'?.*?'epoch': '?([\d.]+)"
@@ -57,6 +58,7 @@ def rows(folder: Path) -> list[tuple[int, str]]:
     ]
 
 
+@pytest.mark.long
 def test_lightning(run_job: Run, tmp_path: Path) -> None:
     """Lightning goes on at the right step with other losses: it keeps neither the RNG nor the place in the epoch."""
     reference = trainer(run_job, "lightning", tmp_path / "reference")
@@ -69,6 +71,7 @@ def test_lightning(run_job: Run, tmp_path: Path) -> None:
     assert all(expected[step] != loss for step, loss in got[resumed:])
 
 
+@pytest.mark.long
 def test_accelerate(run_job: Run, tmp_path: Path) -> None:
     """Accelerate goes on at the right step and sample with other dropout: starting the loader draws from the RNG."""
     reference = trainer(run_job, "accelerate", tmp_path / "reference")

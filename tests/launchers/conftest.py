@@ -9,17 +9,20 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import JobSpec, RankProcess
 from torchaos.harness.journal import Journal
+from torchaos.harness.launchers.attach import Attached
 from torchaos.harness.launchers.job import Job
 from torchaos.harness.launchers.job_env import job_env
 from torchaos.harness.launchers.local import Local
 from torchaos.harness.undo import proc
+
+T = TypeVar("T")
 
 
 class Bench:
@@ -34,7 +37,7 @@ class Bench:
         self.jobs: list[Job] = []
 
     @staticmethod
-    def wait_until(look: Callable[[], Any], fits: Callable[[Any], Any] = bool, timeout_s: float = 40.0) -> Any:
+    def wait_until(look: Callable[[], T], fits: Callable[[T], Any] = bool, timeout_s: float = 40.0) -> T:
         """What `look` returns once it fits; says what it was last when that does not come."""
         end = time.monotonic() + timeout_s
         while not fits(seen := look()):
@@ -64,7 +67,7 @@ class Bench:
         job.start()
         return job
 
-    def ranks(self, job: Any, attempt: int = 0) -> dict[int, RankProcess]:
+    def ranks(self, job: Job | Attached, attempt: int = 0) -> dict[int, RankProcess]:
         """Both ranks of the attempt, once each of them is in its loop and known to the job."""
         self.wait_until(lambda: all(self.up(rank, attempt).exists() for rank in (0, 1)))
         return self.wait_until(job.ranks, lambda found: [one.attempt for one in found.values()] == [attempt, attempt])
@@ -80,9 +83,11 @@ class Bench:
 
     def event(self, kind: Kind, **data: Any) -> Event:
         """The first event of the kind with this payload, once there is one."""
-        return self.wait_until(
+        found = self.wait_until(
             lambda: next((e for e in self.events(kind) if data.items() <= dict(e.data).items()), None), timeout_s=20.0
         )
+        assert found
+        return found
 
     def left(self) -> dict[int, int]:
         return proc.family(self.run_id)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from torchaos.harness.agent.wire import Kind
@@ -87,12 +88,6 @@ def test_a_shell_around_torchrun_points_to_it(bench: Bench, stranger: Start, tmp
     with pytest.raises(UsageError, match=r"the torchrun below it is (\d+)") as refused:
         Attached(shell.pid, bench.journal)
     below = int(str(refused.value).rpartition(" ")[2])
-    assert [member.pid for member in map(proc_children, [shell.pid]) for member in member] == [below]
+    assert [child.pid for child in psutil.Process(shell.pid).children()] == [below]
     bench.go()
     assert shell.wait(40) == 0
-
-
-def proc_children(pid: int) -> list[object]:
-    import psutil
-
-    return list(psutil.Process(pid).children())

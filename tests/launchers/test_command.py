@@ -17,7 +17,7 @@ def run(folder: Path, code: str) -> tuple[int, list[str], bytes]:
     lines: list[str] = []
     log = folder / "job.log"
     command = Command([sys.executable, "-uc", code], folder, os.environ, log, lambda line, _at: lines.append(line))
-    exit_code, _at = command.wait()
+    exit_code = command.wait()
     assert command.drain(20.0)
     return exit_code, lines, log.read_bytes()
 

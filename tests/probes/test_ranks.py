@@ -32,6 +32,12 @@ for one in some:
     one.wait()
 """  # fmt: skip
 SLEEP = "import time; time.sleep(600)"
+EXIT_7 = """
+import os, time
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.01)
+raise SystemExit(7)
+"""
 STUCK = """
 import os, sys
 os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.environ["FIFO"], os.O_RDONLY, 0)])
@@ -73,6 +79,10 @@ class Stage:
         return [event for event in self.journal.snapshot() if event.kind is kind]
 
 
+def _of(pid: int) -> Callable[[Event], bool]:
+    return lambda event: event.data["pid"] == pid
+
+
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     with ExitStack() as stack:
@@ -91,13 +101,16 @@ def test_a_rank_is_told_when_it_is_up_and_when_it_is_gone(stage: Stage) -> None:
     assert stage.watch.ranks() == {}
 
 
-def test_a_zombie_that_nobody_reaps_is_gone(stage: Stage) -> None:
+def test_a_zombie_that_nobody_reaps_is_gone(stage: Stage, tmp_path: Path) -> None:
     """The stand-in agent reaps its workers only at the end: they are told as gone, once, all the same."""
-    pids = stage.agent("raise SystemExit(7)", ranks=3)
+    go = tmp_path / "go"
+    pids = stage.agent(EXIT_7, ranks=3, GO=str(go))
+    stage.event(Kind.RANK_UP, lambda _event: len(stage.watch.ranks()) == 3)
+    go.touch()
     for pid in pids:
-        assert stage.event(Kind.RANK_EXITED, lambda event, pid=pid: event.data["pid"] == pid).data["exit_code"] == 7
+        assert stage.event(Kind.RANK_EXITED, _of(pid)).data["exit_code"] == 7
     (pid,) = stage.agent(SLEEP)
-    stage.event(Kind.RANK_UP, lambda event: event.data["pid"] == pid)
+    stage.event(Kind.RANK_UP, _of(pid))
     assert len(stage.told(Kind.RANK_EXITED)) == 3
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from paper import Paper
 
 from torchaos.harness.result import Case, ExitCode, FaultResult, Recovery, Result, Verdict
 
@@ -144,18 +144,6 @@ SEVERAL = replace(
 @pytest.fixture
 def results() -> dict[str, Result]:
     return {"passed": PASSED, "failed": FAILED, "inconclusive": INCONCLUSIVE, "several": SEVERAL}
-
-
-class Paper(io.StringIO):
-    """A file that a console takes for one of the given encoding."""
-
-    def __init__(self, encoding: str = "utf-8") -> None:
-        super().__init__()
-        self._encoding = encoding
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._encoding
 
 
 @pytest.fixture

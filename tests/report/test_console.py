@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from paper import Paper
 from rich.console import Console
 
 from torchaos.harness.report import console as show
@@ -12,13 +14,15 @@ from torchaos.harness.report import pen, timeline
 from torchaos.harness.result import Case, Recovery, Result, Verdict
 
 
-def sheet(file: object, width: int) -> Console:
-    return Console(file=file, width=width, force_terminal=False)  # type: ignore[arg-type]
+def sheet(file: Paper, width: int) -> Console:
+    return Console(file=file, width=width, force_terminal=False)
 
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("name", ["passed", "failed", "inconclusive", "several"])
-def test_a_result_looks_like_this(results, paper, golden, name, width) -> None:
+def test_a_result_looks_like_this(
+    results: dict[str, Result], paper: type[Paper], golden: Callable[[str, str], None], name: str, width: int
+) -> None:
     """Each kind of result prints exactly as in its golden file, at both widths, and no line is too wide."""
     file = paper()
     show.show(results[name], sheet(file, width))
@@ -27,14 +31,16 @@ def test_a_result_looks_like_this(results, paper, golden, name, width) -> None:
     assert not [line for line in file.getvalue().splitlines() if line != line.rstrip()]
 
 
-def test_a_summary_looks_like_this(results, paper, golden) -> None:
+def test_a_summary_looks_like_this(
+    results: dict[str, Result], paper: type[Paper], golden: Callable[[str, str], None]
+) -> None:
     """Several results print as one table with a line each and a reason where one did not pass."""
     file = paper()
     show.summary([*results.values()], sheet(file, 80))
     golden("summary-80", file.getvalue())
 
 
-def test_ascii_is_enough(results, paper, golden) -> None:
+def test_ascii_is_enough(results: dict[str, Result], paper: type[Paper], golden: Callable[[str, str], None]) -> None:
     """A console whose encoding is ASCII gets every mark, bar and odd character in ASCII."""
     file = paper("ascii")
     show.show(replace(results["several"], reason="loss 3 × too high → naïve ☃"), sheet(file, 80))
@@ -42,7 +48,7 @@ def test_ascii_is_enough(results, paper, golden) -> None:
     golden("several-ascii-80", file.getvalue())
 
 
-def test_the_verdict_comes_first(results, paper) -> None:
+def test_the_verdict_comes_first(results: dict[str, Result], paper: type[Paper]) -> None:
     """The first line that is not empty names the verdict, and the second says why."""
     file = paper()
     show.show(results["failed"], sheet(file, 120))
@@ -51,7 +57,7 @@ def test_the_verdict_comes_first(results, paper) -> None:
     assert second.strip() == results["failed"].reason
 
 
-def test_a_command_is_left_whole_and_its_secrets_masked(results, paper) -> None:
+def test_a_command_is_left_whole_and_its_secrets_masked(results: dict[str, Result], paper: type[Paper]) -> None:
     """The command that reproduces the run is one line however long, and shows no token."""
     file = paper()
     command = "torchaos run " + "x" * 100 + " --set job.env.HF_TOKEN=hf_abc"
@@ -59,7 +65,7 @@ def test_a_command_is_left_whole_and_its_secrets_masked(results, paper) -> None:
     assert command.replace("hf_abc", "***") in file.getvalue()
 
 
-def test_markup_and_control_characters_are_text(results, paper) -> None:
+def test_markup_and_control_characters_are_text(results: dict[str, Result], paper: type[Paper]) -> None:
     """What looks like markup stays as it is, and an escape sequence from a log can't reach the terminal."""
     file = paper()
     case = Case("odd", "assertion", Verdict.FAILED, "[red]not red[/red] \x1b[2Jgone :smile:")
@@ -73,7 +79,9 @@ def test_markup_and_control_characters_are_text(results, paper) -> None:
     figures=st.dictionaries(st.text(), st.floats() | st.text() | st.none()),
     width=st.integers(20, 200),
 )
-def test_anything_can_be_shown(results, paper, reason: str, figures: dict[str, object], width: int) -> None:
+def test_anything_can_be_shown(
+    results: dict[str, Result], paper: type[Paper], reason: str, figures: dict[str, object], width: int
+) -> None:
     """Whatever text and figures a result holds, it is shown on consoles of any width and both encodings."""
     case = Case(reason, "assertion", Verdict.FAILED, reason, figures, figures)
     odd = replace(results["passed"], reason=reason, scenario=reason, cases=(case,), notes=(reason,))
@@ -96,7 +104,7 @@ def test_bars_stay_in_their_column(parts: dict[str, float | None]) -> None:
             assert span.took_s >= 0
 
 
-def test_a_recovery_without_figures_is_shown(results, paper) -> None:
+def test_a_recovery_without_figures_is_shown(results: dict[str, Result], paper: type[Paper]) -> None:
     """A recovery of which nothing was seen says so, rather than nothing."""
     file = paper()
     result: Result = replace(results["passed"], recoveries=(Recovery("kill", {"felt": None, "caught_up": None}, None),))

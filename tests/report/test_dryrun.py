@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paper import Paper
 from rich.console import Console
 
 from torchaos.harness.agent.wire import Moment, Phase
@@ -35,7 +37,7 @@ PLAN = Plan(
 )  # fmt: skip
 
 
-def test_a_plan_looks_like_this(paper, golden) -> None:
+def test_a_plan_looks_like_this(paper: type[Paper], golden: Callable[[str, str], None]) -> None:
     """A dry run says what would be done, to whom, when and with which undo, and shows no secret."""
     file = paper()
     show.plan(PLAN, Console(file=file, width=80))
@@ -43,7 +45,7 @@ def test_a_plan_looks_like_this(paper, golden) -> None:
     golden("plan-80", file.getvalue())
 
 
-def test_the_catalogue_lists_parameters(paper) -> None:
+def test_the_catalogue_lists_parameters(paper: type[Paper]) -> None:
     """Each thing that a scenario can name is listed with its first sentence and its parameters' defaults."""
 
     @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def refuse(word: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["passed", "failed", "inconclusive", "several"])
-def test_a_result_comes_back(results, name, tmp_path: Path) -> None:
+def test_a_result_comes_back(results: dict[str, Result], name: str, tmp_path: Path) -> None:
     """A result that was written to a file reads back as the same result."""
     jsonfile.write([results[name]], tmp_path / "out.json")
     raw = json.loads((tmp_path / "out.json").read_text())
@@ -37,7 +37,7 @@ def test_a_result_comes_back(results, name, tmp_path: Path) -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.integers(), inner),
     ),
 )  # fmt: skip
-def test_anything_is_json(results, text: str, value: Any) -> None:
+def test_anything_is_json(results: dict[str, Result], text: str, value: Any) -> None:
     """Whatever is measured, the result is JSON that a strict reader takes, and reads back to the same JSON."""
     case = Case("odd", "assertion", Verdict.FAILED, text, {text: value, "where": Path("/a")})
     raw = replace(results["passed"], reason=text, cases=(case,)).to_json()
@@ -50,7 +50,7 @@ def test_anything_is_json(results, text: str, value: Any) -> None:
     ("change", "says"),
     [({"schema": 2}, "use a newer torchaos"), ({"verdict": "fine"}, "not a result"), ({"cases": [{}]}, "not a result")],
 )
-def test_what_is_no_result_is_refused(results, change, says) -> None:
+def test_what_is_no_result_is_refused(results: dict[str, Result], change: dict[str, object], says: str) -> None:
     """A later schema, an unknown verdict or a missing field is one clear error."""
     with pytest.raises(UsageError, match=says):
         Result.from_json({**results["passed"].to_json(), **change})

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from torchaos.harness.report import junit
-from torchaos.harness.result import Case, FaultResult, Verdict
+from torchaos.harness.result import Case, FaultResult, Result, Verdict
 
 # By hand from junit-10.xsd of Jenkins's xUnit plugin: per element: required attributes, others, children.
 _TIME = re.compile(r"(([0-9]{0,3},)*[0-9]{3}|[0-9]{0,3})*(\.[0-9]*)?")
@@ -38,7 +38,7 @@ def check_xsd(element: ElementTree.Element) -> None:
         check_xsd(child)
 
 
-def parsed(results: list) -> ElementTree.Element:  # type: ignore[type-arg]
+def parsed(results: list[Result]) -> ElementTree.Element:
     root = ElementTree.fromstring(junit.text(results).encode())
     check_xsd(root)
     return root
@@ -49,7 +49,7 @@ def outcome(case: ElementTree.Element) -> str:
     return found[0] if found else "passed"
 
 
-def test_each_case_of_a_result_is_a_test_case(results) -> None:
+def test_each_case_of_a_result_is_a_test_case(results: dict[str, Result]) -> None:
     """A result becomes one suite with its cases in order; failed is a failure, inconclusive and error are errors."""
     root = parsed([results["several"], results["inconclusive"]])
     first, second = root
@@ -70,7 +70,7 @@ def test_each_case_of_a_result_is_a_test_case(results) -> None:
     assert first.get("time") == "31.42"
 
 
-def test_figures_stand_in_the_text(results) -> None:
+def test_figures_stand_in_the_text(results: dict[str, Result]) -> None:
     """What was measured and its bound stand in the failure's text and in system-out, since properties are ignored."""
     case = Case("recovery_time", "assertion", Verdict.FAILED, "too slow", {"catch_up": 71.5}, {"catch_up": 60.0})
     (suite,) = parsed([replace(results["failed"], cases=(case,))])
@@ -83,7 +83,7 @@ def test_figures_stand_in_the_text(results) -> None:
         assert "again: torchaos run scenarios/process/kill-rank.yaml --seed 7" in text
 
 
-def test_names_are_unique_over_the_file(results) -> None:
+def test_names_are_unique_over_the_file(results: dict[str, Result]) -> None:
     """GitLab drops cases of equal name, so repeated runs carry their seed, and equal assertions a number."""
     case = Case("completed", "assertion", Verdict.PASSED, "")
     twice = replace(results["passed"], cases=(case, case, replace(case, name="completed (2)")))
@@ -100,7 +100,7 @@ def test_names_are_unique_over_the_file(results) -> None:
 
 @pytest.mark.parametrize("verdict", [Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.ERROR])
 @pytest.mark.parametrize("empty", [True, False])
-def test_no_suite_is_greener_than_its_run(results, verdict, empty) -> None:
+def test_no_suite_is_greener_than_its_run(results: dict[str, Result], verdict: Verdict, empty: bool) -> None:
     """A run that did not pass though each of its cases did, or that has no case at all, gets a case of its own."""
     cases = () if empty else results["passed"].cases
     (suite,) = parsed([replace(results["passed"], verdict=verdict, reason="ended early", cases=cases)])
@@ -108,13 +108,13 @@ def test_no_suite_is_greener_than_its_run(results, verdict, empty) -> None:
     assert outcome(suite[0]) == verdict.value
 
 
-def test_a_failure_without_a_reason_is_still_a_failure(results) -> None:
+def test_a_failure_without_a_reason_is_still_a_failure(results: dict[str, Result]) -> None:
     """An empty reason does not make the failure vanish."""
     (suite,) = parsed([replace(results["failed"], cases=(Case("a", "assertion", Verdict.FAILED, ""),))])
     assert outcome(suite[0]) == "failed"
 
 
-def test_sizes_are_bounded(results) -> None:
+def test_sizes_are_bounded(results: dict[str, Result]) -> None:
     """A reason as long as a log file makes a small file, which says how much was left out."""
     case = Case("a", "assertion", Verdict.FAILED, "<&\0" * 10**6)
     text = junit.text([replace(results["failed"], cases=(case,))])
@@ -122,7 +122,7 @@ def test_sizes_are_bounded(results) -> None:
     assert "characters and more left out" in text
 
 
-def test_the_file_is_replaced_whole(results, tmp_path: Path) -> None:
+def test_the_file_is_replaced_whole(results: dict[str, Result], tmp_path: Path) -> None:
     """The placeholder's file is replaced, and nothing else stays in the folder."""
     path = tmp_path / "deep" / "junit.xml"
     junit.write([replace(results["passed"], verdict=Verdict.ERROR, cases=())], path)
@@ -140,7 +140,7 @@ _TEXTS = st.text(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(text=_TEXTS, verdict=st.sampled_from(list(Verdict)))
 @example(text="]]>\x1b[0m\ud83d\uffff" + chr(0x1FFFE), verdict=Verdict.FAILED)
-def test_any_text_is_well_formed(results, text: str, verdict: Verdict) -> None:
+def test_any_text_is_well_formed(results: dict[str, Result], text: str, verdict: Verdict) -> None:
     """Whatever text a log put into a result, the file parses, fits the schema, and counts its failures right."""
     fault = FaultResult(text, text, text, text, text, None, text, verdict, text)
     case = Case(text, "faults", verdict, text, {text: text, "list": [text]}, {text: float("nan")})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paper import Paper
 from rich.console import Console
 
 from torchaos.harness.agent.wire import Event, Kind, Moment, Phase
@@ -89,7 +90,7 @@ def tell_the_story(script: Script) -> None:
     script.at(18.2, Kind.STAGE, stage="end")
 
 
-def test_without_a_terminal_a_line_per_event(paper) -> None:
+def test_without_a_terminal_a_line_per_event(paper: type[Paper]) -> None:
     """The story of a run is told in timestamped lines: faults as they land, attempts, and steps now and then."""
     file, script = paper(), Script()
     with Live(script, PLAN, Console(file=file, width=100)):  # type: ignore[arg-type]
@@ -120,7 +121,7 @@ def test_without_a_terminal_a_line_per_event(paper) -> None:
     )
 
 
-def test_on_a_terminal_a_row_per_rank(paper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_a_row_per_rank(paper: type[Paper], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same lines scroll by above a row per rank with its step, attempt and loss; the cursor is given back."""
     monkeypatch.setenv("TERM", "xterm-256color")
     file, script = paper(), Script()
@@ -135,7 +136,7 @@ def test_on_a_terminal_a_row_per_rank(paper, monkeypatch: pytest.MonkeyPatch) ->
     assert told.rindex("\x1b[?25h") > told.rindex("\x1b[?25l")
 
 
-def test_ci_gets_lines(paper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ci_gets_lines(paper: type[Paper], monkeypatch: pytest.MonkeyPatch) -> None:
     """In CI there are lines even where the runner pretends to be a terminal."""
     monkeypatch.setenv("CI", "true")
     file, script = paper(), Script()
@@ -144,7 +145,7 @@ def test_ci_gets_lines(paper, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[?25l" not in file.getvalue()
 
 
-def test_a_step_line_only_every_few_seconds(paper) -> None:
+def test_a_step_line_only_every_few_seconds(paper: type[Paper]) -> None:
     """A thousand steps in ten seconds make one line about steps, not a thousand."""
     file, script = paper(), Script()
     with Live(script, PLAN, Console(file=file, width=100)):  # type: ignore[arg-type]
@@ -154,7 +155,7 @@ def test_a_step_line_only_every_few_seconds(paper) -> None:
     assert len(lines) == int(9.99 / live.STEPS_EVERY_S)
 
 
-def test_the_twin_is_called_one(paper) -> None:
+def test_the_twin_is_called_one(paper: type[Paper]) -> None:
     """A run without faults and assertions introduces itself as the twin."""
     file, script = paper(), Script()
     with Live(script, Plan("kill-rank", "", 7, JOB, (), ()), Console(file=file, width=100)):  # type: ignore[arg-type]
@@ -162,7 +163,7 @@ def test_the_twin_is_called_one(paper) -> None:
     assert "kill-rank: its fault-free twin" in file.getvalue()
 
 
-def test_a_failed_rollback_is_told(paper) -> None:
+def test_a_failed_rollback_is_told(paper: type[Paper]) -> None:
     """What could not be taken back is told in capitals, with the reason; what was, quietly."""
     file, script = paper(), Script()
     with Live(script, PLAN, Console(file=file, width=100)):  # type: ignore[arg-type]
@@ -178,10 +179,10 @@ def test_a_failed_rollback_is_told(paper) -> None:
     ]
 
 
-def test_a_closed_pipe_ends_only_the_display(paper) -> None:
+def test_a_closed_pipe_ends_only_the_display(paper: type[Paper]) -> None:
     """When nobody reads any more, the journal's thread never hears of it, and the run goes on."""
 
-    class Closed(paper):  # type: ignore[misc]
+    class Closed(Paper):
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
@@ -191,12 +192,12 @@ def test_a_closed_pipe_ends_only_the_display(paper) -> None:
     assert len(script.events) > 20
 
 
-def test_a_stuck_terminal_holds_nothing_up(paper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_terminal_holds_nothing_up(paper: type[Paper], monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal that was stopped blocks neither the journal's thread nor the end of the run."""
     monkeypatch.setattr(live, "LEAVE_S", 0.01)
     go = threading.Event()
 
-    class Stuck(paper):  # type: ignore[misc]
+    class Stuck(Paper):
         def write(self, text: str) -> int:
             go.wait(60)
             return len(text)
@@ -211,7 +212,7 @@ def test_a_stuck_terminal_holds_nothing_up(paper, monkeypatch: pytest.MonkeyPatc
     assert not shown._thread.is_alive()
 
 
-def test_it_follows_a_real_journal(paper, tmp_path: Path) -> None:
+def test_it_follows_a_real_journal(paper: type[Paper], tmp_path: Path) -> None:
     """Events of the harness's own journal are shown as they are emitted."""
     file, journal = paper(), Journal(tmp_path)
     with Live(journal, PLAN, Console(file=file, width=80)):

@@ -14,7 +14,7 @@ from torchaos.harness.report import text
         ("\u202eevil", "\\u202eevil"),
     ],
 )  # fmt: skip
-def test_harmful_characters_are_escaped(raw, shown) -> None:
+def test_harmful_characters_are_escaped(raw: str, shown: str) -> None:
     """Controls, lone surrogates and marks that turn the writing are shown as escapes; tabs and line ends stay."""
     assert text.printable(raw) == shown
 
@@ -30,7 +30,7 @@ def test_shortened_keeps_to_its_limit(raw: str, limit: int) -> None:
 @pytest.mark.parametrize(
     "name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "wandb_api_key", "PGPASSWORD", "GOOGLE_APPLICATION_CREDENTIALS"]
 )
-def test_secrets_are_masked(name) -> None:
+def test_secrets_are_masked(name: str) -> None:
     """Values of variables whose names look like secrets are never shown."""
     assert text.masked({name: "abc", "OMP_NUM_THREADS": "1"}) == {name: "***", "OMP_NUM_THREADS": "1"}
 
@@ -46,7 +46,7 @@ def test_secrets_are_masked(name) -> None:
         ),
     ],
 )
-def test_secrets_in_commands_are_masked(command, shown) -> None:
+def test_secrets_in_commands_are_masked(command: str, shown: str) -> None:
     """An assignment to a secret is masked wherever it stands in a command; other words stay."""
     assert text.masked_command(command) == shown
 
@@ -59,6 +59,6 @@ def test_secrets_in_commands_are_masked(command, shown) -> None:
         ("x", {"a_b": 1}, "{a b 1}"),
     ],
 )  # fmt: skip
-def test_values_are_short(name, value, words) -> None:
+def test_values_are_short(name: str, value: object, words: str) -> None:
     """Measured values of every shape become short words on one line."""
     assert text.value_in_words(name, value) == words

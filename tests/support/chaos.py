@@ -41,3 +41,15 @@ def kill_rank(job: dict[str, Any], *, rank: int | str = 1, when: dict[str, Any],
         "assert": ["recovery_time", "checkpoint_integrity", "loss_continuity", "sample_accounting", "completed"],
         **more,
     }
+
+
+def left_over(run_id: str) -> list[int]:
+    """Processes that still carry the mark of a run."""
+    mark, found = f"TORCHAOS_RUN_ID={run_id}".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+        except OSError:
+            continue
+    return found

@@ -82,7 +82,12 @@ def test_reverse_order(run_dir: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     """The last record is healed first, and in a record the last handle."""
     order: list[str] = []
     restore = File.restore
-    monkeypatch.setattr(File, "restore", lambda self: (order.append(Path(self.path).name), restore(self)))
+
+    def noted(handle: File) -> None:
+        order.append(Path(handle.path).name)
+        restore(handle)
+
+    monkeypatch.setattr(File, "restore", noted)
     healer_ = Healer(None)
     healer_.guard(UndoRecord("1", "x", [_file(tmp_path, "a"), _file(tmp_path, "b")]))
     healer_.guard(UndoRecord("2", "x", [_file(tmp_path, "c")]))

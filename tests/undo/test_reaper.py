@@ -328,7 +328,12 @@ def test_the_harness_dies_during_a_heal(run_dir: Path, python: Any, spawn: Any, 
     )  # fmt: skip
     reaper = int(harness.stdout.readline())
     writers: list[int] = []
-    eventually(lambda: bool(writers.extend(_opened(fifo)) or writers))  # the reaper is restoring
+
+    def restoring() -> bool:
+        writers.extend(_opened(fifo))
+        return bool(writers)
+
+    eventually(restoring)
     harness.kill()
     harness.wait()
     os.write(writers[0], b"not the copy")

@@ -32,7 +32,9 @@ def main() -> None:
         import torch.distributed as dist
 
         dist.init_process_group("gloo")
-    (options.folder / f"up-{rank}-{attempt}").write_text(str(os.getpid()))
+    partial = options.folder / f".up-{rank}-{attempt}"
+    partial.write_text(str(os.getpid()))
+    partial.rename(options.folder / f"up-{rank}-{attempt}")
     while not (options.folder / f"go-{attempt}").exists():
         step()
     sys.stdout.flush()

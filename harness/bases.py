@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.agent.wire import Event, Kind, Moment
 from torchaos.harness.arming import Slots
 from torchaos.harness.history import base_of
+
+PATIENCE_S = 2 * Moment.hold_s
 
 
 class BaseKeeper:
@@ -21,7 +23,10 @@ class BaseKeeper:
         self._told: set[tuple[str, int, int]] = set()
 
     def update(self, events: Sequence[Event]) -> None:
-        first_steps = {(e.rank, e.attempt) for e in events if e.kind is Kind.STEP and e.step == 1}
+        if not events or not self._slots:
+            return
+        since = events[-1].mono_s - PATIENCE_S  # nobody waits for an answer that comes later
+        first_steps = {(e.rank, e.attempt) for e in events if e.kind is Kind.STEP and e.step == 1 and e.mono_s > since}
         for one in self._slots:
             for rank, page in one.pages.items():
                 attempts = [attempt for stepped, attempt in first_steps if stepped == rank and attempt is not None]

@@ -1,0 +1,146 @@
+"""How a run ends when something other than the plan happens: a clear word, the right exit code, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from chaos import RunScenario, kill_rank, left_over
+
+pytestmark = pytest.mark.job
+
+
+def wait_until(found: Callable[[], Any], what: str, timeout_s: float = 90.0) -> Any:
+    """What `found` gives once it is true; a time-out says what was waited for and what was seen last."""
+    end = time.monotonic() + timeout_s
+    while not (seen := found()):
+        assert time.monotonic() < end, f"no {what} within {timeout_s} s; last seen: {seen!r}"
+        time.sleep(0.02)
+    return seen
+
+
+@pytest.fixture
+def started(tmp_path: Path, cache: Path, reference: dict[str, Any]) -> Callable[..., subprocess.Popen[bytes]]:
+    """Starts a run of 5,000 steps, which nobody waits for, with a fault that never comes."""
+
+    def start() -> subprocess.Popen[bytes]:
+        job = {**reference, "command": reference["command"].replace("--steps 60", "--steps 5000")}
+        path = tmp_path / "long.yaml"
+        path.write_text(yaml.safe_dump(kill_rank(job, when={"step": 4999}, twin="none")))
+        command = [sys.executable, "-m", "torchaos.harness", "run", str(path), "--out", str(tmp_path / "out")]
+        reports = ["--junit", str(tmp_path / "junit.xml"), "--json", str(tmp_path / "all.json")]
+        environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+        with open(tmp_path / "console.txt", "wb") as console:
+            return subprocess.Popen([*command, *reports], env=environment, stdout=console, stderr=console)
+
+    return start
+
+
+def run_id(tmp_path: Path) -> str:
+    return str(wait_until(lambda: next((tmp_path / "out").glob("*/events/rank1*"), None), "agent of rank 1").parts[-3])
+
+
+def test_an_interrupt_rolls_back_and_is_inconclusive(
+    started: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """SIGINT ends the run in order: job gone, journal whole, verdict inconclusive, exit code 2."""
+    harness = started()
+    run = run_id(tmp_path)
+    harness.send_signal(signal.SIGINT)
+    assert harness.wait(60) == 2, (tmp_path / "console.txt").read_text()
+    result = json.loads((tmp_path / "all.json").read_text())["results"][0]
+    assert result["verdict"] == "inconclusive"
+    assert "SIGINT" in result["reason"]
+    assert left_over(run) == []
+
+
+def test_a_killed_harness_leaves_no_process_and_a_closed_gate(
+    started: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """SIGKILL of the harness: the reaper ends the job, and the reports that were written first say error, not passed."""
+    harness = started()
+    run = run_id(tmp_path)
+    harness.kill()
+    harness.wait(10)
+    wait_until(lambda: not left_over(run), "clean machine", 30)
+    suite = ET.parse(tmp_path / "junit.xml").getroot()
+    cases = list(suite.iter("testcase"))
+    assert cases
+    assert all(case.find("error") is not None for case in cases)
+    assert json.loads((tmp_path / "all.json").read_text())["results"][0]["verdict"] == "error"
+
+
+def test_a_job_that_dies_by_itself_is_inconclusive(torchaos: RunScenario, tmp_path: Path) -> None:
+    """A job that crashes before its fault could land proves nothing about recovery, and the reason says so."""
+    script = tmp_path / "crash.py"
+    script.write_text("raise SystemExit('no such data set')\n")
+    run = torchaos(kill_rank({"command": f"torchrun --nproc-per-node 2 {script}"}, when={"step": 5}))
+    assert run.exit_code == 2, run
+    assert "never landed" in run.result["reason"], run
+    assert "exit code 1" in run.case("completed")["reason"], run
+
+
+def test_a_command_that_does_not_exist_is_bad_usage(torchaos: RunScenario) -> None:
+    """Exit code 3, one line, and no run directory."""
+    run = torchaos(kill_rank({"command": "torchrunn --nproc-per-node 2 train.py"}, when={"step": 5}))
+    assert run.exit_code == 3, run
+    assert "torchrunn: no such program" in run.output
+    assert "Traceback" not in run.output
+
+
+def test_a_python_that_ignores_the_environment_is_inconclusive(torchaos: RunScenario, tmp_path: Path) -> None:
+    """Where the agent can't get in (python -I), nothing lands and nothing is claimed."""
+    script = tmp_path / "train.py"
+    script.write_text("print('done')\n")
+    command = f"torchrun --nproc-per-node 2 --no-python {{python}} -I {script}"
+    run = torchaos(kill_rank({"command": command}, when={"step": 5}, twin="none"))
+    assert run.exit_code == 2, run
+    assert "never landed" in run.result["reason"], run
+
+
+def test_a_job_that_never_recovers_is_failed(torchaos: RunScenario, reference: dict[str, Any]) -> None:
+    """With no restart allowed, the job never gets past the step before the kill: failed, whatever else holds."""
+    job = {**reference, "command": reference["command"].replace("--max-restarts 3", "--max-restarts 0")}
+    run = torchaos(kill_rank(job, when={"step": 25, "phase": "backward"}))
+    assert run.exit_code == 1, run
+    assert "never got past step 24" in run.case("faults")["reason"], run
+
+
+def test_attach_leaves_the_job_alive(torchaos: RunScenario, reference: dict[str, Any], tmp_path: Path) -> None:
+    """A torchrun that somebody else started: a rank is frozen for a second, seen frozen, and the job goes on after us."""
+    where = {"{jobs}": str(Path(__file__).parents[2] / "scenarios" / "jobs"), "{run}": str(tmp_path / "job")}
+    command = reference["command"].replace("--steps 60", "--steps 5000")
+    for name, path in where.items():
+        command = command.replace(name, path)
+    job = subprocess.Popen(
+        [str(Path(sys.executable).parent / "torchrun"), *command.split()[1:]],
+        env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: list((tmp_path / "job").rglob("step-10")), "checkpoint of the attached job")
+        scenario = {
+            "scenario": "freeze-attached",
+            "job": {"command": command, "timeout": "8s"},
+            "faults": [{"inject": "process.freeze", "target": {"rank": 1}, "when": {"time": "1s"}, "for": "1s"}],
+            "assert": ["loss_continuity"],
+        }
+        run = torchaos(scenario, "--attach", str(job.pid))
+        assert run.exit_code == 2, run
+        assert "stopped" in str(run.result["faults"][0]["evidence"]), run
+        assert run.result["faults"][0]["rollback"] == "verified", run
+        assert run.case("loss_continuity")["verdict"] == "inconclusive", run
+        assert job.poll() is None, "the attached job must go on"
+    finally:
+        job.terminate()
+        job.wait(60)

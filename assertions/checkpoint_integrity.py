@@ -38,6 +38,12 @@ class CheckpointIntegrity:
             return inconclusive(f"not all checkpoints could be looked at: {unread}")
         if not ours:
             return failed("there is no checkpoint", checkpoints=0)
+        closed = next((one for one in ours if one.closed), None)
+        if closed:
+            return inconclusive(
+                f"{closed.at} can't be read without running the code that its pickle may hold, which is not done; save "
+                "with torch.save what torch.load(weights_only=True) takes"
+            )
         broken = _broken(ours) or _too_old(run, ours)
         if broken:
             return broken
@@ -56,6 +62,8 @@ def _broken(ours: Sequence[Checkpoint]) -> Finding | None:
     for one in ours:
         if one.complete and not one.loadable:
             return failed(f"{one.at} is marked as complete and does not load: {one.problem}", checkpoint=one.path)
+        if one.complete and one.problem:
+            return failed(f"{one.at} loads, and is damaged all the same: {one.problem}", checkpoint=one.path)
     for one in ours:
         newer = [other for other in whole if one.step is None or (other.step is not None and other.step >= one.step)]
         if not one.complete and not newer:

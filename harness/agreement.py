@@ -45,12 +45,19 @@ def until(steps: Steps, last: int | None) -> Steps:
 
 
 def before(history: History, at_s: float) -> Steps:
-    """What had been executed before a moment, whether it counts in the end or not."""
+    """What had been executed before a moment, whether it counts in the end or not. A step that some rank was still in
+    is left out: the mean over the others is no measure."""
     found: dict[int, dict[int, Execution]] = {}
     for one in history.executions:
         if one.mono_s < at_s and one.global_step is not None:
             found.setdefault(one.global_step, {})[one.rank] = one
-    return dict(sorted(found.items()))
+    tell = len({one.rank for one in history.executions})  # a log tells of one rank
+    ranks = {attempt.number: min(attempt.world_size, tell) for attempt in history.attempts}
+    return {
+        step: by_rank
+        for step, by_rank in sorted(found.items())
+        if len(by_rank) >= max(ranks.get(one.attempt, 0) for one in by_rank.values())
+    }
 
 
 def differences(ours: Steps, theirs: Steps, tolerance: float, other_world: float = OTHER_WORLD) -> Iterator[Difference]:

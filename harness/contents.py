@@ -21,10 +21,12 @@ class Checkpoint:
     problem: str | None
     tensors: Mapping[str, str]  # digest by name
     values: Mapping[str, str]
+    closed: bool = False  # nothing of it could be read without running the code that a pickle may hold
 
     @property
     def good(self) -> bool:
-        return self.complete and self.loadable
+        """A file may load with a wrong check sum: torch.load verifies none."""
+        return self.complete and self.loadable and not self.problem
 
     @property
     def at(self) -> str:
@@ -87,4 +89,5 @@ def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpo
         path, str(raw.get("format", "")), step, save.begun_s if save else None, bool(raw.get("complete")),
         bool(raw.get("loadable")), str(raw["problem"]) if raw.get("problem") else None,
         tensors if isinstance(tensors, Mapping) else {}, values if isinstance(values, Mapping) else {},
+        bool(raw.get("unopened")) and not tensors and not values,
     )  # fmt: skip

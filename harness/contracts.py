@@ -161,7 +161,8 @@ class RankProcess:
 class Node(Protocol):
     """One machine, or what stands for one (a network namespace, a container)."""
 
-    index: int
+    @property
+    def index(self) -> int: ...
 
     def argv(self, command: Sequence[str]) -> list[str]:
         """The command with the prefix that runs it on this node: none, nsenter, docker exec, srun."""

@@ -69,7 +69,7 @@ class Job(Strict):
         default_factory=dict
     )
     checkpoints: Checkpoints | None = None
-    timeout: Annotated[Seconds, Field(description="The run is ended, and inconclusive, after this long.")] = 600.0
+    timeout: Annotated[Seconds, Field(description="The run is ended after this long.")] = 600.0
     world_size: Annotated[Count | None, Field(description="How many ranks, where the command does not say it.")] = None
     nodes: Annotated[Count | None, Field(description="How many nodes, where the command does not say it.")] = None
     log: Log | None = None

@@ -43,12 +43,14 @@ class Run:
     ) -> None:
         self.plan, self.folder = plan, folder
         self._reproduce, self._watcher = list(reproduce), watcher
-        self._stop_reason: str | None = None
+        self._stopped: dict[str, object] | None = None
         self._started = time.monotonic()
 
-    def stop(self, reason: str) -> None:
-        """End the run early; everything is still healed, stopped and collected."""
-        self._stop_reason = self._stop_reason or reason
+    def stop(self, reason: str, interrupted: bool = True) -> None:
+        """End the run early; everything is still healed, stopped and collected. `interrupted`: by somebody outside, so
+        that what is unfinished says nothing about the job."""
+        if self._stopped is None:
+            self._stopped = {"reason": reason, "interrupted": interrupted}
 
     def __call__(self) -> None:
         """Raises ChaosError when the job can't be started or its way back can't be guarded; by then all is clean."""
@@ -90,19 +92,19 @@ class Run:
     def _watch(self) -> None:
         self._stage("run")
         end = time.monotonic() + self.plan.job.timeout_s
-        while not self._job.done and self._stop_reason is None:
+        while not self._job.done and self._stopped is None:
             time.sleep(WATCH_S)
             now, events = time.monotonic(), self.journal.snapshot()
             if all(condition.holds(events, now) for _, condition in self._steady_state):
                 self._field.steady.set()
             broken = [name for name, condition in self._stops if condition.holds(events, now)]
             if broken:
-                self.stop(f"the stop condition {broken[0]} holds")
+                self.stop(f"the stop condition {broken[0]} holds", interrupted=False)
             elif now > end:
-                self.stop(f"the job took longer than its time-out of {self.plan.job.timeout_s:g} s")
+                self.stop(f"the job took longer than its time-out of {self.plan.job.timeout_s:g} s", interrupted=False)
             self._bases.update(events)
-        if self._stop_reason:
-            self.journal.emit(Kind.STOPPED, {"reason": self._stop_reason})
+        if self._stopped:
+            self.journal.emit(Kind.STOPPED, self._stopped)
 
     def _collect(self) -> None:
         self._stage("collect")
@@ -133,7 +135,9 @@ class Run:
         if self.plan.job.checkpoints and Need.INVENTORY in self.plan.collect:
             self._stage("inventory")
             root = self.plan.job.checkpoints.replace("{run}", str(self.folder.job))
-            self._save("inventory", inventory.take(Path(root), job_python(self.plan.job.command)))
+            found = inventory.take(Path(root), job_python(self.plan.job.command))
+            # Paths that a job keeps in its checkpoints differ from run to run by the run's own folder alone.
+            self._save("inventory", json.loads(json.dumps(found).replace(str(self.folder.job), "{run}")))
         self._stage("end")
 
     def _stage(self, name: str) -> None:

@@ -187,11 +187,11 @@ def _owner(event: Event) -> str:
 
 def _overall(run: Record, cases: Sequence[Case]) -> tuple[Verdict, str]:
     """A fault that did not land or was not felt makes everything inconclusive; then failed beats inconclusive."""
-    stopped = next((str(event.data["reason"]) for event in run.of_kind(Kind.STOPPED)), None)
+    stopped = next((event.data for event in run.of_kind(Kind.STOPPED)), None)
     by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
     gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults"]
-    if stopped and not by_verdict[Verdict.FAILED]:
-        return Verdict.INCONCLUSIVE, f"the run was ended early: {stopped}"
+    if stopped and (stopped.get("interrupted", True) or not by_verdict[Verdict.FAILED]):
+        return Verdict.INCONCLUSIVE, f"the run was ended early: {stopped['reason']}"
     for found in (gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
         if found:
             return found[0].verdict, f"{found[0].name}: {found[0].reason}"

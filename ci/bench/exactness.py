@@ -90,7 +90,9 @@ def scenario_of(number: int) -> dict[str, Any]:
     step: int | dict[str, list[int]] = {"between": [5, 55]}
     if phase == "checkpoint_write":  # a checkpoint is written once its step is over, hence during the next one
         step = random.Random(number).randrange(EVERY, 55, EVERY) + 1
-    script = f"{{jobs}}/gpt_ddp.py --steps {STEPS} --checkpoint-every {EVERY} --keep 9 --checkpoint-dir {{run}}/checkpoints"
+    script = (
+        f"{{jobs}}/gpt_ddp.py --steps {STEPS} --checkpoint-every {EVERY} --keep 9 --checkpoint-dir {{run}}/checkpoints"
+    )
     return {
         "scenario": "exactness",
         "seed": number,
@@ -160,7 +162,9 @@ def _ask_for_the_death(found: Found, log: str) -> None:
 
 def _ask_the_job(found: Found, log: str) -> None:
     """What it printed before it died, where it says that it went on, and what lay on the disk by then."""
-    first, _, second = re.sub(r"^\d+ ranks on \w+, 0 of", "began, 0 of", log, count=1, flags=re.M).partition(" ranks on ")
+    first, _, second = re.sub(r"^\d+ ranks on \w+, 0 of", "began, 0 of", log, count=1, flags=re.M).partition(
+        " ranks on "
+    )
     printed = re.findall(r"^step (\d+) loss", first, re.M)
     resumed = re.match(r"\w+, (\d+) of", second)
     found.last_line = int(printed[-1]) if printed else 0
@@ -174,14 +178,16 @@ def _ask_the_job(found: Found, log: str) -> None:
     # What is written in the background may be lost with the rank; the one before it may not.
     newest = (found.step - 1) // EVERY * EVERY
     torn = newest - EVERY if newest else 0
-    found.expect("the newest checkpoint", found.resumed, torn, *(() if found.phase == "checkpoint_write" else (newest,)))
+    found.expect(
+        "the newest checkpoint", found.resumed, torn, *(() if found.phase == "checkpoint_write" else (newest,))
+    )
 
 
 def _ask_faulthandler(found: Found, log: str) -> None:
     """The innermost lines of the trainer under `Fatal Python error`, in the thread that it happened in."""
     if found.inject == "process.kill":
         return
-    stack = log.partition("Fatal Python error")[2].partition("(most recent call first):")[2].partition("\n\n")[0]
+    stack = log.partition("Fatal Python error")[2].partition("Current thread")[2].partition("\n\n")[0]
     lines = [_source_line(int(number)) for _file, number, _function in _TRAINER.findall(stack)]
     wanted = PHASES[found.phase]
     found.line = wanted if any(wanted in line for line in lines[:1]) else (lines[0].strip() if lines else "no stack")

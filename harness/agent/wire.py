@@ -82,7 +82,7 @@ class Kind(str, Enum):
 FIELDS: Mapping[Kind, frozenset[str]] = {
     Kind.STAGE: frozenset({"stage"}),
     Kind.NOTE: frozenset({"text"}),
-    Kind.STOPPED: frozenset({"reason"}),
+    Kind.STOPPED: frozenset({"reason"}),  # + interrupted: by somebody outside
     Kind.JOB_STARTED: frozenset({"submission", "pid"}),
     Kind.JOB_EXITED: frozenset({"submission", "pid", "exit_code"}),
     Kind.LOG_STEP: frozenset({"step", "adapter"}),  # + loss, lr

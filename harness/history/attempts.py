@@ -72,7 +72,9 @@ def _attempt(number: int, seen: list[Event], exits: list[Event], starts: list[tu
 
 
 def _process(attempt: int, rank: int, seen: list[Event], exits: list[Event]) -> Process:
-    pid = next((event.data["pid"] for event in seen if event.data.get("pid")), None)
+    # Torchelastic names the process that it started, which may be a shell around the trainer.
+    named = sorted(seen, key=lambda event: event.kind is Kind.ELASTIC_WORKER)
+    pid = next((event.data["pid"] for event in named if event.data.get("pid")), None)
     ticks = next((event.data["start_ticks"] for event in seen if event.data.get("start_ticks")), None)
     own = [event for event in exits if _is_of(event, attempt, rank, pid, ticks)]
     gone = next((event for event in own if event.kind is Kind.RANK_EXITED), None)

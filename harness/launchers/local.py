@@ -9,7 +9,7 @@ from typing import ClassVar
 from torchaos.harness.contracts import Handle, JobSpec, Node
 
 
-@dataclass
+@dataclass(frozen=True)
 class LocalNode:
     index: int = 0
 

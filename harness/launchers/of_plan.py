@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from torchaos.harness.contracts import JobSpec, Launcher, UsageError
+from torchaos.harness import registry
+from torchaos.harness.contracts import JobSpec, Launcher
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers.attach import Attached
 from torchaos.harness.launchers.job import Job
 from torchaos.harness.launchers.job_env import job_env
-from torchaos.harness.launchers.local import Local
 from torchaos.harness.plan import Plan, PlannedJob
 from torchaos.harness.probes.log_adapters import LIGHTNING, adapter_for
 from torchaos.harness.rundir import RunDir
-
-_LAUNCHERS: dict[str, type[Launcher]] = {Local.name: Local}
 
 
 def job_for(plan: Plan, folder: RunDir, run_id: str, journal: Journal) -> Job | Attached:
@@ -27,6 +25,8 @@ def job_for(plan: Plan, folder: RunDir, run_id: str, journal: Journal) -> Job | 
             job.attach_pid, journal, log=_log_file(job, folder), log_adapter=adapter, metrics=_metrics(job, folder)
         )
 
+    launcher: Launcher = registry.find("launchers", plan.launcher)()
+
     def spec_for(submission: int) -> JobSpec:
         argv = tuple(_filled(part, folder) for part in job.command)
         extra = {name: _filled(value, folder) for name, value in job.env.items()}
@@ -34,15 +34,9 @@ def job_for(plan: Plan, folder: RunDir, run_id: str, journal: Journal) -> Job | 
         return JobSpec(argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission)
 
     return Job(
-        spec_for, launcher_of(plan.launcher), journal, resubmit_times=job.resubmit_times,
+        spec_for, launcher, journal, resubmit_times=job.resubmit_times,
         resubmit_delay_s=job.resubmit_delay_s, log_adapter=adapter, metrics=_metrics(job, folder),
     )  # fmt: skip
-
-
-def launcher_of(name: str) -> Launcher:
-    if name not in _LAUNCHERS:
-        raise UsageError(f"{name!r} is no launcher; use {', '.join(sorted(_LAUNCHERS))}")
-    return _LAUNCHERS[name]()
 
 
 def _filled(text: str, folder: RunDir) -> str:

@@ -51,6 +51,20 @@ def test_a_checkpoint_that_is_marked_complete_must_load(trainer: Any) -> None:
     assert finding.reason == "step-10 (step 10) is marked as complete and does not load: crc of weight"
 
 
+def test_damage_that_loads_is_failed(trainer: Any) -> None:
+    """A wrong check sum is a flipped bit, whether or not the loader minds."""
+    finding = _judge(trainer, _inventory(_one(10, problem="crc of weight")), _inventory())
+    assert finding.outcome is Outcome.FAILED
+    assert finding.reason == "step-10 (step 10) loads, and is damaged all the same: crc of weight"
+
+
+def test_what_only_a_pickle_opens_is_inconclusive(trainer: Any) -> None:
+    """No code of a checkpoint is run to look into it, and what was not looked at is not judged."""
+    closed = _one(10, tensors={}, values={}, unopened=["model.pt"], loadable=False, problem="not opened: needs pickle")
+    finding = _judge(trainer, _inventory(closed), _inventory())
+    assert (finding.outcome, "can't be read without running" in finding.reason) == (Outcome.INCONCLUSIVE, True)
+
+
 def test_a_torn_leftover_is_borne_with_only_when_superseded(trainer: Any) -> None:
     """What the killed attempt left half written is no harm once a later one is whole; the newest must be whole."""
     torn = _one(18, path=".step-18.tmp", complete=False, loadable=False, problem="no metadata")

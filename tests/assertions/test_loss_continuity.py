@@ -81,6 +81,17 @@ def test_twin_that_differs_before_the_fault_is_no_measure(trainer: Any) -> None:
     assert finding.measured["step"] == 1
 
 
+@pytest.mark.parametrize("killed", [(18, 1), (1, 1)])
+def test_a_step_that_only_some_ranks_finished_is_no_measure(trainer: Any, killed: tuple[int, int]) -> None:
+    """A rank that dies in its optimizer leaves a step that the others finished: it doesn't make the twin invalid."""
+    twin, run = trainer().record(), trainer(kills=[killed]).record()
+    landed = next(event for event in run.events if event.kind is Kind.APPLYING)
+    done = next(e for e in twin.events if e.kind is Kind.STEP and (e.rank, e.step) == (0, killed[0]))
+    early = replace(done, mono_s=landed.mono_s - 0.001, seq=len(run.events))
+    finding = LossContinuity().judge(replace(run, events=(*run.events, early)), [twin])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+
+
 def test_tolerance_is_learned_from_twins_that_differ(trainer: Any) -> None:
     """A noisy job passes within what its twins differ by, fails when it lost its RNG, and fails beside one twin."""
     twins = [trainer(noise=n).record() for n in (1, 2, 3)]
@@ -211,3 +222,16 @@ def test_steps_that_nobody_can_place_are_inconclusive(trainer: Any) -> None:
         LossContinuity().judge(trainer(kills=[(16, 1)], **seen).record(), [trainer().record()]).outcome
         is Outcome.PASSED
     )
+
+
+@pytest.mark.parametrize(("world", "factor", "outcome"), [
+    (4, 1 + 1e-7, Outcome.INCONCLUSIVE), (2, 1 + 1e-7, Outcome.FAILED), (4, 1.001, Outcome.FAILED),
+])  # fmt: skip
+def test_rounding_is_no_proof_where_sums_may_be_in_another_order(
+    trainer: Any, world: int, factor: float, outcome: Outcome
+) -> None:
+    """DDP sums in another order after a restart when there are three ranks or more; two have only one order."""
+    twin = trainer(world=world).record()
+    run = _scale_loss(trainer(world=world, kills=KILL).record(), lambda e: e.attempt == 1, factor)
+    finding = LossContinuity().judge(run, [twin, twin])
+    assert finding.outcome is outcome, finding.reason

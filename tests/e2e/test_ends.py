@@ -67,7 +67,7 @@ def test_an_interrupt_rolls_back_and_is_inconclusive(
 def test_a_killed_harness_leaves_no_process_and_a_closed_gate(
     started: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    """SIGKILL of the harness: the reaper ends the job, and the reports that were written first say error, not passed."""
+    """SIGKILL of the harness: the reaper ends the job, and the reports, written first, say error and not passed."""
     harness = started()
     run = run_id(tmp_path)
     harness.kill()
@@ -117,7 +117,7 @@ def test_a_job_that_never_recovers_is_failed(torchaos: RunScenario, reference: d
 
 
 def test_attach_leaves_the_job_alive(torchaos: RunScenario, reference: dict[str, Any], tmp_path: Path) -> None:
-    """A torchrun that somebody else started: a rank is frozen for a second, seen frozen, and the job goes on after us."""
+    """A torchrun that somebody else started: a rank is frozen for a second, and the job goes on after us."""
     where = {"{jobs}": str(Path(__file__).parents[2] / "scenarios" / "jobs"), "{run}": str(tmp_path / "job")}
     command = reference["command"].replace("--steps 60", "--steps 5000")
     for name, path in where.items():

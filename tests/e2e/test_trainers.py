@@ -7,19 +7,24 @@ from importlib.util import find_spec
 import pytest
 from chaos import TRAINERS, RunScenario, kill_rank
 
+from torchaos.harness.record import Record
+from torchaos.harness.rundir import RunDir
+
 pytestmark = pytest.mark.job
 
-# The script, the package that it needs, and the assertions that its restart can't pass, with the reason.
-WITH = [
-    ("plain_ddp.py", None),
-    ("hf_trainer.py", "transformers"),
-    ("lightning_trainer.py", "lightning"),
-    ("accelerate_trainer.py", "accelerate"),
+# The script, the package that it needs, and what its restart really loses (docs/findings.md).
+WITH: list[tuple[str, str | None, set[str]]] = [
+    ("plain_ddp.py", None, set()),
+    ("hf_trainer.py", "transformers", set()),
+    ("lightning_trainer.py", "lightning", {"loss_continuity", "sample_accounting", "checkpoint_integrity"}),
+    ("accelerate_trainer.py", "accelerate", {"loss_continuity", "checkpoint_integrity"}),
 ]
 
 
-@pytest.mark.parametrize(("script", "package"), WITH, ids=[script.removesuffix(".py") for script, _ in WITH])
-def test_an_unmodified_trainer_is_seen_whole(torchaos: RunScenario, script: str, package: str | None) -> None:
+@pytest.mark.parametrize(("script", "package", "lost"), WITH, ids=[row[0].removesuffix(".py") for row in WITH])
+def test_an_unmodified_trainer_is_seen_whole(
+    torchaos: RunScenario, script: str, package: str | None, lost: set[str]
+) -> None:
     """The agent sees every step, loss and sample of it on both ranks, the kill lands exactly, and it is judged."""
     if package and not find_spec(package):
         pytest.skip(f"the package {package} is not installed")
@@ -27,7 +32,9 @@ def test_an_unmodified_trainer_is_seen_whole(torchaos: RunScenario, script: str,
     job = {"command": command, "checkpoints": {"path": "{run}/out"}}
     run = torchaos(kill_rank(job, when={"step": 18, "phase": "backward"}))
     assert run.result["faults"][0]["verdict"] == "passed", run
-    for seen in ("loss_continuity", "sample_accounting", "completed"):
-        assert run.case(seen)["verdict"] == "passed", run
-    assert run.result["steps"] == 30, run
-    assert run.case("loss_continuity")["measured"]["steps"] == 30, run
+    verdicts = {case["name"]: case["verdict"] for case in run.result["cases"] if case["kind"] == "assertion"}
+    assert verdicts == {name: "failed" if name in lost else "passed" for name in verdicts}, run
+    record = Record.load(RunDir(run.folder))
+    done = {(one.rank, one.global_step) for one in record.history.executions if one.loss_seen and one.samples_seen}
+    # A rank that aborts on its way out, which is torch's doing, may be made to train one step more.
+    assert {(rank, step) for rank in range(2) for step in range(1, 31)} <= done, run

@@ -73,13 +73,14 @@ def _steps(run: Record, history: History, due: int | None, aborts: Sequence[Tear
 
 
 def _well(history: History, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding:
-    note = f" Set aside: {_abort(aborts[0])}; torch's own fault, not the job's." if aborts else ""
+    note = f". Set aside: {_abort(aborts[0])}; torch's own fault, not the job's." if aborts else ""
     if due is None:
-        return passed(
-            f"exit code 0 after step {history.last_step}; with no twin, nothing says that this is the end.{note}"
+        return inconclusive(
+            f"exit code 0 after step {history.last_step}, and with no twin nothing says that this is the end; give "
+            f"`completed` the number of steps{note}"
         )
     code = "exit code 0" if not note else "the job was done"
-    return passed(f"{code} after step {due}, the last one.{note}")
+    return passed(f"{code} after step {due}, the last one{note}")
 
 
 def _abort(abort: TeardownAbort) -> str:

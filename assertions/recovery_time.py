@@ -58,7 +58,7 @@ class RecoveryTime:
         if not run.history.executions:
             return inconclusive(f"no step was seen, so nothing shows when the job went on: {why_unseen(run, 'steps')}")
         invalid = invalid_time(run, found)
-        worst = {part: _worst([one.parts[part] for one in found]) for part in found[0].parts}
+        worst = {name: _worst([one.parts[part] for one in found]) for name, (part, _) in _PARTS.items()}
         lost = _worst([one.lost_steps for one in found])
         measured = {**worst, "lost_steps": lost, "invalid_time": invalid, "interruptions": len(found)}
         problem = self._problem(run, found, invalid)
@@ -93,7 +93,7 @@ class RecoveryTime:
     def _well(self, found: Sequence[Recovery], measured: dict[str, float | None]) -> str:
         lost = "an unknown number of steps" if measured["lost_steps"] is None else _steps(int(measured["lost_steps"]))
         slowest = "" if len(found) == 1 else f" at the slowest of {len(found)} recoveries"
-        return f"caught up {measured['caught_up'] or 0.0:.2f} s after the fault{slowest}, with {lost} done again"
+        return f"caught up {measured['catch_up'] or 0.0:.2f} s after the fault{slowest}, with {lost} done again"
 
 
 def invalid_time(run: Record, found: Sequence[Recovery]) -> float | None:

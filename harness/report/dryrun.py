@@ -35,7 +35,9 @@ def plan(plan: Plan, console: Console) -> None:
     pen.heading("Faults")
     for fault in plan.faults:
         title = pen.text(f"{fault.inject} {pen.marks.arrow} {target_in_words(fault.target)}", "bold")
-        pen.row([], title.append("  ").append_text(pen.text(fault.id, "dim")), indent=3)
+        if fault.id != fault.inject:
+            title.append("  ").append_text(pen.text(fault.id, "dim"))
+        pen.row([], title, indent=3)
         _rows(pen, _fault(fault), indent=5)
     if not plan.faults:
         pen.row([], pen.text("none"), indent=3)

@@ -36,7 +36,8 @@ def kill_rank(job: dict[str, Any], *, rank: int | str = 1, when: dict[str, Any],
     return {
         "scenario": "kill-rank",
         "description": "One rank dies without warning.",
-        "job": {"env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "timeout": "4m", **job},
+        # The working directory is part of what a twin is kept under: with the same one, tests share their twins.
+        "job": {"env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "timeout": "4m", "cwd": str(REPOSITORY), **job},
         "faults": [{"inject": "process.kill", "target": {"rank": rank}, "when": when}],
         "assert": ["recovery_time", "checkpoint_integrity", "loss_continuity", "sample_accounting", "completed"],
         **more,

@@ -1,0 +1,88 @@
+"""What README and docs say of commands, files and versions is so."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from torchaos.harness.cli import cli
+from torchaos.harness.result import ExitCode
+
+from .conftest import PAGES, REPOSITORY, Torchaos, blocks
+
+README = (REPOSITORY / "README.md").read_text()
+COMMANDS = [
+    pytest.param(line.removeprefix("$ "), id=f"{block.where} {line}")
+    for block in blocks("console")
+    for line in block.text.splitlines()
+    if line.startswith("$ ")
+]
+
+
+def heading(line: str) -> str:
+    """The anchor that a forge gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", line.lstrip("# ").strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link is to a file that is there, and to a heading in it."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), target
+        if anchor:
+            lines = [line for line in file.read_text().splitlines() if line.startswith("#")]
+            assert anchor in map(heading, lines), target
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_exist(command: str) -> None:
+    """Each command that is shown is a target of the Makefile, or one that the command line takes as it stands."""
+    program, *words = shlex.split(command, comments=True)
+    if program == "make":
+        assert re.search(rf"^{words[0]}:.*## ", (REPOSITORY / "Makefile").read_text(), re.MULTILINE), command
+        return
+    assert program == "torchaos"
+    found = cli.get_command(click.Context(cli), words[0])
+    assert found is not None, command
+    found.make_context(words[0], words[1:])  # reads the options, and raises where one is unknown
+
+
+@pytest.mark.parametrize("command", ["list", "doctor", "schema", "--version"])
+def test_harmless_commands_run(torchaos: Torchaos, command: str) -> None:
+    """Those that only tell something can be tried at once, and leave nothing behind."""
+    done = torchaos(command)
+    assert done.returncode in ((0, 3) if command == "doctor" else (0,)), done.stderr
+    assert done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_the_exit_codes_are_all_there() -> None:
+    """The README's table has one row for each exit code."""
+    rows = re.findall(r"^\| (\d) \| \w", README, re.MULTILINE)
+    assert [int(row) for row in rows] == sorted(ExitCode)
+
+
+def test_the_promised_versions_are_those_that_ci_runs() -> None:
+    """The oldest and the newest Python and torch in the README are the pairs in ci/agent-versions."""
+    pairs = [path.stem.split("-") for path in sorted((REPOSITORY / "ci" / "agent-versions").glob("*.txt"))]
+    assert len(pairs) == 2
+    promised = " to ".join(f"Python {python} with torch {torch}" for python, torch in pairs)
+    assert promised in README
+
+
+def test_the_picture_is_small_and_needs_no_network() -> None:
+    """The report's picture weighs less than 150 KB and loads nothing from elsewhere."""
+    picture = REPOSITORY / "docs" / "img" / "report.svg"
+    text = picture.read_text()
+    assert len(text) < 150_000
+    assert "PASSED" in text
+    assert "url(http" not in text
+    assert "@import" not in text

@@ -1,0 +1,89 @@
+"""The YAML of README and guides is what torchaos reads."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from torchaos.harness import registry
+from torchaos.harness.grammar import Scenario
+from torchaos.harness.planner import make_plan
+from torchaos.harness.scenario import load
+
+from .conftest import REPOSITORY, Block, Torchaos, blocks
+
+YAML = blocks("yaml")
+GUIDE = REPOSITORY / "docs" / "write-a-scenario.md"
+
+
+@pytest.fixture(autouse=True)
+def installed(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The packages of the guides can be found in this process too, for the time of a test."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(plugins))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    registry.forget()
+    yield
+    registry.forget()
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("straggler", "strict"):
+            del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def whole(block: Block) -> dict[str, Any]:
+    """A part of a scenario is read in the place of that part of the one with which the guide begins."""
+    part: dict[str, Any] = yaml.safe_load(block.text)
+    if "scenario" in part:
+        return part
+    first: dict[str, Any] = yaml.safe_load(blocks("yaml", [GUIDE])[0].text)
+    return {**first, **part}
+
+
+@pytest.mark.parametrize("block", YAML, ids=[block.where for block in YAML])
+def test_every_scenario_can_be_planned(block: Block, tmp_path: Path) -> None:
+    """Each is well-formed, as it stands where it is whole, and can be resolved on this machine."""
+    path = tmp_path / "scenario.yaml"
+    path.write_text(block.text if "scenario:" in block.text else yaml.safe_dump(whole(block), sort_keys=False))
+    scenario = load(path)
+    plan = make_plan(scenario, path, seed=scenario.seed)
+    assert plan.job.world_size == 2
+    assert len(plan.faults) == len(scenario.faults)
+
+
+def test_the_guide_shows_every_part_of_the_grammar() -> None:
+    """Whatever a scenario may hold at the top or in its job is in one of the guide's examples."""
+    parts = [whole(block) for block in blocks("yaml", [GUIDE])]
+    shown = {key for part in parts for key in part} | {f"job.{key}" for part in parts for key in part["job"]}
+    wanted = {field.alias or name for name, field in Scenario.model_fields.items()}
+    job = Scenario.model_fields["job"].annotation
+    assert job is not None
+    wanted |= {f"job.{name}" for name in job.model_fields}
+    undocumented = wanted - shown - {"launcher", "job.nodes"}  # there is but one launcher, and it has one node
+    assert not undocumented
+
+
+@pytest.mark.parametrize("group", ["injectors", "assertions", "conditions"])
+def test_the_guide_names_everything_that_is_there(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each injector, assertion and condition of ours stands in the guide."""
+    text = GUIDE.read_text()
+    ours = [name for name in registry.names(group) if registry.find(group, name).__module__.startswith("torchaos.")]
+    assert ours
+    assert [name for name in ours if name not in text] == []
+
+
+def test_plan_shows_the_smallest_scenario(torchaos: Torchaos, tmp_path: Path) -> None:
+    """The scenario of the README is planned by the command that the README gives for it."""
+    (block,) = blocks("yaml", [REPOSITORY / "README.md"])
+    (tmp_path / "kill-rank.yaml").write_text(block.text)
+    done = torchaos("plan", "kill-rank.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "step 18, backward" in done.stdout
+    assert "nothing has been changed" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["kill-rank.yaml"]

@@ -40,7 +40,8 @@ _EXITS = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE, Kind.JOB_EXITED)
 
 
 def _death(record: Record, hit: Event, codes: tuple[int, ...]) -> Event | None:
-    return next(
+    """None too where the rank that hit itself went on to end a step: it bore the fault, and died of something else."""
+    death = next(
         (
             event for event in record.of_kind(*_EXITS)
             if event.data.get("pid") == hit.data["pid"] and event.mono_s >= hit.mono_s
@@ -48,6 +49,9 @@ def _death(record: Record, hit: Event, codes: tuple[int, ...]) -> Event | None:
         ),
         None,
     )  # fmt: skip
+    steps = (event.mono_s for event in record.of_kind(Kind.STEP) if event.source == hit.source)
+    survived = death is not None and any(hit.mono_s < at < death.mono_s for at in steps)
+    return None if survived else death
 
 
 def _words(proof: Event) -> str:
@@ -77,13 +81,21 @@ def stopped(record: Record, fault: str) -> Evidence | None:
 
 
 def stood_still(record: Record, fault: str, seconds: float) -> Evidence | None:
-    """No rank finished a step for at least 0.8 of `seconds` after the fault landed: all waited for the target."""
-    hits = list(record.of_fault(fault, Kind.APPLYING))
-    if not hits:
+    """Each time that the fault landed, no rank finished a step for at least 0.8 of `seconds` before the target did: all
+    waited for it. What the others had under way then, they may end first."""
+    found = [_silence(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
+    if not found or min(gap for gap, _end in found) < 0.8 * seconds:
         return None
-    start = hits[0].mono_s
-    later = [event for event in record.of_kind(Kind.STEP) if event.mono_s > start]
-    if not later or later[0].mono_s - start < 0.8 * seconds:
-        return None
-    gap, first = later[0].mono_s - start, later[0]
-    return Evidence(f"no rank finished a step for {gap:.2f} s", ((first.source, first.seq),))
+    gaps = ", ".join(f"{gap:.2f}" for gap, _end in found)
+    return Evidence(f"no rank finished a step for {gaps} s", tuple((e.source, e.seq) for _gap, e in found if e))
+
+
+def _silence(record: Record, hit: Event) -> tuple[float, Event | None]:
+    """The longest time without any step between a hit and the next step of its rank, in seconds, and what ended it."""
+    later = [event for event in record.of_kind(Kind.STEP) if event.mono_s > hit.mono_s]
+    own = next((event for event in later if (event.rank, event.attempt) == (hit.rank, hit.attempt)), None)
+    if own is None:
+        return 0.0, None
+    ends = [event for event in later if event.mono_s <= own.mono_s]
+    starts = [hit.mono_s, *(event.mono_s for event in ends)]
+    return max(((end.mono_s - start, end) for start, end in zip(starts, ends, strict=False)), key=lambda one: one[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -63,7 +64,9 @@ class FaultLife:
         self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        self._thread.join(timeout_s)
+        """False while it is not over. One that was never started is."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -77,8 +80,11 @@ class FaultLife:
                     self._at_the_moment(self.fault.trigger)
             else:
                 self._guard_and_apply()
-        except (ChaosError, OSError) as error:
-            self._emit(Kind.MISSED, {"fault": self.fault.id, "reason": str(error)})
+        except Exception as error:  # an injector may raise anything; the run goes on, and the verdict must tell
+            known = isinstance(error, (ChaosError, OSError))
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            with suppress(ChaosError):  # the journal is closed: the run is over, and has been told of
+                self._emit(Kind.MISSED, {"fault": self.fault.id, "reason": reason})
 
     def _in_the_ranks(self) -> None:
         self._guard(self._injector.changes(NodeSite(self.fault.id, (), self._emit)))
@@ -98,6 +104,7 @@ class FaultLife:
             wanted = moment.attempt is None or (pacer is not None and pacer.attempt == moment.attempt)
             if pacer is not None and wanted and pacer != armed:
                 self._guard(self._injector.changes(self._site()))
+                page.write(page.GO, fired)  # taking the last one back let go of every hold there would ever be
                 page.write(page.ARMED_PID, pacer.pid)
                 page.write(page.ALLOWED, fired + 1)
                 self._armed([moment.pacer])
@@ -155,7 +162,7 @@ class FaultLife:
     def _site(self, release: Callable[[], None] = lambda: None) -> NodeSite:
         when = self.fault.trigger if isinstance(self.fault.trigger, Moment) else None
         step, phase = (when.step, when.phase) if when else (None, None)
-        return NodeSite(self.fault.id, self._victims(), self._emit, step, phase, release)
+        return NodeSite(self.fault.id, self._victims(), self._emit, step, phase, release, self._on.ended)
 
     def _victims(self) -> list[Victim]:
         """The processes of the target as they are now. Raises ChaosError when one of them is not there."""
@@ -229,6 +236,17 @@ def _start_of(trigger: After, events: Sequence[Event]) -> float | None:
         return next(
             (e.mono_s for e in events if e.kind is Kind.RANK_EXITED and e.data["pid"] in pids and e.mono_s >= at), None
         )
-    history = History.of(events)
+    return _recovered_at(History.of(events), hits)
+
+
+def _recovered_at(history: History, hits: Sequence[Event]) -> float | None:
+    """The first step beyond all before: of the very rank that was hit, where it lives on, else of a later attempt."""
+    at, ranks, hit = hits[0].mono_s, {one.rank for one in hits}, history.attempt_at(hits[0].mono_s)
+    number = hit.number if hit else 0
     before = history.highest_step(before_s=at) or 0
-    return next((one.mono_s for one in history.executions if one.mono_s > at and (one.global_step or 0) > before), None)
+    reached = max((one.last_step or 0 for one in history.attempts if one.number <= number), default=0)
+    for one in history.executions:
+        lives_on = one.attempt == number and (one.rank in ranks or history.source == "log")
+        if one.mono_s > at and (one.global_step or 0) > (before if lives_on else reached):
+            return one.mono_s
+    return None

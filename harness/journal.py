@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, TypeVar
 
 from torchaos.harness.agent.wire import Event, EventFile, Kind
+from torchaos.harness.contracts import ChaosError
 
 Found = TypeVar("Found")
 
@@ -43,7 +44,7 @@ class Journal:
         self._offsets: dict[Path, int] = {folder / "harness.jsonl": -1}
         self._events: list[Event] = []
         self._grown = threading.Condition()
-        self._closed = threading.Event()
+        self._closed, self._closed_file = threading.Event(), False
         self._listeners: list[Callable[[Event], None]] = []
         self._follower = threading.Thread(target=self._follow, name="journal", daemon=True)
         self._follower.start()
@@ -52,7 +53,10 @@ class Journal:
         self, kind: Kind, data: Mapping[str, Any], *, rank: int | None = None,
         attempt: int | None = None, mono_s: float | None = None,
     ) -> Event:  # fmt: skip
+        """Raises ChaosError once the journal is closed: its file may be another's by then."""
         with self._grown:
+            if self._closed_file:
+                raise ChaosError(f"{kind.value}: the run is over")
             event = self._own.emit(kind, data, rank=rank, attempt=attempt, mono_s=mono_s)
             self._add([event])
         return event
@@ -84,7 +88,9 @@ class Journal:
             self._closed.set()
             self._follower.join()
             self._poll()
-            self._own.close()
+            with self._grown:
+                self._closed_file = True
+                self._own.close()
 
     def _follow(self) -> None:
         while not self._closed.wait(self.POLL_S):

@@ -127,15 +127,16 @@ def _fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: 
     name = fault.id or fault.inject
     found = registry.find("injectors", fault.inject)
     target = _target(fault, job, draw, f"{file}: fault {name}")
-    where = found.where[0] if job.attach_pid is None else next((w for w in found.where if w == "node"), None)
-    if where is None:
-        raise UsageError(
-            f"{file}: fault {name}: {fault.inject} needs the agent in the rank, and a job that is attached to has none"
-        )
     trigger = _trigger(fault.when, target, draw)
+    # What is triggered from outside is best applied from there too: it then asks nothing of the agent.
+    where = "node" if isinstance(trigger, After) and "node" in found.where else found.where[0]
     if job.attach_pid is not None and isinstance(trigger, Moment):
         raise UsageError(
             f"{file}: fault {name}: a job that is attached to has no agent that sees steps; write time or after"
+        )
+    if job.attach_pid is not None and where == "rank":
+        raise UsageError(
+            f"{file}: fault {name}: {fault.inject} needs the agent in the rank, and a job that is attached to has none"
         )
     if target.nodes == () and found.hits == "agents":
         raise UsageError(f"{file}: fault {name}: {fault.inject} hits a node's agent; write target: {{node: 0}}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.history import Attempt, Execution, History
 from torchaos.harness.record import Record
@@ -99,16 +100,24 @@ def _lost(history: History, attempt: int, reached: int | None) -> int | None:
 
 def _first_within(record: Record, landing: Landing) -> Execution | None:
     """The step by which the attempt that was hit went on by itself: the target's own first one beyond the highest
-    step before the fault. None where the target is dead, or the job itself was hit."""
+    step before the fault. None where the target dies of it, at once or after a grace period, or the job was hit."""
+    if _is_lethal(record, landing.fault):
+        return None
     if landing.pids & {event.data["pid"] for event in record.of_kind(Kind.JOB_STARTED)}:
         return None
     before = record.history.highest_step(before_s=landing.at_s) or 0
+    anybody = not landing.ranks or record.history.source == "log"  # a log tells of one rank
     own = [
         one for one in record.history.executions
         if one.attempt == landing.attempt and one.mono_s > landing.at_s and (one.global_step or 0) > before
-        and (not landing.ranks or one.rank in landing.ranks)
+        and (anybody or one.rank in landing.ranks)
     ]  # fmt: skip
     return min(own, key=lambda one: one.mono_s, default=None)
+
+
+def _is_lethal(record: Record, fault: str) -> bool:
+    planned = next((one for one in record.plan.faults if one.id == fault), None)
+    return planned is not None and bool(registry.find("injectors", planned.inject).lethal)
 
 
 def _highest_up_to(history: History, attempt: int) -> int | None:

@@ -137,7 +137,8 @@ class Run:
             root = self.plan.job.checkpoints.replace("{run}", str(self.folder.job))
             found = inventory.take(Path(root), job_python(self.plan.job.command))
             # Paths that a job keeps in its checkpoints differ from run to run by the run's own folder alone.
-            self._save("inventory", json.loads(json.dumps(found).replace(str(self.folder.job), "{run}")))
+            named = json.dumps(found["checkpoints"], ensure_ascii=False).replace(str(self.folder.job), "{run}")
+            self._save("inventory", {**found, "checkpoints": json.loads(named)})
         self._stage("end")
 
     def _stage(self, name: str) -> None:

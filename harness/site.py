@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class NodeSite:
     step: int | None = None
     phase: Phase | None = None
     on_release: Callable[[], None] = field(default=lambda: None)
+    run_ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def pids(self) -> Sequence[int]:
@@ -63,8 +65,15 @@ class NodeSite:
         self.on_release()
 
     def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
+        """Raises ChaosError when the run ends meanwhile: nothing may be done to the targets any more."""
         end = time.monotonic() + timeout_s
-        return [victim.pid for victim in self.victims if not _exited(victim, max(0.0, end - time.monotonic()))]
+        while left := [victim.pid for victim in self.victims if not _exited(victim, 0.0)]:
+            if time.monotonic() >= end:
+                break
+            if self.run_ended.is_set():
+                raise ChaosError(f"the run ended while pid {left[0]} was being waited for")
+            _exited(next(one for one in self.victims if one.pid == left[0]), min(0.1, end - time.monotonic()))
+        return left
 
 
 def _send(victim: Victim, number: int) -> bool:

@@ -5,14 +5,16 @@ Pure but for `judge`, which loads the record from a run directory: the same verd
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Event, Kind, Moment
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, ChaosError, Finding, Outcome, inconclusive
 from torchaos.harness.faults import injector_of
+from torchaos.harness.gates import landed_wrong, not_outlived
 from torchaos.harness.plan import Named, Plan, PlannedFault
 from torchaos.harness.record import Record
 from torchaos.harness.recovery import recoveries
@@ -39,7 +41,7 @@ def judge(folder: RunDir) -> Result:
 def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     assertions = [_assertion(named) for named in run.plan.asserts]
     must_recover = all(getattr(assertion, "expects_recovery", True) for assertion in assertions)
-    faults = tuple(_judge_fault(run, fault, must_recover) for fault in run.plan.faults)
+    faults = tuple(_judge_fault(run, twins, fault, must_recover) for fault in run.plan.faults)
     cases = [
         _case(named, _finding(assertion, run, twins))
         for named, assertion in zip(run.plan.asserts, assertions, strict=True)
@@ -48,13 +50,15 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         cases.insert(0, _faults_case(faults))
     rollback = _rollback_case(run)
     verdict, reason = _overall(run, cases)
+    if verdict is Verdict.PASSED and rollback.verdict is not Verdict.PASSED:
+        verdict, reason = Verdict.ERROR, f"rollback: {rollback.reason}"
     first, last = (run.events[0], run.events[-1]) if run.events else (None, None)
     return Result(
         scenario=run.plan.scenario,
         description=run.plan.description,
         seed=run.plan.seed,
         verdict=verdict,
-        exit_code=ExitCode.ROLLBACK if rollback.verdict is not Verdict.PASSED else _EXIT[verdict],
+        exit_code=_EXIT[verdict] if rollback.verdict is Verdict.PASSED else ExitCode.ROLLBACK,
         reason=reason,
         run_dir=run_dir,
         started=datetime.fromtimestamp(first.wall_s if first else 0, timezone.utc).isoformat(timespec="seconds"),
@@ -87,10 +91,10 @@ def _case(named: Named, finding: Finding) -> Case:
     return Case(named.name, "assertion", _OF_OUTCOME[finding.outcome], finding.reason, finding.measured, finding.bound)
 
 
-def _judge_fault(run: Record, fault: PlannedFault, must_recover: bool) -> FaultResult:
+def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:
     hits = list(run.of_fault(fault.id, Kind.APPLYING))
     evidence = injector_of(fault).felt(run, fault.id) if hits else None
-    wrong = _landed_wrong(run, fault, hits)
+    wrong = landed_wrong(run, fault, hits)
     verdict, reason = Verdict.PASSED, "landed where and when it was planned, and was felt"
     if not hits:
         missed = [str(event.data["reason"]) for event in run.of_fault(fault.id, Kind.MISSED)]
@@ -100,7 +104,7 @@ def _judge_fault(run: Record, fault: PlannedFault, must_recover: bool) -> FaultR
     elif evidence is None:
         verdict, reason = Verdict.INCONCLUSIVE, "it was applied, but nothing shows that it was felt"
     elif must_recover:
-        verdict, reason = _outlived(run, hits, (verdict, reason))
+        verdict, reason = not_outlived(run, twins, fault) or (verdict, reason)
     return FaultResult(
         id=fault.id,
         inject=fault.inject,
@@ -112,42 +116,6 @@ def _judge_fault(run: Record, fault: PlannedFault, must_recover: bool) -> FaultR
         verdict=verdict,
         reason=reason,
     )
-
-
-def _landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
-    """What is wrong with where or when it landed. The step is checked against the history, which the agent's
-    own count did not make."""
-    ranks = {hit.rank for hit in hits if hit.rank is not None}
-    strangers = ranks - set(fault.target.ranks)
-    if strangers:
-        return f"it landed on rank {min(strangers)}, which is not its target"
-    if fault.where == "rank" and (left := set(fault.target.ranks) - ranks):
-        return f"it never landed on rank {min(left)}"
-    if not isinstance(fault.trigger, Moment) or fault.trigger.step is None:
-        return None
-    at = hits if fault.where == "rank" else list(run.of_fault(fault.id, Kind.HELD))
-    for hit in at:
-        done = run.history.steps_done(hit.rank, hit.attempt, hit.mono_s)
-        if done is None or done + 1 != fault.trigger.step:
-            where = "a step that can't be told" if done is None else f"step {done + 1}"
-            return f"it was to land in step {fault.trigger.step}, and landed in {where}"
-        if fault.trigger.phase is not None and hit.data["phase"] != fault.trigger.phase.value:
-            return f"it was to land in phase {fault.trigger.phase.value}, and landed in {hit.data['phase']}"
-    return None if at else "no rank was held at its Moment"
-
-
-def _outlived(run: Record, hits: Sequence[Event], well: tuple[Verdict, str]) -> tuple[Verdict, str]:
-    """A job that never got past the highest step it had reached before the fault has not recovered."""
-    before = run.history.highest_step(before_s=hits[0].mono_s)
-    after = run.history.last_step
-    if after is None or before is None:
-        return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
-    if after > before:
-        return well
-    code = next((event.data["exit_code"] for event in reversed(run.events) if event.kind is Kind.JOB_EXITED), None)
-    if code == 0:
-        return Verdict.INCONCLUSIVE, f"it came after the last step ({before}), so there was nothing left to recover for"
-    return Verdict.FAILED, f"the job never got past step {before}, the highest it had reached before the fault"
 
 
 def _faults_case(faults: Sequence[FaultResult]) -> Case:
@@ -169,13 +137,11 @@ def _rollback_case(run: Record) -> Case:
     undone = list(run.of_kind(Kind.ROLLED_BACK, Kind.HEALED))
     bad = [event for event in undone if not event.data["verified"]]
     if bad:
-        who = bad[0].data.get("fault") or bad[0].data.get("record")
-        return Case(
-            "rollback", "rollback", Verdict.ERROR, f"{who} could not be taken back: {bad[0].data.get('reason', '')}"
-        )
-    unhealed = {e.data["record"] for e in run.of_kind(Kind.GUARDED)} - {
-        e.data.get("fault") or e.data.get("record") for e in undone
-    }
+        why = bad[0].data.get("reason", "")
+        return Case("rollback", "rollback", Verdict.ERROR, f"{_owner(bad[0])} could not be taken back: {why}")
+    back = {_owner(event): event.mono_s for event in undone}  # the last time
+    guarded = [event for event in run.of_kind(Kind.GUARDED) if event.data["handles"]]
+    unhealed = {_owner(event) for event in guarded if back.get(_owner(event), -math.inf) < event.mono_s}
     if unhealed:
         return Case("rollback", "rollback", Verdict.ERROR, f"nothing shows that {min(unhealed)} was taken back")
     return Case("rollback", "rollback", Verdict.PASSED, "all that was changed has been taken back, and verified")
@@ -195,6 +161,9 @@ def _overall(run: Record, cases: Sequence[Case]) -> tuple[Verdict, str]:
     for found in (gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
         if found:
             return found[0].verdict, f"{found[0].name}: {found[0].reason}"
+    stages = [str(event.data["stage"]) for event in run.of_kind(Kind.STAGE)]
+    if stages and stages[-1] != "end":
+        return Verdict.INCONCLUSIVE, f"the run was never finished: its last stage is {stages[-1]}"
     if not cases:
         return Verdict.INCONCLUSIVE, "nothing was asserted and nothing was injected"
     return (

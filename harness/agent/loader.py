@@ -29,12 +29,16 @@ class Ring:
     """The batches received last."""
 
     def __init__(self) -> None:
-        self._received: deque[Batch] = deque(maxlen=_RING)
+        self._received: deque[Batch] = deque()
+        self._fresh: dict[Batch, None] = {}  # those of them that have not been trained on, in order
         self._ahead = 0
         self._last: Batch | None = None  # trained on last
 
     def receive(self, batch: Batch, ahead: int) -> None:
+        if len(self._received) == _RING:
+            self._fresh.pop(self._received.popleft(), None)
         self._received.append(batch)
+        self._fresh[batch] = None
         self._ahead = ahead
 
     def exhausted(self) -> None:
@@ -45,6 +49,9 @@ class Ring:
         """The received batch that these come from: that with which they have most in common. Of several (a mask that is
         the same in all of them says little) it is the oldest that has not been trained on."""
         marks = {view.mark() for view in views}
+        for batch in self._fresh:  # as a rule it is the only one; to compare with all takes longer than all the rest
+            if marks <= batch.marks:
+                return batch
         common = [(len(batch.marks & marks), not batch.used, batch) for batch in self._received]
         best = max(common, key=lambda one: one[:2], default=None)  # the first, hence the oldest, of equals
         return best[2] if best and best[0] else None
@@ -66,6 +73,7 @@ class Ring:
 
     def use(self, batch: Batch) -> None:
         batch.used = True
+        self._fresh.pop(batch, None)
         self._last = batch
 
 

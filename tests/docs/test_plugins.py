@@ -42,7 +42,7 @@ def test_list_shows_them(torchaos: Torchaos) -> None:
 
 
 def test_the_way_back_of_the_guide_is_one_that_can_be_guarded() -> None:
-    """The `changes` that is shown apart from a whole injector gives handles, which go through the undo record's JSON."""
+    """The `changes` that is shown by itself gives handles, which go through the JSON of the undo record."""
     (part,) = [one for one in blocks("python", [GUIDES / "write-an-injector.md"]) if not one.name]
     namespace: dict[str, Any] = {}
     exec(f"from __future__ import annotations\n{textwrap.dedent(part.text)}", namespace)

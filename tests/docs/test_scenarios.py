@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,3 +88,14 @@ def test_plan_shows_the_smallest_scenario(torchaos: Torchaos, tmp_path: Path) ->
     assert "step 18, backward" in done.stdout
     assert "nothing has been changed" in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["kill-rank.yaml"]
+
+
+@pytest.mark.job
+def test_the_smallest_scenario_runs(torchaos: Torchaos, tmp_path: Path) -> None:
+    """The scenario of the README, with a plain DDP loop for the reader's train.py, is run as it stands, and passes."""
+    (block,) = blocks("yaml", [REPOSITORY / "README.md"])
+    (tmp_path / "kill-rank.yaml").write_text(block.text)
+    shutil.copy(REPOSITORY / "tests" / "trainers" / "plain_ddp.py", tmp_path / "train.py")
+    done = torchaos("run", "kill-rank.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the losses of all 30 steps on 2 ranks are bitwise equal" in " ".join(done.stdout.split())

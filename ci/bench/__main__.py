@@ -1,0 +1,26 @@
+"""All benchmarks with short settings, which take some minutes: `make bench`. Each by itself says more: see its --help."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SHORT = {
+    "agent_step.py": ["--ms", "1", "10", "--seconds", "10", "--pairs", "10"],
+    "latency.py": ["--firings", "300", "--freezes", "30"],
+    "harness_cost.py": ["--pairs", "3"],
+    "exactness.py": ["--runs", "6"],
+}
+
+
+def main() -> int:
+    worst = 0
+    for script, options in SHORT.items():
+        print(f"\n== {script} {' '.join(options)}", flush=True)
+        worst = max(worst, subprocess.run([sys.executable, Path(__file__).with_name(script), *options]).returncode)
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())

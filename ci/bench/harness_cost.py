@@ -1,0 +1,156 @@
+"""The harness's own time beyond the job's, and the processor time it takes while the job runs. Aim: under 5 % plus 2 s.
+
+The same command is run bare and under `torchaos run` (no faults, no twin, the assertions of the main job), in turn: each
+pair of neighbours gives one difference of wall-clock times, and they a median and a mean with its 95 % interval
+(Student's t). Where the time goes is told by the run's own stages, of the same runs: before the job (start-up, planning,
+the reaper), with it (the job's own time, and what it runs slower for being watched), and after it (collecting, healing,
+reading the checkpoints, judging). The processor time is that of torchaos and of its reaper, the job excluded, from
+/proc/PID/stat, as a share of one core.
+
+Usage: python ci/bench/harness_cost.py [--pairs 6] [--steps 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+POLL_S = 0.05
+ASSERTIONS = ["checkpoint_integrity", "loss_continuity", "sample_accounting", "completed"]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """One run under torchaos, in seconds."""
+
+    whole: float
+    before: float  # until the job was started
+    job: float
+    after: float
+    processor: float  # while the job ran
+
+
+class Processor(threading.Thread):
+    """Samples the processor time of a process and of the reaper below it."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid, self._over = pid, threading.Event()
+        self._by_pid: dict[int, float] = {}
+        self.samples: list[tuple[float, float]] = []  # CLOCK_MONOTONIC, seconds used in all
+
+    def run(self) -> None:
+        while not self._over.wait(POLL_S):
+            for pid in (self._pid, *self._reapers()):
+                self._by_pid[pid] = _used(pid) or self._by_pid.get(pid, 0.0)
+            self.samples.append((time.monotonic(), sum(self._by_pid.values())))
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+    def between(self, start_s: float, end_s: float) -> float:
+        inside = [used for at, used in self.samples if start_s <= at <= end_s]
+        return inside[-1] - inside[0]
+
+    def _reapers(self) -> list[int]:
+        try:
+            tasks = Path(f"/proc/{self._pid}/task").glob("*/children")
+            children = [int(pid) for task in tasks for pid in task.read_text().split()]
+            return [pid for pid in children if b".reaper\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        except OSError:
+            return []
+
+
+def _used(pid: int) -> float | None:
+    """User and system time of all its threads, its children excluded (proc(5), fields 14 and 15)."""
+    try:
+        found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(found[11]) + int(found[12])) * TICK_S
+
+
+def command_of(steps: int, jobs: str, checkpoints: str) -> str:
+    return f"torchrun --nproc-per-node 2 {jobs}/gpt_ddp.py --steps {steps} --checkpoint-dir {checkpoints}"
+
+
+def bare(steps: int, folder: Path) -> float:
+    command = command_of(steps, str(files("torchaos.scenarios") / "jobs"), str(folder / "checkpoints"))
+    begun = time.monotonic()
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=False)
+    took = time.monotonic() - begun
+    assert "done:" in done.stdout, done.stdout + done.stderr
+    return took
+
+
+def watched(steps: int, folder: Path) -> Watched:
+    file, out = folder / "cost.yaml", folder / "out"
+    command = command_of(steps, "{jobs}", "{run}/checkpoints")
+    job = {"command": command, "checkpoints": {"path": "{run}/checkpoints"}, "timeout": "10m"}
+    scenario = {"scenario": "cost", "job": job, "assert": ASSERTIONS, "twin": "none"}
+    file.write_text(json.dumps(scenario))  # every JSON text is YAML too
+    begun = time.monotonic()
+    command_line = [sys.executable, "-m", "torchaos.harness", "run", str(file), "--out", str(out)]
+    process = subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    processor = Processor(process.pid)
+    processor.start()
+    output, _ = process.communicate()
+    end = time.monotonic()
+    processor.end()
+    lines = next(out.glob("*/events/harness.jsonl")).read_text().splitlines()
+    at = {event["kind"]: event["mono_s"] for event in map(json.loads, lines)}
+    start, stop = at["job.started"], at["job.exited"]
+    assert " step 60" in output or f"step {steps}" in output, output
+    return Watched(end - begun, start - begun, stop - start, end - stop, processor.between(start, stop))
+
+
+def main() -> int:
+    from intervals import interval
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=6, choices=range(2, 31), metavar="2..30")
+    parser.add_argument("--steps", type=int, default=60)
+    given = parser.parse_args()
+    alone: list[float] = []
+    under: list[Watched] = []
+    print(f"{'pair':>4}  {'bare':>7}  {'watched':>8}  {'extra':>6}  {'before':>6}  {'job':>6}  {'after':>6}  {'core':>6}")
+    for pair in range(given.pairs):
+        for one in ("bare", "watched") if pair % 2 else ("watched", "bare"):
+            with tempfile.TemporaryDirectory() as name:
+                if one == "bare":
+                    alone.append(bare(given.steps, Path(name)))
+                else:
+                    under.append(watched(given.steps, Path(name)))
+        a, b = alone[-1], under[-1]
+        print(
+            f"{pair:4}  {a:7.2f}  {b.whole:8.2f}  {b.whole - a:+6.2f}  {b.before:6.2f}  {b.job:6.2f}  {b.after:6.2f}  "
+            f"{b.processor / b.job:6.1%}",
+            flush=True,
+        )
+    extra = [one.whole - job for one, job in zip(under, alone, strict=True)]
+    slower = [one.job - job for one, job in zip(under, alone, strict=True)]
+    base = statistics.median(alone)
+    for name, differences in (("whole", extra), ("job alone", slower)):
+        mean, low, high = interval(differences)
+        median = statistics.median(differences)
+        print(f"{name}: median {median:+.2f} s, mean {mean:+.2f} s [{low:+.2f}, {high:+.2f}], {median / base:+.1%} of the bare job")
+    parts = [statistics.median(getattr(one, part) for one in under) for part in ("before", "after")]
+    print(f"before the job {parts[0]:.2f} s, after it {parts[1]:.2f} s; allowed: {0.05 * base + 2:.2f} s in all")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Two of the gates that every fault must pass before any assertion counts: landed as planned, and outlived. Pure.
+
+The third, that it was felt, is each injector's own affair.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torchaos.harness.agent.wire import Event, Kind, Moment
+from torchaos.harness.plan import PlannedFault
+from torchaos.harness.record import Record
+from torchaos.harness.recovery import recoveries
+from torchaos.harness.result import Verdict
+from torchaos.harness.teardown import final_step, teardown_aborts
+from torchaos.harness.unseen import why_unplaced
+
+
+def landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
+    """What is wrong with where, when or how often it landed. The step is checked against the history, which the
+    agent's own count did not make."""
+    missed = next(run.of_fault(fault.id, Kind.MISSED), None)
+    if missed:
+        return f"it did not land each time that it was to: {missed.data['reason']}"
+    return _wrong_place(fault, hits) or next(filter(None, (_wrong_time(run, fault, hit) for hit in hits)), None)
+
+
+def _wrong_place(fault: PlannedFault, hits: Sequence[Event]) -> str | None:
+    landed = Counter(hit.rank for hit in hits)
+    strangers = landed.keys() - {None, *fault.target.ranks}
+    if strangers:
+        return f"it landed on rank {min(one for one in strangers if one is not None)}, which is not its target"
+    on_agents = landed.keys() == {None}
+    due = (
+        {None: fault.times * max(1, len(fault.target.nodes))}
+        if on_agents
+        else dict.fromkeys(fault.target.ranks, fault.times)
+    )
+    for rank, times in due.items():
+        if landed[rank] != times:
+            where = "" if rank is None else f" on rank {rank}"
+            return f"it landed {landed[rank]} of {times} times{where}" if landed[rank] else f"it never landed{where}"
+    return None
+
+
+def _wrong_time(run: Record, fault: PlannedFault, hit: Event) -> str | None:
+    when = fault.trigger
+    if not isinstance(when, Moment):
+        return None
+    held = [event for event in run.of_fault(fault.id, Kind.HELD) if event.mono_s <= hit.mono_s]
+    if fault.where == "node" and not held:
+        return "no rank was held at its Moment"
+    at = hit if fault.where == "rank" else held[-1]
+    attempts = {at.attempt, hit.attempt} - {None}
+    if len(attempts) > 1 or (when.attempt is not None and attempts != {when.attempt}):
+        due = at.attempt if when.attempt is None else when.attempt
+        return f"it was to land in attempt {due}, and landed in attempt {hit.attempt}"
+    if when.phase is not None and at.data["phase"] != when.phase.value:
+        return f"it was to land in phase {when.phase.value}, and landed in {at.data['phase']}"
+    # Not when the rank was held but when the fault came: the rank must not have gone on by itself meanwhile.
+    done = run.history.steps_done(at.rank, at.attempt, hit.mono_s) if when.step is not None else None
+    if when.step is not None and (done is None or done + 1 != when.step):
+        where = "a step that can't be told" if done is None else f"step {done + 1}"
+        return f"it was to land in step {when.step}, and landed in {where}"
+    return None
+
+
+def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Verdict, str] | None:
+    """A job that never got past the highest step it had reached before the fault has not recovered, and neither has one
+    that then ends with an error."""
+    if not run.history.executions:
+        return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
+    code, reached = _exit_code(run), run.history.highest_step() or 0
+    if all(one.parts["caught_up"] is not None for one in recoveries(run) if one.fault == fault.id):
+        if code in (None, 0):
+            return None
+        return Verdict.FAILED, f"the job got past the fault, and then ended with exit code {code} in step {reached}"
+    if run.history.unplaced:
+        return Verdict.INCONCLUSIVE, why_unplaced(run, run.history.unplaced)
+    due = final_step(twins[0]) if twins else None
+    if code == 0 and (due is None or reached >= due):
+        return (
+            Verdict.INCONCLUSIVE,
+            f"it came after the last step ({reached}), so there was nothing left to recover for",
+        )
+    return Verdict.FAILED, f"the job never got past step {reached}, the highest it had reached before the fault"
+
+
+def _exit_code(run: Record) -> int | None:
+    """With which the job ended by itself. One that was done and aborted on its way out counts as done."""
+    exited = list(run.of_kind(Kind.JOB_EXITED))
+    stopped = next(run.of_kind(Kind.STOPPED), None)
+    if not exited or (stopped and stopped.mono_s <= exited[-1].mono_s):
+        return None
+    aborts = teardown_aborts(run)
+    done = bool(aborts) and aborts[-1].attempt == run.history.attempts[-1].number
+    code: int | None = exited[-1].data["exit_code"]
+    return 0 if done else code

@@ -81,7 +81,11 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
         injector = _class("injectors", fault.inject, (*at, "inject"), tell)
         if injector is not None:
             check_parameters(injector, fault.with_, (*at, "with"), tell)
-            if fault.for_ is not None and injector.lethal:
+            if fault.for_ is not None and "node" not in injector.where:
+                tell(
+                    (*at, "for"), f"{fault.inject} is taken back by nobody but itself; remove `for`, see its parameters"
+                )
+            elif fault.for_ is not None and injector.lethal:
                 tell((*at, "for"), f"{fault.inject} can't be taken back, so `for` has no meaning; remove it")
 
 

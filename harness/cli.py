@@ -113,6 +113,7 @@ def _planned(
         plan = make_plan(scenario, file, first + number, attach)
         name = f"{plan.scenario}-s{plan.seed}-{stamp}-{os.getpid()}"
         options = tuple(word for text in overrides for word in ("--set", text))
+        options += ("--attach", str(attach)) if attach is not None else ()
         yield Planned(plan, RunDir((out / name).absolute()), file, options)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torchaos.harness import capabilities, registry
 from torchaos.harness.agent.wire import Moment, Phase
-from torchaos.harness.contracts import Injector, Need, Target, UsageError
+from torchaos.harness.contracts import Injector, Need, Target, UsageError, Where
 from torchaos.harness.environment import resolve_program
 from torchaos.harness.grammar import Between, Fault, Item, Job, Scenario, When
 from torchaos.harness.parameters import check_parameters
@@ -129,7 +129,7 @@ def _fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: 
     target = _target(fault, job, draw, f"{file}: fault {name}")
     trigger = _trigger(fault.when, target, draw)
     # What is triggered from outside is best applied from there too: it then asks nothing of the agent.
-    where = "node" if isinstance(trigger, After) and "node" in found.where else found.where[0]
+    where: Where = "node" if isinstance(trigger, After) and "node" in found.where else found.where[0]
     if job.attach_pid is not None and isinstance(trigger, Moment):
         raise UsageError(
             f"{file}: fault {name}: a job that is attached to has no agent that sees steps; write time or after"

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Iterator, Mapping
 
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import UsageError
 from torchaos.harness.history import History
 from torchaos.harness.journal import read_events
 from torchaos.harness.plan import Plan
@@ -32,6 +33,11 @@ class Record:
 
     @classmethod
     def load(cls, folder: RunDir) -> Record:
-        """Raises ChaosError where the folder lacks what a record needs."""
-        artifacts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.artifacts.glob("*.json"))}
-        return cls(Plan.read(folder.plan), tuple(read_events(folder.events)), artifacts)
+        """Raises UsageError where the folder lacks what a record needs, or where that is damaged."""
+        try:
+            artifacts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.artifacts.glob("*.json"))}
+            return cls(Plan.read(folder.plan), tuple(read_events(folder.events)), artifacts)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{folder.root}: it can't be judged, a file in it is missing or damaged: {error}"
+            ) from error

@@ -116,8 +116,10 @@ def _first_within(record: Record, landing: Landing) -> Execution | None:
 
 
 def _is_lethal(record: Record, fault: str) -> bool:
+    """What is hit dies of it. The ranks of a dead torchelastic agent live on as orphans: that is no recovery."""
     planned = next((one for one in record.plan.faults if one.id == fault), None)
-    return planned is not None and bool(registry.find("injectors", planned.inject).lethal)
+    injector = planned and registry.find("injectors", planned.inject)
+    return bool(injector and (injector.lethal or injector.hits == "agents"))
 
 
 def _highest_up_to(history: History, attempt: int) -> int | None:

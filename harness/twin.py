@@ -31,6 +31,7 @@ from torchaos.harness.rundir import RunDir
 _ENV = ("TORCH", "PYTORCH", "CUDA", "NCCL", "GLOO", "OMP", "MKL", "PYTHON", "ATEN", "LD_", "HF_", "ACCELERATE", "PL_")
 _SOURCES_MAX = 2000
 _TRIES = 4
+_NO_MATTER = ("timeout_s", "resubmit_times", "resubmit_delay_s", "attach_pid")  # to a job that no fault hits
 _KEPT = ("plan.json", "events", "artifacts", "logs")
 
 
@@ -105,7 +106,7 @@ def key_of(plan: Plan) -> str:
     """A digest of everything that could change what the job computes."""
     python = job_python(plan.job.command)
     parts = {
-        "job": asdict(plan.job),
+        "job": {name: value for name, value in asdict(plan.job).items() if name not in _NO_MATTER},
         "hooks": plan.hooks,
         "collect": [need.value for need in plan.collect],
         "sources": [(str(path), _digest(path)) for path in _sources(plan)],

@@ -20,6 +20,7 @@ class KillAgent(Fault):
     name: ClassVar[str] = "process.kill_agent"
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"pidfd"})
+    lethal: ClassVar[bool] = True
     hits: ClassVar[Hits] = "agents"
 
     def changes(self, site: Site) -> Irreversible:

@@ -163,7 +163,9 @@ def from_outside(freezes: int) -> dict[str, list[float]]:
     """Milliseconds by what is measured."""
     first = 6
     steps = [first + 2 * number for number in range(freezes)]
-    command = f"{{jobs}}/gpt_ddp.py --steps {steps[-1] + 10} --checkpoint-every 1000 --checkpoint-dir {{run}}/checkpoints"
+    command = (
+        f"{{jobs}}/gpt_ddp.py --steps {steps[-1] + 10} --checkpoint-every 1000 --checkpoint-dir {{run}}/checkpoints"
+    )
     scenario = {
         "scenario": "latency",
         "job": {"command": f"torchrun --nproc-per-node 2 {command}", "timeout": "5m"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Mapping
 
 from . import wire
@@ -19,6 +20,13 @@ class RankSite:
 
     def signal(self, number: int) -> None:
         os.kill(self.pids[0], number)
+
+    def release(self) -> None:
+        """Nothing is held: the rank itself is here."""
+
+    def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
+        """A process does not see its own exit."""
+        return self.pids
 
     def emit(self, kind: wire.Kind, data: Mapping[str, Any]) -> wire.Event:
         return self._agent.emit(kind, data)

@@ -222,7 +222,7 @@ def _last(executions: Iterable[Execution]) -> list[Execution]:
 
 
 def _fresh(scene: Scene) -> list[Witness]:
-    if not scene.first or any(load.ok for load in scene.loads) or not scene.own:
+    if not scene.first or any(load.ok for load in scene.loads):
         return []
     return [Witness("the start", 0, "it is the first attempt, and no checkpoint was loaded")]
 

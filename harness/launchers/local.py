@@ -22,7 +22,7 @@ class LocalNode:
 
 @dataclass(frozen=True)
 class Local:
-    """Nothing is made, so nothing has to be guarded."""
+    """Starts the command on this machine. Nothing is made for it, so nothing has to be guarded."""
 
     name: ClassVar[str] = "local"
 

@@ -1,0 +1,262 @@
+"""The gates and the verdict: what lets a run pass, and what must not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness.agent.wire import Event, Kind, Moment, Phase
+from torchaos.harness.contracts import Target, UsageError
+from torchaos.harness.evidence import died, stood_still
+from torchaos.harness.faults import after_is_due
+from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob
+from torchaos.harness.record import Record
+from torchaos.harness.recovery import recoveries
+from torchaos.harness.result import ExitCode, Result, Verdict
+from torchaos.harness.rundir import RunDir
+from torchaos.harness.verdict import judge, verdict_of
+
+JOB = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0)
+KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), Moment(1, 18, Phase.BACKWARD), {}, "", "")
+ROLLED_BACK = {"fault": "kill", "verified": True, "reason": ""}
+
+
+def judged(
+    run: Record, *faults: PlannedFault, asserts: tuple[str, ...] = ("restarts",), twins: Sequence[Record] = ()
+) -> Result:
+    plan = replace(run.plan, faults=faults or (KILL,), asserts=tuple(Named(name, {}) for name in asserts))
+    return verdict_of(replace(run, plan=plan), twins, "/run")
+
+
+def plus(run: Record, *more: Event) -> Record:
+    """A record is in order of time, as reading a run directory makes it."""
+    return replace(run, events=tuple(sorted((*run.events, *more), key=lambda event: event.mono_s)))
+
+
+def without(run: Record, *kinds: Kind) -> Record:
+    return replace(run, events=tuple(event for event in run.events if event.kind not in kinds))
+
+
+def first(run: Record, kind: Kind) -> Event:
+    return next(event for event in run.events if event.kind is kind)
+
+
+_seq = count(10_000)
+
+
+def at(near: Event, kind: Kind, data: dict[str, Any], after: float = 0.0001, **envelope: Any) -> Event:
+    """An event of the harness, so long after another one."""
+    return Event(kind, "harness", next(_seq), 0.0, near.mono_s + after, data=data, **envelope)
+
+
+def test_a_kill_that_was_outlived_passes(trainer: Any) -> None:
+    """The ideal trainer, killed in step 18 and resumed from step 15, passes every gate."""
+    result = judged(trainer(kills=[(18, 1)]).record())
+    assert (result.verdict, result.exit_code) == (Verdict.PASSED, ExitCode.PASSED), result.reason
+
+
+def test_a_step_that_the_others_ended_is_no_recovery(trainer: Any) -> None:
+    """Killed in the optimizer, the victim had given its gradients: the other rank ends the step, and that is all."""
+    run = trainer(kills=[(18, 1)], steps=18).record()
+    dead = [
+        e for e in run.events if e.attempt in (None, 0) and e.kind not in (Kind.ELASTIC_RENDEZVOUS, Kind.JOB_EXITED)
+    ]
+    hit = next(e for e in dead if e.kind is Kind.APPLYING)
+    last = next(e for e in reversed(dead) if e.kind is Kind.STEP and e.rank == 0)
+    step = replace(last, mono_s=hit.mono_s + 0.001, step=18)
+    ended = at(dead[-1], Kind.JOB_EXITED, {"submission": 0, "pid": 50, "exit_code": 1})
+    result = judged(plus(replace(run, events=tuple(dead)), step, ended))
+    assert result.verdict is Verdict.FAILED, result.reason
+    assert "never got past step 18" in result.reason
+
+
+def test_orphans_that_go_on_are_no_recovery(trainer: Any) -> None:
+    """The workers of a torchrun that was killed make steps, as orphans: the job has not come back by that."""
+    run = trainer(steps=30).record()
+    middle = next(e for e in run.events if e.kind is Kind.STEP and e.step == 17)
+    hit = at(middle, Kind.APPLYING, {"fault": "agent", "pid": 77, "phase": None, "global_step": None})
+    gone = at(run.events[-1], Kind.JOB_EXITED, {"submission": 0, "pid": 50, "exit_code": -9})
+    fault = PlannedFault("agent", "process.kill_agent", "node", Target((0, 1), (0,)), After(1.0), {}, "", "")
+    plan = replace(run.plan, faults=(fault,))
+    record = replace(plus(without(run, Kind.JOB_EXITED), hit, gone), plan=plan)
+    assert recoveries(record)[0].parts["caught_up"] is None
+
+
+def test_steps_in_a_grace_period_are_no_recovery(trainer: Any) -> None:
+    """A rank that was told to go makes its last steps before it leaves: it has not outlived the fault by that."""
+    run = trainer(kills=[(18, 1)]).record()
+    early = next(e for e in run.events if e.kind is Kind.STEP and (e.rank, e.step, e.attempt) == (1, 15, 0))
+    hit = at(early, Kind.APPLYING, {"fault": "go", "pid": 1001, "phase": None, "global_step": None}, rank=1, attempt=0)
+    fault = PlannedFault("go", "process.terminate", "node", Target((1,)), After(1.0), {}, "", "")
+    record = replace(plus(run, hit), plan=replace(run.plan, faults=(fault,)))
+    found = next(one for one in recoveries(record) if one.fault == "go")
+    assert found.lost_steps == 2
+    assert found.parts["caught_up"] is not None
+    assert found.parts["caught_up"] > 1.0
+
+
+def test_a_freeze_seen_by_the_log_of_another_rank_is_outlived(trainer: Any) -> None:
+    """Where only a log tells, it tells of one rank: its steps show that the frozen one goes on."""
+    run = trainer(steps=30, log_only=1).record()
+    middle = next(e for e in run.events if e.kind is Kind.LOG_STEP and e.data["step"] == 17)
+    hit = at(middle, Kind.APPLYING, {"fault": "f", "pid": 1001, "phase": None, "global_step": None}, rank=1, attempt=0)
+    fault = PlannedFault("f", "process.freeze", "node", Target((1,)), After(1.0), {}, "", "")
+    record = replace(plus(run, hit), plan=replace(run.plan, faults=(fault,)))
+    assert recoveries(record)[0].parts["caught_up"] is not None
+
+
+def test_a_fault_in_the_first_step_can_be_outlived(trainer: Any) -> None:
+    """Before the first step nothing had been reached, and the job got past that."""
+    fault = replace(KILL, trigger=Moment(1, 1, Phase.BACKWARD))
+    result = judged(trainer(kills=[(1, 1)]).record(), fault)
+    assert result.verdict is Verdict.PASSED, result.reason
+
+
+def test_a_job_that_recovers_and_then_crashes_is_failed(trainer: Any) -> None:
+    """It got past the fault and ended with exit code 1: nothing that is asserted here looks at the end."""
+    run = trainer(kills=[(18, 1)]).record()
+    ended = at(run.events[-1], Kind.JOB_EXITED, {"submission": 0, "pid": 50, "exit_code": 1})
+    result = judged(plus(without(run, Kind.JOB_EXITED), ended))
+    assert result.verdict is Verdict.FAILED
+    assert "exit code 1" in result.reason
+
+
+def test_a_job_that_ends_early_with_code_0_is_failed_by_the_twin(trainer: Any) -> None:
+    """A rank that leaves with code 0 may end the whole job, and the twin shows that there were steps left."""
+    run = trainer(kills=[(18, 1)]).record()
+    early = [e for e in run.events if e.attempt in (None, 0) and e.kind is not Kind.ELASTIC_RENDEZVOUS]
+    result = judged(replace(run, events=tuple(early)), twins=[trainer().record()])
+    assert result.verdict is Verdict.FAILED, result.reason
+    result = judged(replace(run, events=tuple(early)), twins=[trainer(steps=17).record()])
+    assert result.verdict is Verdict.INCONCLUSIVE, result.reason
+
+
+def test_a_fault_that_lands_less_often_than_planned_is_inconclusive(trainer: Any) -> None:
+    """`times: 2` and one landing: the second was not tried."""
+    result = judged(trainer(kills=[(18, 1)]).record(), replace(KILL, times=2))
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "1 of 2 times" in result.reason
+    assert judged(trainer(kills=[(18, 1), (18, 1)]).record(), replace(KILL, times=2)).verdict is Verdict.PASSED
+
+
+def test_the_last_landing_must_be_outlived(trainer: Any) -> None:
+    """Of two landings the job outlives the first, and dies of the second."""
+    run = trainer(kills=[(10, 1), (18, 1)]).record()
+    dead = [e for e in run.events if e.attempt != 2 and e.kind is not Kind.JOB_EXITED]
+    ended = at(dead[-1], Kind.JOB_EXITED, {"submission": 0, "pid": 50, "exit_code": 1})
+    fault = replace(KILL, times=2, trigger=Moment(1, None, None))
+    result = judged(plus(replace(run, events=tuple(dead)), ended), fault)
+    assert result.verdict is Verdict.FAILED, result.reason
+
+
+def test_a_landing_beside_a_miss_is_inconclusive(trainer: Any) -> None:
+    """A hold that expired while the fault was on its way: the rank had gone on, so it did not land at its Moment."""
+    run = trainer(kills=[(18, 1)]).record()
+    miss = at(first(run, Kind.APPLYING), Kind.MISSED, {"fault": "kill", "reason": "hold expired"})
+    result = judged(plus(run, miss))
+    assert (result.verdict, "hold expired" in result.reason) == (Verdict.INCONCLUSIVE, True)
+
+
+@pytest.mark.parametrize(
+    "when", [Moment(1, None, Phase.FORWARD, attempt=0), Moment(1, None, Phase.BACKWARD, attempt=1)]
+)
+def test_phase_and_attempt_are_checked_without_a_step(trainer: Any, when: Moment) -> None:
+    """A trigger that names no step still names a phase and an attempt."""
+    result = judged(trainer(kills=[(18, 1)]).record(), replace(KILL, trigger=when))
+    assert result.verdict is Verdict.INCONCLUSIVE, result.reason
+    assert "it was to land in" in result.reason
+
+
+def test_an_outside_fault_that_comes_after_the_hold_is_inconclusive(trainer: Any) -> None:
+    """The pacer was held in step 18 of attempt 0, died in the hold, and its successor was hit."""
+    run = trainer(kills=[(18, 1), (20, 1)]).record()
+    hits = [e for e in run.events if e.kind is Kind.APPLYING]
+    held = replace(hits[0], kind=Kind.HELD, data={"fault": "kill", "phase": "backward", "global_step": 18})
+    events = [e for e in run.events if e is not hits[0]]
+    result = judged(plus(replace(run, events=tuple(events)), held), replace(KILL, where="node"))
+    assert result.verdict is Verdict.INCONCLUSIVE, result.reason
+    assert "landed in attempt 1" in result.reason
+
+
+def test_what_changes_nothing_needs_no_rollback(trainer: Any) -> None:
+    """An irreversible fault with a trigger from outside has no handle and no page: nothing is left to take back."""
+    run = trainer(kills=[(18, 1)]).record()
+    guarded = at(run.events[0], Kind.GUARDED, {"record": "kill", "handles": [], "why": "it is dead"})
+    assert judged(plus(run, guarded)).exit_code is ExitCode.PASSED
+
+
+def test_what_was_guarded_again_must_be_taken_back_again(trainer: Any) -> None:
+    """Taking back the first firing says nothing of the second; and nothing passes with something left behind."""
+    run = trainer(kills=[(18, 1)]).record()
+    start, end = run.events[0], run.events[-1]
+    guards = [at(one, Kind.GUARDED, {"record": "kill", "handles": ["process"]}) for one in (start, end)]
+    back = at(start, Kind.ROLLED_BACK, ROLLED_BACK, after=0.001)
+    result = judged(plus(run, *guards, back))
+    assert (result.verdict, result.exit_code) == (Verdict.ERROR, ExitCode.ROLLBACK)
+    assert judged(plus(run, *guards, back, at(end, Kind.ROLLED_BACK, ROLLED_BACK, 1.0))).verdict is Verdict.PASSED
+
+
+def test_a_run_without_an_end_is_never_passed(trainer: Any) -> None:
+    """The harness was killed in the middle: what is there looks well, and nobody knows the rest."""
+    run = trainer(kills=[(18, 1)]).record()
+    stage = at(run.events[0], Kind.STAGE, {"stage": "run"})
+    result = judged(plus(run, stage))
+    assert (result.verdict, "never finished" in result.reason) == (Verdict.INCONCLUSIVE, True)
+    assert judged(plus(run, stage, at(run.events[-1], Kind.STAGE, {"stage": "end"}))).verdict is Verdict.PASSED
+
+
+@pytest.mark.parametrize("name", ["plan.json", "artifacts/environment.json"])
+def test_a_damaged_run_directory_is_bad_usage(tmp_path: Path, name: str) -> None:
+    """Half a file in a run directory gives one sentence, and no traceback."""
+    folder = RunDir(tmp_path / "run").create()
+    Plan("x", "", 0, JOB, (), ()).write(folder.plan)
+    (folder.root / name).write_text('{"half":')
+    with pytest.raises(UsageError, match=str(folder.root)):
+        judge(folder)
+
+
+def test_an_exception_that_the_job_caught_was_not_felt(trainer: Any) -> None:
+    """The rank went on to end steps after the exception, and died of something else with the same exit code."""
+    run = trainer(kills=[(18, 1)]).record()
+    step = next(e for e in run.events if e.kind is Kind.STEP and (e.rank, e.step) == (1, 9))
+    hit = replace(step, kind=Kind.APPLYING, mono_s=step.mono_s + 0.001,
+                  data={"fault": "oops", "pid": 1001, "phase": None, "global_step": 10})  # fmt: skip
+    assert died(plus(run, hit), "oops", -9) is None
+    assert died(run, "kill", -9) is not None
+
+
+def test_what_the_others_had_under_way_does_not_hide_a_stand_still(trainer: Any) -> None:
+    """A rank that is held in the optimizer has given its gradients: the others end that step, and then all wait."""
+    run = trainer(freeze=(10, 1, 3.0)).record()
+    hit = first(run, Kind.APPLYING)
+    peers = next(e for e in run.events if e.kind is Kind.STEP and (e.rank, e.step) == (0, 10))
+    early = replace(run, events=tuple(replace(e, mono_s=hit.mono_s + 0.01) if e is peers else e for e in run.events))
+    ordered = plus(early)
+    assert stood_still(ordered, "freeze", 3.0) is not None
+    assert stood_still(ordered, "freeze", 5.0) is None
+
+
+def test_each_stand_still_needs_its_proof(trainer: Any) -> None:
+    """A fault that landed twice was felt twice, or not."""
+    run = trainer(freeze=(10, 1, 3.0)).record()
+    hit = first(run, Kind.APPLYING)
+    again = replace(hit, mono_s=next(e.mono_s for e in run.events if e.step == 20) + 0.0001)
+    assert stood_still(run, "freeze", 3.0) is not None
+    assert stood_still(plus(run, again), "freeze", 3.0) is None
+
+
+def test_recovered_means_more_than_what_others_had_under_way(trainer: Any) -> None:
+    """A fault that waits for the recovery from another does not take the end of the step that was hit for it."""
+    run = trainer(kills=[(18, 1)]).record()
+    hit = first(run, Kind.APPLYING)
+    last = next(e for e in run.events if e.kind is Kind.STEP and (e.rank, e.step, e.attempt) == (0, 17, 0))
+    step = replace(last, mono_s=hit.mono_s + 0.001, step=18)
+    dead = [e for e in run.events if e.mono_s <= hit.mono_s + 0.002]
+    after = After(0.0, "kill", "recovered")
+    assert not after_is_due(after, [*dead, step], hit.mono_s + 1.0)
+    assert after_is_due(after, run.events, run.events[-1].mono_s)

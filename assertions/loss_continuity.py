@@ -158,13 +158,14 @@ class _Comparison:
 
     def _well(self) -> Finding:
         ranks = len({rank for by_rank in self._ours.values() for rank in by_rank})
+        where = "1 rank" if ranks == 1 else f"{ranks} ranks"
         how = "bitwise equal to" if not self._allowed else f"within {self._allowed:.3g} of"
         worst = max((one.relative for one in differences(self._ours, self._twins[0], 0.0, 0.0)), default=0.0)
         lines = ", as far as the job's log tells" if self._history.source == "log" else ""
         changed = any(self._ours[step].keys() != self._twins[0][step].keys() for step in self._ours)
         means = "; where the number of ranks differed, the means over the ranks were compared" if changed else ""
         return passed(
-            f"the losses of all {len(self._ours)} steps on {ranks} ranks are {how} the twin's{lines}{means}",
+            f"the losses of all {len(self._ours)} steps on {where} are {how} the twin's{lines}{means}",
             steps=len(self._ours), ranks=ranks, largest_difference=worst, twins=len(self._twins),
         )  # fmt: skip
 

@@ -39,5 +39,5 @@ class Record:
             return cls(Plan.read(folder.plan), tuple(read_events(folder.events)), artifacts)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(
-                f"{folder.root}: it can't be judged, a file in it is missing or damaged: {error}"
+                f"{folder.root}: it can't be judged, a file is missing or damaged: {error}"
             ) from error

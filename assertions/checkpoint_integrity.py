@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchaos.harness.agreement import Difference, before, differences
-from torchaos.harness.contents import Checkpoint, Clash, checkpoints_of, clashes, twin_of
+from torchaos.harness.contents import Checkpoint, Clash, checkpoints_of, clashes, is_below, twin_of
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.record import Record
 from torchaos.harness.recovery import landings
@@ -75,8 +75,9 @@ def _broken(ours: Sequence[Checkpoint]) -> Finding | None:
 
 def _too_old(run: Record, ours: Sequence[Checkpoint]) -> Finding | None:
     """The newest one on disk is older than the last that the run was seen to finish."""
-    newest = _newest(ours).step
-    saved = [save for save in run.history.saves if save.ok and save.global_step is not None]
+    newest, root = _newest(ours).step, str(run.artifacts["inventory"].get("root", ""))
+    saves = [save for save in run.history.saves if save.ok and save.global_step is not None]
+    saved = [save for save in saves if is_below(save.path, root)]  # a model that is exported elsewhere is no checkpoint
     last = max(saved, key=lambda save: save.global_step or 0, default=None)
     if newest is None or last is None or newest >= (last.global_step or 0):
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness import agreement
-from torchaos.harness.agreement import Difference, Steps, before, differences, history_of, until
+from torchaos.harness.agreement import Difference, Steps, before, differences, history_of, until, untold
 from torchaos.harness.causes import likeliest_cause
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import History
@@ -87,9 +87,13 @@ class _Comparison:
         self._history, self._allowed, self._basis = history, allowed, basis
         self._twins = [until(twin.history.by_step(), final_step(twin)) for twin in twins]
         last = max(self._twins[0], default=0)
-        self._ours = until(history.by_step(), last if teardown_aborts(run, last) else None)
+        self._done = until(history.by_step(), last if teardown_aborts(run, last) else None)
+        self._untold = untold(history, self._done, twins[0].history, self._twins[0])
+        self._ours = {step: by_rank for step, by_rank in self._done.items() if step not in self._untold}
         landed = landings(run)
-        self._before = before(history, landed[0].at_s if landed else float("inf"))
+        early = before(history, landed[0].at_s if landed else float("inf"))
+        blind = untold(history, early, twins[0].history, self._twins[0])
+        self._before = {step: by_rank for step, by_rank in early.items() if step not in blind}
 
     def finding(self) -> Finding:
         invalid = self._nearest(self._before)
@@ -131,12 +135,12 @@ class _Comparison:
         return next((one for where, one in by_twin[0].items() if where in common), None)
 
     def _gaps(self) -> Finding | None:
-        missing = sorted(self._twins[0].keys() - self._ours.keys())
-        extra = sorted(self._ours.keys() - self._twins[0].keys())
+        missing = sorted(self._twins[0].keys() - self._done.keys())
+        extra = sorted(self._done.keys() - self._twins[0].keys())
         if missing:
             return failed(
                 f"{_steps(missing)} of the twin's never took place: the history that counts ends with step "
-                f"{max(self._ours, default=0)}",
+                f"{max(self._done, default=0)}",
                 missing=len(missing),
             )
         if extra:
@@ -146,14 +150,20 @@ class _Comparison:
         return None
 
     def _unseen(self) -> Finding | None:
+        if self._untold:
+            return inconclusive(f"not all ranks told of step {min(self._untold)}, here or in the twin")
         for step, by_rank in self._ours.items():
-            for rank, one in by_rank.items():
-                other = self._twins[0][step].get(rank)
-                if not one.loss_seen and (other is None or other.loss_seen):
-                    return inconclusive(
-                        f"the loss of step {step} on rank {rank} was not seen, though others were: the backward hook "
-                        "did not fire in it, or its value was never copied"
-                    )
+            twins = self._twins[0][step]
+            if by_rank.keys() != twins.keys():
+                blind = [rank for steps in (by_rank, twins) for rank, one in steps.items() if not one.loss_seen]
+            else:  # a step without any backward has no loss, here and there
+                pairs = [(rank, one, twins[rank]) for rank, one in by_rank.items() if one.losses or twins[rank].losses]
+                blind = [rank for rank, one, other in pairs if not (one.loss_seen and other.loss_seen)]
+            if blind:
+                return inconclusive(
+                    f"the loss of step {step} on rank {blind[0]} was not seen, here or in the twin, though others "
+                    "were: the backward hook did not fire in it, or its value was never copied"
+                )
         return None
 
     def _well(self) -> Finding:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchaos.harness.agreement import Steps, before, history_of, until
+from torchaos.harness.agreement import Steps, before, history_of, until, untold
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
 from torchaos.harness.record import Record
@@ -46,10 +46,10 @@ class SampleAccounting:
         ours = until(history.by_step(), last if teardown_aborts(run, last) else None)
         landed = landings(run)
         early = before(history, landed[0].at_s) if landed else ours
-        return _against(history, ours, theirs, early)
+        return _against(history, ours, theirs, early, untold(history, ours, twin.history, theirs))
 
 
-def _against(history: History, ours: Steps, theirs: Steps, early: Steps) -> Finding:
+def _against(history: History, ours: Steps, theirs: Steps, early: Steps, blind: Collection[int]) -> Finding:
     whole = [step for step in early if step in theirs and early[step].keys() >= theirs[step].keys()]
     seen = [step for step in whole if _all_seen(early[step]) and _all_seen(theirs[step])]
     invalid = next((step for step in seen if _count(early[step]) != _count(theirs[step])), None)
@@ -62,7 +62,7 @@ def _against(history: History, ours: Steps, theirs: Steps, early: Steps) -> Find
     unseen = None
     for step in sorted(ours.keys() | theirs.keys()):
         mine, twins = ours.get(step, {}), theirs.get(step, {})
-        if not (_all_seen(mine) and _all_seen(twins)):
+        if step in blind or not (_all_seen(mine) and _all_seen(twins)):
             unseen = unseen or inconclusive(f"the samples of step {step} were not all seen")
         elif _count(mine) != _count(twins):
             return _differs(history, ours, theirs, step)

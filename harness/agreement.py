@@ -60,6 +60,30 @@ def before(history: History, at_s: float) -> Steps:
     }
 
 
+def untold(history: History, ours: Steps, other: History, theirs: Steps) -> set[int]:
+    """Steps, of those that both have, of which a rank that was there told nothing: its agent had stepped aside, or it
+    died of the fault at the very end of a step that counts. No mean and no sum over the others is a measure."""
+    return {
+        step
+        for step in ours.keys() & theirs.keys()
+        if (
+            ours[step].keys() != theirs[step].keys()
+            if _world(history, ours[step]) == _world(other, theirs[step])
+            else _is_partial(history, ours[step]) or _is_partial(other, theirs[step])
+        )
+    }
+
+
+def _world(history: History, by_rank: Mapping[int, Execution]) -> int:
+    numbers = {one.attempt for one in by_rank.values()}
+    return max((attempt.world_size for attempt in history.attempts if attempt.number in numbers), default=0)
+
+
+def _is_partial(history: History, by_rank: Mapping[int, Execution]) -> bool:
+    tell = len({one.rank for one in history.executions})  # a log tells of one rank
+    return len(by_rank) < min(_world(history, by_rank), tell)
+
+
 def differences(ours: Steps, theirs: Steps, tolerance: float, other_world: float = OTHER_WORLD) -> Iterator[Difference]:
     """In order of step; only steps that both have, and only what both could see."""
     for step in sorted(ours.keys() & theirs.keys()):

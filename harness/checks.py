@@ -82,9 +82,7 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
         if injector is not None:
             check_parameters(injector, fault.with_, (*at, "with"), tell)
             if fault.for_ is not None and "node" not in injector.where:
-                tell(
-                    (*at, "for"), f"{fault.inject} ends by itself; remove `for`, see its parameters"
-                )
+                tell((*at, "for"), f"{fault.inject} ends by itself; remove `for`, see its parameters")
             elif fault.for_ is not None and injector.lethal:
                 tell((*at, "for"), f"{fault.inject} can't be taken back, so `for` has no meaning; remove it")
 

@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -77,7 +78,7 @@ def run(
 ) -> None:  # fmt: skip
     """Run scenarios against live jobs and judge them."""
     console = Console()
-    runs = [one for file in files for one in _planned(file, overrides, seed, repeat, attach, out)]
+    runs = _apart([one for file in files for one in _planned(file, overrides, seed, repeat, attach, out)])
     pending = [placeholder_result(one.plan, one.folder.root) for one in runs]
     _write(pending, junit_file, json_file)  # gates fail closed: until a scenario is judged, it is an error
     results: list[Result] = []
@@ -115,6 +116,17 @@ def _planned(
         options = tuple(word for text in overrides for word in ("--set", text))
         options += ("--attach", str(attach)) if attach is not None else ()
         yield Planned(plan, RunDir((out / name).absolute()), file, options)
+
+
+def _apart(runs: Sequence[Planned]) -> list[Planned]:
+    """Each with a folder of its own, also where two files describe the same scenario with the same seed."""
+    seen = Counter[Path]()
+    found = []
+    for one in runs:
+        seen[one.folder.root] += 1
+        again = f"-{number}" if (number := seen[one.folder.root]) > 1 else ""
+        found.append(replace(one, folder=RunDir(one.folder.root.with_name(one.folder.root.name + again))))
+    return found
 
 
 def _run_one(one: Planned, console: Console, interrupted: _Interrupt) -> Result:

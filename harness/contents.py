@@ -54,6 +54,12 @@ def checkpoints_of(record: Record) -> list[Checkpoint] | None:
     return sorted(found, key=lambda one: (-1 if one.step is None else one.step, one.saved_s or 0.0, one.path))
 
 
+def is_below(path: str, root: str) -> bool:
+    """Whether a path lies in the folder of the checkpoints; all do where that is not known."""
+    path, root = posixpath.normpath(path), posixpath.normpath(root)
+    return root in (".", path) or path.startswith(f"{root}/")
+
+
 def clashes(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint], ignoring: Collection[str] = ()) -> list[Clash]:
     """Where good checkpoints of one step differ: oldest checkpoint first, tensors before values."""
     found = []

@@ -46,19 +46,30 @@ def job_python(command: Sequence[str]) -> str:
     return path if "python" in Path(path).name and os.access(path, os.X_OK) else sys.executable
 
 
-@lru_cache
 def installed(python: str) -> dict[str, str]:
     """Name and version of every distribution that this interpreter has."""
-    code = (
-        "import importlib.metadata as m, json;"
-        "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}))"
-    )
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    return {name: version for name, version, _folder in _distributions(python)}
+
+
+def editable(python: str) -> list[Path]:
+    """The folders of what `pip install -e` installed: its sources change, and its version does not."""
+    return [Path(folder) for name, _version, folder in _distributions(python) if folder and name != "torchaos"]
+
+
+@lru_cache
+def _distributions(python: str) -> list[tuple[str, str, str]]:
+    code = """
+import importlib.metadata as m, json
+def folder(d):
+    at = json.loads(d.read_text("direct_url.json") or "{}")
+    return at["url"].partition("file://")[2] if at.get("dir_info", {}).get("editable") else ""
+print(json.dumps([(d.metadata["Name"], d.version, folder(d)) for d in m.distributions() if d.metadata["Name"]]))
+"""
     try:
-        found: dict[str, str] = json.loads(done.stdout)
-    except ValueError:
-        found = {}
-    return found
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        return [(str(name), str(version), str(folder)) for name, version, folder in json.loads(done.stdout)]
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return []
 
 
 def describe(plan: Plan) -> dict[str, Any]:

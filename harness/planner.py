@@ -138,6 +138,11 @@ def _fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: 
         raise UsageError(
             f"{file}: fault {name}: {fault.inject} needs the agent in the rank, and a job that is attached to has none"
         )
+    if fault.times > 1 and isinstance(trigger, After) and where == "node":
+        raise UsageError(
+            f"{file}: fault {name}: times counts landings at a point of the training loop, and what is seen from "
+            "outside comes once; write several faults"
+        )
     if target.nodes == () and found.hits == "agents":
         raise UsageError(f"{file}: fault {name}: {fault.inject} hits a node's agent; write target: {{node: 0}}")
     injector: Injector = found(**check_parameters(found, fault.with_, (), _silent)).plan(target, draw)

@@ -38,6 +38,4 @@ class Record:
             artifacts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.artifacts.glob("*.json"))}
             return cls(Plan.read(folder.plan), tuple(read_events(folder.events)), artifacts)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(
-                f"{folder.root}: it can't be judged, a file is missing or damaged: {error}"
-            ) from error
+            raise UsageError(f"{folder.root}: it can't be judged, a file is missing or damaged: {error}") from error

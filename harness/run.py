@@ -56,12 +56,11 @@ class Run:
         """Raises ChaosError when the job can't be started or its way back can't be guarded; by then all is clean."""
         with ExitStack() as stack:
             self._prepare(stack)
-            try:
-                self._launch()
-                self._watch()
-            finally:
-                for stage in (self._collect, self._heal, self._stop_job, self._take_inventory):
-                    stage()
+            # Each of these comes, in the reverse of this order, whatever the one before it raised.
+            for stage in (self._take_inventory, self._stop_job, self._heal, self._collect):
+                stack.callback(stage)
+            self._launch()
+            self._watch()
 
     def _prepare(self, stack: ExitStack) -> None:
         self.journal = Journal(self.folder.events)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.agreement import wants_more
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.plan import Plan
@@ -38,23 +39,35 @@ class ScenarioRun:
         self.folder.create()
         self.plan.write(self.folder.plan)
         self.folder.scenario.write_bytes(self._source.read_bytes())
-        twins = Twins(self.plan, self._execute)
+        twins = Twins(self.plan, self._execute, given_up=lambda: self._stopped is not None)
         wanted = int(self.plan.twin.get("runs", 0))
         have = int(wanted > 0 and not self._stopped and twins.give(0, self.folder))
-        if not self._stopped:
+        unfinished = self._stopped is not None
+        if not unfinished:
             self._execute(self.plan, self.folder)
-        while 0 < have < wanted and not self._stopped and wants_more(*self._records()):
-            if not twins.give(have, self.folder):
+        while 0 < have < wanted and wants_more(*self._records()):
+            if self._stopped or not twins.give(have, self.folder):
+                unfinished = self._stopped is not None
                 break
             have += 1
+        if self._stopped and unfinished:
+            self._note_stop(self._stopped)
         result = judge(self.folder)
         write_atomically(self.folder.result, json.dumps(result.to_json(), indent=1) + "\n")
         return result
+
+    def _note_stop(self, reason: str) -> None:
+        """It was ended early outside the run itself, so that the run's own journal does not say so."""
+        journal = EventFile(self.folder.events / "scenario.jsonl", "scenario")
+        journal.emit(Kind.STOPPED, {"reason": reason, "interrupted": True})
+        journal.close()
 
     def _execute(self, plan: Plan, folder: RunDir) -> None:
         if not folder.plan.exists():
             plan.write(folder.plan)
         self._current = Run(plan, folder, self._reproduce, self._watcher)
+        if self._stopped:  # just before there was anything to stop
+            self._current.stop(self._stopped)
         try:
             self._current()
         finally:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, ChaosError, Finding, Outcome, inconclusive
+from torchaos.harness.contracts import Assertion, ChaosError, Finding, Need, Outcome, inconclusive
 from torchaos.harness.faults import injector_of
 from torchaos.harness.gates import landed_wrong, not_outlived
 from torchaos.harness.plan import Named, Plan, PlannedFault
@@ -82,9 +83,15 @@ def _assertion(named: Named) -> Assertion:
 
 def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
     try:
-        return assertion.judge(run, twins)
+        finding = assertion.judge(run, twins)
     except ChaosError as error:
         return inconclusive(str(error))
+    if finding.outcome is Outcome.PASSED and run.plan.twin and not twins and Need.TWIN in assertion.needs:
+        reason = (
+            f"the twin that was to be the measure could not be had; without it, {finding.reason}"
+        )
+        return replace(finding, outcome=Outcome.INCONCLUSIVE, reason=reason)
+    return finding
 
 
 def _case(named: Named, finding: Finding) -> Case:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.agreement import wants_more
 from torchaos.harness.contents import checkpoints_of
 from torchaos.harness.contracts import Assertion, Finding, Outcome
@@ -144,3 +146,14 @@ def test_the_step_is_that_of_the_save_whatever_the_name(trainer: Any) -> None:
     found = checkpoints_of(run)
     assert found is not None
     assert [one.step for one in found] == list(STEPS)
+
+
+def test_a_model_saved_elsewhere_is_no_checkpoint(trainer: Any) -> None:
+    """The finished model goes to a folder of its own, later than the last checkpoint: nothing is too old by that."""
+    run = trainer(kills=KILL, steps=33).record(inventory=_inventory())
+    last = next(e for e in reversed(run.events) if e.kind is Kind.SAVE_END)
+    step = next(e for e in reversed(run.events) if e.kind is Kind.STEP)
+    data = {**last.data, "path": "/job/model.pt"}
+    export = replace(last, mono_s=step.mono_s + 0.001, step=step.step, attempt=step.attempt, data=data)
+    finding = CheckpointIntegrity().judge(replace(run, events=(*run.events, export)), [])
+    assert finding.outcome is Outcome.PASSED, finding.reason

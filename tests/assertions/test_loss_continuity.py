@@ -235,3 +235,19 @@ def test_rounding_is_no_proof_where_sums_may_be_in_another_order(
     run = _scale_loss(trainer(world=world, kills=KILL).record(), lambda e: e.attempt == 1, factor)
     finding = LossContinuity().judge(run, [twin, twin])
     assert finding.outcome is outcome, finding.reason
+
+
+@pytest.mark.parametrize("blind", ["run", "twin"])
+@pytest.mark.parametrize("gone", ["steps", "losses"])
+def test_what_a_rank_does_not_tell_is_neither_equal_nor_different(trainer: Any, blind: str, gone: str) -> None:
+    """From some step on nothing is seen of rank 1, or not its loss, in the run or in the twin: the rest is no proof."""
+    records = {"run": trainer(kills=KILL).record(), "twin": trainer().record()}
+    whole = records[blind]
+    late = next(e.mono_s for e in reversed(whole.events) if e.kind is Kind.STEP and e.rank == 1) - 0.5
+    told = [e for e in whole.events if e.kind is Kind.STEP and e.rank == 1 and e.mono_s >= late]
+    less = [replace(e, data={**e.data, "losses": [None]}) for e in told] if gone == "losses" else []
+    rest = [e for e in whole.events if e not in told]
+    events = tuple(sorted([*rest, *less], key=lambda e: e.mono_s))
+    records[blind] = replace(whole, events=events)
+    finding = LossContinuity().judge(records["run"], [records["twin"]])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason

@@ -126,3 +126,15 @@ def test_steps_that_never_took_place_skip_their_samples(trainer: Any) -> None:
     assert finding.outcome is Outcome.FAILED
     assert "has no step 26: samples 200-207 were never consumed" in finding.reason
     assert finding.measured["skipped"] == 40
+
+
+@pytest.mark.parametrize("blind", ["run", "twin"])
+def test_a_rank_that_tells_nothing_any_more_fails_nobody(trainer: Any, blind: str) -> None:
+    """The agent of rank 1 stepped aside in step 20: what the others consumed is not all, and is no smaller batch."""
+    records = {"run": trainer(kills=KILL).record(), "twin": trainer().record()}
+    whole = records[blind]
+    late = next(e.mono_s for e in reversed(whole.events) if e.kind is Kind.STEP and e.rank == 1) - 0.5
+    seen = [e for e in whole.events if e.kind is not Kind.STEP or e.rank != 1 or e.mono_s < late]
+    records[blind] = replace(whole, events=tuple(seen))
+    finding = SampleAccounting().judge(records["run"], [records["twin"]])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason

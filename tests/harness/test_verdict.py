@@ -260,3 +260,15 @@ def test_recovered_means_more_than_what_others_had_under_way(trainer: Any) -> No
     after = After(0.0, "kill", "recovered")
     assert not after_is_due(after, [*dead, step], hit.mono_s + 1.0)
     assert after_is_due(after, run.events, run.events[-1].mono_s)
+
+
+def test_without_the_twin_that_was_wanted_nothing_passes_that_needs_it(trainer: Any) -> None:
+    """The job failed even without a fault: what can be told without a measure is not what was asked. With `twin: none`
+    it was asked for."""
+    run = trainer(kills=[(18, 1)]).record()
+    wanted = replace(run, plan=replace(run.plan, twin={"runs": 3}))
+    asserts = ("sample_accounting",)
+    result = judged(wanted, asserts=asserts)
+    assert (result.verdict, "could not be had" in result.reason) == (Verdict.INCONCLUSIVE, True)
+    assert judged(run, asserts=asserts).verdict is Verdict.PASSED
+    assert judged(wanted, asserts=asserts, twins=[trainer().record()]).verdict is Verdict.PASSED

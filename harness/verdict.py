@@ -87,9 +87,7 @@ def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
     except ChaosError as error:
         return inconclusive(str(error))
     if finding.outcome is Outcome.PASSED and run.plan.twin and not twins and Need.TWIN in assertion.needs:
-        reason = (
-            f"the twin that was to be the measure could not be had; without it, {finding.reason}"
-        )
+        reason = f"the twin that was to be the measure could not be had; without it, {finding.reason}"
         return replace(finding, outcome=Outcome.INCONCLUSIVE, reason=reason)
     return finding
 

@@ -1,4 +1,4 @@
-"""All benchmarks with short settings, which take some minutes: `make bench`. Each by itself says more: see its --help."""
+"""All benchmarks with short settings, which take some minutes: `make bench`. Each says in --help what it compares."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whether a fault lands on exactly its rank, step and phase: many runs of the main job, each with another seed.
 
-A rank of the reference job dies (SIGKILL, a segmentation fault, an abort) in each phase in turn; the seed draws rank and
-step. Every run must pass, and what was planned is compared with witnesses that are not our agent:
+A rank of the reference job dies (SIGKILL, a segmentation fault, an abort) in each phase in turn; the seed draws rank
+and step. Every run must pass, and what was planned is compared with witnesses that are not our agent:
 
 - torchelastic: which rank it had started as the pid that failed, and with which exit code; where two ranks were gone by
   the time it looked it names one of them, so the kernel's word (a pidfd held by the harness) is asked as well;
@@ -78,8 +78,8 @@ class Found:
 
 
 HEAD = (
-    f"{'seed':>4}  {'fault':8}  {'rank':>4}  {'step':>4}  {'phase':16}  {'verdict':8}  {'exit, pid, by':22}  {'last':>4}"
-    f"  {'from':>4}  {'line of the trainer':21}  {'s':>5}"
+    f"{'seed':>4}  {'fault':8}  {'rank':>4}  {'step':>4}  {'phase':16}  {'verdict':8}  {'exit, pid, by':22}  "
+    f"{'last':>4}  {'from':>4}  {'line of the trainer':21}  {'s':>5}"
 )
 
 

@@ -42,7 +42,10 @@ class Reaper:
     long holds up neither."""
 
     def __init__(self, sock: socket.socket, healer: Healer, harness: int) -> None:
-        self._sock, self._healer, self._harness = sock, healer, harness
+        self._sock, self._healer = sock, healer
+        self._pidfd: int | None = None  # the harness has died already
+        with suppress(ProcessLookupError):  # before it can be told that we are armed
+            self._pidfd = os.pidfd_open(harness)
         self._image = proc.image(harness)
         self._sending = threading.Lock()
         self._deadlines: dict[str, float] = {}  # record: CLOCK_MONOTONIC
@@ -53,9 +56,9 @@ class Reaper:
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         # The socket alone would not do: a process that the harness forked without exec holds its end open.
-        with suppress(ProcessLookupError):
-            poll.register(os.pidfd_open(self._harness), select.POLLIN)
-        while True:
+        if self._pidfd is not None:
+            poll.register(self._pidfd, select.POLLIN)
+        while self._pidfd is not None:
             ready = {fd for fd, _events in poll.poll(self._until_next_ms())}
             self._heal_overdue()
             if self._sock.fileno() in ready:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,9 @@ from torchaos.harness.contracts import Irreversible, UsageError
 from torchaos.harness.undo.client import Reaper, UndoError, heal_from_log
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
+from torchaos.harness.undo.healer import Healer
 from torchaos.harness.undo.log import State, path_of, read
+from torchaos.harness.undo.reaper import Reaper as ReaperLoop
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 RUNS = ("R", "S", "D")  # states of a process that is neither stopped nor gone
@@ -387,6 +390,18 @@ def test_a_forked_child_does_not_keep_the_reaper(run_dir: Path, python: Any, sta
     harness.wait()
     eventually(lambda: state_of(reaper) in ("", "Z"))
     os.kill(child, signal.SIGKILL)
+
+
+def test_a_harness_that_died_at_once_is_noticed(python: Any) -> None:
+    """It is dead before the reaper looks, and a process that it forked holds the socket open: nobody is waited for."""
+    gone = python("pass")
+    gone.wait()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        watching = threading.Thread(target=ReaperLoop(theirs, Healer(None), gone.pid).run, daemon=True)
+        watching.start()
+        watching.join(20.0)
+        assert not watching.is_alive()
 
 
 def test_file_and_page_end_to_end(reaper: Reaper, run_dir: Path) -> None:

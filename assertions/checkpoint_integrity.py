@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchaos.harness.agreement import Difference, before, differences
-from torchaos.harness.contents import Checkpoint, Clash, checkpoints_of, clashes, is_below, twin_of
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.judging.agreement import Difference, before, differences
+from torchaos.harness.judging.contents import Checkpoint, Clash, checkpoints_of, clashes, is_below, twin_of
+from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.teardown import teardown_aborts
 from torchaos.harness.record import Record
-from torchaos.harness.recovery import landings
-from torchaos.harness.teardown import teardown_aborts
 
 _BLIND = "without a twin, contents that are whole and wrong can't be told"
 _CLOCK = re.compile(r"time|date|clock|elapsed|duration|seconds|uuid|host", re.I)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.agreement import history_of
-from torchaos.harness.contents import checkpoints_of
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import History
+from torchaos.harness.judging.agreement import history_of
+from torchaos.harness.judging.contents import checkpoints_of
+from torchaos.harness.judging.teardown import TeardownAbort, final_step, teardown_aborts
+from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
-from torchaos.harness.teardown import TeardownAbort, final_step, teardown_aborts
-from torchaos.harness.unseen import why_unplaced, why_unseen
 
 
 @dataclass(frozen=True)

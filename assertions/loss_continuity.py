@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torchaos.harness import agreement
-from torchaos.harness.agreement import Difference, Steps, before, differences, history_of, until, untold
-from torchaos.harness.causes import likeliest_cause
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import History
+from torchaos.harness.judging import agreement
+from torchaos.harness.judging.agreement import Difference, Steps, before, differences, history_of, until, untold
+from torchaos.harness.judging.causes import likeliest_cause
+from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.teardown import final_step, teardown_aborts
+from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
-from torchaos.harness.recovery import landings
-from torchaos.harness.teardown import final_step, teardown_aborts
-from torchaos.harness.unseen import why_unplaced, why_unseen
 
 _ROUNDING = 1e-5  # relative; float32 sums in another order differ by about 1e-7, and training makes it grow
 _BLIND = "without a twin, steps that were done only once were compared with nothing"
@@ -25,8 +25,8 @@ class LossContinuity:
     """Losses and learning rates of the history that counts, against the twins: step by step, rank by rank.
 
     `tolerance` is relative (0.001: a thousandth). Without one, they must be bitwise equal, unless several twins differ
-    among themselves: then it is learned from them (see harness/agreement.py). After a change of world size the means
-    over the ranks are compared."""
+    among themselves: then it is learned from them (see harness/judging/agreement.py). After a change of world size the
+    means over the ranks are compared."""
 
     name: ClassVar[str] = "loss_continuity"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.TWIN})

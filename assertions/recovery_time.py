@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from torchaos.harness.agent.wire import Seconds
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.judging.recovery import recoveries
+from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
-from torchaos.harness.recovery import recoveries
 from torchaos.harness.result import Recovery
-from torchaos.harness.unseen import why_unplaced, why_unseen
 
 # Field of the assertion -> part of the recovery, and what it means when it is over.
 _PARTS = {

@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 from torchaos.harness.agent.wire import Kind, Seconds
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import Attempt
+from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.record import Record
-from torchaos.harness.recovery import landings
-from torchaos.harness.teardown import final_step, teardown_aborts
 
 Who = Literal["torchelastic", "resubmission"]
 

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchaos.harness.agreement import Steps, before, history_of, until, untold
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
+from torchaos.harness.judging.agreement import Steps, before, history_of, until, untold
+from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.teardown import final_step, teardown_aborts
+from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
-from torchaos.harness.recovery import landings
-from torchaos.harness.teardown import final_step, teardown_aborts
-from torchaos.harness.unseen import why_unplaced, why_unseen
 
 Consumed = Mapping[int, "Counter[str]"]  # by global step: how often each sample, over all ranks
 

@@ -25,6 +25,8 @@ from rich.console import Console
 
 from torchaos.harness import capabilities, registry
 from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.engine.scenario_run import ScenarioRun, error_result
+from torchaos.harness.judging.verdict import judge as judge_folder
 from torchaos.harness.plan import Plan
 from torchaos.harness.planner import make_plan
 from torchaos.harness.report import console as show
@@ -34,9 +36,7 @@ from torchaos.harness.report.placeholder import placeholder_result
 from torchaos.harness.result import ExitCode, Result, worst
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.scenario import load
-from torchaos.harness.scenario_run import ScenarioRun, error_result
-from torchaos.harness.schema import json_schema
-from torchaos.harness.verdict import judge as judge_folder
+from torchaos.harness.scenario.schema import json_schema
 
 PATH = click.Path(path_type=Path)
 FILES = click.argument("files", nargs=-1, required=True, type=PATH)

@@ -18,10 +18,10 @@ from torchaos.harness import capabilities, registry
 from torchaos.harness.agent.wire import Moment, Phase
 from torchaos.harness.contracts import Injector, Need, Target, UsageError, Where
 from torchaos.harness.environment import resolve_program
-from torchaos.harness.grammar import Between, Fault, Item, Job, Scenario, When
-from torchaos.harness.parameters import check_parameters
-from torchaos.harness.placeholders import fill
 from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob, stream
+from torchaos.harness.scenario.grammar import Between, Fault, Item, Job, Scenario, When
+from torchaos.harness.scenario.parameters import check_parameters
+from torchaos.harness.scenario.placeholders import fill
 
 # Hooks of the agent that a need, or the phase of a trigger, switches on. "steps" is always on.
 _HOOKS_OF_NEED = {

@@ -33,6 +33,6 @@ class Exit(Fault):
         os._exit(self.code)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.evidence import died
+        from torchaos.harness.judging.evidence import died
 
         return died(record, fault, self.code)

@@ -31,6 +31,6 @@ class Freeze(Fault):
         site.signal(signal.SIGSTOP)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.evidence import stopped
+        from torchaos.harness.judging.evidence import stopped
 
         return stopped(record, fault)

@@ -33,6 +33,6 @@ class HoldGil(Fault):
         ctypes.PyDLL(None).usleep(int(self.time * 1e6))  # PyDLL, unlike CDLL, keeps the lock
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.evidence import stood_still
+        from torchaos.harness.judging.evidence import stood_still
 
         return stood_still(record, fault, self.time)

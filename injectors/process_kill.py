@@ -34,6 +34,6 @@ class Kill(Fault):
         site.signal(signal.SIGKILL)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.evidence import died
+        from torchaos.harness.judging.evidence import died
 
         return died(record, fault, -signal.SIGKILL)

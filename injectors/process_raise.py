@@ -31,6 +31,6 @@ class Raise(Fault):
         raise RuntimeError(self.text)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.evidence import died
+        from torchaos.harness.judging.evidence import died
 
         return died(record, fault, 1)

@@ -32,6 +32,6 @@ class Segfault(Fault):
         ctypes.string_at(0)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.evidence import died
+        from torchaos.harness.judging.evidence import died
 
         return died(record, fault, -signal.SIGSEGV)

@@ -43,6 +43,6 @@ class Terminate(Fault):
             site.signal(signal.SIGKILL)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.evidence import gone
+        from torchaos.harness.judging.evidence import gone
 
         return gone(record, fault)

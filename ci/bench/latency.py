@@ -7,8 +7,8 @@ same steps, with a fault that is written into the script: os.kill of itself, up 
 
 From outside: the reference job under `torchaos run`, with a freeze of 50 ms in every second step. The time runs from
 the pacer's own stamp of `fault.held` to the harness's of `fault.applied`, the signal having been sent; and to the
-moment that a poll of /proc/PID/stat shows the rank as stopped (state T). Compared with a bare os.kill(SIGSTOP) of a process
-that sleeps as a held rank does, seen by the same poll, one after each freeze.
+moment that a poll of /proc/PID/stat shows the rank as stopped (state T). Compared with a bare os.kill(SIGSTOP) of a
+process that sleeps as a held rank does, seen by the same poll, one after each freeze.
 
 Usage: python ci/bench/latency.py [--firings 300] [--freezes 60]
 """
@@ -163,9 +163,8 @@ def from_outside(freezes: int) -> dict[str, list[float]]:
     """Milliseconds by what is measured."""
     first = 6
     steps = [first + 2 * number for number in range(freezes)]
-    command = (
-        f"{{jobs}}/gpt_ddp.py --steps {steps[-1] + 10} --checkpoint-every 1000 --checkpoint-dir {{run}}/checkpoints"
-    )
+    script = f"{{jobs}}/gpt_ddp.py --steps {steps[-1] + 10} --checkpoint-every 1000"
+    command = f"torchrun --nproc-per-node 2 {script} --checkpoint-dir {{run}}/checkpoints"
     scenario = {
         "scenario": "latency",
         "job": {"command": command, "timeout": "5m"},
@@ -185,6 +184,7 @@ def from_outside(freezes: int) -> dict[str, list[float]]:
         run = [sys.executable, "-m", "torchaos.harness", "run", str(file), "--out", str(out)]
         done = subprocess.run(run, capture_output=True, text=True, check=False)
         stops.end()
+        assert out.exists(), done.stdout + done.stderr
         folder = next(out.iterdir())
         return _times(folder, stops, freezes, done.stdout)
 

@@ -13,6 +13,7 @@ import psutil
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import RankProcess, UsageError
+from torchaos.harness.engine.site import Victim
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers.command import Lines
 from torchaos.harness.launchers.job import agents_of
@@ -22,7 +23,6 @@ from torchaos.harness.probes.log_adapters import Adapter
 from torchaos.harness.probes.metrics_file import MetricsFile
 from torchaos.harness.probes.ranks import RankWatch, exit_code
 from torchaos.harness.probes.sampling import Sampling
-from torchaos.harness.site import Victim
 from torchaos.harness.undo import proc
 
 _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "torch/distributed/run.py")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_RUN_ID, Kind
 from torchaos.harness.contracts import ChaosError, JobSpec, Launcher, RankProcess
+from torchaos.harness.engine.site import Victim
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers.command import Command
 from torchaos.harness.launchers.ending import ask_to_end, end
@@ -19,7 +20,6 @@ from torchaos.harness.probes.log_adapters import Adapter
 from torchaos.harness.probes.metrics_file import MetricsFile
 from torchaos.harness.probes.ranks import RankWatch
 from torchaos.harness.probes.sampling import Sampling
-from torchaos.harness.site import Victim
 from torchaos.harness.undo import proc
 
 _TELL_ATTEMPT = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)

@@ -9,9 +9,9 @@ import pytest
 
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.agreement import wants_more
-from torchaos.harness.contents import checkpoints_of
 from torchaos.harness.contracts import Assertion, Finding, Outcome
+from torchaos.harness.judging.agreement import wants_more
+from torchaos.harness.judging.contents import checkpoints_of
 
 KILL = [(18, 1)]
 STEPS = (5, 10, 15, 20, 25, 30)

@@ -9,8 +9,8 @@ import pytest
 
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.agreement import agree, noise, wants_more
 from torchaos.harness.contracts import Assertion, Outcome
+from torchaos.harness.judging.agreement import agree, noise, wants_more
 
 KILL = [(18, 1)]
 

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from torchaos.harness import registry
-from torchaos.harness.grammar import Scenario
 from torchaos.harness.planner import make_plan
 from torchaos.harness.scenario import load
+from torchaos.harness.scenario.grammar import Scenario
 
 from .conftest import REPOSITORY, Block, Torchaos, blocks
 

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import ControlPage, Event, Kind, Moment, State, start_ticks
-from torchaos.harness.arming import Slots
 from torchaos.harness.cli import Planned, _apart
 from torchaos.harness.contracts import ChaosError, Need, RankProcess, Target, UsageError
-from torchaos.harness.faults import FaultLife, Field
+from torchaos.harness.engine.arming import Slots
+from torchaos.harness.engine.faults import FaultLife, Field
+from torchaos.harness.engine.run import Run
+from torchaos.harness.engine.site import NodeSite, Victim
 from torchaos.harness.journal import Journal
 from torchaos.harness.plan import After, Plan, PlannedFault, PlannedJob
 from torchaos.harness.planner import make_plan
-from torchaos.harness.run import Run
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.scenario import load
-from torchaos.harness.site import NodeSite, Victim
 from torchaos.harness.undo.handles import from_json, to_json
 from torchaos.harness.undo.healer import Healed
 
@@ -147,7 +147,7 @@ def test_nobody_is_waited_for_beyond_the_end_of_the_run(sleeper: int) -> None:
     ended = threading.Event()
     ticks = start_ticks(sleeper)
     assert ticks is not None
-    site = NodeSite("go", [Victim(sleeper, ticks, 0)], lambda *_: None, run_ended=ended)  # type: ignore[arg-type, return-value]
+    site = NodeSite("go", [Victim(sleeper, ticks, 0)], lambda *_: None, run_ended=ended)  # type: ignore[arg-type]
     ended.set()
     with pytest.raises(ChaosError, match="the run ended"):
         site.wait_for_exit(600.0)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from malformed import CASES, GOOD, Case
 
-from torchaos.harness.placeholders import fill
 from torchaos.harness.scenario import load
-from torchaos.harness.schema import json_schema
-from torchaos.harness.yaml_source import ScenarioError
+from torchaos.harness.scenario.placeholders import fill
+from torchaos.harness.scenario.schema import json_schema
+from torchaos.harness.scenario.yaml_source import ScenarioError
 
 SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios").rglob("*.yaml"))
 

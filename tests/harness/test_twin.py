@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Kind
+from torchaos.harness.engine.scenario_run import ScenarioRun
+from torchaos.harness.engine.twin import Twins, finished_well
+from torchaos.harness.engine.twin_key import key_of
+from torchaos.harness.judging.verdict import judge
 from torchaos.harness.plan import Plan, PlannedJob
 from torchaos.harness.record import Record
 from torchaos.harness.rundir import RunDir
-from torchaos.harness.scenario_run import ScenarioRun
-from torchaos.harness.twin import Twins, finished_well
-from torchaos.harness.twin_key import key_of
-from torchaos.harness.verdict import judge
 
 
 def plan_of(*command: str, cwd: Path = Path("/")) -> Plan:
@@ -122,7 +122,7 @@ def test_an_interrupt_during_the_twin_is_told(trainer: Any, tmp_path: Path, monk
         leaves(stopped(trainer().record()))(plan, folder)
         scenario_run.stop("SIGINT was received")
 
-    monkeypatch.setattr("torchaos.harness.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.engine.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     result = scenario_run()
     assert "SIGINT" in result.reason
@@ -147,7 +147,7 @@ def test_an_interrupt_during_a_further_twin_fails_nothing(
         if number == 2:
             scenario_run.stop("SIGINT was received")
 
-    monkeypatch.setattr("torchaos.harness.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.engine.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     result = scenario_run()
     assert next(made) == 3

@@ -12,14 +12,14 @@ import pytest
 
 from torchaos.harness.agent.wire import Event, Kind, Moment, Phase
 from torchaos.harness.contracts import Target, UsageError
-from torchaos.harness.evidence import died, stood_still
-from torchaos.harness.faults import after_is_due
+from torchaos.harness.engine.faults import after_is_due
+from torchaos.harness.judging.evidence import died, stood_still
+from torchaos.harness.judging.recovery import recoveries
+from torchaos.harness.judging.verdict import judge, verdict_of
 from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record import Record
-from torchaos.harness.recovery import recoveries
 from torchaos.harness.result import ExitCode, Result, Verdict
 from torchaos.harness.rundir import RunDir
-from torchaos.harness.verdict import judge, verdict_of
 
 JOB = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0)
 KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), Moment(1, 18, Phase.BACKWARD), {}, "", "")

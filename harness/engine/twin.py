@@ -19,10 +19,10 @@ from platformdirs import user_cache_path
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError
+from torchaos.harness.engine.twin_key import key_of
 from torchaos.harness.plan import Plan
 from torchaos.harness.record import Record
 from torchaos.harness.rundir import RunDir
-from torchaos.harness.twin_key import key_of
 
 _TRIES = 4
 _LOOK_S = 0.2  # how often it is looked whether another run's twin is done

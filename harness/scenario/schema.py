@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.grammar import Scenario
-from torchaos.harness.parameters import schema_of
+from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.parameters import schema_of
 
 
 def json_schema() -> dict[str, Any]:

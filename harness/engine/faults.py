@@ -16,14 +16,14 @@ from typing import Any
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind, Moment, State
-from torchaos.harness.arming import Slots
 from torchaos.harness.contracts import ChaosError, Handle, Injector, Irreversible, RankProcess
+from torchaos.harness.engine.arming import Slots
+from torchaos.harness.engine.site import NodeSite, Victim
 from torchaos.harness.history import History
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers.attach import Attached
 from torchaos.harness.launchers.job import Job
 from torchaos.harness.plan import After, PlannedFault
-from torchaos.harness.site import NodeSite, Victim
 from torchaos.harness.undo.client import Reaper
 from torchaos.harness.undo.handles import PageSlot
 

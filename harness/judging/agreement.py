@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from torchaos.harness.contents import checkpoints_of, clashes
 from torchaos.harness.history import Execution, History
+from torchaos.harness.judging.contents import checkpoints_of, clashes
+from torchaos.harness.judging.teardown import final_step
 from torchaos.harness.record import Record
-from torchaos.harness.teardown import final_step
 
 LEARNED_FACTOR = 3.0
 ENOUGH = 3  # twins to learn from

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchaos.harness.agent.wire import EventFile, Kind
-from torchaos.harness.agreement import wants_more
 from torchaos.harness.contracts import ChaosError
+from torchaos.harness.engine.run import Run, Watcher
+from torchaos.harness.engine.twin import Twins
+from torchaos.harness.judging.agreement import wants_more
+from torchaos.harness.judging.verdict import judge
 from torchaos.harness.plan import Plan
 from torchaos.harness.record import Record
 from torchaos.harness.result import ExitCode, Result, Verdict, write_atomically
-from torchaos.harness.run import Run, Watcher
 from torchaos.harness.rundir import RunDir
-from torchaos.harness.twin import Twins
-from torchaos.harness.verdict import judge
 
 
 class ScenarioRun:

@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from torchaos.harness.checks import check
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.grammar import Scenario
-from torchaos.harness.mistakes import most_telling, words
-from torchaos.harness.parameters import Tell
-from torchaos.harness.yaml_source import Keys, Problem, ScenarioError, Source, read, value_of
+from torchaos.harness.scenario.checks import check
+from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.mistakes import most_telling, words
+from torchaos.harness.scenario.parameters import Tell
+from torchaos.harness.scenario.yaml_source import Keys, Problem, ScenarioError, Source, read, value_of
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchaos.harness.agent.wire import Event, Kind, Moment
-from torchaos.harness.arming import Slots
+from torchaos.harness.engine.arming import Slots
 from torchaos.harness.history import base_of
 
 PATIENCE_S = 2 * Moment.hold_s

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from torchaos.harness import registry
-from torchaos.harness.grammar import Scenario
-from torchaos.harness.yaml_source import Keys, Source
+from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.yaml_source import Keys, Source
 
 # What pydantic calls a thing is not what a person calls it.
 _EXPECTED = {

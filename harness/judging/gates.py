@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from torchaos.harness.agent.wire import Event, Kind, Moment
+from torchaos.harness.judging.recovery import recoveries
+from torchaos.harness.judging.teardown import final_step, teardown_aborts
+from torchaos.harness.judging.unseen import why_unplaced
 from torchaos.harness.plan import PlannedFault
 from torchaos.harness.record import Record
-from torchaos.harness.recovery import recoveries
 from torchaos.harness.result import Verdict
-from torchaos.harness.teardown import final_step, teardown_aborts
-from torchaos.harness.unseen import why_unplaced
 
 
 def landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:

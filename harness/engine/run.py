@@ -14,12 +14,12 @@ from pathlib import Path
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import AgentPlan, Kind
-from torchaos.harness.arming import Slots
-from torchaos.harness.bases import BaseKeeper
 from torchaos.harness.checkpoints import inventory
 from torchaos.harness.contracts import Condition, Need
+from torchaos.harness.engine.arming import Slots
+from torchaos.harness.engine.bases import BaseKeeper
+from torchaos.harness.engine.faults import FaultLife, Field
 from torchaos.harness.environment import describe, job_python
-from torchaos.harness.faults import FaultLife, Field
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers import job_for
 from torchaos.harness.plan import Named, Plan

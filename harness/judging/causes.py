@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchaos.harness.agreement import Difference, Steps, relative
 from torchaos.harness.history import Execution, History
+from torchaos.harness.judging.agreement import Difference, Steps, relative
 
 _Counter = Callable[[Execution], float | None]
 

@@ -14,11 +14,11 @@ from datetime import datetime, timezone
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, ChaosError, Finding, Need, Outcome, inconclusive
-from torchaos.harness.faults import injector_of
-from torchaos.harness.gates import landed_wrong, not_outlived
+from torchaos.harness.engine.faults import injector_of
+from torchaos.harness.judging.gates import landed_wrong, not_outlived
+from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.plan import Named, Plan, PlannedFault
 from torchaos.harness.record import Record
-from torchaos.harness.recovery import recoveries
 from torchaos.harness.result import Case, ExitCode, FaultResult, Result, Verdict
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.words import moment_in_words, target_in_words
@@ -86,6 +86,8 @@ def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
         finding = assertion.judge(run, twins)
     except ChaosError as error:
         return inconclusive(str(error))
+    except Exception as error:  # it may be anybody's code, and the others still have something to say
+        return inconclusive(f"the assertion itself failed, {type(error).__name__}: {error}; report it to its author")
     if finding.outcome is Outcome.PASSED and run.plan.twin and not twins and Need.TWIN in assertion.needs:
         reason = f"the twin that was to be the measure could not be had; without it, {finding.reason}"
         return replace(finding, outcome=Outcome.INCONCLUSIVE, reason=reason)

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from torchaos.harness import registry
-from torchaos.harness.mistakes import words
-from torchaos.harness.yaml_source import Keys
+from torchaos.harness.scenario.mistakes import words
+from torchaos.harness.scenario.yaml_source import Keys
 
 Tell = Callable[..., None]  # the place, the text, and whether the key is meant rather than its value
 

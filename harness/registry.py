@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 from collections.abc import Iterable
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -91,6 +91,11 @@ def unknown(group: str, name: str) -> str:
 def suggest(word: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant."""
     return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)), None)
+
+
+def seconds_of(found: type[Any]) -> frozenset[str]:
+    """The parameters of a class from here that are durations, so that reports can say so."""
+    return frozenset(one.name for one in fields(found) if one.init and "Seconds" in str(one.type))
 
 
 def forget() -> None:

@@ -56,6 +56,7 @@ class Case:
     reason: str
     measured: Mapping[str, Any] = field(default_factory=dict)
     bound: Mapping[str, Any] = field(default_factory=dict)
+    seconds: tuple[str, ...] = ()  # which of these figures are durations
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,14 @@ class Result:
                 **known, "verdict": Verdict(raw["verdict"]), "notes": tuple(raw["notes"]),
                 "faults": tuple(FaultResult(**{**one, "verdict": Verdict(one["verdict"])}) for one in raw["faults"]),
                 "recoveries": tuple(Recovery(**one) for one in raw["recoveries"]),
-                "cases": tuple(Case(**{**one, "verdict": Verdict(one["verdict"])}) for one in raw["cases"]),
+                "cases": tuple(_case(one) for one in raw["cases"]),
             })  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"this is not a result of torchaos: {error!r}") from error
+
+
+def _case(raw: Mapping[str, Any]) -> Case:
+    return Case(**{**raw, "verdict": Verdict(raw["verdict"]), "seconds": tuple(raw.get("seconds", ()))})
 
 
 def _as_json(value: Any) -> Any:

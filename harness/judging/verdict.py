@@ -95,7 +95,10 @@ def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
 
 
 def _case(named: Named, finding: Finding) -> Case:
-    return Case(named.name, "assertion", _OF_OUTCOME[finding.outcome], finding.reason, finding.measured, finding.bound)
+    outcome, seconds = _OF_OUTCOME[finding.outcome], registry.seconds_of(registry.find("assertions", named.name))
+    return Case(
+        named.name, "assertion", outcome, finding.reason, finding.measured, finding.bound, tuple(sorted(seconds))
+    )  # fmt: skip
 
 
 def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:

@@ -118,13 +118,14 @@ def against(case: Case) -> str:
     """What was measured against its bound; of a case that passed, only what a bound was given for."""
     both = {name: bound for name, bound in case.bound.items() if name in case.measured}
     told = [
-        f"{name_in_words(name)} {value_in_words(name, case.measured[name])} (bound {value_in_words(name, bound)})"
+        f"{name_in_words(name)} {value_in_words(name, case.measured[name], case.seconds)} "
+        f"(bound {value_in_words(name, bound, case.seconds)})"
         for name, bound in both.items()
     ]
     bounds = {name: bound for name, bound in case.bound.items() if name not in both}
-    told += [f"bound: {pairs_in_words(bounds)}"] if bounds else []
+    told += [f"bound: {pairs_in_words(bounds, case.seconds)}"] if bounds else []
     rest = {name: value for name, value in case.measured.items() if name not in both and value is not None}
-    told += [f"measured: {pairs_in_words(rest)}"] if rest and case.verdict is not Verdict.PASSED else []
+    told += [f"measured: {pairs_in_words(rest, case.seconds)}"] if rest and case.verdict is not Verdict.PASSED else []
     return "; ".join(told)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from torchaos.harness import registry
 from torchaos.harness.agent.wire import Moment
-from torchaos.harness.contracts import Irreversible
+from torchaos.harness.contracts import Irreversible, UsageError
 from torchaos.harness.plan import Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.report.pen import Pen
 from torchaos.harness.report.text import masked, masked_command, name_in_words, pairs_in_words
@@ -44,7 +45,7 @@ def plan(plan: Plan, console: Console) -> None:
     pen.heading("Judged by")
     twins = int(plan.twin.get("runs", 0))
     against = f"{twins} fault-free {'twin' if twins == 1 else 'twins'} at most, from the cache where there is one"
-    _rows(pen, {one.name: pairs_in_words(one.params) or "no bounds given" for one in plan.asserts}, width=22)
+    _rows(pen, {one.name: _given("assertions", one) or "no bounds given" for one in plan.asserts}, width=22)
     _rows(pen, {"against": against if twins else "no twin"}, width=22)
     pen.gap()
 
@@ -98,7 +99,7 @@ def _fault(fault: PlannedFault) -> dict[str, str]:
     return {
         "when": moment_in_words(fault.trigger) + held,
         "applied": "by the agent in the rank" if fault.where == "rank" else "from outside the rank",
-        "with": pairs_in_words(fault.params),
+        "with": _given("injectors", Named(fault.inject, fault.params)),
         "again": f"{_times(fault.times)} in all" if fault.times > 1 else "",
         "undo": f"none: {undo}" if undo else f"taken back {until}",
     }
@@ -117,7 +118,17 @@ def _no_undo(fault: PlannedFault) -> str | None:
 
 
 def _named(named: tuple[Named, ...]) -> str:
-    return "; ".join(f"{one.name} {pairs_in_words(one.params)}".strip() for one in named)
+    """Conditions."""
+    return "; ".join(f"{one.name} {_given('conditions', one)}".strip() for one in named)
+
+
+def _given(group: str, one: Named) -> str:
+    """Its parameters, with the unit of those that are durations."""
+    try:
+        seconds = registry.seconds_of(registry.find(group, one.name))
+    except UsageError:  # a plan from a machine that has other plug-ins
+        seconds = frozenset()
+    return pairs_in_words(one.params, seconds)
 
 
 def _times(number: int) -> str:

@@ -89,8 +89,8 @@ def _test_case(result: Result, case: Case, name: str, classname: str) -> TestCas
 def _report(result: Result, case: Case) -> str:
     lines = [f"{case.verdict.value}: {case.reason}"]
     for name in dict.fromkeys((*case.measured, *case.bound)):
-        measured = value_in_words(name, case.measured[name]) if name in case.measured else None
-        bound = value_in_words(name, case.bound[name]) if name in case.bound else None
+        measured = value_in_words(name, case.measured[name], case.seconds) if name in case.measured else None
+        bound = value_in_words(name, case.bound[name], case.seconds) if name in case.bound else None
         lines.append(f"{name}: " + ", ".join(
             f"{word} {value}" for word, value in (("measured", measured), ("bound", bound)) if value is not None
         ))  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 # What XML 1.0 forbids (https://www.w3.org/TR/xml/#charsets), and what a terminal would obey or hide: C0 and C1
@@ -47,19 +47,20 @@ def masked_command(command: str) -> str:
     return _ASSIGNMENT.sub(lambda found: f"{found[1]}={MASK}" if _SECRET.search(found[1]) else found[0], command)
 
 
-def value_in_words(name: str, value: Any) -> str:
-    """A measured value or a bound, short and on one line. Names that end in `_s` are seconds."""
+def value_in_words(name: str, value: Any, seconds: Collection[str] = ()) -> str:
+    """A measured value or a bound, short and on one line. Names that end in `_s`, or are among `seconds`, are such."""
     if isinstance(value, Mapping):
         return "{" + pairs_in_words(value) + "}"
     if isinstance(value, (list, tuple, set, frozenset)):
         shown = [value_in_words("", one) for one in list(value)[:6]]
         return ", ".join(shown) + (f" and {len(value) - 6} more" if len(value) > 6 else "")
-    return _scalar(value) + (" s" if name.endswith("_s") and isinstance(value, (int, float)) else "")
+    is_time = (name.endswith("_s") or name in seconds) and isinstance(value, (int, float))
+    return _scalar(value) + (" s" if is_time else "")
 
 
-def pairs_in_words(values: Mapping[str, Any]) -> str:
-    """`catch up 6.84, lost steps 5`"""
-    return ", ".join(f"{name_in_words(name)} {value_in_words(name, value)}" for name, value in values.items())
+def pairs_in_words(values: Mapping[str, Any], seconds: Collection[str] = ()) -> str:
+    """`catch up 6.84 s, lost steps 5`"""
+    return ", ".join(f"{name_in_words(name)} {value_in_words(name, value, seconds)}" for name, value in values.items())
 
 
 def name_in_words(name: object) -> str:

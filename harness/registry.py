@@ -65,6 +65,7 @@ def names(group: str) -> tuple[str, ...]:
     return tuple(sorted({entry.name for entry in _entries(group)}))
 
 
+@cache  # to say where a class comes from, the metadata of its package is read
 def find(group: str, name: str) -> type[Any]:
     """The class of that name; no other is loaded. Raises UsageError where there is none, or it can't be used."""
     kind = _GROUPS[group]
@@ -101,6 +102,7 @@ def seconds_of(found: type[Any]) -> frozenset[str]:
 def forget() -> None:
     """Look again: for packages that were installed since."""
     _entries.cache_clear()
+    find.cache_clear()
 
 
 @cache  # the metadata of every installed package is read for it

@@ -6,6 +6,7 @@ which tensor it is. Standard library and torch only, see reader.py.
 
 from __future__ import annotations
 
+import enum
 import io
 import math
 import pickle
@@ -21,6 +22,8 @@ class _MetadataUnpickler(pickle.Unpickler):
     """DCP's `.metadata` is a pickle. It is opened with the few classes that describe tensors, and no others."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):  # Python 3.11.0 to 3.11.3, Debian 12's too, pickle an enum so
+            return _member
         known = (
             module in ("torch.distributed.checkpoint.metadata", "torch.serialization", "collections")
             or (module, name) in (("torch.distributed.checkpoint.filesystem", "_StorageInfo"), ("torch", "Size"))
@@ -30,6 +33,13 @@ class _MetadataUnpickler(pickle.Unpickler):
         if not known or (module == "torch.serialization" and name != "_get_layout"):
             raise Unsafe(f"not opened: its .metadata names {module}.{name}")
         return super().find_class(module, name)
+
+
+def _member(kind: Any, name: str) -> Any:
+    """getattr, on an enum and for one of its members."""
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum)):
+        raise Unsafe("not opened: its .metadata takes an attribute of something that is not an enum")
+    return kind.__members__[name]
 
 
 def read_dcp(folder: Path, found: Contents, prefix: str = "") -> None:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
-from torchaos.harness import agent
+from torchaos.harness import agent, checkpoints
 from torchaos.harness.environment import editable, installed, job_python
 from torchaos.harness.plan import Plan
 
@@ -37,7 +37,9 @@ def key_of(plan: Plan) -> str:
         "collect": [need.value for need in plan.collect],
         "sources": [(str(path), _digest(path)) for path in sources],
         "data": [_stamp(path) for path in _files_below(_named(plan, Path.is_dir))],
-        "agent": [_digest(path) for path in sorted(Path(agent.__path__[0]).glob("*.py"))],
+        "observers": [
+            _digest(path) for room in (agent, checkpoints) for path in sorted(Path(room.__path__[0]).glob("*.py"))
+        ],
         "installed": installed(python),
         "machine": [platform.machine(), platform.release(), platform.node(), os.cpu_count()],
         "environment": _environment(sources),

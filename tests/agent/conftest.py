@@ -80,7 +80,7 @@ class Rank:
         plan = self.folder / "plan.json"
         wire.AgentPlan("run", str(self.folder / "events"), hooks, orders).write(plan)
         mine = {
-            "PYTHONPATH": str(FOLDER / "bootstrap"), wire.ENV_PLAN: str(plan), wire.ENV_RUN_ID: "run",
+            "PYTHONPATH": str(FOLDER / "bootstrap"), wire.ENV_PLAN: str(plan), wire.ENV_RUN_ID: f"agent-{os.getpid()}",
             wire.ENV_ATTEMPT_BASE: "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
             "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": str(attempt), "OMP_NUM_THREADS": "1",
             "FOLDER": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1",

@@ -18,7 +18,7 @@ def trainer(run_job: Run, name: str, folder: Path, when: Callable[[str, Path], b
     """The trainer's run, which must end well."""
     package = {"hf": "transformers"}.get(name, name)
     if package != "plain" and find_spec(package) is None:
-        pytest.skip(f"the package {package} is not installed; ci/requirements-trainers.txt has the versions")
+        pytest.skip(f"the package {package} is not installed; `make setup` installs it")
     script = "plain_ddp" if name == "plain" else f"{name}_trainer"
     ran = run_job(f"tests/trainers/{script}.py", folder, "--steps", "20", "--dir", str(folder), when=when)
     assert ran.exit_code == 0, ran.log

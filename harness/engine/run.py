@@ -7,6 +7,7 @@ clean-up comes whatever happened before; judging is another module's affair, and
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -42,6 +43,8 @@ class Run:
         self, plan: Plan, folder: RunDir, reproduce: Sequence[str] = (), watcher: Watcher | None = None
     ) -> None:
         self.plan, self.folder = plan, folder
+        # Every process that carries it is ended with the run, so no other run may ever have the same.
+        self.run_id = f"{folder.root.name}-{secrets.token_hex(4)}"
         self._reproduce, self._watcher = list(reproduce), watcher
         self._stopped: dict[str, object] | None = None
         self._started = time.monotonic()
@@ -68,12 +71,12 @@ class Run:
         if self._watcher:
             stack.enter_context(self._watcher(self.journal, self.plan))
         self._stage("prepare")
-        run_id, plan = self.folder.root.name, self.plan
+        plan = self.plan
         slots = [Slots.make(fault, self.folder) for fault in plan.faults]
         orders = tuple(order for one in slots for order in one.orders())
-        AgentPlan(run_id, str(self.folder.events), plan.hooks, orders).write(self.folder.agent_plan)
-        self._reaper = stack.enter_context(Reaper.start(self.folder.root, run_id))
-        self._job = job_for(plan, self.folder, run_id, self.journal)
+        AgentPlan(self.run_id, str(self.folder.events), plan.hooks, orders).write(self.folder.agent_plan)
+        self._reaper = stack.enter_context(Reaper.start(self.folder.root, self.run_id))
+        self._job = job_for(plan, self.folder, self.run_id, self.journal)
         self._steady_state, self._stops = _conditions(plan.steady_state), _conditions(plan.stop)
         self._field = Field(self.journal, self._job, self._reaper, plan.job.timeout_s + SPARE_S)
         self._lives = [FaultLife(fault, one, self._field) for fault, one in zip(plan.faults, slots, strict=True)]
@@ -82,7 +85,7 @@ class Run:
     def _launch(self) -> None:
         self._stage("launch")
         if self.plan.job.attach_pid is None:
-            processes = JobProcesses(self.folder.root.name)
+            processes = JobProcesses(self.run_id)
             self._reaper.guard("job", [processes], owner="job", limit_s=self._field.limit_s)
         self._job.start()
         for life in self._lives:

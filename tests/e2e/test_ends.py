@@ -46,8 +46,10 @@ def started(tmp_path: Path, cache: Path, reference: dict[str, Any]) -> Callable[
     return start
 
 
-def run_id(tmp_path: Path) -> str:
-    return str(wait_until(lambda: next((tmp_path / "out").glob("*/events/rank1*"), None), "agent of rank 1").parts[-3])
+def folder_of(tmp_path: Path) -> Path:
+    """The run directory, once rank 1 is up."""
+    found: Path = wait_until(lambda: next((tmp_path / "out").glob("*/events/rank1*"), None), "agent of rank 1")
+    return found.parents[1]
 
 
 def test_an_interrupt_rolls_back_and_is_inconclusive(
@@ -55,7 +57,7 @@ def test_an_interrupt_rolls_back_and_is_inconclusive(
 ) -> None:
     """SIGINT ends the run in order: job gone, journal whole, verdict inconclusive, exit code 2."""
     harness = started()
-    run = run_id(tmp_path)
+    run = folder_of(tmp_path)
     harness.send_signal(signal.SIGINT)
     assert harness.wait(60) == 2, (tmp_path / "console.txt").read_text()
     result = json.loads((tmp_path / "all.json").read_text())["results"][0]
@@ -69,7 +71,7 @@ def test_a_killed_harness_leaves_no_process_and_a_closed_gate(
 ) -> None:
     """SIGKILL of the harness: the reaper ends the job, and the reports, written first, say error and not passed."""
     harness = started()
-    run = run_id(tmp_path)
+    run = folder_of(tmp_path)
     harness.kill()
     harness.wait(10)
     wait_until(lambda: not left_over(run), "clean machine", 30)

@@ -28,7 +28,7 @@ def test_kill_rank_is_judged_and_passes(torchaos: RunScenario) -> None:
     assert re.search(rf"exitcode: -9\).*local_rank: 1 \(pid: {pid[1]}\)", log), "torchelastic is the witness"
     assert {case["verdict"] for case in run.result["cases"]} == {"passed"}
     assert run.result["steps"] == 60
-    assert left_over(run.folder.name) == []
+    assert left_over(run.folder) == []
     suite = ET.parse(run.junit).getroot()
     assert not suite.findall(".//failure")
     assert not suite.findall(".//error")

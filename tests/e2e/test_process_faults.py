@@ -23,4 +23,4 @@ def test_the_reference_job_survives_it(torchaos: RunScenario, path: Path) -> Non
     assert all(fault["evidence"] for fault in run.result["faults"]), run
     assert run.result["attempts"] == ATTEMPTS.get(path.stem, 2), run
     assert run.case("rollback")["verdict"] == "passed", run
-    assert left_over(run.folder.name) == []
+    assert left_over(run.folder) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,8 +45,9 @@ def kill_rank(job: dict[str, Any], *, rank: int | str = 1, when: dict[str, Any],
     }
 
 
-def left_over(run_id: str) -> list[int]:
+def left_over(folder: Path) -> list[int]:
     """Processes that still carry the mark of a run."""
+    run_id = json.loads((folder / "agent" / "plan.json").read_text())["run_id"]
     mark, found = f"TORCHAOS_RUN_ID={run_id}".encode(), []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Event, Kind, Moment, State
+from torchaos.harness.agent.wire import ControlPage, Event, Kind, Moment, State
 from torchaos.harness.contracts import ChaosError, Handle, Injector, Irreversible, RankProcess
 from torchaos.harness.engine.arming import Slots
 from torchaos.harness.engine.site import NodeSite, Victim
@@ -98,21 +98,26 @@ class FaultLife:
     def _at_the_moment(self, moment: Moment) -> None:
         page = self._slots.pages[moment.pacer]
         fired = page.read(page.FIRED)
-        armed: RankProcess | None = None
+        armed, looked = None, 0.0
         while page.read(page.FIRED) == fired and page.read(page.STATE) != State.HELD:
-            pacer = self._on.job.ranks().get(moment.pacer)
-            wanted = moment.attempt is None or (pacer is not None and pacer.attempt == moment.attempt)
-            if pacer is not None and wanted and pacer != armed:
-                self._guard(self._injector.changes(self._site()))
-                page.write(page.GO, fired)  # taking the last one back let go of every hold there would ever be
-                page.write(page.ARMED_PID, pacer.pid)
-                page.write(page.ALLOWED, fired + 1)
-                self._armed([moment.pacer])
-                armed = pacer
+            if time.monotonic() - looked >= FAR_S:  # who the pacer is changes seldom, and is dear to ask
+                armed, looked = self._arm(moment, page, fired, armed), time.monotonic()
             if self._on.ended.wait(NEAR_S if self._near(moment) else FAR_S):
                 return
         if page.read(page.FIRED) == fired:  # held, and not gone on by itself
             self._apply(partial(page.write, page.GO, fired + 1))
+
+    def _arm(self, moment: Moment, page: ControlPage, fired: int, armed: RankProcess | None) -> RankProcess | None:
+        """Arm the pacer as it is now, once its way back is guarded; whoever is armed after that."""
+        pacer = self._on.job.ranks().get(moment.pacer)
+        if pacer is None or pacer == armed or moment.attempt not in (None, pacer.attempt):
+            return armed
+        self._guard(self._injector.changes(self._site()))
+        page.write(page.GO, fired)  # taking the last one back let go of every hold there would ever be
+        page.write(page.ARMED_PID, pacer.pid)
+        page.write(page.ALLOWED, fired + 1)
+        self._armed([moment.pacer])
+        return pacer
 
     def _guard_and_apply(self) -> None:
         self._guard(self._injector.changes(self._site()))

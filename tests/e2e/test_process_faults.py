@@ -12,10 +12,16 @@ SCENARIOS = sorted((REPOSITORY / "scenarios" / "process").glob("*.yaml"))
 # How often the job was started in all: what is frozen goes on, what dies comes back, and twice if it dies twice.
 ATTEMPTS = {"freeze-rank": 1, "hold-gil": 1, "kill-during-recovery": 3, "kill-twice": 3}
 
+# What a short run leaves to the long one: kin of those that stay, and the one that has a test of its own.
+LONG = {"abort-rank", "exception-in-rank", "hold-gil", "kill-rank", "kill-twice", "segfault-rank", "silent-exit"}
+
 pytestmark = pytest.mark.job
 
 
-@pytest.mark.parametrize("path", SCENARIOS, ids=[path.stem for path in SCENARIOS])
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem in LONG)) for path in SCENARIOS],
+)
 def test_the_reference_job_survives_it(torchaos: RunScenario, path: Path) -> None:
     """The fault lands as planned, is felt, and the healthy reference job loses nothing by it; nothing is left."""
     run = torchaos(path)

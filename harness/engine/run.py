@@ -47,7 +47,6 @@ class Run:
         self.run_id = f"{folder.root.name}-{secrets.token_hex(4)}"
         self._reproduce, self._watcher = list(reproduce), watcher
         self._stopped: dict[str, object] | None = None
-        self._started = time.monotonic()
 
     def stop(self, reason: str, interrupted: bool = True) -> None:
         """End the run early; everything is still healed, stopped and collected. `interrupted`: by somebody outside, so

@@ -35,6 +35,8 @@ next(loader)
 for (x,) in loader:
     model(x).sum().backward(); opt.step(); opt.zero_grad()
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # torch 2.15 aborts at interpreter exit in a third of all runs, with an agent and without
 """
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import ControlPage, Event, Kind, Moment, State, start_ticks
-from torchaos.harness.cli import Planned, _apart
+from torchaos.harness.cli.run import Planned, _apart
 from torchaos.harness.contracts import ChaosError, Need, RankProcess, Target, UsageError
 from torchaos.harness.engine.arming import Slots
 from torchaos.harness.engine.faults import FaultLife, Field

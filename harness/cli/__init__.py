@@ -1,0 +1,42 @@
+"""The command line. Each command is a thin layer: it reads what the user gave, calls the engine, and prints.
+
+Exit codes: 0 passed, 1 an assertion failed, 2 inconclusive, 3 bad usage or scenario, 4 rollback incomplete,
+5 internal error; of several scenarios the worst counts, in the order 3 > 4 > 5 > 1 > 2 > 0.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import click
+
+from torchaos.harness.cli import look, run
+from torchaos.harness.cli.options import cli
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.result import ExitCode
+
+__all__ = ["cli", "look", "main", "run"]  # a module of commands adds them to `cli` when it is imported
+
+
+def main() -> None:
+    """The entry point: an error meant for the user is one message and exit code 3, never a traceback."""
+    try:
+        cli.main(standalone_mode=False)
+    except UsageError as error:
+        _fail(str(error), ExitCode.USAGE)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(ExitCode.USAGE)
+    except click.Abort:
+        sys.exit(ExitCode.INCONCLUSIVE)
+    except ChaosError as error:
+        _fail(str(error), ExitCode.INTERNAL)
+    except Exception:  # a bug of ours: here, and only here, the traceback is what the reader needs
+        traceback.print_exc()
+        _fail("internal error: please report it with the lines above", ExitCode.INTERNAL)
+
+
+def _fail(text: str, code: ExitCode) -> None:
+    click.echo(f"error: {text}" if "\n" not in text else text, err=True)
+    sys.exit(code)

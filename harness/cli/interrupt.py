@@ -1,0 +1,34 @@
+"""What happens on SIGINT, SIGTERM and SIGHUP."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from torchaos.harness.engine.scenario_run import ScenarioRun
+
+
+class Interrupt:
+    """What the signal handlers set: the run under way is ended in order, rolled back and judged; no other starts."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.target: ScenarioRun | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.reason = f"{signal.Signals(number).name} was received"
+        if self.target:
+            self.target.stop(self.reason)
+
+
+@contextmanager
+def signals() -> Iterator[Interrupt]:
+    interrupt = Interrupt()
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

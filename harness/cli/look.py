@@ -1,0 +1,76 @@
+"""The commands that only look: judge, validate, list, doctor, schema."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from torchaos.harness import capabilities, registry
+from torchaos.harness.cli.options import FILES, JSON, JUNIT, PATH, SET, cli
+from torchaos.harness.cli.run import write_reports
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.judging.verdict import judge as judge_folder
+from torchaos.harness.report import console as show
+from torchaos.harness.result import ExitCode, worst
+from torchaos.harness.rundir import RunDir
+from torchaos.harness.scenario import load
+from torchaos.harness.scenario.schema import json_schema
+
+
+@cli.command()
+@click.argument("folders", nargs=-1, required=True, type=PATH)
+@JUNIT
+@JSON
+def judge(folders: Sequence[Path], junit_file: Path | None, json_file: Path | None) -> None:
+    """Judge run directories again, offline."""
+    results = [judge_folder(RunDir(folder.absolute()).check()) for folder in folders]
+    for result in results:
+        show.show(result, Console())
+    write_reports(results, junit_file, json_file)
+    sys.exit(worst([ExitCode(result.exit_code) for result in results]))
+
+
+@cli.command()
+@FILES
+@SET
+def validate(files: Sequence[Path], overrides: Sequence[str]) -> None:
+    """Check scenarios without looking at the machine."""
+    errors = []
+    for file in files:
+        try:
+            load(file, overrides)
+        except UsageError as error:
+            errors.append(str(error))
+        else:
+            click.echo(f"{file}: well-formed")
+    if errors:
+        raise UsageError("\n".join(errors))
+
+
+@cli.command("list")
+def list_() -> None:
+    """What there is to use: injectors, assertions, conditions and launchers, with their parameters."""
+    show.catalogue({group: registry.all_of(group) for group in registry.GROUPS}, Console())
+
+
+@cli.command()
+def doctor() -> None:
+    """What this machine can do, what is missing, and how to get it."""
+    findings = [capabilities.check(name) for name in capabilities.CHECKS]
+    for one in findings:
+        click.echo(
+            f"{'ok     ' if one.present else 'missing'}  {one.name:<10} {one.detail}"
+            + ("" if one.present else f" -> {one.remedy}")
+        )
+    sys.exit(ExitCode.PASSED if all(one.present for one in findings if one.name != "root") else ExitCode.USAGE)
+
+
+@cli.command()
+def schema() -> None:
+    """The JSON Schema of scenario files, for editors."""
+    click.echo(json.dumps(json_schema(), indent=1))

@@ -1,0 +1,134 @@
+"""torchaos run and plan: from scenario files to plans, runs and results."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from torchaos.harness.cli.interrupt import Interrupt, signals
+from torchaos.harness.cli.options import ATTACH, FILES, JSON, JUNIT, PATH, SEED, SET, cli
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.engine.scenario_run import ScenarioRun, error_result
+from torchaos.harness.plan import Plan
+from torchaos.harness.planner import make_plan
+from torchaos.harness.report import console as show
+from torchaos.harness.report import jsonfile, junit
+from torchaos.harness.report.live import Live
+from torchaos.harness.report.placeholder import placeholder_result
+from torchaos.harness.result import ExitCode, Result, worst
+from torchaos.harness.rundir import RunDir
+from torchaos.harness.scenario import load
+
+
+@dataclass(frozen=True)
+class Planned:
+    plan: Plan
+    folder: RunDir
+    source: Path
+    options: tuple[str, ...]  # of the command line, as far as they change what is run
+
+
+@cli.command()
+@FILES
+@click.option("--out", type=PATH, default=Path("torchaos-runs"), help="Where run directories go.", show_default=True)
+@SEED
+@click.option("--repeat", type=click.IntRange(1), default=1, help="Run each so often, with seeds counted up.")
+@JUNIT
+@JSON
+@SET
+@ATTACH
+def run(
+    files: Sequence[Path], out: Path, seed: int | None, repeat: int, junit_file: Path | None, json_file: Path | None,
+    overrides: Sequence[str], attach: int | None,
+) -> None:  # fmt: skip
+    """Run scenarios against live jobs and judge them."""
+    console = Console()
+    runs = _apart([one for file in files for one in _planned(file, overrides, seed, repeat, attach, out)])
+    pending = [placeholder_result(one.plan, one.folder.root) for one in runs]
+    write_reports(pending, junit_file, json_file)  # gates fail closed: until a scenario is judged, it is an error
+    results: list[Result] = []
+    with signals() as interrupted:
+        for one in runs:
+            if interrupted.reason:
+                break
+            results.append(_run_one(one, console, interrupted))
+            write_reports([*results, *pending[len(results) :]], junit_file, json_file)
+    if len(results) > 1:
+        show.summary(results, console)
+    codes = [ExitCode(result.exit_code) for result in results]
+    sys.exit(worst([*codes, ExitCode.INCONCLUSIVE] if len(results) < len(runs) else codes))
+
+
+def write_reports(results: Sequence[Result], junit_file: Path | None, json_file: Path | None) -> None:
+    try:
+        if junit_file:
+            junit.write(results, junit_file)
+        if json_file:
+            jsonfile.write(results, json_file)
+    except OSError as error:
+        raise UsageError(f"{error.filename}: the report can't be written: {error.strerror}") from error
+
+
+def _planned(
+    file: Path, overrides: Sequence[str], seed: int | None, repeat: int, attach: int | None, out: Path
+) -> Iterator[Planned]:
+    scenario = load(file, overrides)
+    first = scenario.seed if seed is None else seed
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    for number in range(repeat):
+        plan = make_plan(scenario, file, first + number, attach)
+        name = f"{plan.scenario}-s{plan.seed}-{stamp}-{os.getpid()}"
+        options = tuple(word for text in overrides for word in ("--set", text))
+        options += ("--attach", str(attach)) if attach is not None else ()
+        yield Planned(plan, RunDir((out / name).absolute()), file, options)
+
+
+def _apart(runs: Sequence[Planned]) -> list[Planned]:
+    """Each with a folder of its own, also where two files describe the same scenario with the same seed."""
+    seen = Counter[Path]()
+    found = []
+    for one in runs:
+        seen[one.folder.root] += 1
+        again = f"-{number}" if (number := seen[one.folder.root]) > 1 else ""
+        found.append(replace(one, folder=RunDir(one.folder.root.with_name(one.folder.root.name + again))))
+    return found
+
+
+def _run_one(one: Planned, console: Console, interrupted: Interrupt) -> Result:
+    again = ["torchaos", "run", str(one.source), "--seed", str(one.plan.seed), *one.options]
+    watcher = partial(Live, console=console)
+    scenario_run = ScenarioRun(one.plan, one.folder, one.source, again, watcher)
+    interrupted.target = scenario_run
+    try:
+        result = scenario_run()
+    except ChaosError as error:
+        console.print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
+        code = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.INTERNAL
+        return error_result(one.plan, one.folder, error, code)
+    show.show(result, console)
+    return result
+
+
+@cli.command()
+@FILES
+@SEED
+@SET
+@ATTACH
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan(files: Sequence[Path], seed: int | None, overrides: Sequence[str], attach: int | None, as_json: bool) -> None:
+    """Resolve everything and change nothing: what a run would do, to whom, and when."""
+    for file in files:
+        for one in _planned(file, overrides, seed, 1, attach, Path()):
+            if as_json:
+                click.echo(one.plan.to_json())
+            else:
+                show.plan(one.plan, Console())

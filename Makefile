@@ -77,7 +77,7 @@ $(TORCH_STAMP): $(VENV)/.made ci/constraints.txt
 	@rm -f $(VENV)/.torch*
 	@touch $@
 
-$(VENV)/.torchaos: $(TORCH_STAMP) pyproject.toml ci/constraints.txt
+$(VENV)/.torchaos: $(TORCH_STAMP) pyproject.toml setup.py injectors/native/nvtx/stall.c ci/constraints.txt
 	@echo "== installing torchaos"
 	@$(PIP) install -c ci/constraints.txt "setuptools>=77"
 	@$(PIP) install -c ci/constraints.txt --no-build-isolation --editable .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import ClassVar
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.judging.agreement import Difference, before, differences
 from torchaos.harness.judging.contents import Checkpoint, Clash, checkpoints_of, clashes, is_below, twin_of
+from torchaos.harness.judging.damage import Damage, Did, counts, meetings
 from torchaos.harness.judging.recovery import landings
 from torchaos.harness.judging.teardown import teardown_aborts
 from torchaos.harness.record import Record
@@ -33,6 +35,9 @@ class CheckpointIntegrity:
             return inconclusive(
                 "the checkpoints were not looked at: say in the scenario where they are (job.checkpoints)"
             )
+        resumed = _resumed(run)
+        if resumed:
+            return resumed
         unread = run.artifacts["inventory"].get("problem")
         if unread:
             return inconclusive(f"not all checkpoints could be looked at: {unread}")
@@ -55,6 +60,46 @@ class CheckpointIntegrity:
         if not theirs:
             return passed(f"{well}{left}; {_BLIND}", checkpoints=len(ours), torn=len(torn))
         return _as_in_the_twin(run, twins, ours, theirs, well + left)
+
+
+def _resumed(run: Record) -> Finding | None:
+    """What is wrong with how the job resumed while a checkpoint was damaged. Only attempts whose steps count: what a
+    later one took back is no harm."""
+    met = meetings(run)
+    back = [one for one in met if counts(run, one.attempt.number)]
+    for one in back:
+        if one.did is Did.LOADED and one.damage.contents:
+            return failed(
+                f"the job resumed from damaged data: attempt {one.attempt.number} loaded {_of_step(one.damage)}, in "
+                f"which {one.damage.words}, and did not notice",
+                step=one.damage.step, fault=one.damage.fault,
+            )  # fmt: skip
+    for one in back:
+        if one.lost and one.best:
+            return failed(
+                f"attempt {one.attempt.number} went back to step {one.attempt.base}, though the checkpoint of step "
+                f"{one.best[1]} ({posixpath.basename(one.best[0])}) was whole: {one.lost} more steps were "
+                "lost than had to be",
+                lost=one.lost, fault=one.damage.fault,
+            )  # fmt: skip
+    ended = [one for one in met if one.did is Did.ENDED]
+    if ended and not any(one.attempt.number > ended[0].attempt.number for one in back):
+        one, vain = ended[-1], len({each.attempt.number for each in ended})
+        other = f"; {posixpath.basename(one.best[0])} (step {one.best[1]}) was whole" if one.best else ""
+        return failed(
+            f"the job did not resume: in {_of_step(one.damage)} {one.damage.words}, and {vain} "
+            f"{'attempt' if vain == 1 else 'attempts'} ended without a step{other}",
+            fault=one.damage.fault,
+        )  # fmt: skip
+    unknown = next((one for one in back if one.did is Did.UNKNOWN), None)
+    if unknown:
+        return inconclusive(f"nothing shows from which checkpoint attempt {unknown.attempt.number} resumed")
+    return None
+
+
+def _of_step(damage: Damage) -> str:
+    name = posixpath.basename(damage.checkpoint)
+    return name if damage.step is None else f"{name} (step {damage.step})"
 
 
 def _broken(ours: Sequence[Checkpoint]) -> Finding | None:

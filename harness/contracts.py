@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Literal, Mapping, Pro
 from torchaos.harness.agent.wire import Event, Kind, Phase
 
 if TYPE_CHECKING:
+    from torchaos.harness.network.link import Link
     from torchaos.harness.record import Record
 
 Where = Literal["rank", "node"]
-Hits = Literal["ranks", "agents", "as_targeted"]  # as_targeted: agents when the target names nodes, else ranks
+# as_targeted: agents when the target names nodes, else ranks; nodes and files: no process that can be named beforehand
+Hits = Literal["ranks", "agents", "as_targeted", "nodes", "files"]
 Emit = Callable[[Kind, Mapping[str, Any]], Event]
 
 
@@ -32,7 +34,7 @@ class UsageError(ChaosError):
 
 @dataclass(frozen=True)
 class Target:
-    """Whom a fault hits, resolved: ranks (global), or whole nodes by index."""
+    """Whom a fault hits, resolved: ranks (global), or whole nodes by index; neither where it hits files."""
 
     ranks: tuple[int, ...]
     nodes: tuple[int, ...] = ()
@@ -80,12 +82,31 @@ class Site(Protocol):
         ...
 
     @property
+    def nodes(self) -> Sequence[LiveNode]:
+        """The target nodes, for a fault that hits nodes; `cluster` has all. Outside only."""
+        ...
+
+    @property
+    def cluster(self) -> Sequence[LiveNode]: ...
+
+    @property
     def step(self) -> int | None:
         """The global step at the Moment, where it is known."""
         ...
 
     @property
     def phase(self) -> Phase | None: ...
+
+    @property
+    def checkpoints(self) -> Path | None:
+        """The folder that the scenario names as the job's checkpoints: the only files that a fault may touch beside
+        those in the run's own folder."""
+        ...
+
+    @property
+    def undo_copies(self) -> Path:
+        """Where `File.of` saves what it will put back. Outside only: a rank has no undo log."""
+        ...
 
     def signal(self, number: int) -> None:
         """Send a signal to each target process, by pidfd where it is another one."""
@@ -113,7 +134,12 @@ class Injector(Protocol):
     where: ClassVar[tuple[Where, ...]]  # where it can be applied, best first
     needs: ClassVar[frozenset[str]]  # capabilities of the machine and of the launch, see capabilities.py
     lethal: ClassVar[bool]  # the target process does not survive it
+    lasting: ClassVar[bool]  # applied in the rank, it is on until it is taken back (`for`, or when the run ends)
+    phase: ClassVar[str | None]  # where it lands, when the trigger names a step alone
     hits: ClassVar[Hits]  # which processes of the target
+    # It may also say, see `agent/fault.py`:
+    #   late: ClassVar[bool]     what it changes shows at the Moment only: `changes` is asked while the pacer is held
+    #   consent: ClassVar[str]   what scenario and command line must both allow, since it can hurt the host
 
     def plan(self, target: Target, draw: random.Random) -> Injector:
         """Itself with every random choice made. Pure; all randomness is spent here."""
@@ -143,6 +169,7 @@ class JobSpec:
     env: Mapping[str, str]  # complete
     log: Path  # where stdout and stderr go
     submission: int  # from 0: how often the job has been submitted before
+    nodes: int = 1  # for a launcher that makes its nodes
 
 
 @dataclass(frozen=True)
@@ -164,12 +191,47 @@ class Node(Protocol):
     @property
     def index(self) -> int: ...
 
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What the job's environment has on this node beside the spec's; the launcher has heeded what the user set."""
+        ...
+
+    @property
+    def link(self) -> Link | None:
+        """Its link to the other nodes; None where nothing can be done to that."""
+        ...
+
     def argv(self, command: Sequence[str]) -> list[str]:
         """The command with the prefix that runs it on this node: none, nsenter, docker exec, srun."""
         ...
 
     def host_pid(self, pid: int) -> int | None:
         """The pid in the harness's namespace of a pid that the node reports."""
+        ...
+
+
+class LiveNode(Protocol):
+    """A node of the running job, as a fault sees it."""
+
+    @property
+    def node(self) -> Node: ...
+
+    @property
+    def run_id(self) -> str:
+        """The mark of the job's processes; that of a fault's helper begins with it."""
+        ...
+
+    def processes(self) -> Mapping[int, int]:
+        """The job's processes on this node, as they are now: start times (clock ticks since boot) by pid."""
+        ...
+
+    def start_again(self) -> int:
+        """Start the job's command on this node once more, and return its pid. Raises ChaosError when the job is over,
+        or the command still runs."""
+        ...
+
+    def keep_place(self) -> None:
+        """The node will come back: the job is not over before that, whatever becomes of the others."""
         ...
 
 
@@ -210,6 +272,9 @@ class Need(str, Enum):
     CHECKPOINTS = "checkpoints"  # saves and loads as events
     INVENTORY = "inventory"  # what lies on disk afterwards, tensor by tensor
     TWIN = "twin"
+    STATE = "state"  # a check sum of the parameters after each step, and the gradient's norm
+    HANGS = "hangs"  # observed from outside: suspected, declared, and who is to blame
+    COLLECTIVES = "collectives"  # when each began and ended, in the files of agent/stamps.py
 
 
 class Outcome(str, Enum):

@@ -9,25 +9,33 @@ from typing import Any, Callable, Iterator, Mapping, TypeVar
 
 from torchaos.harness.agent.wire import Event, EventFile, Kind
 from torchaos.harness.contracts import ChaosError
+from torchaos.harness.payloads import is_of_later_version, read
+from torchaos.harness.secrecy import mask
 
 Found = TypeVar("Found")
+_SAID = frozenset(
+    {"text", "line", "reason", "error"}
+)  # free text of the job's or the machine's, that may hold a secret
 
 
-def read_events(folder: Path) -> list[Event]:
-    """All events of a run in order of time. Torn lines and kinds of a later version are passed over."""
-    return merge(event for path in sorted(folder.glob("*.jsonl")) for event in _read_file(path))
+def read_events(folder: Path, damaged: list[str] | None = None) -> list[Event]:
+    """All events of a run in order of time. Torn lines and kinds of a later version are passed over; a whole line that
+    can't be read is told in `damaged`: its file and number."""
+    damaged = [] if damaged is None else damaged
+    return merge(event for path in sorted(folder.glob("*.jsonl")) for event in _read_file(path, damaged))
 
 
 def merge(events: Iterator[Event]) -> list[Event]:
     return sorted(events, key=lambda event: (event.mono_s, event.source, event.seq))
 
 
-def _read_file(path: Path) -> Iterator[Event]:
-    for line in path.read_bytes().splitlines():
+def _read_file(path: Path, damaged: list[str]) -> Iterator[Event]:
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
         try:
-            yield Event.from_line(line)
-        except ValueError:
-            continue
+            yield read(line)
+        except (ValueError, RecursionError):
+            if line.endswith(b"\n") and line.strip() and not is_of_later_version(line):
+                damaged.append(f"{path.name}:{number}")
 
 
 class Journal:
@@ -45,6 +53,7 @@ class Journal:
         self._events: list[Event] = []
         self._grown = threading.Condition()
         self._closed, self._closed_file = threading.Event(), False
+        self.failed = ""  # why what is told is not all recorded, once it is so
         self._listeners: list[Callable[[Event], None]] = []
         self._follower = threading.Thread(target=self._follow, name="journal", daemon=True)
         self._follower.start()
@@ -57,7 +66,14 @@ class Journal:
         with self._grown:
             if self._closed_file:
                 raise ChaosError(f"{kind.value}: the run is over")
-            event = self._own.emit(kind, data, rank=rank, attempt=attempt, mono_s=mono_s)
+            clean = {
+                key: mask(value) if key in _SAID and isinstance(value, str) else value for key, value in data.items()
+            }
+            try:
+                event = self._own.emit(kind, clean, rank=rank, attempt=attempt, mono_s=mono_s)
+            except OSError as error:  # healing goes on all the same; whoever runs this ends it
+                self.failed = self.failed or f"the journal can't be written: {error.strerror}"
+                event = Event(kind, "harness", -1, time.time(), time.monotonic(), rank, attempt, None, clean)
             self._add([event])
         return event
 
@@ -99,16 +115,20 @@ class Journal:
     def _poll(self) -> None:
         for path in self._folder.glob("*.jsonl"):
             offset = self._offsets.get(path, 0)
-            if offset < 0 or path.stat().st_size <= offset:
+            try:
+                if offset < 0 or path.stat().st_size <= offset:
+                    continue
+                with open(path, "rb") as file:
+                    file.seek(offset)
+                    whole, newline, _torn = file.read().rpartition(b"\n")
+            except OSError as error:  # somebody removed it
+                self.failed = self.failed or f"the journal can't be read: {path.name}: {error.strerror}"
                 continue
-            with open(path, "rb") as file:
-                file.seek(offset)
-                whole, newline, _torn = file.read().rpartition(b"\n")
             self._offsets[path] = offset + len(whole) + len(newline)
             found = []
             for line in whole.splitlines():
                 try:
-                    found.append(Event.from_line(line))
+                    found.append(read(line))
                 except ValueError:
                     continue
             with self._grown:

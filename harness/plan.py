@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Mapping
 
-from torchaos.harness.agent.wire import Moment, Phase
+from torchaos.harness.agent.wire import Moment
 from torchaos.harness.contracts import Need, Target, Where
+from torchaos.harness.secrecy import mask_env, mask_words
+from torchaos.harness.undo.disk import owner_only
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class Plan:
     launcher: str = "local"
     max_ranks: int | None = None
     max_nodes: int | None = None
+    max_percent: float | None = None  # of the ranks
+    max_duration_s: float | None = None  # of each fault
+    never_ranks: tuple[int, ...] = ()
+    never_nodes: tuple[int, ...] = ()
+    consent: tuple[str, ...] = ()  # to what can hurt the host, given by scenario and command line
     twin: Mapping[str, Any] = field(default_factory=dict)  # {"runs": how many at most}; empty: none wanted
     hooks: tuple[str, ...] = ()
     collect: tuple[Need, ...] = ()  # what the assertions want to see
@@ -86,8 +93,16 @@ class Plan:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
+    def masked(self) -> Plan:
+        """As it may be shown and kept: the secrets in the job's command and environment are not in it. What is run is
+        the plan itself."""
+        job = replace(self.job, command=mask_words(self.job.command), env=mask_env(self.job.env))
+        return replace(self, job=job)
+
     def write(self, path: Path) -> None:
-        path.write_text(self.to_json() + "\n")
+        """Masked, and readable by its owner alone."""
+        with open(path, "w", opener=owner_only) as file:
+            file.write(self.masked().to_json() + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Plan:
@@ -96,18 +111,14 @@ class Plan:
             **raw, "job": PlannedJob(**{**raw["job"], "command": tuple(raw["job"]["command"])}),
             "faults": tuple(_fault(fault) for fault in raw["faults"]),
             **{name: tuple(Named(**item) for item in raw[name]) for name in ("asserts", "steady_state", "stop")},
-            "hooks": tuple(raw["hooks"]), "needs": tuple(raw["needs"]),
+            **{name: tuple(raw.get(name, ())) for name in ("hooks", "needs", "never_ranks", "never_nodes", "consent")},
             "collect": tuple(Need(one) for one in raw["collect"]),
         })  # fmt: skip
 
 
 def _fault(raw: dict[str, Any]) -> PlannedFault:
     trigger = raw["trigger"]
-    when: Moment | After
-    if "pacer" in trigger:
-        when = Moment(**{**trigger, "phase": None if trigger["phase"] is None else Phase(trigger["phase"])})
-    else:
-        when = After(**trigger)
+    when: Moment | After = Moment.from_dict(trigger) if "pacer" in trigger else After(**trigger)
     target = Target(tuple(raw["target"]["ranks"]), tuple(raw["target"]["nodes"]))
     return PlannedFault(**{**raw, "target": target, "trigger": when})
 

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness import capabilities, registry
-from torchaos.harness.agent.wire import Moment, Phase
+from torchaos.harness.agent.wire import Collectives, Moment, Phase
 from torchaos.harness.contracts import Injector, Need, Target, UsageError, Where
+from torchaos.harness.engine.permits import beyond
 from torchaos.harness.environment import resolve_program
+from torchaos.harness.gpu import library
 from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob, stream
-from torchaos.harness.scenario.grammar import Between, Fault, Item, Job, Scenario, When
+from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Item, Job, Limits, Scenario, When
 from torchaos.harness.scenario.parameters import check_parameters
 from torchaos.harness.scenario.placeholders import fill
 
@@ -31,8 +33,12 @@ _HOOKS_OF_NEED = {
     Need.CHECKPOINTS: ("checkpoints",),
     Need.INVENTORY: ("checkpoints",),
     Need.TWIN: (),
+    Need.STATE: ("state",),
+    Need.COLLECTIVES: ("collectives", "stamps"),
+    Need.HANGS: ("collectives", "stamps"),
 }
-_HOOKS_OF_PHASE = {
+_HOOKS_OF_PHASE: dict[Phase, tuple[str, ...]] = {
+    Phase.START: (),
     Phase.DATA: ("samples",),
     Phase.FORWARD: ("samples", "loss"),
     Phase.BACKWARD: ("loss",),
@@ -45,40 +51,59 @@ _HOOKS_OF_PHASE = {
 _DRAWN_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
-def make_plan(scenario: Scenario, file: Path, seed: int, attach: int | None = None) -> Plan:
+def make_plan(
+    scenario: Scenario, file: Path, seed: int, attach: int | None = None, consent: Sequence[str] = ()
+) -> Plan:
     """Raises UsageError where the scenario can't be carried out here; the text names the file and the fault."""
     job = _job(scenario.job, file.parent.absolute(), attach)
     faults = tuple(
         _fault(fault, scenario, job, file, stream(seed, fault.id or fault.inject)) for fault in scenario.faults
     )
-    _check_limits(scenario, faults, file)
+    _check_consent(scenario, faults, file, consent)
     asserts = tuple(_named("assertions", item) for item in scenario.assert_)
     collect = {need for one in asserts for need in registry.find("assertions", one.name).needs}
     hooks = {"steps"} | {hook for need in collect for hook in _HOOKS_OF_NEED[need]}
     hooks |= {hook for fault in faults for hook in _hooks_of(fault)}
     needs = {"pidfd", "proc"} | {name for fault in faults for name in registry.find("injectors", fault.inject).needs}
+    needs |= getattr(registry.find("launchers", scenario.launcher), "needs", frozenset())
     _check_machine(needs, file)
-    return Plan(
+    limits = scenario.limits
+    plan = Plan(
         scenario=scenario.scenario,
         description=scenario.description,
         seed=seed,
         job=job,
         faults=faults,
         asserts=asserts,
-        steady_state=tuple(_named("conditions", item) for item in scenario.steady_state),
-        stop=tuple(_named("conditions", item) for item in scenario.stop),
+        steady_state=tuple(_condition(item, file) for item in scenario.steady_state),
+        stop=tuple(_condition(item, file) for item in scenario.stop),
         launcher=scenario.launcher,
-        max_ranks=scenario.limits.ranks,
-        max_nodes=scenario.limits.nodes,
+        max_ranks=limits.ranks,
+        max_nodes=limits.nodes,
+        max_percent=limits.percent,
+        max_duration_s=limits.duration,
+        never_ranks=tuple(limits.never.ranks),
+        never_nodes=tuple(limits.never.nodes),
+        consent=tuple(name for name in scenario.consent if name in consent),
         twin={"runs": scenario.twin.runs} if Need.TWIN in collect and scenario.twin.runs and attach is None else {},
         hooks=tuple(sorted(hooks)) if attach is None else (),
         collect=tuple(sorted(collect)),
         needs=tuple(sorted(needs)),
     )
+    ranks, nodes = ({one for fault in faults for one in getattr(fault.target, of)} for of in ("ranks", "nodes"))
+    if wrong := beyond(plan, ranks, nodes, job.world_size):
+        raise UsageError(f"{file}: {wrong}; aim at fewer, or at others")
+    return plan
+
+
+def _placeholders(here: Path) -> dict[str, str]:
+    return {"jobs": str(files("torchaos.scenarios") / "jobs"), "here": str(here), "python": sys.executable}
 
 
 def _job(job: Job, here: Path, attach: int | None) -> PlannedJob:
-    values = {"jobs": str(files("torchaos.scenarios") / "jobs"), "here": str(here), "python": sys.executable}
+    values = _placeholders(here)
+    if any("{nvml}" in value for value in job.env.values()):  # only then: it may have to be compiled
+        values["nvml"] = str(library.folder())
     words = shlex.split(job.command) if isinstance(job.command, str) else job.command
     if not words:
         raise UsageError("job.command is empty; write the torchrun command line")
@@ -126,8 +151,8 @@ def world_of(command: Sequence[str]) -> tuple[int | None, int | None]:
 def _fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: random.Random) -> PlannedFault:
     name = fault.id or fault.inject
     found = registry.find("injectors", fault.inject)
-    target = _target(fault, job, draw, f"{file}: fault {name}")
-    trigger = _trigger(fault.when, target, draw)
+    target = _target(fault, job, scenario.limits, draw, f"{file}: fault {name}")
+    trigger = _trigger(fault.when, target, draw, registry.phase_of(fault.inject))
     # What is triggered from outside is best applied from there too: it then asks nothing of the agent.
     where: Where = "node" if isinstance(trigger, After) and "node" in found.where else found.where[0]
     if job.attach_pid is not None and isinstance(trigger, Moment):
@@ -143,8 +168,14 @@ def _fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: 
             f"{file}: fault {name}: times counts landings at a point of the training loop, and what is seen from "
             "outside comes once; write several faults"
         )
-    if target.nodes == () and found.hits == "agents":
-        raise UsageError(f"{file}: fault {name}: {fault.inject} hits a node's agent; write target: {{node: 0}}")
+    if target.nodes == () and found.hits in ("agents", "nodes"):
+        what = "a node's agent" if found.hits == "agents" else "whole nodes"
+        raise UsageError(f"{file}: fault {name}: {fault.inject} hits {what}; write target: {{node: 0}}")
+    if "links" in found.needs and "links" not in getattr(registry.find("launchers", scenario.launcher), "needs", ()):
+        raise UsageError(
+            f"{file}: fault {name}: {fault.inject} needs links between nodes, and the launcher {scenario.launcher} "
+            "makes none; write launcher: netns, and two nodes or more"
+        )
     injector: Injector = found(**check_parameters(found, fault.with_, (), _silent)).plan(target, draw)
     return PlannedFault(
         id=name,
@@ -155,30 +186,50 @@ def _fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: 
         params=asdict(injector),  # type: ignore[call-overload]
         source=inspect.getfile(found),
         injector=found.__name__,
-        duration_s=fault.for_,
+        duration_s=_duration(fault, found, scenario.limits, f"{file}: fault {name}"),
         times=fault.times,
     )
 
 
-def _target(fault: Fault, job: PlannedJob, draw: random.Random, where: str) -> Target:
-    target, world = fault.target, range(job.world_size)
-    per_node = job.world_size // job.nodes
-    if target.node is not None:
-        node = draw.randrange(job.nodes) if target.node == "any" else target.node
-        if node >= job.nodes:
-            raise UsageError(f"{where}: there is no node {node}; the job has {job.nodes}, counted from 0")
-        return Target(tuple(range(node * per_node, (node + 1) * per_node)), (node,))
-    ranks: Iterable[int] = world
+def _duration(fault: Fault, found: Any, limits: Limits, where: str) -> float | None:
+    """How long it lasts: as it says, else as long as it may."""
+    most = limits.duration
+    if most is not None and fault.for_ is not None and fault.for_ > most:
+        raise UsageError(
+            f"{where}: it lasts {fault.for_:g} s, and limits.duration allows {most:g} s; write a shorter for"
+        )
+    ends_by_itself = found.lethal or not ("node" in found.where or getattr(found, "lasting", False))
+    return fault.for_ if fault.for_ is not None or ends_by_itself else most
+
+
+def _target(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random, where: str) -> Target:
+    target = fault.target
+    if target is None:
+        return Target(())
+    per_node = max(1, job.world_size // job.nodes)
+    nodes = [node for node in range(job.nodes) if node not in limits.never.nodes]
+    world = [rank for rank in range(job.world_size) if rank not in limits.never.ranks and rank // per_node in nodes]
+    drawn = target.count or target.percent or "any" in (target.rank, target.node)
+    if drawn and not (nodes and world):
+        raise UsageError(f"{where}: limits.never leaves nothing to draw from; shorten it")
+    if target.node is not None or target.nodes is not None:
+        some = target.nodes or [draw.choice(nodes) if target.node in ("any", None) else int(target.node)]
+        if max(some) >= job.nodes:
+            raise UsageError(f"{where}: there is no node {max(some)}; the job has {job.nodes}, counted from 0")
+        chosen = tuple(sorted(set(some)))
+        return Target(tuple(rank for rank in range(job.world_size) if rank // per_node in chosen), chosen)
+    ranks: Iterable[int] = range(job.world_size)
     if target.rank is not None:
         ranks = [draw.choice(world) if target.rank == "any" else target.rank]
     elif target.ranks is not None:
         ranks = target.ranks
     elif target.local_rank is not None:
-        ranks = [rank for rank in world if rank % per_node == target.local_rank] or [job.world_size]
+        ranks = [rank for rank in ranks if rank % per_node == target.local_rank] or [job.world_size]
     elif target.count is not None or target.percent is not None:
         count = target.count or max(1, math.floor(job.world_size * (target.percent or 0) / 100))
-        if count > job.world_size:
-            raise UsageError(f"{where}: it wants {count} ranks; the job has {job.world_size}")
+        if count > len(world):
+            spared = "" if len(world) == job.world_size else f", less those of limits.never: {len(world)}"
+            raise UsageError(f"{where}: it wants {count} ranks; the job has {job.world_size}{spared}")
         ranks = draw.sample(world, count)
     chosen = tuple(sorted(set(ranks)))
     if chosen[-1] >= job.world_size:
@@ -186,18 +237,25 @@ def _target(fault: Fault, job: PlannedJob, draw: random.Random, where: str) -> T
     return Target(chosen)
 
 
-def _trigger(when: When, target: Target, draw: random.Random) -> Moment | After:
-    if when.model_fields_set & {"step", "phase", "attempt"}:
+def _trigger(when: When, target: Target, draw: random.Random, usual: Phase | None) -> Moment | After:
+    """`usual`: where such a fault lands, when the scenario names no phase."""
+    which = {name: getattr(when, name) for name in COLLECTIVE if name in when.model_fields_set}
+    if which or when.model_fields_set & {"step", "phase", "attempt"}:
         step = draw.randint(*when.step.between) if isinstance(when.step, Between) else when.step
-        phase = draw.choice(_DRAWN_PHASES) if when.phase == "any" else Phase(when.phase) if when.phase else None
-        return Moment(target.ranks[0], step, phase, when.attempt, when.nth)
+        phase = draw.choice(_DRAWN_PHASES) if when.phase == "any" else Phase(when.phase) if when.phase else usual
+        collectives = Collectives(**which) if which else None
+        phase = Phase.COLLECTIVE if which else phase
+        pacer = target.ranks[0] if target.ranks else 0
+        return Moment(pacer, step, phase, when.attempt, when.nth, collectives=collectives)
     delay = when.time if when.time is not None else when.delay
     return After(delay, when.after, when.state, when.checkpoints or 0)
 
 
 def _hooks_of(fault: PlannedFault) -> tuple[str, ...]:
-    phase = fault.trigger.phase if isinstance(fault.trigger, Moment) else None
-    return _HOOKS_OF_PHASE[phase] if phase else ()
+    usual = registry.phase_of(fault.inject) if fault.where == "rank" else None
+    phase = fault.trigger.phase if isinstance(fault.trigger, Moment) else usual
+    own: tuple[str, ...] = getattr(registry.find("injectors", fault.inject), "hooks", ())
+    return (*own, *(_HOOKS_OF_PHASE[phase] if phase else ()))
 
 
 def _named(group: str, item: Item) -> Named:
@@ -209,15 +267,27 @@ def _silent(*_: object) -> None:
     """The loader has told of all that is wrong with parameters."""
 
 
-def _check_limits(scenario: Scenario, faults: Sequence[PlannedFault], file: Path) -> None:
-    """Blast radius: every rank and node that any fault may hit, together."""
-    ranks = {rank for fault in faults for rank in fault.target.ranks}
-    nodes = {node for fault in faults for node in fault.target.nodes}
-    for what, hit, limit in (("ranks", ranks, scenario.limits.ranks), ("nodes", nodes, scenario.limits.nodes)):
-        if limit is not None and len(hit) > limit:
+def _check_consent(scenario: Scenario, faults: Sequence[PlannedFault], file: Path, given: Sequence[str]) -> None:
+    """What can hurt the host beyond the job needs the word of whoever wrote the scenario, and of whoever runs it."""
+    for fault in faults:
+        wanted = str(getattr(registry.find("injectors", fault.inject), "consent", ""))
+        missing = [] if wanted in scenario.consent else [f"`consent: [{wanted}]` in the scenario"]
+        missing += [] if wanted in given else [f"--consent {wanted} on the command line"]
+        if wanted and missing:
             raise UsageError(
-                f"{file}: the faults hit {len(hit)} {what}, and limits.{what} allows {limit}; aim at fewer"
+                f"{file}: fault {fault.id}: {fault.inject} can hurt the host, not only the job; "
+                f"if you want that, write {' and '.join(missing)}"
             )
+
+
+def _condition(item: Item, file: Path) -> Named:
+    """A command in it may name placeholders."""
+    named, values = _named("conditions", item), _placeholders(file.parent.absolute())
+    filled = {
+        name: [fill(word, values) for word in value] if isinstance(value, list) else value
+        for name, value in named.params.items()
+    }
+    return Named(named.name, filled)
 
 
 def _check_machine(needs: Iterable[str], file: Path) -> None:

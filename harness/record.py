@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Iterator, Mapping
 
+from pydantic import TypeAdapter
+
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.history import History
@@ -20,6 +22,7 @@ class Record:
     plan: Plan
     events: tuple[Event, ...]  # merged, in order of time
     artifacts: Mapping[str, Any]  # by file name without .json: "inventory", "environment"
+    damaged: tuple[str, ...] = ()  # whole lines of the journal that can't be read: nobody knows what they said
 
     @cached_property
     def history(self) -> History:
@@ -36,6 +39,14 @@ class Record:
         """Raises UsageError where the folder lacks what a record needs, or where that is damaged."""
         try:
             artifacts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.artifacts.glob("*.json"))}
-            return cls(Plan.read(folder.plan), tuple(read_events(folder.events)), artifacts)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            damaged: list[str] = []
+            events = tuple(read_events(folder.events, damaged))
+            return cls(_checked(Plan.read(folder.plan)), events, artifacts, tuple(damaged))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{folder.root}: it can't be judged, a file is missing or damaged: {error}") from error
+
+
+def _checked(plan: Plan) -> Plan:
+    """Raises ValueError where a value in it is of another type than the plan's: it was damaged."""
+    TypeAdapter(Plan).validate_json(plan.to_json(), strict=True)
+    return plan

@@ -7,8 +7,11 @@ an injector that doesn't declare how it is taken back.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib.metadata
+import inspect
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -16,7 +19,9 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from torchaos.harness import contracts
+from torchaos.harness.agent.wire import Phase
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.undo.handles import REGISTRY as HANDLES
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,12 @@ _GROUPS = {
     "launchers": _Group("launcher", contracts.Launcher, ("name",), ("resources", "create")),
 }  # fmt: skip
 GROUPS = tuple(_GROUPS)
+
+
+def phase_of(injector: str) -> Phase | None:
+    """Where faults of that kind land when the trigger names a step alone; None: at its start."""
+    phase = getattr(find("injectors", injector), "phase", None)
+    return None if phase is None else Phase(phase)
 
 
 def injectors() -> dict[str, type[contracts.Injector]]:
@@ -124,6 +135,11 @@ def _load(kind: _Group, entry: EntryPoint) -> type[Any]:
         raise UsageError(
             f"{who} has no changes(): it doesn't declare how it is taken back, so it is not loaded; add it"
         )
+    if kind.one == "injector" and not _declares_undo(found):
+        raise UsageError(
+            f"{who}: its changes() returns neither handles nor Irreversible: it doesn't declare how it is taken "
+            "back, so it is not loaded; say in its annotation which of them it returns"
+        )
     if lacks:
         raise UsageError(f"{who} lacks {', '.join(lacks)}; see {kind.shape.__name__} in torchaos.harness.contracts")
     if (said := getattr(found, "name", entry.name)) != entry.name:
@@ -142,6 +158,25 @@ def _missing(kind: _Group, found: type[Any]) -> list[str]:
     ]
     lacks = [*methods, *(name for name in kind.says if not hasattr(found, name))]
     return sorted(lacks, key=lambda name: name != "changes")
+
+
+def _declares_undo(injector: type[Any]) -> bool:
+    """As far as can be told before it is called: it returns something, and does not say that it is something else."""
+    changes = inspect.unwrap(injector.changes)
+    says = str(getattr(changes, "__annotations__", {}).get("return", "Handle"))  # not annotated: its source must do
+    if not any(word in says for word in ("Handle", "Irreversible", *(one.__name__ for one in HANDLES.values()))):
+        return False
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(changes)))
+    except (OSError, TypeError, SyntaxError):  # there is no source: the guard tells
+        return True
+    returned = [node.value for node in ast.walk(tree) if isinstance(node, ast.Return)]
+    given = [value for value in returned if value is not None and not _is_none(value)]
+    return bool(given) or any(isinstance(node, (ast.Raise, ast.Yield)) for node in ast.walk(tree))
+
+
+def _is_none(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value in (None, Ellipsis)
 
 
 def _origin(entry: EntryPoint) -> str:

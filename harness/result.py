@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Mapping
 
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.undo.disk import owner_only
 
 SCHEMA = 1  # of result.json: counted up when a reader of the old shape would misread the new one
 
@@ -153,11 +154,12 @@ def _as_text(value: object) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the file in one step, so that a reader sees the old or the new text and never half of it."""
+def write_atomically(path: Path, text: str, private: bool = False) -> None:
+    """Replace the file in one step, so that a reader sees the old or the new text and never half of it. `private`: only
+    its owner may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(partial, "w", encoding="utf-8") as file:
+    with open(partial, "w", encoding="utf-8", opener=owner_only if private else None) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 scenario.yaml       the file as it was, byte for byte
 plan.json           what was going to happen (plan.Plan)
 agent/plan.json     what the ranks read (wire.AgentPlan); agent/pages/*.page: one control page per fault
+agent/stamps/       when each rank's last collectives began and ended (agent/stamps.py), where something asks for it
 events/*.jsonl      the journal: one writer per file; merged only on reading
 logs/job-N.log      stdout and stderr of submission N, as they came
 undo/               undo.jsonl, and the copies that File handles restore from
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +43,10 @@ class RunDir:
     @property
     def pages(self) -> Path:
         return self.root / "agent" / "pages"
+
+    @property
+    def stamps(self) -> Path:
+        return self.root / "agent" / "stamps"
 
     @property
     def events(self) -> Path:
@@ -79,8 +85,9 @@ class RunDir:
         try:
             self.root.parent.mkdir(parents=True, exist_ok=True)
             self.root.mkdir(mode=0o700)
-            for folder in (self.pages, self.events, self.logs, self.undo, self.job, self.artifacts, self.twins):
-                folder.mkdir(mode=0o700, parents=True)
+            own = (self.events, self.logs, self.undo, self.job, self.artifacts, self.twins)
+            for folder in (self.pages.parent, self.pages, *own):
+                folder.mkdir(mode=0o700)
         except OSError as error:
             raise UsageError(
                 f"{self.root}: the run directory can't be made: {error.strerror}; choose another --out"
@@ -97,4 +104,16 @@ class RunDir:
             raise UsageError(f"{self.root}: not a directory of yours; copy it, and judge the copy")
         if not self.plan.is_file():
             raise UsageError(f"{self.root}: there is no plan.json in it; give the directory of one run")
+        for path in self._own_paths():
+            found = os.lstat(path)
+            if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
+                what = "a link" if stat.S_ISLNK(found.st_mode) else "another user's"
+                raise UsageError(f"{path}: it is {what}, which torchaos never puts there; judge it as it was left")
         return self
+
+    def _own_paths(self) -> Iterator[Path]:
+        """All that is in it but for the job's own files."""
+        for folder, below, names in os.walk(self.root):
+            if Path(folder) == self.root and "job" in below:
+                below.remove("job")
+            yield from (Path(folder, name) for name in (*below, *names))

@@ -8,6 +8,8 @@ from torchaos.harness.plan import After
 
 
 def target_in_words(target: Target) -> str:
+    if not target.ranks:
+        return "files"
     nodes = _list("node", target.nodes)
     return f"{nodes} ({_list('rank', target.ranks)})" if target.nodes else _list("rank", target.ranks)
 
@@ -17,7 +19,7 @@ def moment_in_words(when: Moment | After) -> str:
         parts = [
             f"step {when.step}" if when.step is not None else "",
             f"attempt {when.attempt}" if when.attempt is not None else "",
-            when.phase.value.replace("_", " ") if when.phase else "",
+            _phase_in_words(when),
             f"the {when.nth}. time" if when.nth > 1 else "",
         ]
         return ", ".join(part for part in parts if part) or "the next phase"
@@ -25,6 +27,19 @@ def moment_in_words(when: Moment | After) -> str:
     if when.checkpoints:
         return f"{when.delay_s:g} s after checkpoint {when.checkpoints} since {start}"
     return f"{when.delay_s:g} s after {start}"
+
+
+def _phase_in_words(when: Moment) -> str:
+    which = when.collectives
+    if which is None:
+        return when.phase.value.replace("_", " ") if when.phase else ""
+    parts = [
+        which.operation or "collective",
+        f"of group {which.group}" if which.group else "",
+        f"of at least {which.min_bytes} bytes" if which.min_bytes is not None else "",
+        f"of at most {which.max_bytes} bytes" if which.max_bytes is not None else "",
+    ]
+    return " ".join(part for part in parts if part)
 
 
 def seconds_in_words(seconds: float | None) -> str:

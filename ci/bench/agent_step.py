@@ -43,6 +43,7 @@ def arm(folder: Path, hooks: tuple[str, ...]) -> Any:
     spec.loader.exec_module(package)
     wire = importlib.import_module("_torchaos_agent.wire")
     agents = importlib.import_module("_torchaos_agent.agent")
+    os.environ[wire.ENV_PLAN] = str(folder / "plan.json")  # beside it go the stamps
     who = importlib.import_module("_torchaos_agent.arming").Identity(0, 0, 1, 0, os.getpid())
     events = wire.EventFile(folder / "rank0.jsonl", "rank0", 0, 0)
     agent = agents.Agent(wire.AgentPlan("bench", str(folder), hooks), who, events)
@@ -133,16 +134,17 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=20, choices=[5, 10, 15, 20, 25, 30], help="pairs of blocks")
     parser.add_argument("--seconds", type=float, default=40, help="for each row of the table")
     parser.add_argument(
-        "--one", choices=["plain", "collectives"], help=argparse.SUPPRESS
+        "--one", choices=["plain", "collectives", "stamps"], help=argparse.SUPPRESS
     )  # one row, in a process of its own
     given = parser.parse_args()
     if given.one:
-        hooks = PLAIN if given.one == "plain" else (*PLAIN, "collectives")
+        more = {"plain": (), "collectives": ("collectives",), "stamps": ("collectives", "stamps")}
+        hooks = (*PLAIN, *more[given.one])
         ratio, low, high, extra = measure(given.ms[0], hooks, given.pairs, given.seconds)
         print(f"{given.ms[0]:7g} ms  {given.one:12} {ratio:8.4f}  [{low:.4f}, {high:.4f}]  {extra:+9.1f} us")
         return 0
     print(f"{'step':>10}  {'hooks':12} {'on/off':>8}  {'95 % interval':16}  {'a step':>12}", flush=True)
-    for one in ("plain", "collectives"):
+    for one in ("plain", "collectives", "stamps"):
         for ms in given.ms:
             options = ["--one", one, "--ms", str(ms), "--pairs", str(given.pairs), "--seconds", str(given.seconds)]
             subprocess.run([sys.executable, __file__, *options], check=True)

@@ -6,7 +6,15 @@ modules import each other relatively. The harness imports the very same files as
 
 
 def start() -> None:
-    """Arm, if this process is a rank of a job that the harness runs. Never raises."""
-    from . import arming
+    """Arm, if this process is a rank of a job that the harness runs; in the torchrun of one node of several, watch the
+    rendezvous. Whatever goes wrong is the caller's to say."""
+    import os
 
-    arming.start()
+    if "RANK" in os.environ:
+        from . import arming
+
+        arming.start()
+    else:
+        from . import rounds
+
+        rounds.start()

@@ -6,19 +6,23 @@ import functools
 import os
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any, Callable, Mapping, TypeVar
 
 from . import wire
+from .lasting import Lasting
 from .orders import Orders
 from .phases import Phases
 from .tally import Tally
 
 if TYPE_CHECKING:
     from .arming import Identity
+    from .calls import Call
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _HOOK_OF_PHASE = {
+    wire.Phase.START: "steps",
     wire.Phase.DATA: "samples",
     wire.Phase.FORWARD: "samples",
     wire.Phase.BACKWARD: "steps",
@@ -39,6 +43,8 @@ class Agent:
         self.thread = threading.get_ident()  # the one that trains
         self.steps_over = 0  # iterations over in this attempt
         self.phases, self.tally = Phases(), Tally()
+        self.optimizers: Any = weakref.WeakSet()
+        self.lasting = Lasting()
         self.orders = Orders(self)
         self.hooks = self._wanted()
         self.live = set(self.hooks)  # hooks in service
@@ -93,11 +99,18 @@ class Agent:
     def saw(self, hook: str) -> None:
         self.unseen.discard(hook)
 
-    def enter(self, phase: wire.Phase) -> None:
+    def enter(self, phase: wire.Phase, call: Call | None = None) -> None:
         """A phase begins on this rank's host. May fire an order, whose exception is the job's to bear."""
         self.phases.enter(phase)
         if self.orders.hot:
-            self.orders.enter(phase)
+            self.orders.enter(phase, call)
+        if call is not None and self.lasting.on_calls:
+            self.lasting.enter(call)
+
+    def starts(self) -> None:
+        """The process has imported torch, and done nothing with it yet. May fire an order, as `enter` does."""
+        if self.orders.hot:
+            self.orders.enter(wire.Phase.START)
 
     def started(self, torch_version: str | None) -> None:
         """Say who is there. Without torch this is said when the process ends."""

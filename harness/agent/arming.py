@@ -34,8 +34,8 @@ def identify(environ: Mapping[str, str], pid: int) -> Identity | None:
         return None
     if environ.get(wire.ENV_ARMED, str(pid)) != str(pid):  # one's own pid: the rank has called exec
         return None
-    attempt = int(environ.get(wire.ENV_ATTEMPT_BASE, "0")) + int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return Identity(int(environ["RANK"]), int(environ["LOCAL_RANK"]), int(environ.get("WORLD_SIZE", "1")), attempt, pid)
+    size, attempt = int(environ.get("WORLD_SIZE", "1")), wire.attempt_of(environ)
+    return Identity(int(environ["RANK"]), int(environ["LOCAL_RANK"]), size, attempt, pid)
 
 
 def start() -> None:
@@ -45,7 +45,7 @@ def start() -> None:
         if who is not None:
             _arm(who)
     except Exception as error:
-        print(f"torchaos: the agent did not start: {error!r}", file=sys.stderr)
+        print(f"torchaos: the agent did not start: {error!r:.300}", file=sys.stderr)
 
 
 def _arm(who: Identity) -> None:

@@ -9,31 +9,38 @@ import time
 from typing import Any, Callable
 
 from .agent import Agent
+from .digesting import Digesting
 from .numbers import step_numbers
 from .wire import Kind, Phase
+
+Digested = Callable[[Callable[..., Any], str, "tuple[Any, ...]", "dict[str, Any]"], Any]
 
 
 class Transfers:
     """Says that something is being saved or loaded; what is nested inside is said once."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, agent: Agent, digesting: Digesting) -> None:
+        self._agent, self.digesting = agent, digesting
         self._thread = threading.local()
         self.open: list[str] = []  # paths of saves and loads under way, those in other threads included
         careful = agent.careful("checkpoints")
         self.begin, self.end = careful(self._begin), careful(self._end)
         self._numbers, self._path = careful(step_numbers), careful(_path_of)
 
-    def file_saver(self, original: Callable[..., Any], place: int, name: str, format: str) -> Callable[..., Any]:
-        """Cover a function that writes a file, named by argument `place` or `name`."""
+    def file_saver(
+        self, original: Callable[..., Any], place: int, name: str, format: str, digested: Digested,
+        elsewhere: Callable[..., Any] | None = None,
+    ) -> Callable[..., Any]:  # fmt: skip
+        """Cover a function that writes a file, named by argument `place` or `name`. `digested` makes the call, and
+        `elsewhere` the call for what is no file, or is part of something that was said already."""
 
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
             path = self._file(args, kwargs, place, name)
-            if path is None:
-                return original(*args, **kwargs)
-            with self.saving(path, format):
-                return original(*args, **kwargs)
+            if path is not None:
+                with self.saving(path, format):
+                    return digested(original, path, args, kwargs)
+            return original(*args, **kwargs) if elsewhere is None else elsewhere(original, args, kwargs)
 
         return save
 
@@ -142,15 +149,25 @@ class CheckpointHook:
         self._transfers = transfers
 
     def patch_torch(self, torch: Any) -> None:
-        save = self._transfers.file_saver(torch.save, 1, "f", "torch")
+        digesting = self._transfers.digesting
+        digesting.patch_serialization(torch.serialization)
+        save = self._transfers.file_saver(
+            torch.save, 1, "f", "torch", digesting.torch_save, digesting.torch_save_in_memory
+        )
         load = self._transfers.file_loader(torch.load, "f", "torch")
         for module in (torch, torch.serialization):
             module.save, module.load = save, load
 
     def patch_safetensors(self, module: Any) -> None:
         """safetensors.torch."""
-        module.save_file = self._transfers.file_saver(module.save_file, 1, "filename", "safetensors")
+        digested = self._transfers.digesting.safetensors
+        module.save_file = self._transfers.file_saver(module.save_file, 1, "filename", "safetensors", digested)
         module.load_file = self._transfers.file_loader(module.load_file, "filename", "safetensors")
+
+    def patch_lightning(self, module: Any) -> None:
+        """lightning.fabric.utilities.cloud_io: torch.save to memory, which is then written to a file."""
+        digested = self._transfers.digesting.atomic_save
+        module._atomic_save = self._transfers.file_saver(module._atomic_save, 1, "filepath", "torch", digested)
 
 
 def _path_of(target: Any) -> str | None:
@@ -160,4 +177,4 @@ def _path_of(target: Any) -> str | None:
     if not isinstance(target, (str, bytes, os.PathLike)):
         return None
     path = os.fsdecode(os.fspath(target))
-    return os.path.abspath(path) if path else None
+    return (path if "://" in path else os.path.abspath(path)) if path else None

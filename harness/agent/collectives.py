@@ -2,7 +2,8 @@
 
 The hooks lie on the Autograd keys and call through with that key excluded. Never on the CPU key: calling the kernel
 from there keeps the interpreter lock inside gloo, which deadlocks with gloo's own threads after some thousand calls.
-They see no functional collectives (`_c10d_functional`), and cost about 0.1 ms a call, so they are there on demand only.
+They don't see functional collectives (`_c10d_functional`: functional.py does), nor any under inference_mode, and cost
+about 0.1 ms a call, so they are there on demand only.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ from importlib import import_module
 from typing import Any, Callable
 
 from .agent import Agent
+from .calls import Call
+from .stamping import Stamping
 from .wire import Phase
 
-_OPS = (
-    "allreduce_", "allreduce_coalesced_", "allgather_", "_allgather_base_", "allgather_coalesced_",
-    "allgather_into_tensor_coalesced_", "reduce_", "reduce_scatter_", "_reduce_scatter_base_",
-    "reduce_scatter_tensor_coalesced_", "broadcast_", "gather_", "scatter_", "alltoall_", "alltoall_base_", "barrier",
-)  # fmt: skip
+_OPS = {
+    "allreduce_": "all_reduce", "allreduce_coalesced_": "all_reduce", "allgather_": "all_gather",
+    "_allgather_base_": "all_gather", "allgather_coalesced_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather", "reduce_": "reduce", "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter", "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "broadcast_": "broadcast", "gather_": "gather", "scatter_": "scatter", "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all", "barrier": "barrier",
+}  # fmt: skip
 _KEYS = ("AutogradCPU", "AutogradCUDA")
 
 
 class CollectiveHook:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self.stamping = Stamping(agent) if "stamps" in agent.live else None
         self._libraries: list[Any] = []  # the hooks last as long as these
 
     def install(self) -> None:
@@ -33,38 +40,63 @@ class CollectiveHook:
 
         library = torch.library.Library("c10d", "IMPL")
         self._libraries.append(library)
-        for name in _OPS:
+        for name, op in _OPS.items():
             packet = getattr(torch.ops.c10d, name, None)
             if packet is None:  # not in this version of torch
                 continue
             for key in _KEYS:
                 excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-                library.impl(name, self._hook(packet.default, excluded, torch._C._ExcludeDispatchKeyGuard), key)
+                library.impl(name, self._hook(op, packet.default, excluded, torch._C._ExcludeDispatchKeyGuard), key)
 
     def remove(self) -> None:
         """Take the hooks out again."""
         while self._libraries:
             self._libraries.pop()._destroy()
 
-    def _hook(self, op: Any, excluded: Any, guard: Any) -> Callable[..., Any]:
+    def _hook(self, op: str, packet: Any, excluded: Any, guard: Any) -> Callable[..., Any]:
         agent = self._agent
+        group_at = next(n for n, arg in enumerate(packet._schema.arguments) if arg.name == "process_group")
 
         def collective(*args: Any) -> Any:
-            if not agent.on or not self._counts():
+            def through() -> Any:
                 with guard(excluded):
-                    return op(*args)
-            agent.saw("collectives")
-            agent.enter(Phase.COLLECTIVE)
-            try:
-                with guard(excluded):
-                    return op(*args)
-            finally:
-                agent.phases.leave(Phase.COLLECTIVE)
+                    return packet(*args)
+
+            if not agent.on:
+                return through()
+            return self.around(Call(op, args, lambda: _unbox(args[group_at]), packet), through)
 
         return collective
+
+    def around(self, call: Call, through: Callable[[], Any]) -> Any:
+        """The collective, with what is due before it and after it."""
+        agent, stamping = self._agent, self.stamping
+        counts = self._counts()
+        if counts:
+            agent.saw("collectives")
+            agent.enter(Phase.COLLECTIVE, call)
+        try:
+            if call.instead is not None:
+                return call.instead(through)
+            # After the faults: the stamp says that the rank handed the collective to torch.
+            number = stamping.begin(call) if stamping is not None else None
+            result = through()
+            if stamping is not None and number is not None:
+                stamping.returned(number, call, result)
+            if call.after is not None:
+                call.after()
+            return result
+        finally:
+            if counts:
+                agent.phases.leave(Phase.COLLECTIVE)
 
     def _counts(self) -> bool:
         """The training thread's own and autograd's count; a background thread's (an asynchronous checkpoint's) don't:
         they fall between those of training wherever they may."""
         thread = threading.current_thread()
         return thread.ident == self._agent.thread or isinstance(thread, threading._DummyThread)
+
+
+def _unbox(group: Any) -> Any:
+    torch: Any = import_module("torch.distributed")
+    return torch.ProcessGroup.unbox(group)

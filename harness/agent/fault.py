@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Hits, Probe, Site, Target
+    from torchaos.harness.contracts import Evidence, Handle, Hits, Irreversible, Probe, Site, Target, Where
+    from torchaos.harness.record import Record
 
 Self = TypeVar("Self")
 
@@ -21,9 +24,78 @@ class Fault:
 
     hits: ClassVar[Hits] = "ranks"
     lethal: ClassVar[bool] = False
+    lasting: ClassVar[bool] = False  # applied in the rank, it is on until it is taken back
+    phase: ClassVar[str | None] = None  # where it lands, when the trigger names a step alone
+    late: ClassVar[bool] = (
+        False  # `changes` can be told at the Moment only, such as which checkpoint is the newest then
+    )
+    hooks: ClassVar[tuple[str, ...]] = ()  # of the agent, that its proof needs
+    consent: ClassVar[str] = ""  # such as kmsg, cgroup, clock, host-network: it can hurt the host beyond the job
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:
         return self
 
     def probes(self, site: Site) -> Sequence[Probe]:
         return ()
+
+
+class WaitingFault(Fault):
+    """Defaults for a fault in which the rank waits where its `phase` begins, until it is taken back. Nothing but the
+    fault's own control page holds it, and that is guarded for every fault."""
+
+    where: ClassVar[tuple[Where, ...]] = ("rank",)
+    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
+    lasting: ClassVar[bool] = True
+
+    def changes(self, site: Site) -> Sequence[Handle]:
+        return ()
+
+    def apply(self, site: Any) -> None:
+        site.lease.sleep()
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        return import_module("torchaos.harness.judging.waits").all_waited(record, fault)  # type: ignore[no-any-return]
+
+
+class OutsideFault(Fault):
+    """Defaults for a fault from outside whose work several injectors share: in the module that `mechanics` names, which
+    is imported where it is needed, and never in a rank."""
+
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset()
+    mechanics: ClassVar[str]
+
+    def changes(self, site: Site) -> Sequence[Handle] | Irreversible:
+        return import_module(self.mechanics).changes(self, site)  # type: ignore[no-any-return]
+
+    def apply(self, site: Site) -> None:
+        import_module(self.mechanics).apply(self, site)
+
+    def probes(self, site: Site) -> Sequence[Probe]:
+        return import_module(self.mechanics).probes(self, site)  # type: ignore[no-any-return]
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        return import_module(self.mechanics).felt(self, record, fault)  # type: ignore[no-any-return]
+
+
+class CheckpointFault(OutsideFault):
+    """Defaults for damage to checkpoints: a field `seed`, None until it is drawn, and a method `edits`."""
+
+    hits: ClassVar[Hits] = "files"
+    late: ClassVar[bool] = True  # which checkpoint is the newest shows at the Moment
+    mechanics: ClassVar[str] = "torchaos.harness.checkpoints.damage"
+
+    def plan(self: Self, target: Target, draw: random.Random) -> Self:
+        drawn = draw.getrandbits(32)
+        return replace(self, seed=drawn) if vars(self)["seed"] is None else self  # type: ignore[type-var]
+
+
+class StorageFault(OutsideFault):
+    """Defaults for a fault of the file system that the checkpoints lie on: a method `rules` says what goes wrong."""
+
+    late: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"fuse"})
+    mechanics: ClassVar[str] = "torchaos.harness.storage.mounted"
+
+    def plan(self: Self, target: Target, draw: random.Random) -> Self:
+        return replace(self, ranks=target.ranks)  # type: ignore[type-var]

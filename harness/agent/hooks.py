@@ -17,6 +17,7 @@ def install(agent: Agent) -> None:
     imports = PostImport()
     installer = _Installer(agent, imports)
     imports.when("torch", agent.careful("steps")(installer.torch_is_there))
+    imports.when("torch", lambda torch: agent.starts())
     imports.install()
     atexit.register(installer.process_ends)
     os.register_at_fork(after_in_child=installer.is_forked_child)
@@ -26,9 +27,11 @@ class _Installer:
     def __init__(self, agent: Agent, imports: PostImport) -> None:
         self._agent, self._imports = agent, imports
         self._finish: Callable[[], Any] | None = None
+        self._at_end: list[Callable[[], Any]] = []
 
     def torch_is_there(self, torch: ModuleType) -> None:
         from .checkpoints import CheckpointHook, Transfers
+        from .digesting import Digesting
         from .loader import LoaderHook, Ring
         from .loss import Losses
         from .rates import Rates
@@ -45,13 +48,23 @@ class _Installer:
         self._when("torch.optim.optimizer", "steps", steps.patch_optimizer)
         self._when("torch.amp.grad_scaler", "steps", steps.patch_scaler)
         self._when("torch.optim.lr_scheduler", "lr", rates.patch)
+        if "state" in agent.live:
+            from .state import StateHook
+
+            steps.watch_state(StateHook(agent))
         if "samples" in agent.live:
             self._samples(LoaderHook(agent, ring), trained.forward)
         if "checkpoints" in agent.live:
-            transfers = Transfers(agent)
+            digesting = Digesting(agent)
+            self._at_end.append(digesting.ended)
+            transfers = Transfers(agent, digesting)
             files = CheckpointHook(transfers)
             self._when("torch", "checkpoints", files.patch_torch)
             self._when("safetensors.torch", "checkpoints", files.patch_safetensors)
+            for package in ("lightning.fabric", "lightning_fabric"):
+                self._when(f"{package}.utilities.cloud_io", "checkpoints", files.patch_lightning)
+            for streams in ("filesystem", "_fsspec_filesystem"):
+                self._when(f"torch.distributed.checkpoint.{streams}", "manifests", digesting.patch_streams)
             self._distributed_checkpoints(transfers)
         if "collectives" in agent.live:
             self._collectives()
@@ -83,9 +96,12 @@ class _Installer:
     def _collectives(self) -> None:
         def then(module: ModuleType) -> None:
             from .collectives import CollectiveHook
+            from .functional import FunctionalHook
 
             if module.is_available():
-                CollectiveHook(self._agent).install()
+                hook = CollectiveHook(self._agent)
+                hook.install()
+                FunctionalHook(hook).install()
 
         self._when("torch.distributed", "collectives", then)
 
@@ -99,6 +115,8 @@ class _Installer:
             self._agent.started(None)
         else:
             self._finish()
+        for end in self._at_end:
+            end()
         self._agent.ended()
 
     def is_forked_child(self) -> None:

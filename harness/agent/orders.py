@@ -11,11 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 from . import injectors, wire
+from .lasting import Lease
 from .site import RankSite
 from .wire import ControlPage, Kind, Phase, State
 
 if TYPE_CHECKING:
     from .agent import Agent
+    from .calls import Call
 
 _STEP_S = 0.0002  # how often a page is looked at while the rank waits
 _CHECKPOINT = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_WRITE)
@@ -32,9 +34,10 @@ class Pending:
 
     @property
     def has_fired(self) -> bool:
-        """As often as it is allowed to."""
+        """As often as it is allowed to; or the rank that was held for it was let go, and did not live to say so."""
         fired = self.page.read(ControlPage.FIRED)
-        return fired > 0 and fired >= self.page.read(ControlPage.ALLOWED)
+        died_held = self.page.read(ControlPage.GO) == fired + 1
+        return died_held or (fired > 0 and fired >= self.page.read(ControlPage.ALLOWED))
 
     @property
     def armed(self) -> bool:
@@ -90,15 +93,17 @@ class Orders:
         if self._pending:
             self._prepare()
             self._carry_out([one for one in self.hot if one.when.phase is None and one.when.step is not None], None)
+        if self._agent.lasting.on_steps:
+            self._agent.lasting.step_over()
 
-    def enter(self, phase: Phase) -> None:
-        """A phase begins. May fire what is due in it."""
-        self._carry_out(self._due(phase) or [], phase)
+    def enter(self, phase: Phase, call: Call | None = None) -> None:
+        """A phase begins; where it is `collective`, of this call. May fire what is due in it."""
+        self._carry_out(self._due(phase, call) or [], phase, call)
 
-    def _carry_out(self, due: list[Pending], phase: Phase | None) -> None:
+    def _carry_out(self, due: list[Pending], phase: Phase | None, call: Call | None = None) -> None:
         # Nothing here catches what an injector raises: that is the fault.
         for one in due:
-            site = self._reach(one, phase)
+            site = self._reach(one, phase, call)
             if site is not None:
                 one.injector.apply(site)
                 self._applied(one)
@@ -109,13 +114,13 @@ class Orders:
         self._drop_what_is_past()
         self._heat()
 
-    def _due_in(self, phase: Phase) -> list[Pending]:
-        return [one for one in self.hot if self._is_due(one, one.when, phase)]
+    def _due_in(self, phase: Phase, call: Call | None) -> list[Pending]:
+        return [one for one in self.hot if self._is_due(one, one.when, phase, call)]
 
-    def _is_due(self, one: Pending, when: wire.Moment, phase: Phase) -> bool:
+    def _is_due(self, one: Pending, when: wire.Moment, phase: Phase, call: Call | None) -> bool:
         if when.phase is None:
-            return when.step is None or phase not in _CHECKPOINT
-        if when.phase is not phase:
+            return phase is not Phase.START and (when.step is None or phase not in _CHECKPOINT)
+        if when.phase is not phase or (when.collectives and call and not call.matches(when.collectives)):
             return False
         one.entered += 1
         # In a step, exactly the nth time; where no step is named, the first chance from the nth time on.
@@ -128,9 +133,9 @@ class Orders:
             if one.when.step is not None:
                 one.entered = 0
 
-    def _reach_moment(self, one: Pending, phase: Phase | None) -> RankSite | None:
+    def _reach_moment(self, one: Pending, phase: Phase | None, call: Call | None) -> RankSite | None:
         """The Moment is there: wait for the word if it never came yet, then hold, or return where to fire."""
-        if one.when.step is None:
+        if one.when.step is None and phase is not Phase.START:
             if not one.armed:
                 return None  # it becomes due whenever the harness arms it
         elif one.has_fired:
@@ -148,8 +153,8 @@ class Orders:
         page.write(ControlPage.FIRED, page.read(ControlPage.FIRED) + 1)
         page.write(ControlPage.STATE, State.APPLIED)
         about = {"fault": fault, "phase": phase and phase.value, "global_step": self.step, "pid": os.getpid()}
-        self._agent.emit(Kind.APPLYING, about)
-        return RankSite(self._agent, fault, self.step, phase)
+        self._agent.emit(Kind.APPLYING, {**about, **({"collective": call.told()} if call else {})})
+        return RankSite(self._agent, fault, self.step, phase, call, Lease(page, one.order.page, one.order.lease_s))
 
     def _say_applied(self, one: Pending) -> None:
         self._agent.emit(Kind.APPLIED, {"fault": one.order.fault})
@@ -188,7 +193,8 @@ class Orders:
             if one.has_fired:
                 self._drop(one)
             elif phase is not None and step == now - 1 and one in self.hot:
-                times = f"was entered {one.entered} times, and the Moment is at time {one.when.nth}"
+                which = " by a collective of that kind" if one.when.collectives else ""
+                times = f"was entered{which} {one.entered} times, and the Moment is at time {one.when.nth}"
                 self._forget(one, f"in step {step} the phase {phase.value} {times}")
             else:
                 self._forget(one, f"step {step} was over before the trigger could be established")

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from . import wire
+from .lasting import Lease
 
 if TYPE_CHECKING:
     from .agent import Agent
+    from .calls import Call
 
 
 class RankSite:
-    def __init__(self, agent: Agent, fault: str, step: int | None, phase: wire.Phase | None) -> None:
-        self.fault, self.step, self.phase = fault, step, phase
+    """`call` is the collective that the rank is about to start, where the Moment is one."""
+
+    def __init__(
+        self, agent: Agent, fault: str, step: int | None, phase: wire.Phase | None, call: Call | None, lease: Lease
+    ) -> None:
+        self.fault, self.step, self.phase, self.call, self.lease = fault, step, phase, call, lease
         self.pids = [os.getpid()]
+        self.nodes = self.cluster = ()
         self._agent = agent
 
     def signal(self, number: int) -> None:
@@ -30,3 +37,23 @@ class RankSite:
 
     def emit(self, kind: wire.Kind, data: Mapping[str, Any]) -> wire.Event:
         return self._agent.emit(kind, data)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """Those that the training loop has made and that are alive."""
+        return list(self._agent.optimizers)
+
+    def at_collectives(self, then: Callable[[Call], None]) -> None:
+        """Called before each collective from now on, this one included, for as long as the fault lasts."""
+        self._agent.lasting.on_calls.append((self.lease, then))
+
+    def stall_nccl(self, name: str, nth: int, min_bytes: int | None, max_bytes: int | None) -> None:
+        """The nth call of that name from now on waits for as long as the fault lasts."""
+        from .nvtx import NcclCall, NvtxPage
+
+        call = NcclCall(name, nth, min_bytes, max_bytes)
+        NvtxPage.of_this_process().order(call, self.lease.control, self.lease.number, self.lease.left_s)
+
+    def after_steps(self, then: Callable[[], None]) -> None:
+        """Called after each step from now on, for as long as the fault lasts."""
+        self._agent.lasting.on_steps.append((self.lease, then))

@@ -26,11 +26,16 @@ class StepHooks:
         self._counter = StepCounter()
         self._known: set[int] = set()  # ids of the optimizers that are alive
         self._dummy = False
+        self._state: Any = None
         self._scaled: list[bool] = []  # GradScaler steps under way: whether the optimizer has stepped inside
         careful = agent.careful("steps")
         self._begin_backward, self._end_backward = careful(self._backward_begins), careful(self._backward_ends)
         self._begin_step, self._end_step = careful(self._step_begins), careful(self._step_ends)
         self._skip, self._close = careful(self._skipped), careful(self._emit_step)
+
+    def watch_state(self, state: Any) -> None:
+        """A StateHook, where the plan wants one."""
+        self._state = state
 
     def patch_autograd(self, module: ModuleType) -> None:
         """torch.autograd: Tensor.backward calls `backward` through this attribute."""
@@ -111,6 +116,7 @@ class StepHooks:
         key = id(optimizer)
         if key not in self._known:
             self._known.add(key)
+            self._agent.optimizers.add(optimizer)
             weakref.finalize(optimizer, self._gone, key).atexit = False
         return key
 
@@ -135,6 +141,8 @@ class StepHooks:
             self._trained.backward()
 
     def _backward_ends(self, ok: bool) -> Closed:
+        if self._state is not None:
+            self._state.backward_over()
         return self._seal(self._counter.backward_end(ok))
 
     def _step_begins(self, optimizer: Any) -> None:
@@ -159,6 +167,8 @@ class StepHooks:
         if now.opt_step is None:
             now.opt_step = optimizer_step(optimizer)
             now.sched_step = self._rates.scheduler_step(optimizer)
+        if self._state is not None:
+            self._state.step_over()
         found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer under a GradScaler decides by itself
         if found_inf is not None:
             now.skipped = bool(found_inf) if found_inf.device.type == "cpu" else None
@@ -200,6 +210,8 @@ class StepHooks:
             "lr": segment.lr, "opt_step": segment.opt_step, "sched_step": segment.sched_step,
             "phases": agent.phases.take(), "skipped": segment.skipped,
         }  # fmt: skip
+        if self._state is not None:
+            data.update(parameters=segment.parameters, norm=segment.norm)
         agent.emit(Kind.STEP, data, agent.steps_over)
         if segment.pending:
             self._losses.step_over(agent.steps_over, segment)

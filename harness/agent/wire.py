@@ -24,12 +24,15 @@ VERSION = 1
 ENV_PLAN = "TORCHAOS_PLAN"  # path of the agent's plan; its absence keeps the agent out
 ENV_RUN_ID = "TORCHAOS_RUN_ID"  # marks every process of one run, so that orphans are found by it
 ENV_ATTEMPT_BASE = "TORCHAOS_ATTEMPT_BASE"  # attempts that earlier submissions used up
+ENV_NODE = "TORCHAOS_NODE"  # index of the node, where the launcher has several
+ENV_ROUND = "TORCHAOS_ROUND"  # of the rendezvous that a rank came out of; set by agent/rounds.py
 ENV_ARMED = "TORCHAOS_ARMED"  # pid of the armed rank process; its children inherit it and stay unarmed
 
 
 class Phase(str, Enum):
     """What a rank's host code is doing (the GPU may be elsewhere)."""
 
+    START = "start"
     DATA = "data"
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -45,8 +48,11 @@ class Kind(str, Enum):
     STAGE = "run.stage"
     NOTE = "run.note"
     STOPPED = "run.stopped"
+    PROBED = "run.probed"
     JOB_STARTED = "job.started"
     JOB_EXITED = "job.exited"
+    NODE_STARTED = "node.started"
+    NODE_EXITED = "node.exited"
     LOG_STEP = "log.step"
     LOG_CAUSE = "log.cause"
     ELASTIC_WORKER = "elastic.worker"
@@ -73,8 +79,11 @@ class Kind(str, Enum):
     ROLLED_BACK = "fault.rolled_back"
     MISSED = "fault.missed"
     EFFECT = "fault.effect"
+    NETWORK = "network.sample"
     GUARDED = "undo.guarded"
     HEALED = "undo.healed"
+    HANG_SUSPECTED = "hang.suspected"
+    HANG_DECLARED = "hang.declared"
 
 
 # The keys that every payload of a kind has; writers refuse a payload that lacks one, readers bear with
@@ -83,8 +92,12 @@ FIELDS: Mapping[Kind, frozenset[str]] = {
     Kind.STAGE: frozenset({"stage"}),
     Kind.NOTE: frozenset({"text"}),
     Kind.STOPPED: frozenset({"reason"}),  # + interrupted: by somebody outside
+    Kind.PROBED: frozenset({"probe", "holds"}),  # of a condition that looks at something; + reason
     Kind.JOB_STARTED: frozenset({"submission", "pid"}),
     Kind.JOB_EXITED: frozenset({"submission", "pid", "exit_code"}),
+    # Of a job on several nodes: each node's command; the job itself exits with the last of them.
+    Kind.NODE_STARTED: frozenset({"submission", "node", "pid"}),
+    Kind.NODE_EXITED: frozenset({"submission", "node", "pid", "exit_code"}),
     Kind.LOG_STEP: frozenset({"step", "adapter"}),  # + loss, lr
     Kind.LOG_CAUSE: frozenset({"cause", "line"}),
     Kind.ELASTIC_WORKER: frozenset({"state", "pid"}),  # START, SUCCEEDED, FAILED; + local_rank
@@ -115,8 +128,13 @@ FIELDS: Mapping[Kind, frozenset[str]] = {
     Kind.ROLLED_BACK: frozenset({"fault", "verified"}),
     Kind.MISSED: frozenset({"fault", "reason"}),
     Kind.EFFECT: frozenset({"fault", "effect"}),  # what an injector saw of its own fault
+    # What the kernel has counted on the job's own connections since the fault was applied, and round trips in ms.
+    Kind.NETWORK: frozenset({"fault", "counts"}),
     Kind.GUARDED: frozenset({"record", "handles"}),
     Kind.HEALED: frozenset({"record", "handle", "verified"}),
+    # By our observers, from outside. ranks: the culprits, as far as they are known; since_s: CLOCK_MONOTONIC
+    Kind.HANG_SUSPECTED: frozenset({"observer", "ranks", "since_s"}),
+    Kind.HANG_DECLARED: frozenset({"observers", "ranks", "since_s"}),  # + what a diagnosis says
 }
 
 
@@ -182,6 +200,16 @@ class EventFile:
 
 
 @dataclass(frozen=True)
+class Collectives:
+    """Which collectives are meant; None: any."""
+
+    operation: str | None = None  # one of stamps.OPS, such as all_reduce
+    group: str | None = None  # the process group, by its name or its description
+    min_bytes: int | None = None  # the larger of what goes in and what comes out on this rank
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True)
 class Moment:
     """A point that only the agent sees. The pacer is the one rank that fires or is held there."""
 
@@ -191,6 +219,15 @@ class Moment:
     attempt: int | None = None  # None: any
     nth: int = 1  # the nth time that the phase is entered in that step
     hold_s: float = 10.0  # the rank goes on by itself after this long
+    collectives: Collectives | None = None  # in the phase `collective`, `nth` counts these alone
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Moment:
+        phase, which = raw["phase"], raw.get("collectives")
+        return cls(**{
+            **raw, "phase": None if phase is None else Phase(phase),
+            "collectives": None if which is None else Collectives(**which),
+        })  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -203,12 +240,11 @@ class Order:
     source: str | None = None
     injector: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
+    lease_s: float = 3600.0  # a fault that lasts ends by itself after this long, whoever is left to take it back
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Order:
-        when = dict(raw["when"])
-        when["phase"] = None if when["phase"] is None else Phase(when["phase"])
-        return cls(**{**raw, "when": Moment(**when)})
+        return cls(**{**raw, "when": Moment.from_dict(raw["when"])})
 
 
 @dataclass(frozen=True)
@@ -222,7 +258,10 @@ class AgentPlan:
     checkpoints: str | None = None
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1))
+        """Readable by its owner alone."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o600), "w") as file:
+            json.dump(asdict(self), file, indent=1)
 
     @classmethod
     def read(cls, path: str) -> AgentPlan:
@@ -246,15 +285,16 @@ class State(IntEnum):
 class ControlPage:
     """A small memory-mapped file per fault; it outlives the rank, and each word has one writer.
 
-    Little-endian signed 64-bit words. The harness writes ALLOWED (how often the order may fire in all), GO (the
-    number of the firing that may go on after a hold), ARMED_PID (the one process that may fire; 0: any),
-    BASE and BASE_ATTEMPT (global steps done before that attempt's first step). The rank writes FIRED (how often
-    it has fired: a restarted rank reads it and does not fire again) and STATE.
+    Little-endian signed 64-bit words. The harness writes ALLOWED (how often the order may fire in all), GO (the number
+    of the firing that may go on after a hold, or that is taken back where the fault lasts), ARMED_PID (the one process
+    that may fire; 0: any), BASE and BASE_ATTEMPT (global steps done before that attempt's first step). The rank writes
+    FIRED (how often it has fired: a restarted rank reads it and does not fire again) and STATE.
     """
 
     MAGIC, ALLOWED, GO, ARMED_PID, BASE, BASE_ATTEMPT, FIRED, STATE = range(8)
     SIZE = 64
     _MAGIC = 0x746F726368616F73  # "torchaos"
+    MARK = _MAGIC.to_bytes(8, "little")  # what a page begins with
 
     def __init__(self, path: str | Path, create: bool = False) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -310,6 +350,13 @@ class _DurationSchema:
 
 
 Seconds = Annotated[float, _DurationSchema()]
+
+
+def attempt_of(environ: Mapping[str, str]) -> int:
+    """The attempt that a rank belongs to. On several nodes it is counted by rounds of the rendezvous: each torchelastic
+    agent counts only the restarts that it made itself. Raises ValueError for what is no number."""
+    base = int(environ.get(ENV_ATTEMPT_BASE, "0"))
+    return base + int(environ.get(ENV_ROUND) or environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def start_ticks(pid: int) -> int | None:

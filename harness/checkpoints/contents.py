@@ -1,119 +1,106 @@
-"""What is found in one checkpoint: digests of its tensors, its values, and what is wrong with it.
+"""What is in a nest of containers, entry by entry under dotted names: tensors, and values as text.
 
-Standard library and torch only, see reader.py.
+Bounded in depth and number, since what was read from a pickle may refer to itself, or to one list a million times.
 """
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import pickle
-import struct
-import zipfile
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
-import torch
+from xxhash import xxh3_64_hexdigest
 
+from .known import Array, Dtype, StorageRef, TensorRef
+from .layout import TensorEntry, Unreadable
+from .pickles import Global, Opaque
 
-class Damaged(Exception):
-    """Bytes are missing: it was cut off, or never written to the end."""
+_DEPTH, _ENTRIES, _SHORT, _LONG = 50, 3_000_000, 100, 16
+AddTensor = Callable[[str, TensorRef], None]
 
 
-class BadCrc(Exception):
-    """It loads, but its bytes are not those that were written. torch itself never compares the CRCs."""
-
-
-class Unsafe(Exception):
-    """Only unpickling, which can run any code, would open it."""
-
-
-@dataclass
 class Contents:
-    """What has been found so far in one checkpoint."""
+    """Collects the entries of one checkpoint. `tensor` is called for each tensor that refers to a storage."""
 
-    tensors: dict[str, str] = field(default_factory=dict)
-    values: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    unopened: list[str] = field(default_factory=list)
-    complete: bool = True
-    loadable: bool = True
+    def __init__(self, values: dict[str, str], tensors: dict[str, TensorEntry], opaque: list[str]) -> None:
+        self._values, self._tensors, self._opaque = values, tensors, opaque
+        self._left = _ENTRIES
 
-    @contextmanager
-    def noting(self, what: str) -> Iterator[None]:
-        """Note what goes wrong inside rather than raise it, so that the rest is still read."""
-        try:
-            yield
-        except Unsafe:
-            self.unopened.append(what)
-        except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            self.problems.append(f"{what}: {lines[0][:200]}")
-            self.complete &= not isinstance(error, (Damaged, FileNotFoundError))
-            self.loadable &= isinstance(error, BadCrc)
-
-    def add(self, name: str, value: Any) -> None:
-        """One value, or all in a nest of them."""
-        if isinstance(value, torch.Tensor):
-            self.tensors[name] = tensor_digest(value)
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                self.add(f"{name}.{key}" if name and not name.endswith(":") else f"{name}{key}", item)
-        elif isinstance(value, (list, tuple)):
-            if len(value) > 16 and all(isinstance(item, (int, float)) for item in value):
-                self.values[name] = f"{len(value)} numbers, digest {digest(repr(value).encode())}"
+    def add(self, name: str, value: Any, tensor: AddTensor) -> None:
+        """One value, or all in a nest of them. Raises Unreadable where it has no end."""
+        stack = [(name, value, 0)]
+        while stack:
+            name, value, depth = stack.pop()
+            self._left -= 1
+            if self._left < 0 or depth > _DEPTH:
+                raise Unreadable("it is nested too deeply, or has millions of entries")
+            if isinstance(value, TensorRef):
+                tensor(name, value)
+            elif isinstance(value, Array):
+                self._add_array(name, value, stack, depth)
             else:
-                for index, item in enumerate(value):
-                    self.add(f"{name}.{index}", item)
-        elif hasattr(value, "tobytes"):  # numpy
-            self.tensors[name] = digest(f"{value.dtype} {tuple(value.shape)}".encode(), value.tobytes())
+                inside = list(self._inside(name, value))
+                stack.extend((inner, item, depth + 1) for inner, item in reversed(inside))
+
+    def _inside(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """What is to be looked at next. A value that holds nothing is noted at once."""
+        if isinstance(value, dict):
+            for key, item in value.items():
+                yield under(name, key), item
+        elif isinstance(value, (list, tuple)):
+            if len(value) > _LONG and all(isinstance(item, (int, float)) for item in value):
+                self._values[name] = f"{len(value)} numbers, digest {_digest(repr(value))}"
+            else:
+                yield from ((under(name, place), item) for place, item in enumerate(value))
+        elif isinstance(value, Opaque):
+            yield from self._inside_opaque(name, value)
         else:
-            text = repr(value)
-            short = len(text) <= 100 and " object at 0x" not in text
-            self.values[name] = text if short else f"{type(value).__name__}, digest {digest(text.encode())}"
+            self._values[name] = text_of(value)
+
+    def _inside_opaque(self, name: str, value: Opaque) -> Iterator[tuple[str, Any]]:
+        if value.what.full not in ("argparse.Namespace", "types.SimpleNamespace"):
+            self._opaque.append(name)
+            self._values[under(name, "class")] = value.what.full
+        for place, item in enumerate(value.args):
+            if not isinstance(item, Global):
+                yield under(name, place), item
+        states = value.state if isinstance(value.state, tuple) and value.state[:1] == (None,) else (value.state,)
+        for state in states:
+            if isinstance(state, dict):
+                yield name, state
+            elif state is not None:
+                yield under(name, "state"), state
+        if value.items:
+            yield name, value.items
+        yield from ((under(name, key), item) for key, item in value.pairs)
+
+    def _add_array(self, name: str, value: Array, stack: list[tuple[str, Any, int]], depth: int) -> None:
+        if value.items:
+            stack.append((name, value.items, depth + 1))
+        else:
+            self._tensors[name] = TensorEntry(name, value.dtype, value.shape, (), value.data)
 
 
-def digest(*parts: Any) -> str:
-    summary = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        summary.update(part)
-    return summary.hexdigest()
+def under(name: str, key: Any) -> str:
+    inner = key if isinstance(key, str) else text_of(key)
+    return f"{name}.{inner}" if name and not name.endswith(":") else f"{name}{inner}"
 
 
-def tensor_digest(tensor: torch.Tensor) -> str:
-    tensor = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach().contiguous()
-    name = f"{tensor.dtype} {tuple(tensor.shape)}".removeprefix("torch.").encode()
-    size = tensor.numel() * tensor.element_size()
-    # Not by way of numpy, which the job may not have, and which knows no bfloat16.
-    return digest(name, (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b"")
+def text_of(value: Any) -> str:
+    """The value itself where it is short, else a digest of it."""
+    if isinstance(value, Global):
+        return value.full
+    if isinstance(value, (StorageRef, Dtype)):
+        return f"{type(value).__name__} {value.dtype if isinstance(value, StorageRef) else value.name}"
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"int, digest {_digest(hex(value))}"
+    if isinstance(value, (tuple, set, frozenset)):
+        plain = [item if isinstance(item, (str, int, float, bytes)) else type(item).__name__ for item in value]
+        value = plain if isinstance(value, tuple) else sorted(plain, key=repr)  # a set has no order
+    elif isinstance(value, Opaque):
+        return f"<{value.what.full}>"
+    text = repr(value)
+    return text if len(text) <= _SHORT else f"{type(value).__name__}, digest {_digest(text)}"
 
 
-def check_crcs(data: BinaryIO) -> None:
-    """Raises BadCrc or Damaged. A torch.save file is a zip; where torch was told to write no CRCs, none at all fits."""
-    try:
-        with zipfile.ZipFile(data) as archive:
-            names = archive.namelist()
-            bad = [name for name in names if not _fits(archive, name)]
-    except (zipfile.BadZipFile, struct.error, EOFError) as error:
-        raise Damaged(f"not a whole torch.save file ({error})") from error
-    if bad and len(bad) < len(names):
-        raise BadCrc(f"the bytes of {bad[0]} are not those that were written: the CRC differs")
-
-
-def _fits(archive: zipfile.ZipFile, name: str) -> bool:
-    try:
-        with archive.open(name) as record:
-            while record.read(1 << 20):
-                pass
-    except zipfile.BadZipFile:
-        return False
-    return True
-
-
-def load(source: Any, mmap: bool = False) -> Any:
-    """torch.load with nothing but tensors and plain values. Raises Unsafe where that is not enough."""
-    try:
-        return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
-    except pickle.UnpicklingError as error:
-        raise Unsafe("not opened: needs pickle") from error
+def _digest(text: str) -> str:
+    return str(xxh3_64_hexdigest(text.encode(errors="replace")))

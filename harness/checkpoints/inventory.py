@@ -1,47 +1,105 @@
-"""What lies in a checkpoint folder, tensor by tensor. Reading takes the job's torch, so another process does it."""
+"""What lies in a checkpoint folder after a run, tensor by tensor, for those who judge. Nothing of it is run."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# The job's Python may have no torchaos, and its path must not get our folders: load this one under a private name.
-_START = """
-import importlib.util, pathlib, sys
-folder, root = sys.argv[1:]
-spec = importlib.util.spec_from_file_location("_torchaos_checkpoints", folder + "/__init__.py",
-                                              submodule_search_locations=[folder])
-sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-from _torchaos_checkpoints.reader import main
-sys.exit(main(pathlib.Path(root)))
-"""
+from torchaos.harness.contracts import UsageError
+
+from . import formats, values
+from .files import Files, Local
+from .formats.folders import problem_of
+from .layout import Problem, Trouble, Unreadable
+from .verify import Manifests, Verified, verify
+
+# What a run may have saved in good faith, or is no damage: others judge it.
+_NO_DAMAGE = (Trouble.NAN, Trouble.LIMIT)
 
 
-def take(path: Path, python: str, timeout_s: float = 300.0) -> dict[str, Any]:
-    """The inventory of all checkpoints under `path`, read by the interpreter `python`, which has the job's torch.
+class _GivenUp(Exception):
+    pass
 
-    {"root", "checkpoints": [fields of `reader.Checkpoint`], "problem": why this is not all, or None}. Raises nothing.
+
+def take(
+    root: Path, manifests: Path | None = None, timeout_s: float = 300.0, given_up: Callable[[], bool] = lambda: False
+) -> dict[str, Any]:
+    """The inventory of all checkpoints under `root`: {"root", "checkpoints", "problem": why this is not all, or None}.
+
+    `manifests`: the run directory whose manifests tell what was saved. Raises nothing; it is cut short when it is
+    `given_up`, or after `timeout_s` seconds.
     """
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    problem, output = None, ""
+    found: list[dict[str, Any]] = []
+    problem, files, end = None, Local(), time.monotonic() + timeout_s
+    saved = _manifests(manifests)
+
+    def go_on() -> None:
+        if time.monotonic() > end or given_up():
+            raise _GivenUp(f"not read within {timeout_s:g} s")
+
     try:
-        done = subprocess.run(
-            [python, "-c", _START, str(Path(__file__).parent), str(path)],
-            capture_output=True,
-            timeout=timeout_s,
-            env=environment,
-        )
-        output = done.stdout.decode()
-        if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().splitlines()
-            problem = said[-1] if said else f"the reader ended with {done.returncode}"
-    except subprocess.TimeoutExpired as late:
-        output = (late.stdout or b"").decode()
-        problem = f"not read within {timeout_s:g} s"
+        for path in formats.find(files, os.path.abspath(root)):
+            go_on()
+            found.append(entry(files, path, os.path.abspath(root), saved, go_on))
+    except (_GivenUp, UsageError) as error:
+        problem = str(error)
     except OSError as error:
-        problem = f"{python}: {error.strerror}"
-    whole = [line for line in output.splitlines(keepends=True) if line.endswith("\n")]  # the last may be cut off
-    return {"root": str(path), "checkpoints": [json.loads(line) for line in whole], "problem": problem}
+        problem = f"{error.filename}: {(error.strerror or str(error)).lower()}"
+    finally:
+        files.close()
+    return {"root": str(root), "checkpoints": found, "problem": problem}
+
+
+def entry(
+    files: Files, path: str, root: str, manifests: Manifests | None = None, go_on: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """One checkpoint, as JSON: what assertions read. `tensors` are digests of values, equal whatever the layout."""
+    found = verify(files, path, manifests)
+    layout, digests = found.layout, {}
+    unread: list[Problem] = []
+    for name, tensor in layout.tensors.items():
+        go_on()
+        try:
+            digests[name] = values.digest(files, tensor)
+        except (Unreadable, OSError) as error:
+            unread.append(problem_of(error, name, path))
+    problems = [*found.problems, *unread]
+    damage = [one for one in problems if one.kind not in _NO_DAMAGE]
+    hostile = [os.path.basename(one.file or path) for one in problems if one.kind is Trouble.HOSTILE]
+    return {
+        "path": os.path.relpath(path, root if path != root else os.path.dirname(root)),
+        "format": layout.format,
+        "step": layout.step,
+        "complete": not any(one.kind in (Trouble.TORN, Trouble.UNFINISHED) for one in problems),
+        "loadable": all(one.loads for one in problems),
+        "problem": damage[0].text if damage else None,
+        "problems": [_as_json(one, root) for one in problems],
+        "missing": layout.missing,
+        "unopened": hostile,  # what must not be unpickled
+        "opaque": layout.opaque,
+        "verified": _how(found),
+        "tensors": digests,
+        "values": layout.values,
+        "bytes": layout.size,
+    }
+
+
+def _manifests(folder: Path | None) -> Manifests | None:
+    try:
+        return Manifests.load(folder) if folder else None
+    except UsageError:
+        return None  # nothing was saved by a rank that had the agent in it
+
+
+def _how(found: Verified) -> str | None:
+    """By what its contents were compared with what was written: manifest, crc, or None."""
+    return "manifest" if found.manifest else None if found.unseen else "crc"
+
+
+def _as_json(one: Problem, root: str) -> dict[str, Any]:
+    told = {"kind": one.kind.value, "text": one.text, "tensor": one.tensor, "element": one.element, "bits": one.bits}
+    file = os.path.relpath(one.file, root) if one.file else None
+    return {name: value for name, value in {**told, "file": file, "offset": one.offset}.items() if value is not None}

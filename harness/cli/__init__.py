@@ -11,12 +11,14 @@ import traceback
 
 import click
 
-from torchaos.harness.cli import look, run
+from torchaos.harness.cli import care, diagnose, look, run, verify
 from torchaos.harness.cli.options import cli
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.result import ExitCode
+from torchaos.harness.secrecy import mask
+from torchaos.harness.undo.recovery import LeftBehind
 
-__all__ = ["cli", "look", "main", "run"]  # a module of commands adds them to `cli` when it is imported
+__all__ = ["care", "cli", "diagnose", "look", "main", "run", "verify"]  # a module of commands adds them to `cli` when it is imported
 
 
 def main() -> None:
@@ -25,6 +27,8 @@ def main() -> None:
         cli.main(standalone_mode=False)
     except UsageError as error:
         _fail(str(error), ExitCode.USAGE)
+    except LeftBehind as error:
+        _fail(str(error), ExitCode.ROLLBACK)
     except click.ClickException as error:
         error.show()
         sys.exit(ExitCode.USAGE)
@@ -38,5 +42,6 @@ def main() -> None:
 
 
 def _fail(text: str, code: ExitCode) -> None:
+    text = mask(text)
     click.echo(f"error: {text}" if "\n" not in text else text, err=True)
     sys.exit(code)

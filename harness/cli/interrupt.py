@@ -11,16 +11,17 @@ from torchaos.harness.engine.scenario_run import ScenarioRun
 
 
 class Interrupt:
-    """What the signal handlers set: the run under way is ended in order, rolled back and judged; no other starts."""
+    """What the signal handlers set: the run under way is ended in order, rolled back and judged; no other starts. A
+    second signal hurries: no grace for the job, no more evidence; everything is still rolled back."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self.target: ScenarioRun | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.reason = f"{signal.Signals(number).name} was received"
+        again, self.reason = self.reason is not None, self.reason or f"{signal.Signals(number).name} was received"
         if self.target:
-            self.target.stop(self.reason)
+            self.target.hurry(self.reason) if again else self.target.stop(self.reason)
 
 
 @contextmanager

@@ -12,6 +12,9 @@ SEED = click.option("--seed", type=int, help="Use this seed instead of the scena
 ATTACH = click.option("--attach", type=int, metavar="PID", help="Use the torchrun that runs as PID, not job.command.")
 JUNIT = click.option("--junit", "junit_file", type=PATH, help="Write JUnit XML here.")
 JSON = click.option("--json", "json_file", type=PATH, help="Write all results as JSON here.")
+CONSENT = click.option(
+    "--consent", multiple=True, metavar="WHAT", help="Allow what may hurt the host; the scenario must allow it too."
+)
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value, such as job.timeout=2m."
 )

@@ -6,6 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -13,10 +14,13 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.text import Text
 
+from torchaos.harness.cli import care
 from torchaos.harness.cli.interrupt import Interrupt, signals
-from torchaos.harness.cli.options import ATTACH, FILES, JSON, JUNIT, PATH, SEED, SET, cli
+from torchaos.harness.cli.options import ATTACH, CONSENT, FILES, JSON, JUNIT, PATH, SEED, SET, cli
 from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.engine.commands import at_work
 from torchaos.harness.engine.scenario_run import ScenarioRun, error_result
 from torchaos.harness.plan import Plan
 from torchaos.harness.planner import make_plan
@@ -27,6 +31,8 @@ from torchaos.harness.report.placeholder import placeholder_result
 from torchaos.harness.result import ExitCode, Result, worst
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.scenario import load
+from torchaos.harness.secrecy import mask, mask_words
+from torchaos.harness.undo.recovery import before_a_run
 
 
 @dataclass(frozen=True)
@@ -46,17 +52,19 @@ class Planned:
 @JSON
 @SET
 @ATTACH
+@CONSENT
 def run(
     files: Sequence[Path], out: Path, seed: int | None, repeat: int, junit_file: Path | None, json_file: Path | None,
-    overrides: Sequence[str], attach: int | None,
+    overrides: Sequence[str], attach: int | None, consent: Sequence[str],
 ) -> None:  # fmt: skip
     """Run scenarios against live jobs and judge them."""
     console = Console()
-    runs = _apart([one for file in files for one in _planned(file, overrides, seed, repeat, attach, out)])
+    runs = _apart([one for file in files for one in _planned(file, overrides, seed, repeat, attach, out, consent)])
     pending = [placeholder_result(one.plan, one.folder.root) for one in runs]
     write_reports(pending, junit_file, json_file)  # gates fail closed: until a scenario is judged, it is an error
     results: list[Result] = []
-    with signals() as interrupted:
+    with signals() as interrupted, _at_work(runs):
+        care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
         for one in runs:
             if interrupted.reason:
                 break
@@ -66,6 +74,16 @@ def run(
         show.summary(results, console)
     codes = [ExitCode(result.exit_code) for result in results]
     sys.exit(worst([*codes, ExitCode.INCONCLUSIVE] if len(results) < len(runs) else codes))
+
+
+@contextmanager
+def _at_work(runs: Sequence[Planned]) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(at_work([one.plan.scenario for one in runs]))
+        except OSError as error:
+            raise UsageError(f"the state directory can't be used: {error}; set XDG_STATE_HOME to another") from error
+        yield
 
 
 def write_reports(results: Sequence[Result], junit_file: Path | None, json_file: Path | None) -> None:
@@ -79,16 +97,18 @@ def write_reports(results: Sequence[Result], junit_file: Path | None, json_file:
 
 
 def _planned(
-    file: Path, overrides: Sequence[str], seed: int | None, repeat: int, attach: int | None, out: Path
-) -> Iterator[Planned]:
+    file: Path, overrides: Sequence[str], seed: int | None, repeat: int, attach: int | None, out: Path,
+    consent: Sequence[str],
+) -> Iterator[Planned]:  # fmt: skip
     scenario = load(file, overrides)
     first = scenario.seed if seed is None else seed
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     for number in range(repeat):
-        plan = make_plan(scenario, file, first + number, attach)
+        plan = make_plan(scenario, file, first + number, attach, consent)
         name = f"{plan.scenario}-s{plan.seed}-{stamp}-{os.getpid()}"
         options = tuple(word for text in overrides for word in ("--set", text))
         options += ("--attach", str(attach)) if attach is not None else ()
+        options += tuple(word for name in consent for word in ("--consent", name))
         yield Planned(plan, RunDir((out / name).absolute()), file, options)
 
 
@@ -104,18 +124,29 @@ def _apart(runs: Sequence[Planned]) -> list[Planned]:
 
 
 def _run_one(one: Planned, console: Console, interrupted: Interrupt) -> Result:
-    again = ["torchaos", "run", str(one.source), "--seed", str(one.plan.seed), *one.options]
+    again = [*mask_words(["torchaos", "run", str(one.source), "--seed", str(one.plan.seed), *one.options])]
     watcher = partial(Live, console=console)
     scenario_run = ScenarioRun(one.plan, one.folder, one.source, again, watcher)
     interrupted.target = scenario_run
     try:
-        result = scenario_run()
+        result = _result_of(scenario_run)
     except ChaosError as error:
-        console.print(f"[bold red]error:[/] {error}", soft_wrap=True, highlight=False)
+        with suppress(OSError):
+            console.print(Text.assemble(("error: ", "bold red"), mask(str(error))), soft_wrap=True)
         code = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.INTERNAL
-        return error_result(one.plan, one.folder, error, code)
-    show.show(result, console)
+        return error_result(one.plan, one.folder, ChaosError(mask(str(error))), code)
+    with suppress(OSError):  # the terminal may be gone
+        show.show(result, console)
     return result
+
+
+def _result_of(scenario_run: ScenarioRun) -> Result:
+    """Raises ChaosError also where the run directory can't be written: by then all has been taken back."""
+    try:
+        return scenario_run()
+    except OSError as error:
+        what = f"{error.filename or scenario_run.folder.root}: {error.strerror or error}"
+        raise ChaosError(f"{what}; make room, or choose another --out") from error
 
 
 @cli.command()
@@ -123,12 +154,16 @@ def _run_one(one: Planned, console: Console, interrupted: Interrupt) -> Result:
 @SEED
 @SET
 @ATTACH
+@CONSENT
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def plan(files: Sequence[Path], seed: int | None, overrides: Sequence[str], attach: int | None, as_json: bool) -> None:
+def plan(
+    files: Sequence[Path], seed: int | None, overrides: Sequence[str], attach: int | None, consent: Sequence[str],
+    as_json: bool,
+) -> None:  # fmt: skip
     """Resolve everything and change nothing: what a run would do, to whom, and when."""
     for file in files:
-        for one in _planned(file, overrides, seed, 1, attach, Path()):
+        for one in _planned(file, overrides, seed, 1, attach, Path(), consent):
             if as_json:
-                click.echo(one.plan.to_json())
+                click.echo(one.plan.masked().to_json())
             else:
-                show.plan(one.plan, Console())
+                show.plan(one.plan.masked(), Console())

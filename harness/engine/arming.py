@@ -8,7 +8,10 @@ from pathlib import Path
 
 from torchaos.harness.agent.wire import ControlPage, Moment, Order
 from torchaos.harness.plan import PlannedFault
+from torchaos.harness.registry import phase_of
 from torchaos.harness.rundir import RunDir
+
+LEASE_S = 3600.0  # a fault in a rank ends after this long even when nobody is left to take it back
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,14 @@ class Slots:
         return cls(fault, {rank: ControlPage(path, create=True) for rank, path in paths.items()}, paths)
 
     def orders(self) -> Iterator[Order]:
-        """A fault in the rank that is triggered from outside fires at the next phase that its rank enters."""
+        """A fault in the rank that is triggered from outside fires at the next phase that its rank enters (at the next one
+        of its own kind, where it has one)."""
         fault = self.fault
-        when = fault.trigger if isinstance(fault.trigger, Moment) else Moment(0, None, None)
+        when = fault.trigger if isinstance(fault.trigger, Moment) else Moment(0, None, phase_of(fault.inject))
+        lease_s = LEASE_S if fault.duration_s is None else fault.duration_s
         for rank, path in self.paths.items():
             if fault.where == "rank":
                 moment = replace(when, pacer=rank)
-                yield Order(fault.id, moment, str(path), fault.source, fault.injector, fault.params)
+                yield Order(fault.id, moment, str(path), fault.source, fault.injector, fault.params, lease_s)
             else:
                 yield Order(fault.id, when, str(path))

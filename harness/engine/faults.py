@@ -12,21 +12,26 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import ControlPage, Event, Kind, Moment, State
 from torchaos.harness.contracts import ChaosError, Handle, Injector, Irreversible, RankProcess
 from torchaos.harness.engine.arming import Slots
+from torchaos.harness.engine.permits import NotPermitted, Permits
 from torchaos.harness.engine.site import NodeSite, Victim
 from torchaos.harness.history import History
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers.attach import Attached
 from torchaos.harness.launchers.job import Job
 from torchaos.harness.plan import After, PlannedFault
+from torchaos.harness.probes.sampling import Sampling
 from torchaos.harness.undo.client import Reaper
+from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import PageSlot
 
+CHECK_S = 1.0  # how often it is looked whether a fault that is armed may still fire
 NEAR_S, FAR_S = 0.0005, 0.02  # how often a page is looked at close to the Moment, and before
 
 
@@ -38,6 +43,9 @@ class Field:
     job: Job | Attached
     reaper: Reaper
     limit_s: float  # the reaper takes a fault back by itself after this long
+    undo_copies: Path = NodeSite.undo_copies
+    checkpoints: Path | None = None
+    permits: Permits | None = None
     steady: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -55,7 +63,10 @@ class FaultLife:
     def __init__(self, fault: PlannedFault, slots: Slots, on: Field) -> None:
         self.fault, self._slots, self._on = fault, slots, on
         self._injector = injector_of(fault)
+        self._late = getattr(self._injector, "late", False)
         self._guards, self._record = 0, ""
+        self._checked_s = 0.0  # when the limits were looked at last, CLOCK_MONOTONIC
+        self._watching = Sampling((), on.journal.emit)
         self._progress: dict[int, int] = {}
         on.journal.listen(self._note_step)
         self._thread = threading.Thread(target=self._run, name=f"fault {fault.id}", daemon=True)
@@ -63,10 +74,11 @@ class FaultLife:
     def start(self) -> None:
         self._thread.start()
 
-    def join(self, timeout_s: float) -> bool:
+    def join(self, timeout_s: float, hurried: Callable[[], bool] = lambda: False) -> bool:
         """False while it is not over. One that was never started is."""
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
+        end = time.monotonic() + timeout_s
+        while self._thread.is_alive() and time.monotonic() < end and not hurried():
+            self._thread.join(FAR_S)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -87,13 +99,33 @@ class FaultLife:
                 self._emit(Kind.MISSED, {"fault": self.fault.id, "reason": reason})
 
     def _in_the_ranks(self) -> None:
-        self._guard(self._injector.changes(NodeSite(self.fault.id, (), self._emit)))
+        self._check_limits()
+        self._guard(self._injector.changes(self._site_of(())))
         pages = self._slots.pages.values()
         for page in pages:
             page.write(page.ALLOWED, self.fault.times)
         self._armed(self.fault.target.ranks)
-        if self._on.wait_until(lambda: all(p.read(p.FIRED) >= self.fault.times for p in pages)):
+        if self._on.wait_until(partial(self._all_fired, list(pages))):
             self._on.reaper.mark(self._record, "applied")
+            if self.fault.duration_s is not None:
+                self._on.ended.wait(self.fault.duration_s)
+                self.roll_back()
+
+    def _all_fired(self, pages: Sequence[ControlPage]) -> bool:
+        """Disarms them, and raises NotPermitted, when the job has come back in another size and they may not fire."""
+        if time.monotonic() - self._checked_s > CHECK_S:
+            try:
+                self._check_limits()
+            except NotPermitted:
+                for page in pages:
+                    page.write(page.ALLOWED, page.read(page.FIRED))
+                raise
+        return all(page.read(page.FIRED) >= self.fault.times for page in pages)
+
+    def _check_limits(self) -> None:
+        self._checked_s = time.monotonic()
+        if self._on.permits:
+            self._on.permits.check(self.fault.target.ranks, self.fault.target.nodes)
 
     def _at_the_moment(self, moment: Moment) -> None:
         page = self._slots.pages[moment.pacer]
@@ -105,14 +137,20 @@ class FaultLife:
             if self._on.ended.wait(NEAR_S if self._near(moment) else FAR_S):
                 return
         if page.read(page.FIRED) == fired:  # held, and not gone on by itself
-            self._apply(partial(page.write, page.GO, fired + 1))
+            release = partial(page.write, page.GO, fired + 1)
+            try:
+                if self._late:
+                    self._guard(self._injector.changes(self._site()))
+                self._apply(release)
+            finally:
+                release()
 
     def _arm(self, moment: Moment, page: ControlPage, fired: int, armed: RankProcess | None) -> RankProcess | None:
         """Arm the pacer as it is now, once its way back is guarded; whoever is armed after that."""
         pacer = self._on.job.ranks().get(moment.pacer)
         if pacer is None or pacer == armed or moment.attempt not in (None, pacer.attempt):
             return armed
-        self._guard(self._injector.changes(self._site()))
+        self._guard(() if self._late else self._injector.changes(self._site()))
         page.write(page.GO, fired)  # taking the last one back let go of every hold there would ever be
         page.write(page.ARMED_PID, pacer.pid)
         page.write(page.ALLOWED, fired + 1)
@@ -124,19 +162,23 @@ class FaultLife:
         self._apply(lambda: None)
 
     def _apply(self, release: Callable[[], None]) -> None:
+        self._check_limits()
         site = self._site(release)
+        about = {"fault": self.fault.id, "phase": site.phase and site.phase.value, "global_step": site.step}
         for victim in site.victims:
-            data = {
-                "fault": self.fault.id,
-                "pid": victim.pid,
-                "phase": site.phase and site.phase.value,
-                "global_step": site.step,
-            }
+            data = {**about, "pid": victim.pid}
             self._on.journal.emit(Kind.APPLYING, data, rank=victim.rank, attempt=victim.attempt)
-        try:
-            self._injector.apply(site)
-        finally:
-            release()
+        hit: list[int | None] = [live.node.index for live in site.nodes]
+        for node in hit or [None]:
+            if not site.victims:  # it hits nodes, or files
+                self._emit(Kind.APPLYING, {**about, "pid": None, "node": node})
+        self._injector.apply(site)
+        for change in self._changes:
+            if isinstance(change, File):
+                change.note()
+        self._watching = Sampling(self._injector.probes(site), self._on.journal.emit)
+        self._watching.start()  # before the rank goes on
+        release()
         self._emit(Kind.APPLIED, {"fault": self.fault.id})
         self._on.reaper.mark(self._record, "applied")
         if self.fault.duration_s is not None:
@@ -145,6 +187,7 @@ class FaultLife:
 
     def roll_back(self) -> None:
         """Take back what this fault changed, and say whether that was verified. Harmless when there is nothing."""
+        self._watching.stop()
         healed = self._on.reaper.heal(self.fault.id)
         if healed:
             bad = [one.reason for one in healed if not one.verified]
@@ -152,26 +195,43 @@ class FaultLife:
 
     def _guard(self, changes: Sequence[Handle] | Irreversible) -> None:
         """The way back is on disk before the fault can be applied; raises UndoError where it is not."""
+        if self._on.permits and not isinstance(changes, Irreversible):
+            self._on.permits.check_changes(changes)
+        self._changes: Sequence[Handle] = () if isinstance(changes, Irreversible) else changes
         self._guards += 1
         slots = [PageSlot(str(path)) for path in self._slots.paths.values()]
         self._record = f"{self.fault.id}#{self._guards}"
         limit = self._on.limit_s
-        self._on.reaper.guard(self._record, changes, owner=self.fault.id, limit_s=limit)
         if slots:
             self._on.reaper.guard(f"{self._record}.pages", slots, owner=self.fault.id, limit_s=limit)
-        self._on.reaper.mark(self._record, "maybe_applied")  # now, so that no rank waits for the disk at its Moment
+        if changes or not slots:  # nothing yet, for a fault that is guarded at its Moment
+            self._on.reaper.guard(self._record, changes, owner=self.fault.id, limit_s=limit)
+            self._on.reaper.mark(self._record, "maybe_applied")  # now, so that no rank waits for the disk
+        else:
+            self._record = f"{self._record}.pages"
         why = changes.why if isinstance(changes, Irreversible) else None
         names = [handle.kind for handle in (*slots, *(() if isinstance(changes, Irreversible) else changes))]
         self._emit(Kind.GUARDED, {"record": self.fault.id, "handles": names, "why": why})
 
     def _site(self, release: Callable[[], None] = lambda: None) -> NodeSite:
+        return self._site_of(self._victims(), release)
+
+    def _site_of(self, victims: Sequence[Victim], release: Callable[[], None] = lambda: None) -> NodeSite:
         when = self.fault.trigger if isinstance(self.fault.trigger, Moment) else None
         step, phase = (when.step, when.phase) if when else (None, None)
-        return NodeSite(self.fault.id, self._victims(), self._emit, step, phase, release, self._on.ended)
+        on = self._on
+        cluster = on.job.nodes() if self._injector.hits == "nodes" else ()
+        nodes = [live for live in cluster if live.node.index in self.fault.target.nodes]
+        return NodeSite(
+            self.fault.id, victims, self._emit, step, phase, release, on.ended, on.checkpoints, on.undo_copies,
+            nodes, cluster,
+        )  # fmt: skip
 
     def _victims(self) -> list[Victim]:
         """The processes of the target as they are now. Raises ChaosError when one of them is not there."""
         hits = self._injector.hits
+        if hits in ("nodes", "files"):
+            return []
         if hits == "agents" or (hits == "as_targeted" and self.fault.target.nodes):
             return self._on.job.agents(self.fault.target.nodes)
         ranks = self._on.job.ranks()

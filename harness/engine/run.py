@@ -13,21 +13,28 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from torchaos.harness import registry
 from torchaos.harness.agent.wire import AgentPlan, Kind
 from torchaos.harness.checkpoints import inventory
-from torchaos.harness.contracts import Condition, Need
+from torchaos.harness.contracts import ChaosError, Handle, Need
 from torchaos.harness.engine.arming import Slots
 from torchaos.harness.engine.bases import BaseKeeper
 from torchaos.harness.engine.faults import FaultLife, Field
-from torchaos.harness.environment import describe, job_python
+from torchaos.harness.engine.guards import Guards
+from torchaos.harness.engine.permits import Permits
+from torchaos.harness.engine.watches import Watches
+from torchaos.harness.environment import describe
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers import job_for
-from torchaos.harness.plan import Named, Plan
+from torchaos.harness.observe import report
+from torchaos.harness.observe.watch import hangs_of
+from torchaos.harness.observed import Watched
+from torchaos.harness.plan import Plan
 from torchaos.harness.result import write_atomically
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.undo.client import Reaper
 from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.undo.healer import Healed
+from torchaos.harness.undo.recovery import PROBES
 
 WATCH_S = 0.1
 STOP_GRACE_S = 5.0
@@ -47,12 +54,17 @@ class Run:
         self.run_id = f"{folder.root.name}-{secrets.token_hex(4)}"
         self._reproduce, self._watcher = list(reproduce), watcher
         self._stopped: dict[str, object] | None = None
+        self._hurried = False
 
     def stop(self, reason: str, interrupted: bool = True) -> None:
         """End the run early; everything is still healed, stopped and collected. `interrupted`: by somebody outside, so
         that what is unfinished says nothing about the job."""
         if self._stopped is None:
             self._stopped = {"reason": reason, "interrupted": interrupted}
+
+    def hurry(self) -> None:
+        """From now on nothing is waited for, and no more evidence is read; everything is still taken back."""
+        self._hurried = True
 
     def __call__(self) -> None:
         """Raises ChaosError when the job can't be started or its way back can't be guarded; by then all is clean."""
@@ -63,6 +75,8 @@ class Run:
                 stack.callback(stage)
             self._launch()
             self._watch()
+        if self.journal.failed:
+            raise ChaosError(f"{self.folder.root}: {self.journal.failed}; all was taken back, and nothing is judged")
 
     def _prepare(self, stack: ExitStack) -> None:
         self.journal = Journal(self.folder.events)
@@ -73,20 +87,37 @@ class Run:
         plan = self.plan
         slots = [Slots.make(fault, self.folder) for fault in plan.faults]
         orders = tuple(order for one in slots for order in one.orders())
-        AgentPlan(self.run_id, str(self.folder.events), plan.hooks, orders).write(self.folder.agent_plan)
-        self._reaper = stack.enter_context(Reaper.start(self.folder.root, self.run_id))
-        self._job = job_for(plan, self.folder, self.run_id, self.journal)
-        self._steady_state, self._stops = _conditions(plan.steady_state), _conditions(plan.stop)
-        self._field = Field(self.journal, self._job, self._reaper, plan.job.timeout_s + SPARE_S)
+        root = self._checkpoints()
+        AgentPlan(self.run_id, str(self.folder.events), plan.hooks, orders, str(root) if root else None).write(
+            self.folder.agent_plan
+        )
+        self._reaper = Reaper.start(self.folder.root, self.run_id)
+        stack.callback(self._release)
+        self._limit_s = plan.job.timeout_s + SPARE_S
+        self._reaper.guard("probes", [JobProcesses(self.run_id + PROBES)], owner="probes")
+        self._job = job_for(plan, self.folder, self.run_id, self.journal, self._guard_resources)
+        self._guards = Guards(self.folder.root)
+        self._watches = Watches(plan, Watched(self.folder.root, root, self.run_id + PROBES), self.journal.emit)
+        stack.callback(self._watches.stop)
+        self._hangs = hangs_of(plan, self.folder, self._job, self.journal.emit)
+        stack.callback(self._hangs.stop)
+        permits = Permits(
+            plan, self.run_id, [self.folder.root, *([root] if root else [])], self._job.members, self._world_size
+        )
+        self._field = Field(self.journal, self._job, self._reaper, self._limit_s, self.folder.undo, root, permits)
         self._lives = [FaultLife(fault, one, self._field) for fault, one in zip(plan.faults, slots, strict=True)]
         self._bases = BaseKeeper(slots)
 
     def _launch(self) -> None:
         self._stage("launch")
+        if self._stopped:  # before there was a job
+            return
         if self.plan.job.attach_pid is None:
             processes = JobProcesses(self.run_id)
-            self._reaper.guard("job", [processes], owner="job", limit_s=self._field.limit_s)
+            self._reaper.guard("job", [processes], owner="job", limit_s=self._limit_s)
         self._job.start()
+        self._watches.start()
+        self._hangs.start()
         for life in self._lives:
             life.start()
 
@@ -96,11 +127,13 @@ class Run:
         while not self._job.done and self._stopped is None:
             time.sleep(WATCH_S)
             now, events = time.monotonic(), self.journal.snapshot()
-            if all(condition.holds(events, now) for _, condition in self._steady_state):
+            if self._watches.steady(events, now):
                 self._field.steady.set()
-            broken = [name for name, condition in self._stops if condition.holds(events, now)]
-            if broken:
-                self.stop(f"the stop condition {broken[0]} holds", interrupted=False)
+            broken = self._watches.broken(events, now)
+            if trouble := self.journal.failed or self._guards.trouble():
+                self.stop(trouble)
+            elif broken:
+                self.stop(broken[0], interrupted=not broken[1])
             elif now > end:
                 self.stop(f"the job took longer than its time-out of {self.plan.job.timeout_s:g} s", interrupted=False)
             self._bases.update(events)
@@ -110,7 +143,9 @@ class Run:
     def _collect(self) -> None:
         self._stage("collect")
         self._field.ended.set()
-        stuck = [life.fault.id for life in self._lives if not life.join(10.0)]
+        self._watches.stop()
+        self._hangs.stop()
+        stuck = [life.fault.id for life in self._lives if not life.join(10.0, self._is_hurried)]
         for name in stuck:
             self.journal.emit(Kind.NOTE, {"text": f"fault {name} did not come to its end; it is rolled back now"})
         told = {event.data["fault"] for event in self.journal.snapshot() if event.kind in (Kind.APPLYING, Kind.MISSED)}
@@ -118,6 +153,8 @@ class Run:
             if fault.id not in told:
                 reason = "the run ended before its trigger was reached"
                 self.journal.emit(Kind.MISSED, {"fault": fault.id, "reason": reason})
+        if (said := report.of_run(self.plan, self.folder)) is not None:
+            self._save("report", said)
         self._save("environment", {**describe(self.plan), "reproduce": self._reproduce})
 
     def _heal(self) -> None:
@@ -127,27 +164,46 @@ class Run:
 
     def _stop_job(self) -> None:
         self._stage("stop job")
-        self._job.stop(STOP_GRACE_S)
-        for one in self._reaper.heal("job"):
-            data = {"record": "job", "handle": one.handle, "verified": one.verified, "reason": one.reason}
-            self.journal.emit(Kind.HEALED, data)
+        self._job.stop(STOP_GRACE_S, self._is_hurried)
+        for owner in ("job", "launcher"):
+            self._tell(self._reaper.heal(owner))
 
     def _take_inventory(self) -> None:
-        if self.plan.job.checkpoints and Need.INVENTORY in self.plan.collect:
+        root = self._checkpoints()
+        if root and Need.INVENTORY in self.plan.collect and not self._hurried:
             self._stage("inventory")
-            root = self.plan.job.checkpoints.replace("{run}", str(self.folder.job))
-            found = inventory.take(Path(root), job_python(self.plan.job.command))
+            found = inventory.take(root, self.folder.root, given_up=self._is_hurried)
             # Paths that a job keeps in its checkpoints differ from run to run by the run's own folder alone.
             named = json.dumps(found["checkpoints"], ensure_ascii=False).replace(str(self.folder.job), "{run}")
             self._save("inventory", {**found, "checkpoints": json.loads(named)})
         self._stage("end")
 
+    def _release(self) -> None:
+        """The last of all: what is still guarded is taken back, and the reaper ends."""
+        self._tell(self._reaper.close())
+
+    def _tell(self, healed: Sequence[Healed]) -> None:
+        for one in healed:
+            data = {"record": one.record, "handle": one.handle, "verified": one.verified, "reason": one.reason}
+            self.journal.emit(Kind.HEALED, data)
+
+    def _guard_resources(self, resources: Sequence[Handle], submission: int) -> None:
+        """What a launcher is about to make. Raises UndoError, and then nothing is made."""
+        self._reaper.guard(f"launcher#{submission}", resources, owner="launcher", limit_s=self._limit_s)
+
+    def _world_size(self) -> int | None:
+        return next((rank.world_size for rank in self._job.ranks().values()), None)
+
+    def _is_hurried(self) -> bool:
+        return self._hurried
+
+    def _checkpoints(self) -> Path | None:
+        job = self.plan.job
+        parts = (part.replace("{run}", str(self.folder.job)) for part in (job.cwd, job.checkpoints or ""))
+        return Path(*parts) if job.checkpoints else None
+
     def _stage(self, name: str) -> None:
         self.journal.emit(Kind.STAGE, {"stage": name})
 
     def _save(self, name: str, data: object) -> None:
-        write_atomically(self.folder.artifacts / f"{name}.json", json.dumps(data, indent=1))
-
-
-def _conditions(named: tuple[Named, ...]) -> list[tuple[str, Condition]]:
-    return [(one.name, registry.find("conditions", one.name)(**one.params)) for one in named]
+        write_atomically(self.folder.artifacts / f"{name}.json", json.dumps(data, indent=1), private=True)

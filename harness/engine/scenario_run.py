@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchaos.harness.agent.wire import EventFile, Kind
-from torchaos.harness.contracts import ChaosError
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.engine.guards import check_disk
 from torchaos.harness.engine.run import Run, Watcher
 from torchaos.harness.engine.twin import Twins
 from torchaos.harness.judging.agreement import wants_more
@@ -16,6 +17,7 @@ from torchaos.harness.plan import Plan
 from torchaos.harness.record import Record
 from torchaos.harness.result import ExitCode, Result, Verdict, write_atomically
 from torchaos.harness.rundir import RunDir
+from torchaos.harness.undo.disk import owner_only
 
 
 class ScenarioRun:
@@ -28,17 +30,27 @@ class ScenarioRun:
         self._source, self._reproduce, self._watcher = source, reproduce, watcher
         self._current: Run | None = None
         self._stopped: str | None = None
+        self._hurried = False
 
     def stop(self, reason: str) -> None:
         self._stopped = reason
         if self._current:
             self._current.stop(reason)
 
+    def hurry(self, reason: str) -> None:
+        """As `stop`, and without what takes long and is not rolling back."""
+        self._hurried = True
+        self.stop(reason)
+        if self._current:
+            self._current.hurry()
+
     def __call__(self) -> Result:
         """Raises ChaosError where the run could not be made at all; by then nothing is left behind."""
+        check_disk(self.folder.root)
         self.folder.create()
         self.plan.write(self.folder.plan)
-        self.folder.scenario.write_bytes(self._source.read_bytes())
+        with open(self.folder.scenario, "wb", opener=owner_only) as file:
+            file.write(self._source.read_bytes())
         twins = Twins(self.plan, self._execute, given_up=lambda: self._stopped is not None)
         wanted = int(self.plan.twin.get("runs", 0))
         have = int(wanted > 0 and not self._stopped and twins.give(0, self.folder))
@@ -52,9 +64,16 @@ class ScenarioRun:
             have += 1
         if self._stopped and unfinished:
             self._note_stop(self._stopped)
-        result = judge(self.folder)
-        write_atomically(self.folder.result, json.dumps(result.to_json(), indent=1) + "\n")
+        result = self._judged()
+        write_atomically(self.folder.result, json.dumps(result.to_json(), indent=1) + "\n", private=True)
         return result
+
+    def _judged(self) -> Result:
+        """What was run and can't be read any more is no bad usage: somebody took it away, or damaged it."""
+        try:
+            return judge(self.folder)
+        except UsageError as error:
+            raise ChaosError(str(error)) from error
 
     def _note_stop(self, reason: str) -> None:
         """It was ended early outside the run itself, so that the run's own journal does not say so."""
@@ -68,6 +87,8 @@ class ScenarioRun:
         self._current = Run(plan, folder, self._reproduce, self._watcher)
         if self._stopped:  # just before there was anything to stop
             self._current.stop(self._stopped)
+        if self._hurried:
+            self._current.hurry()
         try:
             self._current()
         finally:

@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torchaos.harness.agent.wire import Phase, start_ticks
-from torchaos.harness.contracts import ChaosError, Emit
+from torchaos.harness.contracts import ChaosError, Emit, LiveNode
 
 
 class TargetGone(ChaosError):
@@ -50,6 +51,10 @@ class NodeSite:
     phase: Phase | None = None
     on_release: Callable[[], None] = field(default=lambda: None)
     run_ended: threading.Event = field(default_factory=threading.Event)
+    checkpoints: Path | None = None
+    undo_copies: Path = Path(os.devnull)  # a dry run saves no copy
+    nodes: Sequence[LiveNode] = ()
+    cluster: Sequence[LiveNode] = ()
 
     @property
     def pids(self) -> Sequence[int]:

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from torchaos.harness.plan import Plan
 from torchaos.harness.record import Record
 from torchaos.harness.rundir import RunDir
 
+MOST_TWINS, MOST_BYTES = 200, 10 << 30  # that the cache keeps
 _TRIES = 4
 _LOOK_S = 0.2  # how often it is looked whether another run's twin is done
 _KEPT = ("plan.json", "events", "artifacts", "logs")
@@ -50,6 +51,7 @@ class Twins:
                 kept = self._home / str(number)
                 if not mine or not (kept.is_dir() or self._make(number, kept)):
                     return False
+                os.utime(self._home)  # used now: the oldest are forgotten first
                 shutil.copytree(kept, to.twins / str(number), copy_function=_link_or_copy)
         except OSError as error:
             raise ChaosError(
@@ -81,6 +83,7 @@ class Twins:
             (folder.root / name).rename(partial / name)
         partial.rename(kept)
         shutil.rmtree(folder.root)
+        forget_old(self._home)
         return True
 
     @property
@@ -96,6 +99,29 @@ class Twins:
             while not (mine := _lock(lock.fileno())) and not self._given_up():
                 time.sleep(_LOOK_S)
             yield mine
+
+
+def forget_old(newest: Path) -> None:
+    """Bound the cache that `newest` is part of: those that were not used for the longest time are removed, unless
+    somebody works with them."""
+    homes = sorted((path for path in newest.parent.iterdir() if path != newest), key=lambda path: path.stat().st_mtime)
+    sizes = {path: _size(path) for path in (*homes, newest)}
+    for home in homes:
+        if len(sizes) <= MOST_TWINS and sum(sizes.values()) <= MOST_BYTES:
+            return
+        with suppress(OSError), open(home / "lock", "w") as lock:
+            if _lock(lock.fileno()):
+                shutil.rmtree(home, ignore_errors=True)
+                del sizes[home]
+
+
+def _size(folder: Path) -> int:
+    """Bytes on disk."""
+    found = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            found += path.lstat().st_blocks * 512
+    return found
 
 
 def _lock(fd: int) -> bool:

@@ -33,6 +33,7 @@ def key_of(plan: Plan) -> str:
     sources = _sources(plan, python)
     parts = {
         "job": {name: value for name, value in asdict(plan.job).items() if name not in _NO_MATTER},
+        "launcher": plan.launcher,
         "hooks": plan.hooks,
         "collect": [need.value for need in plan.collect],
         "sources": [(str(path), _digest(path)) for path in sources],

@@ -90,11 +90,11 @@ def read_loads(events: Iterable[Event]) -> list[Load]:
 
 def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -> Save | None:
     """The save that made what lies at `path`: same path, inside it, or its parent, and the last whole one by then."""
-    path = _final(posixpath.normpath(path))
-    near = [save for save in saves if save.begun_s < before_s and _related(path, _final(save.path))]
+    path = final_path(posixpath.normpath(path))
+    near = [save for save in saves if save.begun_s < before_s and _related(path, final_path(save.path))]
     near = [save for save in near if save.ok and (save.ended_s or 0.0) <= before_s] or near
     if len({save.path for save in near}) > 1 and len({save.global_step for save in near}) > 1:
-        near = [save for save in near if _final(save.path) == path]  # a parent of many: it says nothing
+        near = [save for save in near if final_path(save.path) == path]  # a parent of many: it says nothing
     return max(near, key=lambda save: save.begun_s, default=None)
 
 
@@ -125,7 +125,8 @@ def _related(one: str, other: str) -> bool:
     return one == other or one.startswith(other + "/") or other.startswith(one + "/")
 
 
-def _final(path: str) -> str:
+def final_path(path: str) -> str:
+    """The path that a save has once it is whole."""
     return "/".join(_UNFINISHED.sub("", part) or part for part in path.split("/"))
 
 

@@ -30,6 +30,8 @@ class Execution:
     sched_step: float | None = None
     skipped: bool = False
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds
+    parameters: str | None = None  # a check sum after the step, see agent/state.py
+    norm: float | None = None  # of the gradient, before any clipping
 
     @property
     def loss_seen(self) -> bool:
@@ -91,7 +93,7 @@ def _of_step(event: Event, key: Key) -> Execution:
         tuple(_flat(data.get("samples"))), tuple(i for i in _flat(data.get("indices")) if isinstance(i, int)),
         tuple(rate for rate in _floats(data.get("lr")) if rate is not None),
         _number(data.get("opt_step")), _number(data.get("sched_step")),
-        bool(data.get("skipped")), data.get("phases") or {},
+        bool(data.get("skipped")), data.get("phases") or {}, data.get("parameters"), _number(data.get("norm")),
     )  # fmt: skip
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from typing import Any
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, ChaosError, Finding, Need, Outcome, inconclusive
+from torchaos.harness.contracts import Assertion, ChaosError, Evidence, Finding, Need, Outcome, UsageError, inconclusive
 from torchaos.harness.engine.faults import injector_of
 from torchaos.harness.judging.gates import landed_wrong, not_outlived
 from torchaos.harness.judging.recovery import recoveries
@@ -70,14 +71,17 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         steps=run.history.last_step,
         attempts=len(run.history.attempts),
         twin=_about_twins(run.plan, twins),
-        reproduce=shlex.join(run.artifacts.get("environment", {}).get("reproduce", ())),
-        versions={k: str(run.artifacts.get("environment", {}).get(k, "")) for k in ("torchaos", "torch", "python")},
+        reproduce=shlex.join(map(str, _environment(run).get("reproduce") or ())),
+        versions={k: str(_environment(run).get(k, "")) for k in ("torchaos", "torch", "python")},
         notes=tuple(_notes(run)),
     )
 
 
 def _assertion(named: Named) -> Assertion:
-    found: Assertion = registry.find("assertions", named.name)(**named.params)
+    try:
+        found: Assertion = registry.find("assertions", named.name)(**named.params)
+    except TypeError as error:
+        raise UsageError(f"the plan is damaged: {named.name} can't be made from its bounds: {error}") from error
     return found
 
 
@@ -103,7 +107,7 @@ def _case(named: Named, finding: Finding) -> Case:
 
 def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:
     hits = list(run.of_fault(fault.id, Kind.APPLYING))
-    evidence = injector_of(fault).felt(run, fault.id) if hits else None
+    evidence, unproved = _evidence(run, twins, fault) if hits else (None, "")
     wrong = landed_wrong(run, fault, hits)
     verdict, reason = Verdict.PASSED, "landed where and when it was planned, and was felt"
     if not hits:
@@ -112,7 +116,7 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
     elif wrong:
         verdict, reason = Verdict.INCONCLUSIVE, wrong
     elif evidence is None:
-        verdict, reason = Verdict.INCONCLUSIVE, "it was applied, but nothing shows that it was felt"
+        verdict, reason = Verdict.INCONCLUSIVE, unproved or "it was applied, but nothing shows that it was felt"
     elif must_recover:
         verdict, reason = not_outlived(run, twins, fault) or (verdict, reason)
     return FaultResult(
@@ -126,6 +130,19 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
         verdict=verdict,
         reason=reason,
     )
+
+
+def _evidence(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Evidence | None, str]:
+    """The proof that it was felt, or why it could not be looked for."""
+    try:
+        injector = injector_of(fault)
+        found = injector.felt(run, fault.id)
+        by_twin = getattr(injector, "felt_by_twin", None)  # of what no witness within the run can tell
+        return (by_twin(run, twins, fault.id) if found is None and twins and by_twin else found), ""
+    except ChaosError:
+        raise
+    except Exception as error:  # it may be anybody's code; without its proof nothing is claimed
+        return None, f"the injector's own proof failed, {type(error).__name__}: {error}; report it to its author"
 
 
 def _faults_case(faults: Sequence[FaultResult]) -> Case:
@@ -174,6 +191,9 @@ def _overall(run: Record, cases: Sequence[Case]) -> tuple[Verdict, str]:
     stages = [str(event.data["stage"]) for event in run.of_kind(Kind.STAGE)]
     if stages and stages[-1] != "end":
         return Verdict.INCONCLUSIVE, f"the run was never finished: its last stage is {stages[-1]}"
+    if run.damaged:
+        many = f"{len(run.damaged)} of its lines can't be read, such as {run.damaged[0]}"
+        return Verdict.INCONCLUSIVE, f"the journal is damaged: {many}"
     if not cases:
         return Verdict.INCONCLUSIVE, "nothing was asserted and nothing was injected"
     return (
@@ -187,7 +207,7 @@ def _applied_in_words(hits: Sequence[Event]) -> str:
     parts = [
         f"step {hit.data['global_step']}" if hit.data["global_step"] is not None else "",
         str(hit.data["phase"] or "").replace("_", " "),
-        ", ".join(f"pid {one.data['pid']}" for one in hits),
+        ", ".join(f"pid {one.data['pid']}" for one in hits if one.data["pid"] is not None),
         f"attempt {hit.attempt}" if hit.attempt is not None else "",
     ]
     return ", ".join(part for part in parts if part)
@@ -207,6 +227,12 @@ def _about_twins(plan: Plan, twins: Sequence[Record]) -> str:
     if twins:
         return f"{len(twins)} fault-free {'twin' if len(twins) == 1 else 'twins'}"
     return "no twin was wanted" if not plan.twin else "no twin could be had"
+
+
+def _environment(run: Record) -> Mapping[str, Any]:
+    """The artifact; empty where it is missing or is no longer one."""
+    found = run.artifacts.get("environment")
+    return {} if not isinstance(found, dict) or not isinstance(found.get("reproduce", []), list) else found
 
 
 def _notes(run: Record) -> list[str]:

@@ -6,7 +6,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ from torchaos.harness.engine.site import Victim
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers.command import Lines
 from torchaos.harness.launchers.job import agents_of
+from torchaos.harness.launchers.node_run import LiveNode
 from torchaos.harness.probes.census import Identity, environ_of
 from torchaos.harness.probes.job_log import JobLog
 from torchaos.harness.probes.log_adapters import Adapter
@@ -71,7 +72,15 @@ class Attached:
         """Raises ChaosError where one of the nodes has none now."""
         return agents_of(self._watch, nodes)
 
-    def stop(self, grace_s: float = 0.0) -> list[int]:
+    def nodes(self) -> list[LiveNode]:
+        """None that anything could be done to but its processes, and those are named by rank."""
+        return []
+
+    def members(self) -> dict[int, int]:
+        """Every living process of the job that was seen: start times (clock ticks since boot) by pid."""
+        return {**self._watch.members(), self.pid: self._ticks}
+
+    def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
         """Only stop watching: a job that we attached to is not ours to end."""
         if not self._left.is_set() and self._thread.ident is not None:
             self._left.set()

@@ -6,15 +6,14 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_RUN_ID, Kind
-from torchaos.harness.contracts import ChaosError, JobSpec, Launcher, RankProcess
+from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
+from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, Node, RankProcess
 from torchaos.harness.engine.site import Victim
 from torchaos.harness.journal import Journal
-from torchaos.harness.launchers.command import Command
 from torchaos.harness.launchers.ending import ask_to_end, end
+from torchaos.harness.launchers.node_run import LiveNode, NodeRun, start
 from torchaos.harness.probes.job_log import JobLog
 from torchaos.harness.probes.log_adapters import Adapter
 from torchaos.harness.probes.metrics_file import MetricsFile
@@ -24,6 +23,7 @@ from torchaos.harness.undo import proc
 
 _TELL_ATTEMPT = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)
 _DRAIN_S = 1.0  # the last lines of the output come after the exit
+_LOOK_S = 0.05  # how often it is looked whether a node's command was started again
 
 
 class Job:
@@ -33,17 +33,22 @@ class Job:
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,
         resubmit_times: int = 0, resubmit_delay_s: float = 0.0, log_adapter: Adapter | None = None,
-        metrics: Path | None = None,
+        metrics: Path | None = None, guard: Callable[[Sequence[Handle], int], None] | None = None,
     ) -> None:  # fmt: skip
+        """`guard` puts the way back of what the launcher makes for a submission on disk, or raises."""
+        self._guard = guard
         self._spec_for, self._launcher, self._journal = spec_for, launcher, journal
         self._times, self._delay_s = resubmit_times, resubmit_delay_s
         self._run_id = spec_for(0).env[ENV_RUN_ID]
-        self._log = JobLog(journal, log_adapter)
+        self._adapter = log_adapter
+        self._logs: dict[int, JobLog] = {0: JobLog(journal, log_adapter)}  # by node
         self._watch = RankWatch(journal, self._run_id)
-        self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._log.emit)
-        self._commands: list[Command] = []
-        self._submission = 0
+        self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._logs[0].emit)
+        self._runs: dict[int, NodeRun] = {}  # of this submission, by node
+        self._submission, self._base = 0, 0
         self._exit_code: int | None = None
+        self._exited_s = 0.0  # when the last command ended, CLOCK_MONOTONIC
+        journal.listen(self._note_round)
         self._ending, self._done, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._live, name="job", daemon=True)
 
@@ -76,23 +81,35 @@ class Job:
         """Torchelastic's agents of these nodes (none named: of all). Raises ChaosError where one has none now."""
         return agents_of(self._watch, nodes)
 
-    def stop(self, grace_s: float = 0.0) -> list[int]:
-        """End every process of the job: a job that still runs gets SIGTERM and `grace_s` seconds first. Returns the
+    def nodes(self) -> list[LiveNode]:
+        """In order of their index."""
+        with self._lock:
+            nodes = [run.node for run in self._runs.values()]
+        return [LiveNode(node, self._run_id, self._members, self._start_again, self._keep_place) for node in nodes]
+
+    def members(self) -> dict[int, int]:
+        """Every living process of the job: start times (clock ticks since boot) by pid."""
+        return self._members()
+
+    def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
+        """End every process of the job: a job that still runs gets SIGTERM and, unless it is `hurried`, `grace_s`
+        seconds first. Returns the
         pids of those that could not be ended (none, as a rule). No event comes after this; it may be called again."""
         with self._lock:
             self._ending.set()
         started = self._thread.ident is not None
         if started and not self._done.is_set() and grace_s > 0:
-            ask_to_end(self._members(), [command.pid for command in self._commands])
-            self._done.wait(grace_s)
+            ask_to_end(self._members(), [run.command.pid for run in list(self._runs.values())])
+            end_s = time.monotonic() + grace_s
+            while time.monotonic() < end_s and not hurried() and not self._done.wait(_LOOK_S):
+                pass
         left = end(self._members)
         if left:
             text = f"processes of the job could not be ended: {', '.join(map(str, left))}"
             self._journal.emit(Kind.NOTE, {"text": text})
         if started and not left:
             self._thread.join()
-            for command in self._commands:
-                command.drain(_DRAIN_S)
+            self._drain()
         self._sampling.stop()
         self._watch.stop()
         self._done.set()
@@ -104,8 +121,7 @@ class Job:
             again = self._exit_code != 0 and self._submission < self._times and not self._ending.is_set()
             if again:
                 self._clear_away()
-            for command in self._commands:
-                command.drain(_DRAIN_S)
+            self._drain()
             if not again or self._ending.wait(self._delay_s) or not self._submit_again():
                 break
         self._done.set()
@@ -123,32 +139,83 @@ class Job:
         return True
 
     def _submit(self) -> None:
-        base = self._next_attempt()
+        self._base = self._next_attempt()
         spec = self._spec_for(self._submission)
-        env = {**spec.env, ENV_ATTEMPT_BASE: str(base)}
-        self._log.begin(base)
-        self._commands = []
-        for node in self._launcher.create(replace(spec, env=env)):
-            command = Command(node.argv(spec.argv), spec.cwd, env, spec.log, self._log.line)
-            self._commands.append(command)
-            self._watch.add_root(command.pid)
-            data = {"submission": self._submission, "pid": command.pid, "node": node.index}
-            self._journal.emit(Kind.JOB_STARTED, data, attempt=base)
+        if resources := self._launcher.resources(spec):
+            if self._guard is None:
+                raise ChaosError(f"the launcher {self._launcher.name} makes what nobody would take back")
+            self._guard(resources, self._submission)  # on disk before anything is made
+        nodes = self._launcher.create(spec)
+        self._runs = {}
+        for node in nodes:
+            self._start(node, spec, self._base, len(nodes) > 1)
+        first = next(iter(self._runs.values()))
+        data = {"submission": self._submission, "pid": first.command.pid, "node": first.node.index}
+        self._journal.emit(Kind.JOB_STARTED, data, attempt=self._base)
+
+    def _start(self, node: Node, spec: JobSpec, base: int, several: bool) -> None:
+        log = self._logs.setdefault(node.index, JobLog(self._journal, self._adapter))
+        log.by_round = several
+        run = start(node, spec, base, log)
+        self._runs[node.index] = run
+        self._watch.add_root(run.command.pid)
+        if several:
+            data = {"submission": self._submission, "node": node.index, "pid": run.command.pid}
+            self._journal.emit(Kind.NODE_STARTED, data, attempt=base)
+
+    def _start_again(self, index: int) -> int:
+        with self._lock:
+            run = self._runs[index]
+            if self._ending.is_set() or self._done.is_set() or run.code is None:
+                raise ChaosError(f"node {index} can't be started again: the job is over, or the node is still there")
+            # Whoever keeps the rendezvous begins a new one; any other node joins the one there is.
+            base = self._next_attempt() if index == 0 else self._base
+            self._start(run.node, self._spec_for(self._submission), base, len(self._runs) > 1)
+            return self._runs[index].command.pid
+
+    def _keep_place(self, index: int) -> None:
+        self._runs[index].expected = True
 
     def _await_exit(self) -> int:
-        """The exit code of the whole submission: the first that is not 0."""
-        codes, waiting, poll = [], {command.pidfd: command for command in self._commands}, select.poll()
-        for pidfd in waiting:
+        """The exit code of the whole submission. On several nodes: of those that were in it to the end, the first that
+        is not 0; a node that the others went on without decides nothing."""
+        while not all(run.over for run in list(self._runs.values())):
+            if self._ending.is_set():
+                for run in self._runs.values():
+                    run.expected = False
+            self._take_exits([run for run in list(self._runs.values()) if run.code is None])
+        last = self._nodes_of_last_attempt()
+        codes = [run.code or 0 for index, run in self._runs.items() if not last or index in last]
+        code = next((code for code in codes if code != 0), 0)
+        pid = next(iter(self._runs.values())).command.pid
+        data = {"submission": self._submission, "pid": pid, "exit_code": code}
+        self._journal.emit(Kind.JOB_EXITED, data, mono_s=self._exited_s)
+        return code
+
+    def _take_exits(self, running: Sequence[NodeRun]) -> None:
+        poll = select.poll()
+        by_pidfd = {run.command.pidfd: run for run in running}
+        for pidfd in by_pidfd:
             poll.register(pidfd, select.POLLIN)
-        while waiting:
-            for pidfd, _events in poll.poll():
-                at_s = time.monotonic()
-                poll.unregister(pidfd)
-                command = waiting.pop(pidfd)
-                codes.append(command.wait())
-                data = {"submission": self._submission, "pid": command.pid, "exit_code": codes[-1]}
-                self._journal.emit(Kind.JOB_EXITED, data, mono_s=at_s)
-        return next((code for code in codes if code != 0), 0)
+        for pidfd, _events in poll.poll(None if running and len(self._runs) == 1 else _LOOK_S * 1000):
+            self._exited_s, run = time.monotonic(), by_pidfd[pidfd]
+            run.code = run.command.wait()
+            if len(self._runs) > 1:
+                data = {"submission": self._submission, "node": run.node.index, "pid": run.command.pid}
+                self._journal.emit(Kind.NODE_EXITED, {**data, "exit_code": run.code}, mono_s=self._exited_s)
+
+    def _nodes_of_last_attempt(self) -> set[int]:
+        ups = [event for event in self._journal.snapshot() if event.kind is Kind.RANK_UP]
+        last = max((event.attempt or 0 for event in ups), default=0)
+        return {event.data["node"] for event in ups if event.attempt == last and last >= self._base}
+
+    def _note_round(self, event: Event) -> None:
+        if event.kind is Kind.ELASTIC_RENDEZVOUS and "round" in event.data and event.data["node"] in self._logs:
+            self._logs[event.data["node"]].in_round(event.data["round"])
+
+    def _drain(self) -> None:
+        for run in list(self._runs.values()):
+            run.command.drain(_DRAIN_S)
 
     def _clear_away(self) -> None:
         """A scheduler ends what a job leaves behind before it starts the job again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +12,11 @@ from torchaos.harness.contracts import Handle, JobSpec, Node
 @dataclass(frozen=True)
 class LocalNode:
     index: int = 0
+    link: ClassVar[None] = None
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        return {}
 
     def argv(self, command: Sequence[str]) -> list[str]:
         return list(command)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from torchaos.harness import registry
-from torchaos.harness.contracts import JobSpec, Launcher
+from torchaos.harness import nvtx, registry
+from torchaos.harness.contracts import Handle, JobSpec, Launcher
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers.attach import Attached
 from torchaos.harness.launchers.job import Job
@@ -16,7 +17,10 @@ from torchaos.harness.probes.log_adapters import LIGHTNING, adapter_for
 from torchaos.harness.rundir import RunDir
 
 
-def job_for(plan: Plan, folder: RunDir, run_id: str, journal: Journal) -> Job | Attached:
+def job_for(
+    plan: Plan, folder: RunDir, run_id: str, journal: Journal,
+    guard: Callable[[Sequence[Handle], int], None] | None = None,
+) -> Job | Attached:  # fmt: skip
     """Not yet started. Raises UsageError where the log's format or the launcher is unknown, or there is nothing to
     attach to."""
     job, adapter = plan.job, adapter_for(plan.job.log)
@@ -30,12 +34,16 @@ def job_for(plan: Plan, folder: RunDir, run_id: str, journal: Journal) -> Job | 
     def spec_for(submission: int) -> JobSpec:
         argv = tuple(_filled(part, folder) for part in job.command)
         extra = {name: _filled(value, folder) for name, value in job.env.items()}
+        if "nvtx" in plan.needs:
+            extra |= nvtx.environment(folder.pages.parent / "nvtx")
         env = job_env(os.environ, run_id=run_id, agent_plan=folder.agent_plan, extra=extra)
-        return JobSpec(argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission)
+        return JobSpec(
+            argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission, job.nodes
+        )
 
     return Job(
         spec_for, launcher, journal, resubmit_times=job.resubmit_times,
-        resubmit_delay_s=job.resubmit_delay_s, log_adapter=adapter, metrics=_metrics(job, folder),
+        resubmit_delay_s=job.resubmit_delay_s, log_adapter=adapter, metrics=_metrics(job, folder), guard=guard,
     )  # fmt: skip
 
 

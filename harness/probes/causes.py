@@ -67,6 +67,12 @@ CAUSES = (
         "this rendezvous id belongs to a job that ended; give every submission a new --rdzv-id",
     ),
     _cause(
+        "name-lookup",
+        r"Name or service not known|Temporary failure in name resolution|No address associated with hostname"
+        r"|gai error: -[235]\b|getaddrinfo failed",
+        "a node could not look up the name of another one; check its /etc/hosts, or the name server",
+    ),
+    _cause(
         "peer-gone",
         r"Connection reset by peer|Connection closed by peer",
         "a rank lost the connection to another one, which as a rule died first; look for the first rank that ended",

@@ -18,12 +18,17 @@ class JobLog:
     def __init__(self, journal: Journal, adapter: Adapter | None) -> None:
         self._journal, self._adapter = journal, adapter
         self._failed = False
+        self.by_round = False  # of a job on several nodes, see wire.attempt_of
         self.begin(0)
 
     def begin(self, attempt_base: int) -> None:
         """A new submission: torchelastic counts its restarts from 0 again."""
         self._base = attempt_base
-        self._elastic, self._causes = ElasticReader(), CauseReader()
+        self._elastic, self._causes = ElasticReader(self.by_round), CauseReader()
+
+    def in_round(self, number: int) -> None:
+        """Of a job on several nodes: the rendezvous that the node is in now."""
+        self._elastic.restarts = number
 
     def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event:
         """For what belongs to the attempt that the job is in now."""

@@ -86,10 +86,12 @@ def _signal_name(text: str) -> str:
 
 class ElasticReader:
     """Adds what a line alone does not say: the restart count that it belongs to, and the rank of a pid. One per
-    submission."""
+    submission. `by_round`: on several nodes the agent's own count is not the attempt's, and whoever knows (see
+    agent/rounds.py) sets `restarts` and tells of the rendezvous."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_round: bool = False) -> None:
         self.restarts = 0
+        self._by_round = by_round
         self._ranks: dict[int, int] = {}
         self._rendezvous_told = False
 
@@ -99,7 +101,8 @@ class ElasticReader:
                 self._ranks[said.data["pid"]] = said.rank
             rank = self._ranks.get(said.data.get("pid", -1), said.rank)
             if said.kind is not Kind.ELASTIC_RENDEZVOUS or self._is_news(said):
-                self.restarts = self.restarts if said.restarts is None else said.restarts
+                counted = said.restarts is not None and not self._by_round
+                self.restarts = said.restarts if counted and said.restarts is not None else self.restarts
                 yield Said(said.kind, said.data, rank, self.restarts)
 
     def _is_news(self, said: Said) -> bool:
@@ -107,6 +110,8 @@ class ElasticReader:
         if not said.data["done"]:
             self._rendezvous_told = False
             return True
+        if self._by_round:
+            return False
         news = not self._rendezvous_told or said.restarts != self.restarts
         self._rendezvous_told = True
         return news

@@ -58,6 +58,8 @@ def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None
         for name, found in sorted(named.items()):
             about = (inspect.getdoc(found) or "").partition("\n\n")[0]
             pen.row([(pen.text(name, "bold"), 22)], pen.text(about), indent=3)
+            if consent := getattr(found, "consent", ""):
+                pen.row([(Text(), 22)], pen.text(f"can hurt the host: needs the consent {consent}"), indent=3)
             own = [one for one in fields(found) if one.init] if is_dataclass(found) else []
             if own:
                 pen.row([(Text(), 22)], pen.text(", ".join(map(_parameter, own)), "dim"), indent=3)
@@ -74,7 +76,11 @@ def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
     command = masked_command(shlex.join(job.command))
     nodes = f"{job.nodes} {'node' if job.nodes == 1 else 'nodes'}"
     again = f"{_times(job.resubmit_times)} at most, {seconds_in_words(job.resubmit_delay_s)} after it ended"
-    limits = {"ranks": plan.max_ranks, "nodes": plan.max_nodes}
+    limits = {
+        "ranks": plan.max_ranks, "nodes": plan.max_nodes, "percent": plan.max_percent,
+        "seconds": plan.max_duration_s,
+        "never ranks": plan.never_ranks or None, "never nodes": plan.never_nodes or None,
+    }  # fmt: skip
     return {
         "command": command if job.attach_pid is None else f"attach to pid {job.attach_pid}",
         "directory": job.cwd,
@@ -85,10 +91,15 @@ def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
         "resubmit": again if job.resubmit_times else "",
         "steady state": _named(plan.steady_state),
         "stops when": _named(plan.stop),
-        "limits": ", ".join(f"{what} {limit}" for what, limit in limits.items() if limit is not None),
+        "limits": ", ".join(f"{what} {_limit(limit)}" for what, limit in limits.items() if limit is not None),
+        "consent": ", ".join(plan.consent),
         "watched": ", ".join(plan.hooks),
         "needs": ", ".join(plan.needs),
     }
+
+
+def _limit(limit: float | tuple[int, ...]) -> str:
+    return ", ".join(map(str, limit)) if isinstance(limit, tuple) else f"{limit:g}"
 
 
 def _fault(fault: PlannedFault) -> dict[str, str]:

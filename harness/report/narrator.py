@@ -50,6 +50,8 @@ class Narrator:
             Kind.APPLIED: self._applied,
             Kind.MISSED: lambda e: Line(f"{self._fault(e)} missed: {e.data['reason']}", "yellow"),
             Kind.EFFECT: lambda e: Line(f"{self._fault(e)}: {e.data['effect']}"),
+            Kind.HANG_SUSPECTED: lambda e: Line(f"a hang? suspected by {e.data['observer']}", "yellow"),
+            Kind.HANG_DECLARED: lambda e: Line(f"the job hangs; {e.data.get('summary', '')}", "bold yellow"),
             Kind.ROLLED_BACK: lambda e: self._rolled_back(e, self._fault(e)),
             Kind.HEALED: lambda e: None if e.data["verified"] else self._rolled_back(e, str(e.data["record"])),
         }  # fmt: skip
@@ -109,7 +111,9 @@ class Narrator:
 
     def _applying(self, event: Event) -> Line:
         self._told.add(("applied", event.data["fault"]))
-        who = f"rank {event.rank}" if event.rank is not None else f"pid {event.data['pid']}"
+        pid, node = event.data["pid"], event.data.get("node")
+        who = f"rank {event.rank}" if event.rank is not None else f"pid {pid}" if pid else f"node {node}"
+        who = "files" if event.rank is None and not pid and node is None else who
         return Line(f"{self._fault(event)} hits {who}{_where(event)}", "bold yellow")
 
     def _applied(self, event: Event) -> Line | None:

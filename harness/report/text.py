@@ -6,6 +6,10 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from torchaos.harness.secrecy import MASK, mask, mask_env
+
+__all__ = ["MASK"]
+
 # What XML 1.0 forbids (https://www.w3.org/TR/xml/#charsets), and what a terminal would obey or hide: C0 and C1
 # controls, lone surrogates, non-characters, and the marks that turn the direction of writing.
 _UNSAFE = re.compile(
@@ -13,10 +17,6 @@ _UNSAFE = re.compile(
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
     + "]"
 )
-_SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL", re.IGNORECASE)
-# NAME=value in a command line, also behind a dotted path as in `--set job.env.NAME=value`; quoted values as a whole.
-_ASSIGNMENT = re.compile(r"""(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]*)=('[^']*'|"[^"]*"|[^\s'"]+)""")
-MASK = "***"
 
 
 def printable(text: object) -> str:
@@ -39,12 +39,12 @@ def shortened(text: str, limit: int) -> str:
 
 def masked(env: Mapping[str, str]) -> dict[str, str]:
     """An environment that can be shown: values whose names look like secrets are replaced."""
-    return {name: MASK if _SECRET.search(name) else value for name, value in env.items()}
+    return mask_env(env)
 
 
 def masked_command(command: str) -> str:
-    """A command line that can be shown: `NAME=value` is masked where the name looks like a secret."""
-    return _ASSIGNMENT.sub(lambda found: f"{found[1]}={MASK}" if _SECRET.search(found[1]) else found[0], command)
+    """A command line that can be shown: what looks like a secret, or stands behind such a name, is masked."""
+    return mask(command)
 
 
 def value_in_words(name: str, value: Any, seconds: Collection[str] = ()) -> str:

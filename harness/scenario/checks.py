@@ -81,7 +81,12 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
         injector = _class("injectors", fault.inject, (*at, "inject"), tell)
         if injector is not None:
             check_parameters(injector, fault.with_, (*at, "with"), tell)
-            if fault.for_ is not None and "node" not in injector.where:
+            if fault.target is None and injector.hits != "files":
+                tell(at, f"the key 'target' is missing here; say whom {fault.inject} hits")
+            elif fault.target is not None and injector.hits == "files":
+                tell((*at, "target"), f"{fault.inject} hits files and no ranks; remove target", True)
+            lasting = "node" in injector.where or getattr(injector, "lasting", False)
+            if fault.for_ is not None and not lasting:
                 tell((*at, "for"), f"{fault.inject} ends by itself; remove `for`, see its parameters")
             elif fault.for_ is not None and injector.lethal:
                 tell((*at, "for"), f"{fault.inject} can't be taken back, so `for` has no meaning; remove it")

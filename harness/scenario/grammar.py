@@ -17,8 +17,14 @@ Index = Annotated[int, Field(ge=0)]
 
 
 PhaseName = Literal[
-    "any", "data", "forward", "backward", "collective", "optimizer", "checkpoint_write", "checkpoint_load"
+    "any", "start", "data", "forward", "backward", "collective", "optimizer", "checkpoint_write", "checkpoint_load"
 ]
+
+
+OperationName = Literal[
+    "all_reduce", "all_gather", "reduce", "reduce_scatter", "broadcast", "gather", "scatter", "all_to_all", "barrier"
+]
+COLLECTIVE = frozenset({"operation", "group", "min_bytes", "max_bytes"})
 
 
 class Strict(BaseModel):
@@ -82,6 +88,7 @@ class Target(Strict):
     rank: Index | Literal["any"] | None = None
     ranks: Annotated[list[Index], Field(min_length=1)] | None = None
     node: Index | Literal["any"] | None = None
+    nodes: Annotated[list[Index], Field(min_length=1)] | None = None
     local_rank: Annotated[Index | None, Field(description="This local rank, on every node.")] = None
     count: Annotated[Count | None, Field(description="So many ranks, drawn by the seed.")] = None
     percent: Annotated[float | None, Field(gt=0, le=100, strict=False, description="So many percent of the ranks.")] = (
@@ -94,7 +101,7 @@ class Target(Strict):
         given = sorted(self.model_fields_set)
         if len(given) != 1:
             raise ValueError(
-                f"a target names exactly one of rank, ranks, node, local_rank, count, percent and all; this one names "
+                f"a target names exactly one of rank, ranks, node, nodes, local_rank, count, percent and all; this one names "
                 f"{', '.join(given) or 'none'}"
             )
         return self
@@ -110,6 +117,10 @@ class When(Strict):
         PhaseName | None, Field(description="On entering this phase; without it at the start of the step.")
     ] = None
     nth: Annotated[Count, Field(description="The nth time that the phase is entered in that step.")] = 1
+    operation: Annotated[OperationName | None, Field(description="On starting a collective of this kind.")] = None
+    group: Annotated[str | None, Field(description="Of this process group: its name, or its description.")] = None
+    min_bytes: Annotated[Index | None, Field(description="Of at least this size: what goes in or comes out.")] = None
+    max_bytes: Annotated[Index | None, Field(description="Of at most this size.")] = None
     attempt: Annotated[Index | None, Field(description="Only in this attempt: 1 is after the first restart.")] = None
     time: Annotated[Seconds | None, Field(description="So long after the launch.")] = None
     after: Annotated[str | None, Field(description="After something happened to this earlier fault.")] = None
@@ -119,7 +130,8 @@ class When(Strict):
 
     @model_validator(mode="after")
     def _one_kind(self) -> When:
-        inside = self.model_fields_set & {"step", "phase", "nth", "attempt"}
+        collective = self.model_fields_set & COLLECTIVE
+        inside = self.model_fields_set & {"step", "phase", "nth", "attempt"} | collective
         outside = self.model_fields_set & {"time", "after", "state", "checkpoints", "delay"}
         if not inside and not outside:
             raise ValueError("a trigger says when: write step, phase, attempt, time, after or checkpoints")
@@ -127,12 +139,14 @@ class When(Strict):
             raise ValueError(
                 f"{min(inside)} and {min(outside)} can't be combined: one is seen in the rank, one from outside"
             )
-        if inside == {"nth"}:
-            raise ValueError("nth counts a phase; name the phase too")
-        if "nth" in inside and self.phase is None:
+        if collective and self.phase not in (None, "collective"):
+            raise ValueError(f"{min(collective)} tells collectives apart; the phase {self.phase} is none")
+        if "nth" in inside and self.phase is None and not collective:
             raise ValueError("nth counts a phase; name the phase too")
         if inside and self.step is None and self.attempt is None:
             raise ValueError("a phase alone comes in every step; name a step or an attempt too")
+        if self.phase == "start" and self.attempt is None:
+            raise ValueError("start comes once in each attempt; name the attempt, not a step")
         if "state" in outside and self.after is None:
             raise ValueError("state says what happened to another fault; name it with after")
         if self.time is not None and self.after is not None:
@@ -145,7 +159,10 @@ class When(Strict):
 class Fault(Strict):
     inject: Annotated[str, Field(description="The injector's name; `torchaos list` shows all.")]
     id: Annotated[str | None, Field(pattern=NAME, description="How other faults and the report call it.")] = None
-    target: Annotated[Target, BeforeValidator(lambda value: {"all": True} if value == "all" else value)]
+    target: Annotated[
+        Target | None, BeforeValidator(lambda value: {"all": True} if value == "all" else value),
+        Field(description="Whom it hits. Faults that hit files have none."),
+    ] = None  # fmt: skip
     when: When
     with_: Annotated[dict[str, Any], Field(alias="with", description="The injector's parameters.")] = Field(
         default_factory=dict
@@ -156,11 +173,23 @@ class Fault(Strict):
     times: Annotated[Count, Field(description="How often it fires in all, restarts included.")] = 1
 
 
-class Limits(Strict):
-    """Blast radius: a plan that goes beyond it is refused."""
+class Never(Strict):
+    """What no fault may ever hit; a random target is drawn among the others."""
 
-    ranks: Count | None = None
+    ranks: list[Index] = Field(default_factory=list)
+    nodes: list[Index] = Field(default_factory=list)
+
+
+class Limits(Strict):
+    """Blast radius: a plan that goes beyond it is refused, and a fault that would go beyond it does not land."""
+
+    ranks: Annotated[Count | None, Field(description="So many ranks at most, over all faults of the run.")] = None
     nodes: Count | None = None
+    percent: Annotated[
+        float | None, Field(gt=0, le=100, strict=False, description="So many percent of the job's ranks at most.")
+    ] = None
+    duration: Annotated[Seconds | None, Field(description="No fault lasts longer; it is then taken back.")] = None
+    never: Never = Field(default_factory=Never)
 
 
 class Twin(Strict):
@@ -203,6 +232,10 @@ class Scenario(Strict):
     )
     stop: Annotated[Items, Field(description="What ends the run early.")] = Field(default_factory=list)
     limits: Limits = Field(default_factory=Limits)
+    consent: Annotated[
+        list[str],
+        Field(description="What may hurt the host, such as kmsg or clock; the command line must say it too."),
+    ] = Field(default_factory=list)
     twin: Annotated[Twin, BeforeValidator(lambda value: {"runs": 0} if value == "none" else value)] = Field(
         default_factory=Twin
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
 def _override(source: Source, text: str) -> Keys:
     """Put `key.sub=value` into the data; the grammar then judges it like all the rest."""
     dotted, equals, raw = text.partition("=")
-    keys: Keys = tuple(int(part) if part.isdigit() else part for part in dotted.split("."))
+    keys: Keys = tuple(int(part) if re.fullmatch("[0-9]{1,6}", part) else part for part in dotted.split("."))
     if not equals or not all(part != "" for part in keys):
         raise UsageError(f"--set {text}: write KEY=VALUE, such as job.timeout=2m or faults.0.when.step=30")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-PLACEHOLDERS = ("run", "jobs", "here", "python")
+PLACEHOLDERS = ("run", "jobs", "here", "python", "nvml")
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 

@@ -26,7 +26,7 @@ from typing import Any, Literal, Sequence
 
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.contracts import ChaosError, Handle, Irreversible, UsageError
-from torchaos.harness.undo import log
+from torchaos.harness.undo import log, open_runs
 from torchaos.harness.undo.handles import to_json
 from torchaos.harness.undo.healer import BOUND_S, Healed, Healer
 
@@ -48,8 +48,8 @@ class Reaper:
     from the log.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, run_dir: Path) -> None:
-        self._process, self._sock, self._run_dir = process, sock, run_dir
+    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, run_dir: Path, run_id: str) -> None:
+        self._process, self._sock, self._run_dir, self._run_id = process, sock, run_dir, run_id
         self._ids, self._lock = itertools.count(), threading.Lock()
         self._waiting: dict[int, Future[Any]] = {}
         self._lost = ""  # why, once it is
@@ -67,11 +67,19 @@ class Reaper:
         env = {
             name: value for name, value in os.environ.items() if name not in (ENV_PLAN, ENV_RUN_ID, ENV_ATTEMPT_BASE)
         }
-        argv = [sys.executable, "-m", f"{__package__}.reaper", str(theirs.fileno()), str(run_dir), run_id]
+        argv = [
+            sys.executable,
+            "-m",
+            f"{__package__}.reaper",
+            str(theirs.fileno()),
+            str(run_dir),
+            run_id,
+            str(os.getpid()),
+        ]
         try:
             with theirs:
                 log.path_of(run_dir).parent.mkdir(mode=0o700, exist_ok=True)
-                with open(log.path_of(run_dir).with_name("reaper.log"), "ab") as output:
+                with open(log.path_of(run_dir).with_name("reaper.log"), "ab", opener=_private) as output:
                     process = subprocess.Popen(
                         argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", env=env,
                         pass_fds=[theirs.fileno()], start_new_session=True,
@@ -81,7 +89,7 @@ class Reaper:
             raise UndoError(
                 f"{run_dir}: the reaper can't be started: {error.strerror}; nothing will be injected"
             ) from error
-        reaper = cls(process, ours, run_dir)
+        reaper = cls(process, ours, run_dir, run_id)
         try:
             reaper._armed.result(ANSWER_S)
         except (UndoError, FutureTimeout) as error:
@@ -104,8 +112,8 @@ class Reaper:
             raise UsageError(f"{record}: it says neither what it changes nor why that can't be undone")
         try:
             raw = [] if isinstance(handles, Irreversible) else [to_json(handle) for handle in handles]
-        except ValueError as error:
-            raise UsageError(f"{record}: {error}") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            raise UsageError(f"{record}: what it changes is no handle: {error}") from error
         guarded = log.UndoRecord(record, owner, raw, irreversible, limit_s)
         self._ask(ANSWER_S, do="guard", record=guarded.to_line())
         with self._lock:
@@ -135,6 +143,7 @@ class Reaper:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(ANSWER_S)
             self._abandon("it was closed")
+            open_runs.settle(self._run_id, self._run_dir)  # a reaper that died could not
 
     def __enter__(self) -> Reaper:
         return self
@@ -232,6 +241,10 @@ def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
         if writer:
             writer.close()
     return []
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _writer(run_dir: Path) -> log.UndoLog | None:

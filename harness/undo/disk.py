@@ -13,3 +13,8 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def owner_only(path: str, flags: int) -> int:
+    """An `opener` for open(): a new file can be read by its owner alone, and a link is not followed."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -6,11 +6,12 @@ import hashlib
 import os
 import stat
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from torchaos.harness.undo.disk import sync_folder
+from torchaos.harness.undo.disk import owner_only, sync_folder
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,13 @@ class File:
     It is put back where it is the file that was guarded (inode and birth time: changed in place), where it is missing,
     or where it holds what the fault put there (`made`). Any other file at that path is a stranger, and stays. One that
     was not there before (`sha256` is None) is removed where it holds `made`.
+
+    `yields`: the job may move, remove or replace the file meanwhile, as it does with its checkpoints; what it did
+    stands. A file that it moved within `root`, or whose folder it moved, is put back where it is now. One that went
+    with its folder, or was removed or written anew by the job, leaves nothing to put back.
+
+    Several faults may be on one file: the healer takes them back in reverse order, and `note` lets each know its own
+    work again by its digest, though putting a file back makes another inode.
     """
 
     kind: ClassVar[str] = "file"
@@ -34,9 +42,14 @@ class File:
     inode: int = 0
     born_ns: int = 0  # 0 where the file system does not say
     made: str | None = None  # SHA-256 of what the fault puts in its place
+    yields: bool = False
+    removes: bool = False  # the fault itself removes it
 
     @classmethod
-    def of(cls, path: Path, root: Path, copies: Path, made: str | None = None) -> File:
+    def of(
+        cls, path: Path, root: Path, copies: Path, made: str | None = None, *, yields: bool = False,
+        removes: bool = False,
+    ) -> File:  # fmt: skip
         """Reads the file and saves a copy, fsynced, in the folder `copies`. Raises ValueError for what can't be put
         back: a link, a hard-linked file, what is not a file, a path outside `root`; OSError as usual."""
         path, root = path.parent.resolve() / path.name, root.resolve()
@@ -58,13 +71,32 @@ class File:
             raise ValueError(f"{path}: it changes while it is being saved")
         return cls(
             str(path), str(root), str(copy), digest, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid,
-            found.st_mtime_ns, found.st_ino, _born_ns(path), made,
+            found.st_mtime_ns, found.st_ino, _born_ns(path), made, yields, removes,
         )  # fmt: skip
+
+    def note(self) -> None:
+        """Call it when the fault has been applied: what is there now is its work, and anything else later the job's.
+        Raises OSError; without the note the inode must do."""
+        if self.copy is None:
+            return
+        with suppress(FileNotFoundError, PermissionError):  # the fault took it away, or the right to read it
+            digest, target = _digest(Path(self.path)), self._note
+            with open(target.with_suffix(".partial"), "w", opener=owner_only) as file:
+                file.write(digest)
+                file.flush()
+                os.fsync(file.fileno())
+            target.with_suffix(".partial").replace(target)
+            sync_folder(target.parent)
+
+    @property
+    def _note(self) -> Path:
+        key = f"{self.path} {self.inode} {self.born_ns} {self.sha256}"
+        return Path(self.copy or "").with_name(f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.made")
 
     def restore(self) -> None:
         if self.restored():
             return
-        path = Path(self.path)
+        path = self._place()
         present = path.exists()
         if present and not self._ours(path):
             raise ValueError(
@@ -77,18 +109,52 @@ class File:
         sync_folder(path.parent)
 
     def restored(self) -> bool:
-        path = Path(self.path)
+        path = self._place()
+        if self.yields and self._superseded(path):
+            return True
         _check(path, Path(self.root))
         if not path.exists():
             return self.sha256 is None
         found = os.lstat(path)
         return stat.S_IMODE(found.st_mode) == self.mode and _digest(path) == self.sha256
 
-    def _ours(self, path: Path) -> bool:
-        if self.made is not None and _digest(path) == self.made:
+    def _superseded(self, path: Path) -> bool:
+        if not path.parent.is_dir():
             return True
-        same = self.sha256 is not None and os.lstat(path).st_ino == self.inode
-        return same and _born_ns(path) == self.born_ns
+        return not self._ours(path) if os.path.lexists(path) else not self.removes
+
+    def _place(self) -> Path:
+        """Where the file is now: at its path, or, of a file that yields, where the job has moved it."""
+        path = Path(self.path)
+        if not self.yields or self.sha256 is None or (os.path.lexists(path) and self._ours(path)):
+            return path
+        for folder, _below, names in os.walk(self.root):
+            for name in names:
+                found = Path(folder, name)
+                with suppress(OSError):
+                    if os.lstat(found).st_ino == self.inode and self._ours(found):
+                        return found
+        return path
+
+    def _ours(self, path: Path) -> bool:
+        """Whether what stands there is the fault's work, or what the fault was to change."""
+        same = self.sha256 is not None and os.lstat(path).st_ino == self.inode and _born_ns(path) == self.born_ns
+        made = self.made or self._noted()
+        if made is None:
+            return same
+        try:
+            found = _digest(path)
+        except PermissionError:
+            return same
+        # A file that the job has written anew in place has the old inode, and is the job's all the same.
+        return found == made or (same and (found == self.sha256 or not self.yields))
+
+    def _noted(self) -> str | None:
+        if self.copy is None:
+            return None
+        with suppress(OSError), open(self._note, opener=owner_only) as file:
+            return file.read() or None
+        return None
 
     def _put_back(self, path: Path) -> None:
         if self.copy is None or _digest(Path(self.copy)) != self.sha256:

@@ -6,6 +6,7 @@ names; it raises ValueError or OSError with a sentence where it can't. `restored
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from dataclasses import asdict, dataclass
@@ -13,7 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Mapping
 
 from torchaos.harness.agent.wire import ControlPage
 from torchaos.harness.undo import proc
+from torchaos.harness.undo.cgroup import CpuCgroup, FreezerCgroup
 from torchaos.harness.undo.file import File
+from torchaos.harness.undo.mount import Mount
+from torchaos.harness.undo.network import LinkUp, Names, NftTable, Qdisc, QueueRule
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Handle
@@ -135,17 +139,34 @@ class PageSlot:
     def _open(self) -> ControlPage | None:
         """None when it is not there, or was never finished: its maker died over it, and no agent takes it for one."""
         try:
-            return ControlPage(self.path)
+            # Only looked at first, and without waiting for a fifo's writer: a damaged log may name anything.
+            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        except ValueError:
-            with open(self.path, "rb") as file:
-                if not any(file.read(8)):
-                    return None
-            raise
+        with open(fd, "rb") as file:
+            found = file.read(ControlPage.SIZE + 1)
+        if len(found) == ControlPage.SIZE and found[:8] == ControlPage.MARK:
+            return ControlPage(self.path)
+        if not any(found[:8]):
+            return None
+        raise ValueError(f"{self.path}: not a control page, which has {ControlPage.SIZE} bytes and a mark of its own")
 
 
-REGISTRY: Mapping[str, type[Handle]] = {cls.kind: cls for cls in (Process, JobProcesses, File, PageSlot)}
+_ALL: tuple[type[Handle], ...] = (
+    Process,
+    JobProcesses,
+    File,
+    PageSlot,
+    Mount,
+    CpuCgroup,
+    FreezerCgroup,
+    NftTable,
+    LinkUp,
+    Qdisc,
+    QueueRule,
+    Names,
+)
+REGISTRY: Mapping[str, type[Handle]] = {cls.kind: cls for cls in _ALL}
 
 
 def to_json(handle: Handle) -> dict[str, Any]:

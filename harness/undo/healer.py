@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Mapping, TypeVar
@@ -81,13 +82,30 @@ class Healer:
     def carry_out(self, name: str | None, why: str) -> None:
         """As `heal`, reporting nothing yet."""
         with self._healing:
-            for record in self._chosen(name):
+            for record in self._with_those_on_top(self._chosen(name)):
                 if record.open or record.id in self._again:
                     self._unreported[record.id] = self._heal(record, why)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to take back."""
+        with self._state:
+            return not self._again and not any(record.open for record in self._records.values())
 
     def _chosen(self, name: str | None) -> list[UndoRecord]:
         with self._state:
             return [record for record in reversed(self._records.values()) if name in (None, record.id, record.owner)]
+
+    def _with_those_on_top(self, chosen: list[UndoRecord]) -> list[UndoRecord]:
+        """Where two faults have changed one file, the later one goes first, also when only the earlier is asked for."""
+        ids = {record.id for record in chosen}
+        paths = {path for record in chosen for path in _paths(record)}
+        with self._state:
+            later = list(self._records.values())
+            if paths and chosen:
+                later = later[later.index(chosen[-1]) :]
+                ids |= {record.id for record in later if record.open and paths & _paths(record)}
+            return [record for record in reversed(self._records.values()) if record.id in ids]
 
     def _heal(self, record: UndoRecord, why: str) -> list[Healed]:
         with self._state:
@@ -105,13 +123,19 @@ class Healer:
     def _note(self, record: UndoRecord, state: State, why: str) -> None:
         """Healing goes on where the log can't be written: the next healer does again what is harmless to do again."""
         if problem := _problem(lambda: self._append(record, state, why)):
-            print(f"undo.jsonl: {record.id} {state.value} could not be written: {problem}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # its own output may be on the disk that is full
+                text = f"undo.jsonl: {record.id} {state.value} could not be written: {problem}"
+                print(text, file=sys.stderr, flush=True)
             record.state = state
 
     def _append(self, record: UndoRecord, state: State, why: str) -> None:
         if self._log is not None:
             self._log.append({"record": record.id, "state": state.value, "why": why})
         record.state = state
+
+
+def _paths(record: UndoRecord) -> set[str]:
+    return {str(raw["path"]) for raw in record.handles if raw.get("kind") == "file" and "path" in raw}
 
 
 def _restore(raw: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The undo log, RUN_DIR/undo/undo.jsonl: what is to be taken back and how far that got. One JSON object a line:
 
-    {"run_id", "reaper": [pid, start_ticks], "boot", "version"}                     the first line
+    {"run_id", "harness": [pid, start_ticks], "reaper": the same, "boot", "host", "version"}      the first line
     {"record", "state": "planned", "owner", "limit_s", "handles", "irreversible"}   before the fault is applied
     {"record", "state": ..., "why"}                                                  what became of it
 
@@ -108,8 +108,9 @@ class UndoLog:
                 raise
             self._end += len(data)
 
-    def header(self, run_id: str, reaper: tuple[int, int | None], boot: str) -> None:
-        self.append({"run_id": run_id, "reaper": reaper, "boot": boot, "version": VERSION})
+    def header(self, about: Mapping[str, Any]) -> None:
+        """Which run it is, and whose: an `OpenRun`."""
+        self.append({**about, "version": VERSION})
 
     def close(self) -> None:
         os.close(self._fd)

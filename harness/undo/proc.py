@@ -41,6 +41,27 @@ def boot_id() -> str:
         return ""
 
 
+def host() -> str:
+    """Names this machine, whatever its boot: a home directory may be shared by many."""
+    try:
+        with open("/etc/machine-id") as file:
+            machine = file.read().strip()
+    except OSError:
+        machine = ""
+    return f"{os.uname().nodename}/{machine}"
+
+
+def ticks_of(pid: int) -> int:
+    """Start time in clock ticks since boot; 0 where there is no such process."""
+    return start_ticks(pid) or 0
+
+
+def is_alive(pid: int, ticks: int) -> bool:
+    """Whether the process that started at `ticks` is there and no zombie."""
+    found = stat(pid)
+    return found is not None and found.ticks == ticks and found.state not in "ZX"
+
+
 @contextmanager
 def hold(pid: int, ticks: int) -> Iterator[int | None]:
     """A pidfd of the process that started at `ticks`; None when it is gone (a zombie is) or the pid is another's now.
@@ -105,9 +126,9 @@ def _over(fds: list[int], deadline: float) -> set[int]:
     return gone
 
 
-def family(run_id: str) -> dict[int, int]:
-    """Every living process of a job: those that carry its mark in their environment, and all that descend from them
-    (a rank that sets its title may have overwritten its environment). Start times by pid.
+def family(run_id: str, variable: str = ENV_RUN_ID) -> dict[int, int]:
+    """Every living process of a job: those that carry its mark in their environment (`variable`), and all that descend
+    from them (a rank that sets its title may have overwritten its environment). Start times by pid.
 
     Never this process or one of its ancestors, nor what hangs on the tree only through them.
     """
@@ -116,7 +137,7 @@ def family(run_id: str) -> dict[int, int]:
     children: dict[int, list[int]] = {}
     for pid, found in table.items():
         children.setdefault(found.parent, []).append(pid)
-    open_, members = [pid for pid in table if _marked(pid, run_id)], set[int]()
+    open_, members = [pid for pid in table if _marked(pid, variable, run_id)], set[int]()
     while open_:
         pid = open_.pop()
         if pid not in spared and pid not in members:
@@ -154,9 +175,9 @@ def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _marked(pid: int, run_id: str) -> bool:
+def _marked(pid: int, variable: str, value: str) -> bool:
     try:
-        return f"{ENV_RUN_ID}={run_id}".encode() in _image(pid)[1].split(b"\0")
+        return f"{variable}={value}".encode() in _image(pid)[1].split(b"\0")
     except OSError:  # gone, or another user's, and then it is none of ours
         return False
 

@@ -1,6 +1,6 @@
 """The reaper: a process in a session of its own that outlives the harness and takes back what is guarded.
 
-    python -m torchaos.harness.undo.reaper FD RUN_DIR RUN_ID
+    python -m torchaos.harness.undo.reaper FD RUN_DIR RUN_ID HARNESS_PID
 
 FD is one end of a socket pair; the harness holds the other. Both send JSON objects, one a line. The reaper's first says
 {"armed": pid}. Requests carry an `id` that the answer repeats, with either `ok` or `error`:
@@ -29,10 +29,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent.wire import start_ticks
-from torchaos.harness.undo import proc
+from torchaos.harness.undo import open_runs, proc
 from torchaos.harness.undo.healer import Healed, Healer
 from torchaos.harness.undo.log import State, UndoLog, UndoRecord
+from torchaos.harness.undo.open_runs import OpenRun
 
 FORKS_S = 1.0  # how long a process that the harness was starting when it died is given to become the job
 
@@ -141,23 +141,27 @@ def _in_background(work: Any, *args: object) -> None:
     threading.Thread(target=work, args=args, daemon=True).start()
 
 
-def main(fd: int, run_dir: Path, run_id: str) -> None:
+def main(fd: int, run_dir: Path, run_id: str, harness: int) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    harness = os.getppid()
     sock = socket.socket(fileno=fd)
     try:
         log = UndoLog(run_dir)
-        log.header(run_id, (os.getpid(), start_ticks(os.getpid())), proc.boot_id())
+        run = OpenRun.of(run_id, run_dir, (harness, proc.ticks_of(harness)))
+        log.header(asdict(run))
+        open_runs.add(run)
     except OSError as error:
         sock.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
         return
-    reaper = Reaper(sock, Healer(log), harness)
+    healer = Healer(log)
+    reaper = Reaper(sock, healer, harness)
     reaper.send({"armed": os.getpid()})
     reaper.run()
+    if healer.is_done:
+        open_runs.remove(run_id)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
     sys.stderr.flush()
     os._exit(0)  # a restore that hangs must not keep the reaper

@@ -221,6 +221,42 @@ def test_hold_and_go(rank: Any, phase: Any) -> None:
     assert (page.read(page.FIRED), page.read(page.STATE)) == (1, 3)
 
 
+def test_a_rank_that_died_in_its_hold_is_not_held_again(rank: Any, phase: Any) -> None:
+    """Whatever killed the held rank was the fault: once the harness has said go, its successor passes unharmed, and
+    without waiting."""
+    page = rank.page()
+    order = rank.order(step=3, phase=phase.BACKWARD, hold_s=60.0)
+    process = rank.start(JOB, orders=(order,))
+    page.write(page.ARMED_PID, process.pid)
+    page.write(page.ALLOWED, 1)
+    wait_until(lambda: page.read(page.STATE) == 1, rank.read)
+    process.kill()
+    page.write(page.GO, 1)
+    assert rank.wait(process).code == -9
+    (rank.folder / "last.pt").unlink(missing_ok=True)
+    ran = rank.run(JOB, orders=(order,), attempt=1)
+    assert ran.code == 0, ran.output
+    assert (len(ran.of("fault.held")), missed(ran)) == (1, [])
+    assert page.read(page.FIRED) == 0
+
+
+def test_hold_at_the_start(rank: Any, phase: Any) -> None:
+    """A rank that is to be held at its start waits there until it is armed, and has not done a line of the job's by
+    then; it is held once in its attempt."""
+    page = rank.page()
+    order = rank.order(attempt=0, phase=phase.START, hold_s=60.0)
+    process = rank.start(f"import torch\nprint('first line', flush=True)\n{JOB}", orders=(order,))
+    wait_until(lambda: any(event.kind.value == "agent.started" for event in rank.read()), rank.read)
+    page.write(page.ALLOWED, 1)  # later than it came there, or as late
+    wait_until(lambda: page.read(page.STATE) == 1, rank.read)
+    assert [event.kind.value for event in rank.read()] == ["agent.started", "fault.held"]
+    page.write(page.GO, 1)
+    ran = rank.wait(process)
+    assert ran.code == 0, ran.output
+    assert len(ran.of("fault.held")) == 1
+    assert ran.output.startswith("first line")
+
+
 def test_hold_expires(rank: Any, phase: Any) -> None:
     """Where the harness never says go, the rank goes on by itself and says so."""
     page = rank.page()

@@ -86,3 +86,11 @@ def test_the_picture_is_small_and_needs_no_network() -> None:
     assert "PASSED" in text
     assert "url(http" not in text
     assert "@import" not in text
+
+
+def test_what_shows_a_promise_exists() -> None:
+    """Each test, file and command that docs/promises.md names is there."""
+    named = re.findall(r"`((?:tests|ci)/[\w/]+\.py)(?:::(\w+))?`", (REPOSITORY / "docs" / "promises.md").read_text())
+    assert len(named) > 20
+    for file, test in named:
+        assert f"def {test}(" in (REPOSITORY / file).read_text() if test else (REPOSITORY / file).is_file(), (file, test)

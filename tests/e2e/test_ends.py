@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import yaml
 from chaos import RunScenario, kill_rank, left_over
 
 pytestmark = pytest.mark.job
+JOB_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+SECRET = "q7-Zr4kTn2Lw9"
 
 
 def wait_until(found: Callable[[], Any], what: str, timeout_s: float = 90.0) -> Any:
@@ -33,10 +36,10 @@ def wait_until(found: Callable[[], Any], what: str, timeout_s: float = 90.0) -> 
 def started(tmp_path: Path, cache: Path, reference: dict[str, Any]) -> Callable[..., subprocess.Popen[bytes]]:
     """Starts a run of 5,000 steps, which nobody waits for, with a fault that never comes."""
 
-    def start() -> subprocess.Popen[bytes]:
+    def start(twin: Any = "none", **env: str) -> subprocess.Popen[bytes]:
         job = {**reference, "command": reference["command"].replace("--steps 60", "--steps 5000")}
         path = tmp_path / "long.yaml"
-        path.write_text(yaml.safe_dump(kill_rank(job, when={"step": 4999}, twin="none")))
+        path.write_text(yaml.safe_dump(kill_rank({**job, "env": {**JOB_ENV, **env}}, when={"step": 4999}, twin=twin)))
         command = [sys.executable, "-m", "torchaos.harness", "run", str(path), "--out", str(tmp_path / "out")]
         reports = ["--junit", str(tmp_path / "junit.xml"), "--json", str(tmp_path / "all.json")]
         environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
@@ -64,6 +67,116 @@ def test_an_interrupt_rolls_back_and_is_inconclusive(
     assert result["verdict"] == "inconclusive"
     assert "SIGINT" in result["reason"]
     assert left_over(run) == []
+
+
+def test_a_second_interrupt_hurries(started: Callable[[], subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """Two signals: everything is taken back all the same, without grace for the job and without the inventory."""
+    harness = started()
+    run = folder_of(tmp_path)
+    harness.send_signal(signal.SIGINT)
+    harness.send_signal(signal.SIGTERM)
+    begun = time.monotonic()
+    assert harness.wait(60) == 2, (tmp_path / "console.txt").read_text()
+    stages = (run / "events" / "harness.jsonl").read_text()
+    assert '"stage":"stop job"' in stages
+    assert '"stage":"inventory"' not in stages, f"ended after {time.monotonic() - begun:.1f} s"
+    assert left_over(run) == []
+
+
+def test_an_interrupt_during_the_twin(
+    started: Callable[..., subprocess.Popen[bytes]], cache: Path, tmp_path: Path
+) -> None:
+    """The twin is ended in order too, what it was to show is not claimed, and no half of it stays in the cache."""
+    harness = started(twin={"runs": 1}, TWIN_OF="the interrupt")
+    found = wait_until(
+        lambda: [p for p in cache.glob("torchaos/twins/*/run-0-*/events/rank1*") if f"-{harness.pid}" in str(p)], "twin"
+    )
+    harness.send_signal(signal.SIGTERM)
+    assert harness.wait(90) == 2, (tmp_path / "console.txt").read_text()
+    assert left_over_of(harness.pid) == []
+    home = found[0].parents[2]
+    assert not (home / "0").exists()
+    result = json.loads((tmp_path / "all.json").read_text())["results"][0]
+    assert "SIGTERM" in result["reason"]
+
+
+def left_over_of(harness: int) -> list[int]:
+    """Processes that carry the mark of any run of that harness: its run directories end with its pid."""
+    marks = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if b"TORCHAOS_RUN_ID=" in environment and f"-{harness}-".encode() in environment:
+            marks.append(int(process.name))
+    return marks
+
+
+def command(*words: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "torchaos.harness", *words], capture_output=True, text=True, timeout=300, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def listening(pid: int) -> list[str]:
+    """The sockets of a process that wait for others to connect: TCP (state 0A) and Unix (flag 00010000)."""
+    own = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            own.add(os.readlink(fd).removeprefix("socket:[").removesuffix("]"))
+        except OSError:
+            continue
+    found = []
+    for table, column, inode, state in (("tcp", 3, 9, "0A"), ("tcp6", 3, 9, "0A"), ("unix", 3, 6, "00010000")):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[column] == state and fields[inode] in own:
+                found.append(f"{table}: {line.strip()}")
+    return found
+
+
+def test_seen_and_ended_from_elsewhere(started: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """`status` tells what runs, nothing of ours listens on a socket, no secret is in the record, all of it is for its
+    owner alone, and `halt` ends it in order."""
+    harness = started(API_KEY=SECRET)
+    run = folder_of(tmp_path)
+    (view,) = (one for one in json.loads(command("status", "--json")[1])["runs"] if one["harness"] == harness.pid)
+    assert (view["life"], view["scenario"], view["stage"], view["run_dir"]) == ("live", "kill-rank", "run", str(run))
+    assert len(view["job"]) >= 3
+    for pid in (view["harness"], view["reaper"]):
+        assert listening(pid) == []
+    code, said = command("halt")
+    assert code == 0, said
+    assert harness.wait(10) == 2, (tmp_path / "console.txt").read_text()
+    assert left_over(run) == []
+    for path in run.rglob("*"):
+        if path.is_relative_to(run / "job"):
+            continue
+        assert path.lstat().st_mode & 0o077 == 0, f"{path} is open to others"
+        if path.is_file() and path.name != "scenario.yaml":
+            assert SECRET not in path.read_text(errors="replace"), path
+    for path in (tmp_path / "console.txt", tmp_path / "all.json", tmp_path / "junit.xml"):
+        assert SECRET not in path.read_text(), path
+    assert command("judge", str(run))[0] == 2
+    (run / "events" / "link.jsonl").symlink_to("/etc/passwd")
+    code, said = command("judge", str(run))
+    assert (code, "it is a link" in said) == (3, True), said
+
+
+def test_a_run_directory_that_is_removed(started: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """Somebody removes it under a live run: a clear error and no verdict, and the job is ended all the same."""
+    harness = started()
+    run = folder_of(tmp_path)
+    mark = json.loads((run / "agent" / "plan.json").read_text())["run_id"]
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.rmtree(run, ignore_errors=True)  # the job makes folders meanwhile
+    code, text = harness.wait(120), (tmp_path / "console.txt").read_text()
+    assert code in (4, 5), text
+    assert "Traceback" not in text
+    assert "was removed" in text or "can't be" in text, text
+    assert not [pid for pid in left_over_of(harness.pid) if mark], text
 
 
 def test_a_killed_harness_leaves_no_process_and_a_closed_gate(

@@ -20,13 +20,33 @@ Offer = Callable[..., None]
 def _nothing(*_: Any) -> None: ...
 
 
+def _changes(self: Any, site: Any) -> Any:
+    return []
+
+
+def _changes_nothing(self: Any, site: Any) -> None:
+    site.look()
+
+
+def _falls_through(self, site):  # type: ignore[no-untyped-def]  # as others may write it
+    site.look()
+    return
+
+
+def _other_things(self: Any, site: Any) -> list[str]:
+    return ["rm -r /tmp/it"]
+
+
+_changes.__annotations__["return"] = "Sequence[Handle]"
+
 PARTS: dict[str, Any] = {
     "name": "fake.fits",
     "where": ("node",),
     "needs": frozenset(),
     "lethal": False,
     "hits": "ranks",
-    **dict.fromkeys(("plan", "changes", "apply", "probes", "felt"), _nothing),
+    **dict.fromkeys(("plan", "apply", "probes", "felt"), _nothing),
+    "changes": _changes,
 }
 
 
@@ -69,6 +89,14 @@ def test_a_class_is_found_by_name(offer: Offer) -> None:
     assert registry.injectors() == {"fake.fits": Fits}
     assert registry.names("injectors") == ("fake.fits",)
     assert registry.assertions() == {}
+
+
+@pytest.mark.parametrize("changes", [_changes_nothing, _falls_through, _other_things])
+def test_what_does_not_declare_its_undo_is_not_loaded(offer: Offer, changes: Any) -> None:
+    """An injector whose `changes` returns neither handles nor Irreversible is refused, and the text says why."""
+    offer("fake.fits", dataclass(frozen=True)(type("Fault", (), {**PARTS, "changes": changes})))
+    with pytest.raises(UsageError, match=r"returns neither handles nor Irreversible.*not loaded"):
+        registry.find("injectors", "fake.fits")
 
 
 def test_others_are_not_loaded(offer: Offer) -> None:

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.undo.file import File
+from torchaos.harness.undo.handles import to_json
+from torchaos.harness.undo.healer import Healer
+from torchaos.harness.undo.log import UndoRecord
 
 
 @pytest.fixture
@@ -79,6 +82,78 @@ def test_new_file_is_removed_only_if_ours(tmp_path: Path) -> None:
         handles[1].restore()
     assert not ours.exists()
     assert theirs.read_bytes() == b"somebody's"
+
+
+def _yielding(file: Path) -> File:
+    """A guarded checkpoint, damaged in place, with the fault's note."""
+    handle = File.of(file, file.parents[1], file.parents[1], yields=True)
+    with open(file, "r+b") as damaged:
+        damaged.write(b"W")
+    handle.note()
+    assert not handle.restored()
+    return handle
+
+
+def test_a_folder_that_the_job_rotated_away(file: Path) -> None:
+    """A checkpoint that went with its folder leaves nothing to put back."""
+    handle = _yielding(file)
+    file.unlink()
+    file.parent.rmdir()
+    handle.restore()
+    assert handle.restored()
+    assert not file.parent.exists()
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_file_that_the_job_moved(file: Path, what: str) -> None:
+    """Damage that the job has moved along, by renaming the file or its folder, is put right where it is now."""
+    handle = _yielding(file)
+    if what == "file":
+        now = file.rename(file.with_name("previous.pt"))
+    else:
+        now = file.parent.rename(file.parent.with_name("step-10")) / file.name
+    assert not handle.restored()
+    handle.restore()
+    assert handle.restored()
+    assert now.read_bytes() == b"weights" * 1000
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_checkpoint_that_the_job_wrote_anew_stays(file: Path, in_place: bool) -> None:
+    """A newer checkpoint at the same path is the job's, whether it was renamed there or written into the old file."""
+    handle = _yielding(file)
+    if in_place:
+        file.write_bytes(b"the next checkpoint")
+    else:
+        file.with_name("new").write_bytes(b"the next checkpoint")
+        file.with_name("new").replace(file)
+    handle.restore()
+    assert handle.restored()
+    assert file.read_bytes() == b"the next checkpoint"
+
+
+@pytest.mark.parametrize("first", ["earlier", "later", "all"])
+def test_two_faults_on_one_file(file: Path, first: str) -> None:
+    """Whichever is asked to be taken back first, in the end the file is what it was, byte for byte."""
+    before, healer = file.stat(), Healer(None)
+    for name, damage in (("earlier", b"W"), ("later", b"XX")):
+        handle = File.of(file, file.parent, file.parent.parent, yields=name == "earlier")
+        healer.guard(UndoRecord(name, name, (to_json(handle),)))
+        with open(file, "r+b") as damaged:
+            damaged.write(damage)
+        handle.note()
+    orders: dict[str, list[str | None]] = {
+        "earlier": ["earlier", "later"],
+        "later": ["later", "earlier"],
+        "all": [None],
+    }
+    for asked in orders[first]:
+        assert all(each.verified for each in healer.heal(asked, "test"))
+    after = file.stat()
+    assert file.read_bytes() == b"weights" * 1000
+    assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+    assert healer.is_done
 
 
 def test_refuses_links_and_the_outside(file: Path, tmp_path: Path) -> None:

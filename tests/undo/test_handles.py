@@ -7,17 +7,22 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import netspace
 import pytest
 
+from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import ENV_RUN_ID, ControlPage
 from torchaos.harness.contracts import Handle
+from torchaos.harness.undo.cgroup import freeze, freezer_for, group_for, throttle
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import REGISTRY, JobProcesses, PageSlot, Process, from_json, to_json
+from torchaos.harness.undo.mount import Mount
 
 Case = tuple[Handle, Callable[[], None]]  # the handle, and the change that it takes back
 
@@ -40,8 +45,21 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, spawn: Any) -> Case:
             lambda: _write(new, "fault"),
         ),
         "page_slot": lambda: (PageSlot(str(page)), lambda: _arm(page)),
+        "cpu_cgroup": lambda: _grouped(group_for(sleeper.pid, "test"), lambda one: throttle(one, sleeper.pid, 0.5)),
+        "freezer_cgroup": lambda: _grouped(freezer_for(sleeper.pid, "test"), lambda one: freeze(one, sleeper.pid)),
+        "mount": lambda: (Mount.of(tmp_path, f"torchaos-{os.getpid()}"), lambda: _mount(tmp_path)),
     }
+    if request.param in netspace.KINDS:
+        return netspace.case_of(request.param, spawn, tmp_path)
+    if request.param == "mount" and os.geteuid() != 0:
+        pytest.skip("needs root, to mount")
+    if request.param.endswith("_cgroup") and not capabilities.check("freezer").present:
+        pytest.skip("needs cgroups of version 1, to write to")
     return cases[request.param]()
+
+
+def _grouped(group: Any, change: Callable[[Any], None]) -> Case:
+    return group, lambda: change(group)
 
 
 def _stop(pid: int) -> None:
@@ -51,6 +69,10 @@ def _stop(pid: int) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text)
+
+
+def _mount(path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", f"torchaos-{os.getpid()}", path], check=True)
 
 
 def _arm(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Python imports this when it starts, because the launcher puts this folder first on PYTHONPATH.
 
-It loads the agent in a rank of a torchaos job, and then hands over to the sitecustomize that it hides.
+It loads the agent in a rank of a torchaos job (on several nodes also in torchrun, to count the rendezvous), and then
+hands over to the sitecustomize that it hides.
 """
 
 import os
@@ -9,7 +10,9 @@ import sys
 
 def _load_agent() -> None:
     """Load the folder above as a package under a private name; whatever goes wrong there is no matter of the job."""
-    if "_torchaos_agent" in sys.modules or not {"TORCHAOS_PLAN", "RANK", "LOCAL_RANK"} <= os.environ.keys():
+    in_rank = {"TORCHAOS_PLAN", "RANK", "LOCAL_RANK"} <= os.environ.keys()
+    in_torchrun = "TORCHAOS_NODE" in os.environ and "RANK" not in os.environ
+    if "_torchaos_agent" in sys.modules or not (in_rank or in_torchrun):
         return
     try:
         import importlib.util

@@ -21,7 +21,8 @@ def main() -> None:
     parser.add_argument("--exit", type=int, default=0)
     options = parser.parse_args()
     rank = int(os.environ["RANK"])
-    attempt = int(os.environ.get("TORCHAOS_ATTEMPT_BASE", "0")) + int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    count = os.environ.get("TORCHAOS_ROUND") or os.environ["TORCHELASTIC_RESTART_COUNT"]
+    attempt = int(os.environ.get("TORCHAOS_ATTEMPT_BASE", "0")) + int(count)
     if options.loader:
         for _ in range(2):
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -1,0 +1,82 @@
+"""What do checkpoints cost: how long does training stand still for each, and for what share of the time?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+from torchaos.harness.agent.wire import Seconds
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.history import History, Save
+from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class CheckpointOverhead:
+    """Bounds. `blocked`: the longest time that training stood still for one checkpoint. `blocked_share`: for all of
+    them, as a share (0 to 1) of the time in which steps were made. `writing_share`: the share in which a checkpoint was
+    being written, in the background too."""
+
+    name: ClassVar[str] = "checkpoint_overhead"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS})
+
+    blocked: Seconds | None = None
+    blocked_share: float | None = None
+    writing_share: float | None = None
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        bounds = {one.name: bound for one in fields(self) if (bound := getattr(self, one.name)) is not None}
+        return replace(self._judge(run, bounds), bound=bounds)
+
+    def _judge(self, run: Record, bounds: dict[str, float]) -> Finding:
+        saves = [save for save in run.history.saves if save.ended_s is not None]
+        if not saves:
+            return inconclusive("no checkpoint was seen being written, so nothing shows what it costs")
+        training = training_s(run.history)
+        if training <= 0.0:
+            return inconclusive("too few steps were seen to say how long the job trained")
+        blocked = blocked_s(saves)
+        measured = {
+            "checkpoints": len(blocked), "blocked": max(blocked), "blocked_share": sum(blocked) / training,
+            "writing_share": writing_s(saves) / training, "training_s": training,
+        }  # fmt: skip
+        for name, bound in bounds.items():
+            if measured[name] > bound:
+                return replace(failed(_WORDS[name].format(measured[name], bound)), measured=measured)
+        told = f"training stood still for at most {max(blocked):.3g} s per checkpoint"
+        share = f"{sum(blocked) / training:.2%} of the time"
+        return passed(f"{told}, {share}; {len(blocked)} were written", **measured)
+
+
+_WORDS = {
+    "blocked": "training stood still for {:.3g} s for one checkpoint, {:.3g} s are allowed",
+    "blocked_share": "training stood still for checkpoints for {:.2%} of the time, {:.2%} are allowed",
+    "writing_share": "checkpoints were being written for {:.2%} of the time, {:.2%} are allowed",
+}
+
+
+def training_s(history: History) -> float:
+    """The time in which steps were made, in seconds: of each attempt, from the end of its first step to its last."""
+    times: dict[int, list[float]] = defaultdict(list)
+    for one in history.executions:
+        times[one.attempt].append(one.mono_s)
+    return sum(max(of_attempt) - min(of_attempt) for of_attempt in times.values())
+
+
+def blocked_s(saves: Sequence[Save]) -> list[float]:
+    """For each checkpoint, however many files it was written as: all that were begun after one step of an attempt."""
+    found: dict[tuple[int, int], float] = defaultdict(float)
+    for save in saves:
+        found[save.attempt, save.local_step] += save.blocked_s
+    return list(found.values())
+
+
+def writing_s(saves: Sequence[Save]) -> float:
+    """The time in which at least one was being written, in seconds."""
+    total, until = 0.0, float("-inf")
+    for begun, ended in sorted((save.begun_s, save.ended_s or save.begun_s) for save in saves):
+        total += max(0.0, ended - max(begun, until))
+        until = max(until, ended)
+    return total

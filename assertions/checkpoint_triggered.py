@@ -1,0 +1,64 @@
+"""Was a checkpoint taken between the first sign of trouble and the death? (Trigger-based checkpointing.)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.judging.recovery import Landing, landings
+from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class CheckpointTriggered:
+    """A whole checkpoint, begun after the fault `sign` (the first one of a GPU's health, where none is named) and done
+    before the first rank ended, of a step at which the twin saved none."""
+
+    sign: str | None = None
+
+    name: ClassVar[str] = "checkpoint_triggered"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS, Need.TWIN})
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        hit = next((one for one in landings(run) if self._is_sign(run, one)), None)
+        if hit is None:
+            return inconclusive("the sign of trouble never came, so no checkpoint was due")
+        death_s = _death(run, hit)
+        if death_s is None:
+            return inconclusive(f"no rank ended after {hit.fault}, so there was no death to save before")
+        if not run.history.saves and not any(twin.history.saves for twin in twins):
+            return inconclusive("no checkpoint was seen at all, in the run or in the twin")
+        between = [save for save in run.history.saves if hit.at_s <= save.begun_s < death_s]
+        whole = [save for save in between if save.ok and save.ended_s is not None and save.ended_s <= death_s]
+        if not whole:
+            begun = f"{len(between)} begun and not whole" if between else "none begun"
+            return failed(f"no checkpoint was taken in the {death_s - hit.at_s:.2f} s before the death; {begun}")
+        regular = {save.global_step for twin in twins for save in twin.history.saves}
+        own = [save for save in whole if save.global_step not in regular]
+        if twins and not own:
+            return inconclusive(
+                f"the checkpoint after step {whole[0].global_step} was taken in that time, but the twin has it too: "
+                "it may have been due anyway; let the fault come between two regular ones"
+            )
+        chosen = (own or whole)[0]
+        took = (chosen.ended_s or chosen.begun_s) - hit.at_s
+        unsure = "" if twins else "; without a twin, a regular one can't be told from one that was triggered"
+        return (passed if twins else inconclusive)(
+            f"a checkpoint after step {chosen.global_step} was whole {took:.2f} s after {hit.fault}, "
+            f"{death_s - hit.at_s - took:.2f} s before the death{unsure}",
+            seconds=took, step=chosen.global_step,
+        )  # fmt: skip
+
+    def _is_sign(self, run: Record, hit: Landing) -> bool:
+        if self.sign is not None:
+            return hit.fault == self.sign
+        return any(one.id == hit.fault and one.inject.startswith("gpu.") for one in run.plan.faults)
+
+
+def _death(run: Record, hit: Landing) -> float | None:
+    """When the first rank ended after it, with whatever exit code but that of a job that is done."""
+    exits = run.of_kind(Kind.RANK_EXITED)
+    return min((e.mono_s for e in exits if e.mono_s >= hit.at_s and e.data["exit_code"] != 0), default=None)

@@ -1,0 +1,94 @@
+"""Were the right ranks blamed for a hang, all of them, and no other?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.judging.stalls import Stall, stalls_of
+from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class CulpritIdentified:
+    """Compared with the ranks that the faults hit. `precision`: of those that are blamed, so many must be right;
+    `recall`: of those that were hit, so many must be blamed; both from 0 to 1, over all faults of the run.
+
+    `report`: judge not our own diagnosis but that of another tool: a JSON file with `culprits`, a list of ranks, which
+    the job or the tool leaves by the end of the run; `{run}` stands for the job's folder."""
+
+    name: ClassVar[str] = "culprit_identified"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.HANGS})
+
+    precision: float = 1.0
+    recall: float = 1.0
+    report: str | None = None
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        bound: dict[str, Any] = {"precision": self.precision, "recall": self.recall}
+        if self.report is not None:
+            bound["report"] = self.report
+        return replace(self._judge(run), bound=bound)
+
+    def _judge(self, run: Record) -> Finding:
+        stalls = [stall for stall in stalls_of(run) if stall.ranks]
+        if not stalls:
+            return inconclusive("no fault was applied to a rank, so nobody could be blamed rightly")
+        if self.report is not None:
+            named = _of_report(run)
+            if isinstance(named, str):
+                return inconclusive(f"{self.report}: {named}")
+            return self._score([(frozenset().union(*(stall.ranks for stall in stalls)), named)], "the report")
+        if Need.HANGS not in run.plan.collect:
+            return inconclusive("this run was made without our observers; run the scenario again")
+        pairs = [(stall.ranks, _named(run, stall)) for stall in stalls]
+        return self._score(pairs, "our diagnosis")
+
+    def _score(self, pairs: Sequence[tuple[frozenset[int], frozenset[int] | None]], who: str) -> Finding:
+        blamed = [(hit, named or frozenset()) for hit, named in pairs]
+        right = sum(len(hit & named) for hit, named in blamed)
+        all_named, all_hit = (sum(len(pair[side]) for pair in blamed) for side in (1, 0))
+        precision = right / all_named if all_named else None
+        recall = right / all_hit
+        measured: dict[str, Any] = {
+            "precision": precision, "recall": recall,
+            "hit": [sorted(hit) for hit, _ in blamed], "blamed": [sorted(named) for _, named in blamed],
+        }  # fmt: skip
+        for hit, named in pairs:
+            said = "nobody: no hang was declared" if named is None else _ranks(named)
+            if recall < self.recall and not hit <= (named or frozenset()):
+                return failed(f"{_ranks(hit)} held the job up, and {who} blamed {said}", **measured)
+        wrong = frozenset[int]().union(*(named - hit for hit, named in blamed))
+        if precision is not None and precision < self.precision:
+            return failed(f"{who} blamed {_ranks(wrong)}, which no fault had hit", **measured)
+        if precision is None and self.recall > 0:
+            return failed(f"{who} blamed nobody", **measured)
+        return passed(f"{who} blamed {right} of the {all_hit} that were hit, and {len(wrong)} other", **measured)
+
+
+def _named(run: Record, stall: Stall) -> frozenset[int] | None:
+    """Of the last time that a hang was declared while the fault was on: it had most to go by. None: it never was."""
+    found = [
+        event for event in run.of_kind(Kind.HANG_DECLARED)
+        if stall.since_s <= float(event.data.get("declared_s", event.mono_s)) <= stall.until_s
+    ]  # fmt: skip
+    return frozenset(found[-1].data["ranks"]) if found else None
+
+
+def _of_report(run: Record) -> frozenset[int] | str:
+    """The ranks, or why there are none to judge."""
+    raw = run.artifacts.get("report")
+    if not isinstance(raw, dict):
+        return "it was not collected; run the scenario again"
+    if "error" in raw:
+        return str(raw["error"])
+    return frozenset(raw["culprits"])
+
+
+def _ranks(ranks: frozenset[int]) -> str:
+    if not ranks:
+        return "nobody"
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, sorted(ranks)))

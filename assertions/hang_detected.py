@@ -1,0 +1,97 @@
+"""Did anybody notice that the job hung, who, and how fast?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from torchaos.harness.agent.wire import Event, Kind, Seconds
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.judging.stalls import Stall, stalls_of
+from torchaos.harness.record import Record
+
+# What the process group's own time-out says in the log, see probes/causes.py.
+_WATCHDOG = frozenset({"nccl-watchdog-timeout", "gloo-timeout"})
+
+
+@dataclass(frozen=True)
+class HangDetected:
+    """`by`: who has to notice each stall: the job's own time-out of a process group, our observers (by declaring a
+    hang), or either. `within`, and `suspected_within` for our observers' first suspicion: seconds since the fault was
+    applied."""
+
+    name: ClassVar[str] = "hang_detected"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.HANGS})
+
+    by: Literal["anyone", "job", "observers"] = "anyone"
+    within: Seconds | None = None
+    suspected_within: Seconds | None = None
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        bound = {"by": self.by, "within": self.within, "suspected_within": self.suspected_within}
+        return replace(self._judge(run), bound={name: one for name, one in bound.items() if one is not None})
+
+    def _judge(self, run: Record) -> Finding:
+        stalls = list(stalls_of(run))
+        if not stalls:
+            return inconclusive("no fault was applied, so there was nothing to notice")
+        if self.by != "job" and Need.HANGS not in run.plan.collect:
+            return inconclusive("this run was made without our observers; run the scenario again")
+        found = [_noticed(run, one) for one in stalls]
+        measured = {"noticed": found, "false_alarms": _false_alarms(run, stalls[0].since_s)}
+        for stall, one in zip(stalls, found, strict=True):
+            if problem := self._problem(stall, one):
+                return replace(problem, measured=measured)
+        slowest = max(found, key=lambda one: float(one["after"] or 0.0))
+        return passed(f"{slowest['who']} noticed {slowest['after']:.2f} s after the fault", **measured)
+
+    def _problem(self, stall: Stall, one: dict[str, Any]) -> Finding | None:
+        after = {"job": one["job"], "observers": one["observers"], "anyone": one["after"]}[self.by]
+        who = {"job": "the job's own time-out", "observers": "our observers", "anyone": "anybody"}[self.by]
+        lasted = stall.until_s - stall.since_s
+        if after is None:
+            if self.within is not None and lasted < self.within:
+                return inconclusive(
+                    f"{stall.fault} lasted only {lasted:.2f} s, less than {who} may take; make it longer"
+                )
+            others = f" (only {one['who']} did)" if one["who"] else ""
+            return failed(f"{stall.fault} was not noticed by {who} in the {lasted:.2f} s that it lasted{others}")
+        if self.within is not None and after > self.within:
+            return failed(
+                f"{stall.fault} was noticed by {who} after {after:.2f} s, {after - self.within:.2f} s too late"
+            )
+        bound, suspected = self.suspected_within, one["suspected"]
+        if bound is not None and suspected is None:
+            return failed(f"{stall.fault}: our observers suspected nothing")
+        if bound is not None and suspected > bound:
+            return failed(f"{stall.fault} was suspected after {suspected:.2f} s, {suspected - bound:.2f} s too late")
+        return None
+
+
+def _noticed(run: Record, stall: Stall) -> dict[str, Any]:
+    """Seconds since the fault was applied; None: never."""
+    job = _first(run, stall, lambda e: e.kind is Kind.LOG_CAUSE and e.data["cause"] in _WATCHDOG)
+    ours = _first(run, stall, lambda e: e.kind is Kind.HANG_DECLARED)
+    suspected = _first(run, stall, lambda e: e.kind is Kind.HANG_SUSPECTED)
+    times = {"the job's own time-out": job, "our observers": ours}
+    known = {who: after for who, after in times.items() if after is not None}
+    who = min(known, key=lambda name: known[name]) if known else ""
+    return {
+        "fault": stall.fault, "who": who, "after": known.get(who), "job": job, "observers": ours,
+        "suspected": suspected,
+    }  # fmt: skip
+
+
+def _first(run: Record, stall: Stall, fits: Any) -> float | None:
+    found = (event for event in run.events if fits(event) and stall.since_s <= _at(event) <= stall.until_s)
+    return next((_at(event) - stall.since_s for event in found), None)
+
+
+def _at(event: Event) -> float:
+    """A hang is declared before it has been found out who is to blame."""
+    return float(event.data.get("declared_s", event.mono_s))
+
+
+def _false_alarms(run: Record, first_s: float) -> int:
+    return sum(event.mono_s < first_s for event in run.of_kind(Kind.HANG_DECLARED))

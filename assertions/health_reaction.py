@@ -1,0 +1,94 @@
+"""Did the job, or the agent that watches its node, react to what a GPU said of its health, and in time?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torchaos.harness.agent.wire import Kind, Seconds
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.judging.recovery import Landing, landings
+from torchaos.harness.record import Record
+
+_PARTS = {
+    "noticed": "anybody who watches the GPUs was told of it",
+    "checkpointed": "a checkpoint was saved",
+    "drained": "the ranks on that GPU had left",
+}
+
+
+@dataclass(frozen=True)
+class HealthReaction:
+    """Each bound is the longest time from the fault on; a part without a bound is measured and not asked for.
+    `excluded`: no rank came back to the node's GPU in the attempt after."""
+
+    noticed: Seconds | None = None
+    checkpointed: Seconds | None = None
+    drained: Seconds | None = None
+    excluded: bool = False
+
+    name: ClassVar[str] = "health_reaction"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS})
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        hits = [one for one in landings(run) if _is_health(run, one)]
+        if not hits:
+            return inconclusive("no fault in a GPU's health landed, so there was nothing to react to")
+        hit = hits[0]
+        took = {"noticed": _noticed(run, hit), "checkpointed": _checkpointed(run, hit), "drained": _drained(run, hit)}
+        bounds = {name: getattr(self, name) for name in _PARTS}
+        return replace(self._judge(run, hit, took, bounds), measured=took, bound=bounds)
+
+    def _judge(
+        self, run: Record, hit: Landing, took: dict[str, float | None], bounds: dict[str, float | None]
+    ) -> Finding:
+        if took["noticed"] is None:
+            return inconclusive(
+                "nobody asked about that GPU after the fault, so whether there is a reaction can't be told"
+            )
+        for name, meaning in _PARTS.items():
+            bound, seen = bounds[name], took[name]
+            if bound is not None and seen is None:
+                return failed(f"{hit.fault}: it never came to this: {meaning}")
+            if bound is not None and seen is not None and seen > bound:
+                return failed(f"{hit.fault}: {seen:.2f} s until {meaning}, {seen - bound:.2f} s more than allowed")
+        if self.excluded:
+            back = [one for one in run.history.attempts if one.number > hit.attempt and hit.ranks & set(one.ranks)]
+            if took["drained"] is None:
+                return failed(f"{hit.fault}: the ranks on that GPU never left")
+            if back:
+                return failed(f"{hit.fault}: rank {min(hit.ranks)} was started on the same GPU again")
+        parts = [f"{name} after {seen:.2f} s" for name, seen in took.items() if seen is not None]
+        return passed(f"{hit.fault}: {', '.join(parts)}")
+
+
+def _is_health(run: Record, hit: Landing) -> bool:
+    planned = next((one for one in run.plan.faults if one.id == hit.fault), None)
+    return planned is not None and planned.inject.startswith("gpu.")
+
+
+def _noticed(run: Record, hit: Landing) -> float | None:
+    """When a process that asks about the GPUs was served the first order; the overlay's own clock."""
+    told = [e for e in run.of_fault(hit.fault, Kind.EFFECT) if "served_to" in e.data]
+    at = min((float(event.data.get("served_mono_s", event.mono_s)) for event in told), default=None)
+    return None if at is None else round(max(0.0, at - hit.at_s), 6)
+
+
+def _checkpointed(run: Record, hit: Landing) -> float | None:
+    """The first whole save that was begun after it."""
+    ends = [save.ended_s for save in run.history.saves if save.ok and save.begun_s >= hit.at_s]
+    at = min((end for end in ends if end is not None), default=None)
+    return None if at is None else round(at - hit.at_s, 6)
+
+
+def _drained(run: Record, hit: Landing) -> float | None:
+    """When the last of the processes that it hit was gone, while the job was not yet done or was stopped by itself."""
+    gone = {
+        e.data["pid"]: e.mono_s
+        for e in run.of_kind(Kind.RANK_EXITED)
+        if e.mono_s >= hit.at_s and e.data["exit_code"] != 0
+    }
+    if not hit.pids or not hit.pids <= gone.keys():
+        return None
+    return round(max(gone[pid] for pid in hit.pids) - hit.at_s, 6)

@@ -1,0 +1,129 @@
+"""Was silent corruption found, by whom, after how many steps, and did bad state reach a checkpoint?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.judging.contents import Clash, checkpoints_of, clashes
+from torchaos.harness.judging.corruption import Sighting, Step, bad_steps, sightings
+from torchaos.harness.judging.recovery import landings
+from torchaos.harness.record import Record
+
+_WHO = {
+    "replicas": "comparing the replicas' parameters", "norm": "the gradient norm, over 10 times its rolling mean",
+    "loss": "the loss, which is not finite", "job": "the job itself, which ended the attempt",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SdcDetected:
+    """Somebody found the corruption `within` so many steps, and no checkpoint holds bad state. `by`: who counts, the
+    job alone, or also the watches that it could have had (replica digests, gradient norm, loss)."""
+
+    within: int = 10
+    by: Literal["anybody", "job"] = "anybody"
+
+    name: ClassVar[str] = "sdc_detected"
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN}
+    )
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        hits = landings(run)
+        if not hits:
+            return inconclusive("no fault landed, so there was nothing to find")
+        bad = bad_steps(run, twins)
+        if bad is None:
+            return inconclusive("the state of no step could be seen, so whether it was bad can't be told")
+        since_s = hits[0].at_s
+        early = [step for step in bad if step.over_s < since_s]
+        if early:
+            return inconclusive(f"the state was not as in the twin after step {early[0].number}, before any fault")
+        seen = [one for one in sightings(run, since_s) if self.by == "anybody" or one.who == "job"]
+        saved = _saved_bad(run, twins, bad)
+        measured = _measured(run, since_s, bad, seen, saved)
+        return replace(
+            self._judge(run, twins, since_s, bad, seen, saved), measured=measured, bound={"within": self.within}
+        )
+
+    def _judge(
+        self,
+        run: Record,
+        twins: Sequence[Record],
+        since_s: float,
+        bad: list[Step],
+        seen: list[Sighting],
+        saved: str | None,
+    ) -> Finding:
+        if saved:
+            found = f"; {_told(seen[0], since_s, run)}" if seen else "; nobody found it"
+            return failed(f"bad state reached a checkpoint: {saved}{found}")
+        if not twins and not bad:
+            return inconclusive("without a twin, a corruption that all replicas share can't be told")
+        if not seen and not bad:
+            return inconclusive("no step's state was other than in the twin, so there was nothing to find")
+        if not seen:
+            return failed(f"nobody found it in {len(bad)} bad steps, the first of them step {bad[0].number}")
+        took = _steps_until(run, seen[0], since_s)
+        if took > self.within:
+            return failed(f"it took {took} steps until it was found: {_told(seen[0], since_s, run)}")
+        if not twins:
+            return inconclusive(
+                f"{_told(seen[0], since_s, run)}; without a twin, checkpoints with bad state can't be told"
+            )
+        unseen = _unseen(run, twins)
+        if unseen:
+            return inconclusive(f"{_told(seen[0], since_s, run)}; {unseen}")
+        return passed(f"{_told(seen[0], since_s, run)}; no checkpoint holds bad state")
+
+
+def _told(first: Sighting, since_s: float, run: Record) -> str:
+    took = _steps_until(run, first, since_s)
+    return f"found after {took} {'step' if took == 1 else 'steps'} by {_WHO[first.who]}"
+
+
+def _steps_until(run: Record, first: Sighting, since_s: float) -> int:
+    """Steps that were over between the landing and the sighting; one that is found in its own step is found after 1."""
+    before = run.history.highest_step(before_s=since_s) or 0
+    return max(1, (first.step or before) - before)
+
+
+def _saved_bad(run: Record, twins: Sequence[Record], bad: list[Step]) -> str | None:
+    """A checkpoint that holds bad state: by what lies on disk, else by the step after which it was saved."""
+    clash = _clash(run, twins)
+    if clash is not None:
+        return f"{clash.path} differs from the twin's in {clash.name}"
+    steps = {(step.attempt, step.number) for step in bad}
+    for save in run.history.saves:
+        if save.ok and (save.attempt, save.global_step) in steps:
+            return f"{save.path}, saved after step {save.global_step}, whose parameters were bad"
+    return None
+
+
+def _clash(run: Record, twins: Sequence[Record]) -> Clash | None:
+    ours, theirs = checkpoints_of(run), checkpoints_of(twins[0]) if twins else None
+    if ours is None or theirs is None:
+        return None
+    varying = {one.name for other in twins[1:] for one in clashes(checkpoints_of(other) or [], theirs)}
+    return next((one for one in clashes(ours, theirs, varying) if one.kind == "tensor"), None)
+
+
+def _unseen(run: Record, twins: Sequence[Record]) -> str | None:
+    """Why it can't be said that no checkpoint is bad; None where it can."""
+    ours, theirs = checkpoints_of(run), checkpoints_of(twins[0])
+    if ours is None or theirs is None:
+        return "what lies in the checkpoints could not be read"
+    if not [one for one in ours if one.good]:
+        return "there is no checkpoint in the end that could be compared"
+    return None
+
+
+def _measured(run: Record, since_s: float, bad: list[Step], seen: list[Sighting], saved: str | None) -> dict[str, Any]:
+    first = seen[0] if seen else None
+    return {
+        "found_by": first.who if first else None, "after_steps": _steps_until(run, first, since_s) if first else None,
+        "bad_steps": len(bad), "bad_checkpoint": saved, "seen_by": [one.who for one in seen],
+    }  # fmt: skip

@@ -1,0 +1,113 @@
+"""How much slower did the job get while a rank was slow or was waited for, against its twin?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import ClassVar
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.history import History
+from torchaos.harness.judging.unseen import why_unseen
+from torchaos.harness.record import Record
+
+_CALM = 5  # so many steps before the fault show whether run and twin were equally fast without it
+Times = Mapping[tuple[int, int], float]  # seconds that a step took, by (global step, rank)
+
+
+@dataclass(frozen=True)
+class StragglerTolerated:
+    """`ratio`: while faults were on, steps took at most so many times as long as those of the twin, in the mean.
+
+    Inconclusive where the twin's own steps vary by more than that, or run and twin differed so before the fault."""
+
+    name: ClassVar[str] = "straggler_tolerated"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.TWIN})
+
+    ratio: float = 1.5
+
+    def __post_init__(self) -> None:
+        if self.ratio <= 1:
+            raise ValueError("ratio says how many times as long steps may take; it is more than 1")
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        return replace(self._judge(run, twins), bound={"ratio": self.ratio})
+
+    def _judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        if not twins:
+            return inconclusive("there is no twin to compare step times with")
+        own, calm = step_times(run.history), [step_times(twin.history) for twin in twins]
+        if not own:
+            return inconclusive(f"no step times are known: {why_unseen(run, 'steps')}")
+        spans = _spans(run)
+        if not spans:
+            return inconclusive("no fault landed, so there was nothing to tolerate")
+        ends = {(g, e.rank): e.mono_s for (g, _), e in run.history.counting().items()}
+        slow = {key for key in own if any(a < ends[key] and ends[key] - own[key] < b for a, b in spans)}
+        usual = {key: median(found) for key in own if (found := [times[key] for times in calm if key in times])}
+        shared, first = slow & usual.keys(), min(a for a, _ in spans)
+        if not shared:
+            return inconclusive("no step that was done while the fault was on has a counterpart in the twin")
+        before = {key for key in usual if ends[key] <= first}
+        doubt = self._doubt(own, usual, before, len({step for step, _ in shared}))
+        if doubt:
+            return inconclusive(doubt)
+        return self._compare(own, usual, shared)
+
+    def _doubt(self, own: Times, usual: Times, before: set[tuple[int, int]], length: int) -> str | None:
+        """Why the step times can't be compared, if they can't."""
+        steps = sorted({step for step, _ in usual})
+        means = {step: _mean(usual, {key for key in usual if key[0] == step}) for step in steps}
+        windows = [sum(means[s] for s in steps[n : n + length]) / length for n in range(len(steps) - length + 1)]
+        if windows and max(windows) > self.ratio * median(means.values()):
+            worst = max(windows) / median(means.values())
+            return f"the twin's own steps vary by a factor of {worst:.2f}, so that such a bound tells nothing"
+        if len({step for step, _ in before}) < _CALM:
+            return f"fewer than {_CALM} steps lie before the fault, so run and twin can't be known to be equally fast"
+        already = _mean(own, before) / _mean(usual, before)
+        if not 1 / self.ratio <= already <= self.ratio:
+            return f"before the fault the run already took {already:.2f} times as long as the twin: another load was on"
+        return None
+
+    def _compare(self, own: Times, usual: Times, shared: set[tuple[int, int]]) -> Finding:
+        ratio = _mean(own, shared) / _mean(usual, shared)
+        slow = sorted({step for step, rank in shared if own[step, rank] > self.ratio * usual[step, rank]})
+        worst = max(shared, key=lambda key: own[key] / usual[key])
+        measured = {
+            "ratio": round(ratio, 3), "steps": len({step for step, _ in shared}), "slow_steps": slow,
+            "worst_step": worst[0], "worst_rank": worst[1], "worst_ratio": round(own[worst] / usual[worst], 2),
+        }  # fmt: skip
+        what = (
+            f"while the fault was on, a step took {ratio:.2f} times as long as in the twin; the worst was step "
+            f"{worst[0]} on rank {worst[1]}, with {own[worst]:.3f} s instead of {usual[worst]:.3f} s"
+        )
+        if ratio <= self.ratio:
+            return passed(f"{what}.", **measured)
+        return failed(f"{what}; {self.ratio:g} times are allowed.", **measured)
+
+
+def step_times(history: History) -> Times:
+    """Of each step that counts and that follows another one in the same attempt."""
+    found = history.counting()
+    return {
+        (step, rank): one.mono_s - last.mono_s
+        for (step, rank), one in found.items()
+        if (last := found.get((step - 1, rank))) is not None
+        and last.attempt == one.attempt
+        and one.mono_s > last.mono_s
+    }
+
+
+def _mean(times: Times, keys: set[tuple[int, int]]) -> float:
+    return sum(times[key] for key in keys) / len(keys)
+
+
+def _spans(run: Record) -> list[tuple[float, float]]:
+    """From each landing of a fault to when it was taken back, CLOCK_MONOTONIC."""
+    spans = []
+    for hit in run.of_kind(Kind.APPLYING):
+        ends = [e.mono_s for e in run.of_fault(hit.data["fault"], Kind.ROLLED_BACK) if e.mono_s > hit.mono_s]
+        spans.append((hit.mono_s, min(ends, default=float("inf"))))
+    return spans

@@ -1,0 +1,191 @@
+"""How fast `torchaos verify` reads, beside what else reads the same bytes, and what a manifest adds to a save.
+
+A checkpoint of torch.distributed.checkpoint and a safetensors file are saved under the agent, so that both have
+manifests. Then, with a warm page cache, each is read in turn, several times over, by cat, sha256sum, xxhsum or b3sum
+(where they are installed), by verify with one check alone and with all of them, and by torch's or safetensors' own
+loader. Rates are bytes of the checkpoint by the median of the times of the whole process, for verify and the loaders
+less the time to import them. Aim: digests at 0.7 of cat's rate, and under 300 MB at the most.
+
+Saves with and without the agent are made in turn, in processes of their own: the share that the agent adds to the time
+for which a save blocks is that of the medians. Aim: under 2 %.
+
+Usage: python ci/bench/verify.py [--gb 4] [--repeats 5] [--pairs 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.resources import files
+from pathlib import Path
+
+from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID, AgentPlan
+
+MAKE = """
+import sys, json, shutil, time, warnings
+warnings.simplefilter("ignore")
+import torch
+from pathlib import Path
+torch.set_num_threads(1)
+from torch.distributed.checkpoint.state_dict_saver import save
+from safetensors.torch import save_file
+root, size, keep = Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "keep"
+count = int(size * 1e9 / 4 / 16)
+piece = torch.randn(count // 16)
+state = {f"layer{n}": piece.repeat(16) + n for n in range(16)}
+ways = {
+    "dcp": lambda path: save(state, checkpoint_id=path, no_dist=True),
+    "safetensors": lambda path: save_file(state, path),
+    "torch": lambda path: torch.save(state, path),
+}
+took = {}
+for name, write in ways.items():
+    path = root / {"dcp": "step-1", "safetensors": "m.safetensors", "torch": "m.pt"}[name]
+    for _ in range(1 if keep else 3):
+        begun = time.perf_counter()
+        write(path)
+        took.setdefault(name, []).append(time.perf_counter() - begun)
+        if not keep or name == "torch":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+print(json.dumps(took))
+"""
+VERIFY = """
+import sys, time
+from pathlib import Path
+from torchaos.harness.checkpoints.files import Local
+from torchaos.harness.checkpoints.verify import Manifests, verify
+path, run, checks = sys.argv[1], sys.argv[2], sys.argv[3]
+manifests = Manifests.load(Path(run))
+begun = time.perf_counter()
+found = verify(Local(), path, manifests, frozenset(checks.split("+")) - {"structure"})
+print(time.perf_counter() - begun)
+assert not found.problems, found.problems
+"""
+LOAD = """
+import sys, time
+from pathlib import Path
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+path = Path(sys.argv[1])
+size = int(sys.argv[2])
+state = {f"layer{n}": torch.zeros(size) for n in range(16)} if path.is_dir() else {}
+begun = time.perf_counter()
+if path.is_dir():
+    dcp.load(state, checkpoint_id=path, no_dist=True)
+else:
+    for tensor in load_file(path).values():
+        tensor.clone()
+print(time.perf_counter() - begun)
+"""
+
+
+def agent_environment(run: Path) -> dict[str, str]:
+    (run / "events").mkdir(parents=True, exist_ok=True)
+    AgentPlan("bench", str(run / "events"), ("steps", "checkpoints")).write(run / "plan.json")
+    mine = {
+        "PYTHONPATH": str(files("torchaos.harness") / "agent" / "bootstrap"), ENV_PLAN: str(run / "plan.json"),
+        ENV_RUN_ID: f"bench-{os.getpid()}", ENV_ATTEMPT_BASE: "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
+        "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
+    return {**os.environ, **mine}
+
+
+def save(run: Path, root: Path, size: float, keep: bool, agent: bool) -> dict[str, list[float]]:
+    root.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-c", MAKE, str(root), str(size), "keep" if keep else "remove"]
+    environment = agent_environment(run) if agent else dict(os.environ)
+    done = subprocess.run(command, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def timed(command: list[str], told: bool) -> tuple[float, int]:
+    """Seconds (those that it prints, if it tells them) and peak memory in bytes of one process."""
+    begun = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    output = process.stdout.read() if told else ""
+    _, status, usage = os.wait4(process.pid, 0)
+    took = time.perf_counter() - begun
+    process.returncode = status
+    assert status == 0, command
+    return float(output) if told else took, usage.ru_maxrss * 1024
+
+
+def readers(path: Path, run: Path, size: float) -> dict[str, tuple[list[str], bool]]:
+    names = [str(one) for one in sorted(path.iterdir())] if path.is_dir() else [str(path)]
+    shell = " ".join(names)
+    found = {"cat > /dev/null": (["sh", "-c", f"cat {shell} > /dev/null"], False)}
+    for tool in ("sha256sum", "b3sum", "xxh128sum", "xxhsum"):
+        if shutil.which(tool):
+            found[tool] = (["sh", "-c", f"{tool} {shell} > /dev/null"], False)
+    for checks in ("structure", "digest", "crc", "nan", "digest+nan", "crc+digest+nan"):
+        found[f"verify: {checks}"] = ([sys.executable, "-c", VERIFY, str(path), str(run), checks], True)
+    count = int(size * 1e9 / 4 / 16) // 16 * 16
+    loader = "DCP's load" if path.is_dir() else "safetensors' load"
+    found[loader] = ([sys.executable, "-c", LOAD, str(path), str(count)], True)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gb", type=float, default=4.0)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=5, help="of saves with the agent and without")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        if shutil.disk_usage(root).free < 4e9 * given.gb:
+            print(f"{root}: too little room on this disk", file=sys.stderr)
+            return 1
+        save(root / "run", root / "saved", given.gb, keep=True, agent=True)
+        for path in (root / "saved" / "step-1", root / "saved" / "m.safetensors"):
+            read(path, root / "run", given.gb, given.repeats)
+        shutil.rmtree(root / "saved")
+        compare_saves(root, min(given.gb, 1.0), given.pairs)
+    return 0
+
+
+def read(path: Path, run: Path, size: float, repeats: int) -> None:
+    listed = sorted(path.iterdir()) if path.is_dir() else [path]
+    total = sum(one.stat().st_size for one in listed)
+    chosen = readers(path, run, size)
+    times: dict[str, list[float]] = {name: [] for name in chosen}
+    peaks = dict.fromkeys(chosen, 0)
+    for turn in range(repeats + 1):  # the first one warms the page cache
+        for name, (command, told) in chosen.items():
+            took, peak = timed(command, told)
+            if turn:
+                times[name].append(took)
+                peaks[name] = max(peaks[name], peak)
+    cat = statistics.median(times["cat > /dev/null"])
+    print(f"\n{path.name}: {total / 1e9:.2f} GB, median of {repeats}")
+    for name, found in times.items():
+        median = statistics.median(found)
+        rate = f"{total / median / 1e9:6.2f} GB/s" if name != "verify: structure" else f"{median * 1e3:6.1f} ms  "
+        spread = f"{min(found):.3f} to {max(found):.3f} s"
+        print(f"  {name:<26} {rate}  {cat / median:6.2f} of cat  {spread}  {peaks[name] / 1e6:6.0f} MB")
+
+
+def compare_saves(root: Path, size: float, pairs: int) -> None:
+    took: dict[tuple[str, bool], list[float]] = {}
+    for pair in range(pairs):
+        for agent in (pair % 2 == 0, pair % 2 == 1):
+            for name, times in save(root / f"run{pair}", root / "saves", size, keep=False, agent=agent).items():
+                took.setdefault((name, agent), []).append(min(times))
+    print(f"\nblocking time of a save of {size:g} GB, best of 3 in each process, median of {pairs} processes")
+    for name in ("dcp", "safetensors", "torch"):
+        bare, under = (statistics.median(took[name, agent]) for agent in (False, True))
+        print(f"  {name:<12} {bare:.3f} s alone, {under:.3f} s with the agent: {under / bare - 1:+.1%}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

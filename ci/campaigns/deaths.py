@@ -1,0 +1,90 @@
+"""Kill the harness, its reaper and the job at every point of a run, and count what is left behind: it must be nothing.
+
+    python ci/campaigns/deaths.py [--count N] [--real N] [--seed S] [--jobs N] [--minutes M]
+
+--count deaths are of runs whose job is a stand-in: a small script that gives its ranks torchelastic's environment,
+drives the agent through a training loop, and imports no torch. --real deaths are of real torchrun jobs. Each is died
+in pid, mount and network namespaces of its own where the machine allows it, so that not one process, mount, device,
+rule or file in /dev/shm can be overlooked. Exit code 1 where anything was left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+
+from dying import campaign
+from dying.families import FAMILIES
+from dying.scene import Death, Told
+
+Done = list[tuple[Death, Told]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1200, help="deaths with stand-ins")
+    parser.add_argument("--real", type=int, default=100, help="deaths with real torchrun jobs")
+    parser.add_argument("--seed", type=int, default=0, help="which of all possible deaths")
+    parser.add_argument("--jobs", type=int, default=4, help="how many stand-ins at a time; of real jobs, half as many")
+    parser.add_argument("--keep", type=Path, default=Path("leaks"), help="where what a leaking run left is copied to")
+    parser.add_argument("--table", type=Path, help="write each death and what came of it here, a JSON object a line")
+    parser.add_argument("--only", action="append", default=[], metavar="FAMILY", help="leave out the others")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no death after so long")
+    options = parser.parse_args()
+    begun = time.monotonic()
+    print(f"namespaces of their own: {'yes' if campaign.alone() else 'no; processes are told by a mark'}", flush=True)
+    done: Done = []
+    for count, real, jobs in ((options.count, False, options.jobs), (options.real, True, max(1, options.jobs // 2))):
+        if count:
+            done += stage(options, count, real, jobs, begun + 60 * options.minutes)
+    if options.table:
+        options.table.write_text("".join(json.dumps({**asdict(death), **asdict(told)}) + "\n" for death, told in done))
+    leaks = sum(bool(told.leaks) for _death, told in done)
+    died = sum(told.died for _death, told in done)
+    seconds = time.monotonic() - begun
+    print(f"\n{died} deaths, {len(done) - died} runs that went to their end, {leaks} leaks; {seconds:.0f} s")
+    return 1 if leaks else 0
+
+
+def stage(options: argparse.Namespace, count: int, real: bool, jobs: int, end_s: float) -> Done:
+    families = [one.name for one in FAMILIES.values() if one.real is real and one.name in (options.only or FAMILIES)]
+    traced = campaign.play([Death(name, ()) for name in families], jobs, options.keep, on_told=tell)
+    ways = [way for death, told in traced for way in campaign.strata(death.family, campaign.points_of(told.trace))]
+    deaths = campaign.choose(ways, count, random.Random(options.seed))
+    possible = sum(len(pool) for _name, pool in ways)
+    print(f"{'real torchrun jobs' if real else 'stand-ins'}: {len(deaths)} of {possible} possible deaths", flush=True)
+    done = traced + campaign.play(deaths, jobs, options.keep, tell, end_s)
+    show(done)
+    return done
+
+
+def tell(death: Death, told: Told) -> None:
+    for leak in told.leaks:
+        print(f"LEAK {death}: {leak}", flush=True)
+
+
+def show(done: Done) -> None:
+    kinds = sorted({death.kind for death, told in done if told.died and death.at}, key=lambda kind: (len(kind), kind))
+    names = list(dict.fromkeys(death.family for death, _told in done))
+    width = max(map(len, names))
+    print(f"\n{'who died':<{width}}  " + "  ".join(kinds) + "  not reached  leaks")
+    for name in [*names, "all"]:
+        mine = [(death, told) for death, told in done if name in (death.family, "all")]
+        by_kind = Counter(death.kind for death, told in mine if told.died)
+        missed = sum(not told.died and bool(death.at) for death, told in mine)
+        leaks = sum(bool(told.leaks) for _death, told in mine)
+        cells = "  ".join(f"{by_kind[kind]:>{len(kind)}}" for kind in kinds)
+        print(f"{name:<{width}}  {cells}  {missed:>11}  {leaks:>5}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,370 @@
+"""Stalls of real jobs, and healthy jobs with long pauses: how soon our observers notice, whom they blame, false alarms.
+
+Small gloo jobs of 2 to 8 ranks, half of them without the agent. A stall is SIGSTOP of one rank, or user code of one
+rank that blocks: in a sleep, at a lock that nobody releases, in a read of a pipe that nobody writes. Each is taken back
+when it was declared (or after 15 s), and the same job goes on to the next one. The healthy jobs have slow first steps,
+checkpoints that rank 0 writes while the others wait, evaluations, and a compiler that runs for seconds.
+
+The observers see the processes, the log and the stamps; what this script does to the job they are not told. All that
+they said is kept, so that the curve of detection time against false alarms is computed afterwards, for
+other values of k.
+
+Usage: python ci/campaigns/stalls.py [--stalls 100] [--healthy-minutes 60] [--seed 1] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+KINDS = ("sigstop", "sleep", "lock", "read")
+GIVE_UP_S, PARALLEL, HEALTHY_RANKS = 15.0, 4, 2
+KS = (1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+
+
+def train(folder: Path, healthy: bool) -> None:
+    """The job."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    rank, stop = dist.get_rank(), folder / "stop"
+    signal.signal(signal.SIGUSR1, _go_on)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    order, lock = folder / f"stall-{rank}", threading.Lock()
+    lock.acquire()
+    step, flag = 0, torch.zeros(1)
+    while True:
+        step += 1
+        if healthy:
+            _pause(step, rank, folder)
+            dist.barrier()
+        loss = model(torch.randn(16, 64)).pow(2).mean()
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.1 if healthy else 0.02)  # as the host waits for a GPU
+        if rank == 0:
+            print(f"step {step} loss {loss.item():.4f}", flush=True)
+        if order.exists():
+            _stall(order, lock, folder)
+        flag.fill_(float(stop.exists()))
+        dist.all_reduce(flag)
+        if flag.item() > 0:
+            break
+    dist.barrier()
+    os._exit(0)
+
+
+class GoOn(Exception):
+    pass
+
+
+def _go_on(number: int, frame: object) -> None:
+    raise GoOn
+
+
+def _stall(order: Path, lock: threading.Lock, folder: Path) -> None:
+    try:
+        kind = order.read_text()
+        if kind == "sleep":
+            time.sleep(3600)
+        elif kind == "lock":
+            lock.acquire()
+        elif kind == "read":
+            with open(folder / "pipe", "rb", buffering=0) as file:
+                file.read(1)
+    except GoOn:
+        order.unlink()
+
+
+def _pause(step: int, rank: int, folder: Path) -> None:
+    """What healthy jobs stop for."""
+    import torch
+
+    if step <= 3:
+        _work(2.0 + step / 2)  # slow first steps
+    if step % 300 == 60 and rank == 0:  # a checkpoint
+        state = {f"layer {number}": torch.randn(1 << 18) for number in range(24)}
+        for number in range(3):
+            torch.save(state, folder / f"checkpoint-{number}.pt")
+            with open(folder / f"checkpoint-{number}.pt", "rb") as file:
+                os.fsync(file.fileno())
+            _work(0.7)
+    if step % 400 == 120:  # an evaluation
+        _work(3.0)
+    if step % 800 == 180 and rank == 0:  # a compiler
+        os.spawnv(
+            os.P_WAIT,
+            sys.executable,
+            [sys.executable, "-S", "-c", "import time\ne=time.monotonic()+4\nwhile time.monotonic()<e: pass"],
+        )
+
+
+def _work(seconds: float) -> None:
+    import torch
+
+    end, a = time.monotonic() + seconds, torch.randn(128, 128)
+    while time.monotonic() < end:
+        a = torch.tanh(a @ a)
+
+
+@dataclass
+class Session:
+    """One job under observation."""
+
+    ranks: int
+    agent: bool
+    folder: Path
+    healthy: bool = False
+    ticks: list[Any] = field(default_factory=list)
+    watching: Any = None
+
+    def start(self) -> Session:
+        from torchaos.harness.agent.wire import AgentPlan
+        from torchaos.harness.contracts import JobSpec
+        from torchaos.harness.journal import Journal
+        from torchaos.harness.launchers.job import Job
+        from torchaos.harness.launchers.job_env import job_env
+        from torchaos.harness.launchers.local import Local
+
+        for name in ("events", "agent", "agent/stamps"):
+            (self.folder / name).mkdir()
+        os.mkfifo(self.folder / "pipe")
+        plan = self.folder / "agent" / "plan.json" if self.agent else None
+        mark = f"stalls-{os.getpid()}-{self.folder.name}"
+        if plan:
+            AgentPlan(mark, str(self.folder / "events"), ("steps", "collectives", "stamps")).write(plan)
+        self.journal = Journal(self.folder / "events")
+        self.log = self.folder / "job.log"
+        command = ["torchrun", "--nproc-per-node", str(self.ranks), __file__, "--train", str(self.folder)]
+        env = job_env(os.environ, run_id=mark, agent_plan=plan, extra={"OMP_NUM_THREADS": "1"})
+        argv = (sys.executable, "-m", "torch.distributed.run", *command[1:], *(["--pauses"] if self.healthy else []))
+        self.job = Job(lambda number: JobSpec(argv, self.folder, env, self.log, number), Local(), self.journal)
+        self.job.start()
+        self.watch()
+        return self
+
+    def watch(self) -> None:
+        """Observers that know nothing yet: a stall that was taken back would count as a pause that this job makes."""
+        from torchaos.harness.observe.watch import HangWatch, Watching
+
+        if self.watching:
+            self.watching.stop()
+        stamps = self.folder / "agent" / "stamps" if self.agent else None
+        probe = HangWatch(self.job.ranks, lambda: [self.log], stamps, record=self.ticks.append)
+        self.watching = Watching(probe, self.journal.emit)
+        self.watching.start()
+
+    def steps(self) -> int:
+        return self.log.read_bytes().count(b"step ") if self.log.exists() else 0
+
+    def wait_for_steps(self, many: int, timeout_s: float = 180.0) -> bool:
+        end = time.monotonic() + timeout_s
+        while self.steps() < many and not self.job.done:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return not self.job.done
+
+    def said(self, kind: str, since_s: float, until_s: float) -> Any:
+        """The first event of that kind after `since_s`."""
+        found = lambda events: next((e for e in events if e.kind.value == kind and e.mono_s >= since_s), None)  # noqa: E731
+        return self.journal.wait_for(found, max(0.0, until_s - time.monotonic()))
+
+    def stop(self) -> None:
+        self.watching.stop()
+        self.job.stop(0.0)
+        self.journal.close()
+
+
+def stall(session: Session, kind: str, victim: int) -> dict[str, Any]:
+    """One stall, until it is declared; then it is taken back."""
+    process = session.job.ranks()[victim]
+    order = session.folder / f"stall-{victim}"
+    before, first_tick = session.steps(), len(session.ticks)
+    at = time.monotonic()
+    if kind == "sigstop":
+        os.kill(process.pid, signal.SIGSTOP)
+    else:
+        order.with_suffix(".new").write_text(kind)
+        order.with_suffix(".new").rename(order)
+    try:
+        declared = session.said("hang.declared", at, at + GIVE_UP_S)
+        suspected = session.said("hang.suspected", at, time.monotonic())
+    finally:
+        os.kill(process.pid, signal.SIGCONT if kind == "sigstop" else signal.SIGUSR1)
+    went_on = session.wait_for_steps(before + 10, 30.0)
+    ticks = [(one.at_s - at, one.opinions) for one in session.ticks[first_tick:]]
+    return {
+        "kind": kind, "ranks": session.ranks, "agent": session.agent, "victim": victim, "went_on": went_on,
+        "suspected_s": suspected and suspected.mono_s - at,
+        "declared_s": declared and declared.data["declared_s"] - at,
+        "told_s": declared and declared.mono_s - at,  # with the culprits
+        "culprits": declared and declared.data["ranks"], "by": declared and declared.data["observers"],
+        "bound_s": declared and declared.data["bound_s"],
+        "ticks": [(t, o) for t, o in ticks if declared and t <= declared.data["declared_s"] - at],
+    }  # fmt: skip
+
+
+SIZES = [(ranks, agent) for ranks in (2, 3, 4, 6, 8) for agent in (True, False)]
+
+
+def stalls(many: int, draw: random.Random, sizes: Sequence[tuple[int, bool]] = SIZES) -> list[dict[str, Any]]:
+    """`sizes`: how many ranks each job has, and whether the agent is in them; the kinds take turns."""
+    found: list[dict[str, Any]] = []
+    for number, (ranks, agent) in enumerate(sizes):
+        share = many // len(sizes) + (number < many % len(sizes))
+        with tempfile.TemporaryDirectory() as name:
+            session = Session(ranks, agent, Path(name)).start()
+            try:
+                if not session.wait_for_steps(60):
+                    raise SystemExit(f"the job did not start:\n{session.log.read_text()[-2000:]}")
+                for _ in range(share):
+                    session.watch()
+                    session.wait_for_steps(session.steps() + draw.randint(40, 80))
+                    kind = KINDS[len(found) % len(KINDS)]
+                    found.append(stall(session, kind, draw.randrange(ranks)))
+                    one = found[-1]
+                    print(_line(one), flush=True)
+            finally:
+                session.stop()
+    return found
+
+
+def healthy(minutes: float) -> dict[str, Any]:
+    """Jobs side by side for so many minutes of job time altogether."""
+    seconds = minutes * 60 / PARALLEL
+    with tempfile.TemporaryDirectory() as name:
+        sessions = []
+        for number in range(PARALLEL):
+            folder = Path(name) / str(number)
+            folder.mkdir()
+            sessions.append(Session(HEALTHY_RANKS, number % 2 == 0, folder, healthy=True).start())
+        cpu = time.process_time()
+        try:
+            for one in sessions:
+                one.wait_for_steps(1)
+            begun = time.monotonic()
+            while time.monotonic() - begun < seconds and not any(one.job.done for one in sessions):
+                time.sleep(0.5)
+            took = time.monotonic() - begun
+            events = [(one.folder.name, e.kind.value, e.data) for one in sessions for e in one.journal.snapshot()]
+            return {
+                "job_minutes": took * PARALLEL / 60, "ended": [one.folder.name for one in sessions if one.job.done],
+                "steps": [one.steps() for one in sessions],
+                "suspected": sum(kind == "hang.suspected" for _, kind, _ in events),
+                "declared": [data for _, kind, data in events if kind == "hang.declared"],
+                "watch_cpu": sum(one.watching.cpu_s for one in sessions) / took / PARALLEL,
+                "harness_cpu": (time.process_time() - cpu) / took / PARALLEL,
+                "ticks": [one.ticks for one in sessions],
+            }  # fmt: skip
+        finally:
+            for one in sessions:
+                one.stop()
+
+
+def curve(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> list[dict[str, float | None]]:
+    """What other values of k would have done with what the observers saw. In the stalls, quiet goes on where the
+    recorded time ends."""
+    from torchaos.harness.observe.opinion import Opinion, Rule
+
+    rows: list[dict[str, float | None]] = []
+    for k in KS:
+        rule, times = Rule(k=k), []
+        for one in found:
+            if not one["ticks"]:
+                continue
+            at, last = one["ticks"][-1]
+            hit = next((t for t, opinions in one["ticks"] if t > 0.3 and rule.agree(opinions)), None)
+            more = 0.0
+            while hit is None and more < 60.0:
+                more += 0.1
+                later = [Opinion(o.observer, o.quiet_s + more, o.usual_s, o.armed) for o in last]
+                hit = at + more if rule.agree(later) else None
+            times += [hit] if hit is not None else []
+        alarms, on = 0, False
+        for ticks in (calm or {}).get("ticks", []):
+            for tick in ticks:
+                now = bool(rule.agree(tick.opinions))
+                alarms, on = alarms + (now and not on), now
+        hours = (calm or {}).get("job_minutes", 0.0) / 60
+        rows.append({
+            "k": k, "p50_s": _at(times, 0.5), "max_s": max(times, default=None),
+            "false_alarms_per_hour": alarms / hours if hours else None,
+        })  # fmt: skip
+    return rows
+
+
+def _at(values: Sequence[float], share: float) -> float | None:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None
+
+
+def _line(one: dict[str, Any]) -> str:
+    times = " ".join(
+        f"{name} {one[name]:.2f}" if one[name] else f"{name} never" for name in ("suspected_s", "declared_s")
+    )
+    right = "right" if one["culprits"] == [one["victim"]] else f"WRONG: {one['culprits']}"
+    agent = "agent" if one["agent"] else "no agent"
+    what = f"{one['ranks']} ranks, {agent:8} {one['kind']:8} rank {one['victim']}"
+    return f"{what}: {times} bound {one['bound_s']} by {one['by']}, {right}"
+
+
+def summary(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, some in (
+        ("all", found), ("with the agent", [o for o in found if o["agent"]]),
+        ("without", [o for o in found if not o["agent"]]),
+    ):  # fmt: skip
+        if not some:
+            continue
+        out[name] = {
+            "stalls": len(some), "right": sum(o["culprits"] == [o["victim"]] for o in some),
+            "declared": sum(o["declared_s"] is not None for o in some), "went_on": sum(o["went_on"] for o in some),
+        }  # fmt: skip
+        for what in ("suspected_s", "declared_s", "told_s"):
+            times = [o[what] for o in some if o[what] is not None]
+            out[name][what] = {"p50": _at(times, 0.5), "max": max(times, default=None)}
+    if calm:
+        out["healthy"] = {name: value for name, value in calm.items() if name != "ticks"}
+    out["curve"] = curve(found, calm)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stalls", type=int, default=100)
+    parser.add_argument("--healthy-minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--pauses", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.train:
+        train(args.train, args.pauses)
+    found = stalls(args.stalls, random.Random(args.seed)) if args.stalls else []
+    calm = healthy(args.healthy_minutes) if args.healthy_minutes else None
+    result = summary(found, calm)
+    print(json.dumps(result, indent=1, default=str))
+    if args.json:
+        kept = [{name: value for name, value in one.items() if name != "ticks"} for one in found]
+        args.json.write_text(json.dumps({**result, "stalls": kept}, indent=1, default=str))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Put what scenarios came to into a page: verdict_table.py PAGE.md RESULTS.json ...
+
+The results are those of `torchaos run SCENARIO --json RESULTS.json`. The table stands between the two marks of the page;
+a scenario that is not among the results keeps its line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"
+HEAD = "| scenario | fault | felt by | recovery | verdict |\n|---|---|---|---|---|\n"
+
+
+def main(page: Path, files: list[Path]) -> None:
+    text = page.read_text()
+    before, _, rest = text.partition(BEGIN)
+    old, _, after = rest.partition(END)
+    lines = {name: line for line in old.splitlines() if (name := _name(line))}
+    for file in files:
+        for result in json.loads(file.read_text())["results"]:
+            lines[result["scenario"]] = _line(result)
+    rows = "\n".join(lines[name] for name in sorted(lines))
+    page.write_text(f"{before}{BEGIN}\n{HEAD}{rows}\n{END}{after}")
+
+
+def _name(line: str) -> str:
+    found = re.match(r"\| ([a-z0-9-]+) \|", line)
+    return found[1] if found and found[1] != "scenario" else ""
+
+
+def _line(result: dict[str, Any]) -> str:
+    faults = result["faults"]
+    cells = (
+        result["scenario"], _join(f"`{one['inject']}`, {one['target']}" for one in faults),
+        _join(one["evidence"] or "not felt" for one in faults), _join(map(_recovery, result["recoveries"])),
+        result["verdict"] if result["verdict"] == "passed" else f"**{result['verdict']}**: {result['reason']}",
+    )  # fmt: skip
+    return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "/") for cell in cells) + " |"
+
+
+def _recovery(one: dict[str, Any]) -> str:
+    caught_up, lost = one["parts"]["caught_up"], one["lost_steps"]
+    return "never" if caught_up is None else f"{caught_up:.1f} s" + (f", {lost} steps again" if lost else "")
+
+
+def _join(parts: Any) -> str:
+    return "; ".join(parts)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]])

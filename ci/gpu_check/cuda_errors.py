@@ -1,0 +1,49 @@
+"""The words of a CUDA error that is really sticky: a kernel that fails, and what PyTorch then says in every call. They
+must be composed as agent/cuda.py composes those of errors that no program can cause."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+NOT_RUN = 77
+FAIL = """
+import torch
+from torchaos.harness.agent import cuda
+cuda.ERRORS["assert"] = (710, "cudaErrorAssert", "device-side assert triggered")
+data = torch.zeros(4, device="cuda")
+try:
+    data[torch.tensor([100], device="cuda")].sum().item()
+except RuntimeError as error:
+    first = error
+assert str(first) == cuda.text(torch, "assert"), (str(first), cuda.text(torch, "assert"))
+ours = cuda.error(torch, "assert")
+assert type(first) is type(ours), (type(first), type(ours))
+assert getattr(first, "error_code", None) == getattr(ours, "error_code", None), first.error_code
+again = 0
+for what in (lambda: data + 1, lambda: torch.ones(3, device="cuda"), torch.cuda.synchronize, lambda: data.cpu()):
+    try:
+        what()
+    except RuntimeError as error:
+        again += str(error).startswith("CUDA error: device-side assert triggered")
+print(f"torch {torch.__version__}: text, type and code are the same, and {again} of 4 later calls raise it again")
+assert again == 4
+"""
+
+
+def main() -> int:
+    try:
+        import torch
+    except ImportError:
+        print("torch is missing")
+        return NOT_RUN
+    if not torch.cuda.is_available():
+        print("there is no GPU here; this has not been run yet")
+        return NOT_RUN
+    done = subprocess.run([sys.executable, "-c", FAIL], capture_output=True, text=True, check=False)
+    print((done.stdout.strip() or done.stderr.strip()[-1500:]) if done.returncode else done.stdout.strip())
+    return int(done.returncode != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

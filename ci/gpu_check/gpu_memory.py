@@ -1,0 +1,43 @@
+"""Out of memory by torch's limit for the process: the allocator's own error, in the rank, and not before its Moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+NOT_RUN = 77
+LIMIT = """
+import types, torch
+from torchaos.injectors.cuda_memory import OutOfMemory
+kept = torch.zeros(1 << 20, device="cuda")
+try:
+    OutOfMemory().apply(types.SimpleNamespace(fault="f"))
+except torch.OutOfMemoryError as error:
+    text = str(error)
+assert "CUDA out of memory. Tried to allocate" in text, text
+try:
+    torch.zeros(1 << 28, device="cuda")
+    raise SystemExit("the limit did not stay")
+except torch.OutOfMemoryError:
+    pass
+assert float((kept + 1).sum()) == 1 << 20
+print(f"torch {torch.__version__}: {text.splitlines()[0][:100]}")
+"""
+
+
+def main() -> int:
+    try:
+        import torch
+    except ImportError:
+        print("torch is missing")
+        return NOT_RUN
+    if not torch.cuda.is_available():
+        print("there is no GPU here; this has not been run yet")
+        return NOT_RUN
+    done = subprocess.run([sys.executable, "-c", LIMIT], capture_output=True, text=True, check=False)
+    print(done.stdout.strip() if done.returncode == 0 else done.stderr.strip()[-1500:])
+    return int(done.returncode != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The NVML overlay above a real driver: all that is not ordered is what the driver says, in nvidia-ml-py and
+nvidia-smi, and what is ordered is laid over it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+NOT_RUN = 77
+ASK = """
+import json, pynvml as n
+n.nvmlInit()
+gpu = n.nvmlDeviceGetHandleByIndex(0)
+def ask(call, *arguments):
+    try:
+        return repr(call(*arguments))
+    except n.NVMLError as error:
+        return f"error {error.value}"
+stable = [n.nvmlDeviceGetName, n.nvmlDeviceGetUUID, n.nvmlDeviceGetPciInfo, n.nvmlDeviceGetSerial, n.nvmlDeviceGetVbiosVersion,
+    n.nvmlDeviceGetEccMode, n.nvmlDeviceGetRemappedRows, n.nvmlDeviceGetRowRemapperHistogram, n.nvmlDeviceGetMigMode,
+    n.nvmlDeviceGetCudaComputeCapability, n.nvmlDeviceGetMaxPcieLinkGeneration, n.nvmlDeviceGetSupportedEventTypes,
+    n.nvmlDeviceGetPowerManagementLimitConstraints, n.nvmlDeviceGetNumGpuCores, n.nvmlDeviceGetArchitecture]
+answer = {call.__name__: ask(call, gpu) for call in stable}
+answer["links"] = [ask(n.nvmlDeviceGetNvLinkState, gpu, link) for link in range(18)]
+ordered = {"ecc": ask(n.nvmlDeviceGetTotalEccErrors, gpu, 1, 0), "temperature": ask(n.nvmlDeviceGetTemperature, gpu, 0),
+    "action": [(f.nvmlReturn, f.value.uiVal) for f in n.nvmlDeviceGetFieldValues(gpu, [230])]}
+print(json.dumps([answer, ordered]))
+"""
+
+
+def asked(env: dict[str, str]) -> list[dict[str, str]]:
+    import json
+
+    done = subprocess.run([sys.executable, "-c", ASK], env=env, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def main() -> int:
+    from torchaos.harness.gpu import library
+
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        pynvml.nvmlShutdown()
+    except Exception as error:
+        print(f"no driver answers here ({error}); this has not been run yet")
+        return NOT_RUN
+    with tempfile.TemporaryDirectory() as folder:
+        plain = dict(os.environ)
+        overlaid = {**plain, "LD_LIBRARY_PATH": str(library.folder()), "TORCHAOS_NVML_CONTROL": folder}
+        bare, through = asked(plain), asked(overlaid)
+        if bare[0] != through[0]:
+            print(bare[0], through[0], "the overlay changed what nothing was ordered of", sep="\n")
+            return 1
+        orders = "gpu0.ecc.volatile.uncorrected = 77\ngpu0.temperature = 123\ngpu0.recovery_action = 1\n"
+        Path(folder, "orders.nvml").write_text(orders)
+        ordered = asked(overlaid)
+        if ordered[0] != bare[0] or ordered[1] != {"ecc": "77", "temperature": "123", "action": [[0, 1]]}:
+            print(ordered, "what was ordered is not what was read", sep="\n")
+            return 1
+        smi = shutil.which("nvidia-smi")
+        told = "there is no nvidia-smi"
+        if smi:
+            query = [
+                smi,
+                "--query-gpu=temperature.gpu,ecc.errors.uncorrected.volatile.total",
+                "--format=csv,noheader",
+                "-i",
+                "0",
+            ]
+            shown = subprocess.run(query, env=overlaid, capture_output=True, text=True, check=False).stdout.strip()
+            told = f"nvidia-smi shows {shown}"
+            if "123" not in shown:
+                print(f"{told}, and 123 degrees were ordered")
+                return 1
+    print(f"driver {driver}: {len(bare[0])} answers pass unchanged, 3 orders are read; {told}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""CUDA's sticky errors, in PyTorch's words, for the `cuda.*` injectors. Imported by them like fault.py.
+
+Text: c10/cuda/CUDAException.cpp and CUDAMiscFunctions.cpp of PyTorch; names, numbers and descriptions: cudaError_t.
+Torch has had `torch.AcceleratorError` since 2.8; a RuntimeError was raised before, without a code.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Literal
+
+Kind = Literal["ecc", "nvlink", "launch_failure", "unknown"]
+
+ERRORS: dict[str, tuple[int, str, str]] = {
+    "ecc": (214, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"),
+    "nvlink": (220, "cudaErrorNvlinkUncorrectable", "uncorrectable NVLink error detected during the execution"),
+    "launch_failure": (719, "cudaErrorLaunchFailure", "unspecified launch failure"),
+    "unknown": (999, "cudaErrorUnknown", "unknown error"),
+}
+_PAGE = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html"
+
+
+def text(torch: Any, kind: str) -> str:
+    """What this version of torch says."""
+    _code, name, described = ERRORS[kind]
+    search = f"Search for `{name}' in {_PAGE} for more information.\n" if has_search_line(torch) else ""
+    return (
+        f"CUDA error: {described}\n{search}"
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
+        "incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+        "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )
+
+
+def has_search_line(torch: Any) -> bool:
+    return version_of(torch) >= (2, 9)
+
+
+def version_of(torch: Any) -> tuple[int, int]:
+    major, minor = str(torch.__version__).split(".")[:2]
+    return int(major), int(minor)
+
+
+def error(torch: Any, kind: str) -> BaseException:
+    """The exception itself."""
+    raised: BaseException = getattr(torch, "AcceleratorError", RuntimeError)(text(torch, kind))
+    if type(raised) is not RuntimeError:
+        raised.error_code = ERRORS[kind][0]  # type: ignore[attr-defined]
+    return raised
+
+
+def poison(torch: Any, kind: str) -> None:
+    """From now on every operation of this thread on a device's tensors raises it; without a GPU, on any tensor."""
+    dispatch: Any = import_module("torch.utils._python_dispatch")
+
+    on_gpu = torch.cuda.is_available()
+
+    class Broken(dispatch.TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if on_gpu and not any(getattr(one, "is_cuda", False) for one in _flat(args)):
+                return function(*args, **(kwargs or {}))
+            raise error(torch, kind)
+
+    Broken().__enter__()
+
+
+def _flat(values: Any) -> list[Any]:
+    found = []
+    for one in values:
+        found += _flat(one) if isinstance(one, (list, tuple)) else [one]
+    return found

@@ -1,0 +1,119 @@
+"""What the `numeric.*` injectors share: silent corruption of one number, in the tensors of a training step.
+
+Imported by injectors at module level, like fault.py: the standard library only; torch is the job's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+from .fault import Fault
+from .state import as_integers, local, parameters
+from .wire import Kind
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Evidence, Irreversible, Target, Where
+    from torchaos.harness.record import Record
+
+    from .calls import Call
+
+Change = Literal["flip", "nan", "inf", "zero"]
+Self = TypeVar("Self")
+_VALUES = {"nan": float("nan"), "inf": float("inf"), "zero": 0.0}
+
+
+class Corruption(Fault):
+    """One number becomes another. Fields of each: `change`; `bit`, from the least significant one; `place`, from 0 to
+    1, how far into the tensors. What is None is drawn."""
+
+    where: ClassVar[tuple[Where, ...]] = ("rank",)
+    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
+    hooks: ClassVar[tuple[str, ...]] = ("state",)
+
+    def plan(self: Self, target: Target, draw: random.Random) -> Self:
+        drawn = {"bit": draw.randrange(32), "place": round(draw.random(), 6)}
+        given = {name: value for name, value in vars(self).items() if name in drawn and value is not None}
+        return replace(self, **{**drawn, **given})  # type: ignore[type-var]
+
+    def changes(self, site: Any) -> Sequence[Any] | Irreversible:
+        from torchaos.harness.contracts import Irreversible
+
+        return Irreversible("a number that was computed with can't be taken back; the job has to notice")
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        from torchaos.harness.judging.corruption import seen_by_others
+
+        return seen_by_others(record, fault)
+
+    def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
+        from torchaos.harness.judging.corruption import seen_by_twin
+
+        return seen_by_twin(record, twins, fault)
+
+
+def corrupt(site: Any, what: str, tensors: Sequence[Any], injector: Any) -> None:
+    """Change one number of these tensors in place, and say which. What goes wrong in this is told, and never the job's
+    to bear."""
+    try:
+        effect = _corrupt(what, tensors, injector)
+    except Exception as error:
+        site.emit(Kind.MISSED, {"fault": site.fault, "reason": f"no {what} was corrupted: {error}"})
+    else:
+        site.emit(Kind.EFFECT, {"fault": site.fault, "effect": effect})
+
+
+def _corrupt(what: str, tensors: Sequence[Any], injector: Any) -> str:
+    torch: Any = import_module("torch")
+    own = [local(one).data for one in tensors]  # not detach(): autograd would notice that it was written to
+    own = [one for one in own if one.is_floating_point() and one.numel()]
+    if not own:
+        raise ValueError("there is none")
+    at = min(int(injector.place * sum(one.numel() for one in own)), sum(one.numel() for one in own) - 1)
+    number = 0
+    while at >= own[number].numel():
+        at -= own[number].numel()
+        number += 1
+    tensor = own[number]
+    index = _index(at, tensor.shape)
+    with torch.no_grad():
+        before = float(tensor[index])
+        if injector.change == "flip":
+            bit = injector.bit % (8 * tensor.element_size())
+            mask = 1 << bit if bit < 8 * tensor.element_size() - 1 else -(1 << bit)  # the sign's is the least integer
+            as_integers(torch, tensor)[index] ^= mask
+        else:
+            tensor[index] = _VALUES[injector.change]
+        after = float(tensor[index])
+    return f"{what} {number}, element {at}: {before!r} became {after!r}"
+
+
+def trained(site: Any) -> list[Any]:
+    """The parameters that this rank's optimizers train."""
+    return parameters(site.optimizers)
+
+
+def gradients(call: Call) -> list[Any]:
+    """What this rank puts into a reduction of gradients; empty for any other collective."""
+    if call.op not in ("all_reduce", "reduce_scatter"):
+        return []
+    given = call.args[1:2] if call.op == "reduce_scatter" and hasattr(call.args[1], "__len__") else call.args[:1]
+    found, stack = [], list(given)
+    while stack:
+        one = stack.pop(0)
+        if isinstance(one, (list, tuple)):
+            stack = [*one, *stack]
+        elif hasattr(one, "is_floating_point") and one.is_floating_point() and one.numel() > 8:  # no loss, no flag
+            found.append(one)
+    return found
+
+
+def _index(at: int, shape: Sequence[int]) -> tuple[int, ...]:
+    index = []
+    for size in reversed(shape):
+        at, rest = divmod(at, size)
+        index.append(rest)
+    return tuple(reversed(index))

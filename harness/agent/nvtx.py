@@ -1,0 +1,82 @@
+"""Orders for the C library that stalls NCCL calls (injectors/native/nvtx/stall.c). Standard library only.
+
+A page of 4096 bytes, `p<pid>.nvtx` in the folder that `ENV_NVTX` names; native signed 64-bit words:
+
+    0 MAGIC  1 CALLS  2 ORDER  3 NTH  4 MIN_BYTES  5 MAX_BYTES  6 LEASE_NS  7 NUMBER  8 MATCHED  9 STALLED
+    10 BEGUN_NS  11 ENDED_NS  12 LAST_BYTES; at byte 256 the call's name, at byte 512 the path of the control page
+
+The agent writes ORDER (counts from 1; last, so that it puts the rest into force), what is meant (NTH, MIN_BYTES and
+MAX_BYTES, -1: any), LEASE_NS, and NUMBER: the firing that the control page's GO takes back. The library writes CALLS
+(NCCL calls seen), MATCHED (those that were meant), STALLED (the last order that was carried out), when the stall began
+and ended (CLOCK_MONOTONIC, nanoseconds), and the bytes of that call (-1: NCCL before 2.26 does not tell).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+ENV_NVTX = "TORCHAOS_NVTX"
+SIZE = 4096
+_MAGIC = 0x78747663616F7274
+_NAME_AT, _NAME_SIZE, _CONTROL_AT, _CONTROL_SIZE = 256, 64, 512, 1024
+(MAGIC, CALLS, ORDER, NTH, MIN_BYTES, MAX_BYTES, LEASE_NS, NUMBER, MATCHED, STALLED, BEGUN_NS, ENDED_NS, LAST_BYTES) = (
+    range(13)
+)
+
+
+@dataclass(frozen=True)
+class NcclCall:
+    """Which call is meant: the nth one of that name from now on, of such a size."""
+
+    name: str = "ncclAllReduce"
+    nth: int = 1
+    min_bytes: int | None = None
+    max_bytes: int | None = None
+
+
+class NvtxPage:
+    """Made by whoever comes first, the agent or the library; both make the same."""
+
+    def __init__(self, path: str | Path) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if os.fstat(fd).st_size == 0:
+                os.ftruncate(fd, SIZE)
+            self._map = mmap.mmap(fd, SIZE)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("q")
+
+    @classmethod
+    def of_this_process(cls) -> NvtxPage:
+        """Raises KeyError where the launcher set no folder: the plan had no such fault."""
+        return cls(Path(os.environ[ENV_NVTX]) / f"p{os.getpid()}.nvtx")
+
+    def read(self, word: int) -> int:
+        return self._words[word]
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the library is in the process: it is loaded at NCCL's first call."""
+        return self.read(MAGIC) == _MAGIC
+
+    def order(self, call: NcclCall, control: str, number: int, lease_s: float) -> None:
+        """Stall `call` until the page at `control` takes the firing `number` back, or `lease_s` seconds are over.
+        Raises ValueError for a name or path that is too long."""
+        self._text(_NAME_AT, _NAME_SIZE, call.name)
+        self._text(_CONTROL_AT, _CONTROL_SIZE, control)
+        words = self._words
+        words[NTH], words[NUMBER], words[LEASE_NS] = call.nth, number, int(lease_s * 1e9)
+        words[MIN_BYTES] = -1 if call.min_bytes is None else call.min_bytes
+        words[MAX_BYTES] = -1 if call.max_bytes is None else call.max_bytes
+        words[MATCHED] = 0
+        words[ORDER] = words[STALLED] + 1
+
+    def _text(self, at: int, size: int, text: str) -> None:
+        raw = text.encode()
+        if len(raw) >= size:
+            raise ValueError(f"{text} is longer than {size - 1} bytes")
+        self._map[at : at + size] = raw.ljust(size, b"\0")

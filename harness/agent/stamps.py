@@ -1,0 +1,194 @@
+"""When each collective of a rank began and ended: a small memory-mapped file, so that it can be read from outside at
+any moment, of a rank that hangs or is stopped too, and after it has died.
+
+Both sides read this very file; standard library only. One writer (the rank's agent), any number of readers, no locks.
+A rank's file is `RUN_DIR/agent/stamps/rank<R>-a<attempt>-p<pid>.stamps`:
+
+    header   8 words: magic, version, rank, attempt, pid, slots, collectives begun so far, start ticks of the pid
+    groups   GROUPS entries of 96 bytes, text: name, a blank, the global ranks as "0-3,6" ("?" where they don't fit)
+    ring     SLOTS entries of 8 words: number, seq, group and op, bytes, begun, returned, ended, step
+
+Words are native signed 64 bits, each stored by one instruction. Times are nanoseconds of CLOCK_MONOTONIC (one node);
+0: not yet. `number` counts the collectives of the rank from 1 and is written last, after a 0, so that a reader sees a
+whole entry or none. The ring holds the last SLOTS collectives.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+MAGIC, VERSION = 0x706D617473736F63, 1  # "cosstamp"
+GROUPS, _GROUP_SIZE = 64, 96
+SLOTS, _WORDS = 128, 8
+_HEADER = 64
+_RING = _HEADER + GROUPS * _GROUP_SIZE
+SIZE = _RING + SLOTS * _WORDS * 8
+(_NUMBER, _SEQ, _OP, _BYTES, _BEGUN, _RETURNED, _ENDED, _STEP) = range(_WORDS)
+
+# A stamp's op code is its place in here: append only.
+OPS = (
+    "other", "all_reduce", "all_gather", "reduce", "reduce_scatter", "broadcast", "gather", "scatter", "all_to_all",
+    "barrier", "send", "recv",
+)  # fmt: skip
+_CODES = {name: code for code, name in enumerate(OPS)}
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """One collective of one rank. Times are seconds of CLOCK_MONOTONIC."""
+
+    rank: int
+    attempt: int
+    pid: int
+    number: int  # counts the rank's collectives from 1
+    seq: int  # counts those of the group from 1: the same collective has the same one on every rank
+    op: str
+    group: str  # the process group's name
+    ranks: tuple[int, ...] | None  # global ranks of the group; None: unknown
+    bytes: int  # the larger of what goes in and what comes out of it on this rank
+    step: int  # iterations that were over in this attempt
+    start_mono_s: float  # the rank entered it: handed it to torch
+    returned_mono_s: float | None  # torch gave control back (asynchronous ones are under way then)
+    end_mono_s: float | None  # it was seen to be over (at most 0.1 s late); None: it is under way
+
+    @property
+    def open(self) -> bool:
+        return self.end_mono_s is None
+
+
+class Stamps:
+    """The writer. Calls may come from several threads of one process."""
+
+    def __init__(self, path: str | Path, rank: int, attempt: int, pid: int, start_ticks: int = 0) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.ftruncate(fd, SIZE)
+            self._map = mmap.mmap(fd, SIZE)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("q")
+        self._numbers = count(1)  # one C call, so that two threads never get the same
+        self._groups: dict[str, int] = {}
+        self._seqs = [count(1) for _ in range(GROUPS)]
+        for word, value in enumerate((0, VERSION, rank, attempt, pid, SLOTS, 0, start_ticks)):
+            self._words[word] = value
+        self._words[0] = MAGIC
+
+    def known(self, name: str) -> int | None:
+        """The code of a process group that was mentioned before."""
+        return self._groups.get(name)
+
+    def group(self, name: str, ranks: Iterable[int] | None = None) -> int:
+        """The code of a process group, made at its first mention. Those that don't fit share the last one."""
+        code = self._groups.get(name)
+        if code is None:
+            code = self._groups[name] = min(len(self._groups), GROUPS - 1)
+            text = f"{name} {_ranges(sorted(ranks)) if ranks is not None else '?'}".encode()
+            if len(text) >= _GROUP_SIZE:
+                text = f"{name} ?".encode()[: _GROUP_SIZE - 1]
+            at = _HEADER + code * _GROUP_SIZE
+            self._map[at : at + len(text)] = text
+        return code
+
+    def begin(self, op: str, group: int, size: int, step: int) -> int:
+        """A collective begins; the number by which the other calls name it."""
+        number, words = next(self._numbers), self._words
+        at = _place(number)
+        words[at] = 0
+        words[at + _SEQ] = next(self._seqs[group])
+        words[at + _OP] = group << 8 | _CODES.get(op, 0)
+        words[at + _BYTES] = size
+        words[at + _STEP] = step
+        words[at + _RETURNED] = words[at + _ENDED] = 0
+        words[at + _BEGUN] = time.monotonic_ns()
+        words[at] = number
+        words[6] = number
+        return number
+
+    def returned(self, number: int) -> None:
+        self._stamp(number, _RETURNED)
+
+    def ended(self, number: int) -> None:
+        self._stamp(number, _ENDED)
+
+    def _stamp(self, number: int, word: int) -> None:
+        at = _place(number)
+        if self._words[at] == number:  # else it went round and is another's by now
+            self._words[at + word] = time.monotonic_ns()
+
+    def close(self) -> None:
+        self._words.release()
+        self._map.close()
+
+
+def read_stamps(path: str | Path) -> list[Stamp]:
+    """The last collectives of one rank process, in the order in which they began. Raises ValueError where the file is
+    not one of stamps (or not finished being made), OSError where it can't be read."""
+    raw, again = Path(path).read_bytes(), Path(path).read_bytes()
+    if not len(raw) == len(again) == SIZE:
+        raise ValueError(f"{path}: a file of stamps has {SIZE} bytes")
+    magic, version, rank, attempt, pid, *_ = struct.unpack_from("8q", raw)
+    if magic != MAGIC or version != VERSION:
+        raise ValueError(f"{path}: not a file of stamps of version {VERSION}")
+    groups = [_read_group(raw, code) for code in range(GROUPS)]
+    found = []
+    for slot in range(SLOTS):
+        at = _RING + slot * _WORDS * 8
+        number, seq, op, size, begun, returned, ended, step = struct.unpack_from("8q", raw, at)
+        whole = raw[at : at + 8] == again[at : at + 8]  # it was not being rewritten while it was read
+        if whole and number > 0 and _place(number) * 8 == at and 0 <= op >> 8 < GROUPS:
+            name, ranks = groups[op >> 8]
+            kind = OPS[op & 0xFF] if op & 0xFF < len(OPS) else OPS[0]
+            times = (begun / 1e9, returned / 1e9 or None, ended / 1e9 or None)
+            found.append(Stamp(rank, attempt, pid, number, seq, kind, name, ranks, size, step, *times))
+    return sorted(found, key=lambda stamp: stamp.number)
+
+
+def read_folder(folder: str | Path) -> list[list[Stamp]]:
+    """The stamps of every rank process in `RUN_DIR/agent/stamps`, a list each, less files that are still being made."""
+    found = []
+    for path in sorted(Path(folder).glob("*.stamps")):
+        try:
+            found.append(read_stamps(path))
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _place(number: int) -> int:
+    """The first word of the entry of a collective."""
+    return (_RING >> 3) + (number - 1) % SLOTS * _WORDS
+
+
+def _read_group(raw: bytes, code: int) -> tuple[str, tuple[int, ...] | None]:
+    at = _HEADER + code * _GROUP_SIZE
+    name, _, ranks = raw[at : at + _GROUP_SIZE].split(b"\0")[0].decode(errors="replace").rpartition(" ")
+    try:
+        return name, _ranks(ranks)
+    except ValueError:
+        return name, None
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ",".join(f"{low}-{high}" if high > low else f"{low}" for low, high in parts)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    found: list[int] = []
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        found += range(int(low), int(high or low) + 1)
+    return tuple(found)

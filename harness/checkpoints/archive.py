@@ -1,0 +1,63 @@
+"""Where the records of a zip file lie, and the CRC of each. torch.save files are zips, and so is each item of DCP.
+
+Format: APPNOTE.TXT 6.3, section 4.3. torch stores its records uncompressed, so each is a plain run of bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from dataclasses import dataclass
+
+from .files import Files, Window
+from .layout import Extent, torn
+
+_LOCAL = struct.Struct("<4s5H3L2H")
+_DIRECTORY = 1 << 27  # bytes
+
+
+@dataclass(frozen=True)
+class Record:
+    name: str  # without the archive's own folder, which is its first part
+    extent: Extent
+    crc: int
+    problem: str | None = None
+
+
+def records(files: Files, path: str, offset: int, length: int) -> dict[str, Record]:
+    """All records of the zip that lies there, by name. Raises Unreadable (torn) where its directory isn't whole."""
+    if length >= 4 and files.read(path, offset, 4)[:2] != b"PK":
+        raise torn("it does not begin as a torch.save file does")
+    window = Window(files, path, offset, length, _DIRECTORY)
+    try:
+        with zipfile.ZipFile(window) as archive:
+            found = archive.infolist()
+    except OSError:
+        raise
+    except Exception as error:  # nearly anything, where the directory is damaged
+        raise torn(f"not a whole torch.save file ({str(error) or type(error).__name__})") from error
+    made: dict[str, Record] = {}
+    for info in found:
+        name = info.filename.partition("/")[2] or info.filename
+        head = files.read(path, offset + info.header_offset, _LOCAL.size)
+        if info.header_offset < 0 or len(head) < _LOCAL.size or info.header_offset + _LOCAL.size > length:
+            raise torn(f"its record {name} begins beyond its end")
+        mark, _, _, method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(head)
+        start = info.header_offset + _LOCAL.size + name_length + extra_length
+        if mark != b"PK\3\4" or start + info.compress_size > length:
+            raise torn(f"its record {name} is not where its directory says")
+        called = files.read(path, offset + info.header_offset + _LOCAL.size, name_length)
+        problem = None
+        if called != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437", "replace"):
+            problem = f"its record {name} has another name in front of it"
+        if method or info.compress_type or info.compress_size != info.file_size:
+            problem = f"its record {name} is compressed, which torch.save never does"
+        if name in made:
+            problem = f"it has two records {name}"
+        made[name] = Record(name, Extent(path, offset + start, info.file_size), info.CRC, problem)
+    return made
+
+
+def without_crcs(found: dict[str, Record]) -> bool:
+    """torch can be told to write none: all of them are then 0 (torch.serialization.set_crc32_options)."""
+    return all(record.crc == 0 for record in found.values() if record.extent.length)

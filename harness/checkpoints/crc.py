@@ -1,0 +1,92 @@
+"""What the CRC-32 of zip and gzip can do beyond telling that bytes differ: join two, and name a single flipped bit.
+
+A CRC is linear over GF(2): flipping one bit changes it by a value that depends only on the bit's distance from the
+end, and no two of the first 2^32 - 1 distances give the same one, since the polynomial is primitive. So the difference
+of two CRCs is a discrete logarithm away from the place of the bit; it is found by baby steps and giant steps.
+Method of joining: crc32_combine in zlib by Mark Adler.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+try:
+    from isal.isal_zlib import crc32  # nine times faster
+except ImportError:
+    from zlib import crc32
+
+__all__ = ["combine", "crc32", "locate"]
+
+_POLYNOMIAL, _ORDER = 0xEDB88320, 0xFFFFFFFF
+_BIGGEST = 1 << 29  # bytes: as far as one bit is one value
+Matrix = tuple[int, ...]
+
+
+def combine(first: int, second: int, length: int) -> int:
+    """The CRC of two runs of bytes, from theirs and the length of the second one."""
+    return _apply(_power(8 * length % _ORDER), first) ^ second
+
+
+def locate(difference: int, length: int) -> tuple[int, int] | None:
+    """The (byte, bit) whose flip changes the CRC of `length` bytes so; None: no single one in them does."""
+    if not difference or not 0 < length <= _BIGGEST:
+        return None
+    stride = 1 << max(4, (length.bit_length() + 1) // 2)
+    near: dict[int, tuple[int, int]] = {}
+    for bit in range(8):
+        value = _TABLE[1 << bit]
+        for distance in range(min(stride, length)):
+            near.setdefault(value, (distance, bit))
+            value = (value >> 8) ^ _TABLE[value & 0xFF]
+    back = _power(-8 * stride % _ORDER)
+    for base in range(0, length, stride):
+        found = near.get(difference)
+        if found and base + found[0] < length:
+            return length - 1 - base - found[0], found[1]
+        difference = _apply(back, difference)
+    return None
+
+
+def _table() -> Matrix:
+    found = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (_POLYNOMIAL if byte & 1 else 0)
+        found.append(byte)
+    return tuple(found)
+
+
+_TABLE = _table()
+
+
+def _apply(matrix: Matrix, vector: int) -> int:
+    result = 0
+    for column in matrix:
+        if not vector:
+            break
+        if vector & 1:
+            result ^= column
+        vector >>= 1
+    return result
+
+
+@lru_cache(maxsize=256)
+def _power(bits: int) -> Matrix:
+    """What so many zero bits more do to a CRC, as a matrix over GF(2), by columns."""
+    result: Matrix = tuple(1 << place for place in range(32))
+    for place in range(32):
+        if bits >> place & 1:
+            square = _SQUARES[place]
+            result = tuple(_apply(square, column) for column in result)
+    return result
+
+
+def _squares() -> tuple[Matrix, ...]:
+    one: Matrix = (_POLYNOMIAL, *(1 << place for place in range(31)))  # one bit further
+    found = [one]
+    for _ in range(31):
+        found.append(tuple(_apply(found[-1], column) for column in found[-1]))
+    return tuple(found)
+
+
+_SQUARES = _squares()

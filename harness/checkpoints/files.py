@@ -1,0 +1,210 @@
+"""Where checkpoints lie: the local file system, or anything that fsspec opens. Only what reading needs."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Protocol
+
+from torchaos.harness.contracts import UsageError
+
+_AHEAD = 1 << 18  # bytes that one request to an object store brings
+_BLOCKS, _OPEN = 64, 128
+
+
+class Files(Protocol):
+    """Paths are strings, absolute; parts are joined by a slash. Errors are OSErrors."""
+
+    def names(self, folder: str) -> list[str]: ...
+
+    def is_dir(self, path: str) -> bool: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def is_alias(self, path: str, root: str) -> bool:
+        """Whether it is a link to something below `root`."""
+        ...
+
+    def size(self, path: str) -> int: ...
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        """Fewer bytes at the end of the file."""
+        ...
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+        """How many bytes; fewer than the buffer has only at the end of the file."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Local:
+    """Keeps some files open, so that reading many parts of one costs one system call each. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._fds: OrderedDict[str, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(os.listdir(folder))
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def is_alias(self, path: str, root: str) -> bool:
+        return os.path.islink(path) and Path(path).resolve().is_relative_to(Path(root).resolve())
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        fd = self._fd(path)
+        try:
+            parts = []
+            while length > 0 and (part := os.pread(fd, min(length, 1 << 30), offset)):
+                parts.append(part)
+                offset, length = offset + len(part), length - len(part)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        finally:
+            os.close(fd)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+        fd, done = self._fd(path), 0
+        try:
+            while done < len(buffer) and (count := os.preadv(fd, [buffer[done:]], offset + done)):
+                done += count
+            return done
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        with self._lock:
+            while self._fds:
+                os.close(self._fds.popitem()[1])
+
+    def _fd(self, path: str) -> int:
+        """A descriptor of the caller's own: another thread may close the one that is kept."""
+        with self._lock:
+            fd = self._fds.pop(path, None)
+            if fd is None:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never waits for a FIFO's writer
+            self._fds[path] = fd
+            if len(self._fds) > _OPEN:
+                os.close(self._fds.popitem(last=False)[1])
+            return os.dup(fd)
+
+
+class Remote:
+    """An object store, by fsspec. Small reads come from blocks that are kept, since each request takes long."""
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+        self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def names(self, folder: str) -> list[str]:
+        listed = (str(path).rstrip("/") for path in self._fs.ls(folder, detail=False))
+        return sorted(path.rpartition("/")[2] for path in listed if path.strip("/") != folder.strip("/"))
+
+    def is_dir(self, path: str) -> bool:
+        return bool(self._fs.isdir(path))
+
+    def exists(self, path: str) -> bool:
+        return bool(self._fs.exists(path))
+
+    def is_alias(self, path: str, root: str) -> bool:
+        return False
+
+    def size(self, path: str) -> int:
+        return int(self._fs.info(path)["size"])
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        if length > _AHEAD:
+            return self._fetch(path, offset, length)
+        parts = []
+        for number in range(offset // _AHEAD, (offset + max(length, 1) - 1) // _AHEAD + 1):
+            start = max(offset - number * _AHEAD, 0)
+            parts.append(self._block(path, number)[start : offset + length - number * _AHEAD])
+        return b"".join(parts)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
+        found = self._fetch(path, offset, len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def close(self) -> None:
+        self._blocks.clear()
+
+    def _block(self, path: str, number: int) -> bytes:
+        key = (path, number)
+        with self._lock:
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
+                return self._blocks[key]
+        found = self._fetch(path, number * _AHEAD, _AHEAD)
+        with self._lock:
+            self._blocks[key] = found
+            while len(self._blocks) > _BLOCKS:
+                self._blocks.popitem(last=False)
+        return found
+
+    def _fetch(self, path: str, offset: int, length: int) -> bytes:
+        end = min(offset + length, self.size(path))
+        return bytes(self._fs.cat_file(path, start=offset, end=end)) if end > offset else b""
+
+
+def locate(where: str) -> tuple[Files, str]:
+    """The files, and the path in them, of a path or of an fsspec URL (s3://, gs://, file://). Raises UsageError."""
+    if "://" not in where:
+        return Local(), os.path.abspath(where)
+    try:
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+        fs, path = url_to_fs(where)
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"{where}: it can't be opened: {error}; pip install 'torchaos[object-store]'") from error
+    return (Local(), path) if getattr(fs, "protocol", None) in ("file", ("file", "local")) else (Remote(fs), path)
+
+
+class Window(io.RawIOBase):
+    """A part of a file as a file of its own, for readers that want one. Never gives out more than `most` at once."""
+
+    def __init__(self, files: Files, path: str, offset: int, length: int, most: int = 1 << 28) -> None:
+        self._files, self._path, self._offset, self._length, self._most = files, path, offset, length, most
+        self._at = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        at = offset + (0, self._at, self._length)[whence]
+        if at < 0:
+            raise ValueError("a place before the start")
+        self._at = at
+        return at
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._length - self._at)
+        wanted = left if size is None or size < 0 else min(size, left)
+        if wanted > self._most:
+            raise ValueError(f"{wanted} bytes are wanted at once")
+        found = self._files.read(self._path, self._offset + self._at, wanted)
+        self._at += len(found)
+        return found
+
+    def readinto(self, buffer: Any) -> int:
+        found = self.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)

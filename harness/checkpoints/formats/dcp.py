@@ -1,0 +1,220 @@
+"""Folders of torch.distributed.checkpoint: `.metadata`, a pickle, says where in `*.distcp` each part of each tensor is.
+
+Each item is a torch.save file of its own (a zip), or, written with SerializationFormat.SAFETENSORS, a run of raw bytes
+in a safetensors file. torch/distributed/checkpoint/metadata.py and filesystem.py. No torch is needed.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import posixpath
+from typing import Any
+
+from ..archive import records, without_crcs
+from ..files import Files
+from ..known import KNOWN, TensorRef, dtype_name, ints
+from ..layout import (
+    ITEM_SIZES,
+    Checkpoint,
+    Checksum,
+    Extent,
+    Problem,
+    Shard,
+    TensorEntry,
+    Trouble,
+    Unreadable,
+    torn,
+)  # fmt: skip
+from ..pickles import MOST, Opaque, read
+from . import torch_save
+
+METADATA = ".metadata"
+_PAIRS = 2000  # parts of one tensor that are compared each with each
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes
+Places = dict[tuple[str, "tuple[int, ...] | None"], dict[str, Any]]
+
+
+def read_folder(files: Files, folder: str, into: Checkpoint, prefix: str = "") -> None:
+    """Raises Unreadable, OSError where there is no metadata; what is wrong with single tensors is noted in `into`."""
+    described, places = _metadata(files, folder, into)
+    reader = _Items(files, folder, into)
+    for name, what in described.items():
+        try:
+            if what.what.name == "BytesStorageMetadata":
+                reader.values(prefix, name, places)
+            else:
+                reader.tensor(prefix, name, what, places)
+        except FileNotFoundError as error:
+            _note(into, prefix + name, torn(f"No such file or directory: {posixpath.basename(str(error.filename))}"))
+        except Unreadable as error:
+            _note(into, prefix + name, error)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            text = f"what {METADATA} says of it can't be followed ({type(error).__name__}: {error})"
+            _note(into, prefix + name, Unreadable(text))
+    reader.overlaps()
+
+
+def _note(into: Checkpoint, name: str, error: Unreadable) -> None:
+    into.problems.append(Problem(error.kind, f"{name}: {error}", tensor=name))
+
+
+def _metadata(files: Files, folder: str, into: Checkpoint) -> tuple[dict[str, Opaque], Places]:
+    path = f"{folder}/{METADATA}"
+    try:
+        size = files.size(path)
+    except FileNotFoundError:
+        raise torn("there is no .metadata, which is written last") from None
+    if size > MOST:
+        raise Unreadable(f".metadata has {size} bytes, more than are read", Trouble.LIMIT)
+    try:
+        value, bad = read(io.BytesIO(files.read(path, 0, size)), size, KNOWN)
+        if bad:
+            text = f"{METADATA}: loading it would run {', '.join(bad[:3])}"
+            into.problems.append(Problem(Trouble.HOSTILE, text, path))
+        state = _state(value, "Metadata")
+        described, storage = state["state_dict_metadata"], state["storage_data"]
+        if not all(isinstance(name, str) and isinstance(what, Opaque) for name, what in described.items()):
+            raise Unreadable("its list of entries is none")
+        places: Places = {}
+        for index, place in storage.items():
+            about = _state(index, "MetadataIndex")
+            offset = about.get("offset")
+            places[str(about["fqn"]), None if offset is None else ints(offset)] = _state(place, "_StorageInfo")
+        return described, places
+    except Unreadable as error:
+        raise torn(f".metadata can't be read: {error}") from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise torn(f".metadata can't be read: {type(error).__name__}: {error}") from error
+
+
+def _state(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, Opaque) or value.what.name != name or not isinstance(value.state, dict):
+        raise Unreadable(f"a {name} that is none")
+    return value.state
+
+
+class _Items:
+    def __init__(self, files: Files, folder: str, into: Checkpoint) -> None:
+        self._files, self._folder, self._into = files, folder, into
+        self._sizes: dict[str, int] = {}
+        self._taken: list[tuple[str, int, int, str]] = []
+
+    def values(self, prefix: str, name: str, places: Places) -> None:
+        """An object that is no tensor: a torch.save file with no storage, or with small ones."""
+        place = places.get((name, None))
+        if place is None:
+            raise torn("it was never written")
+        path, offset, length = self._place(place, name)
+        torch_save.read_zip(self._files, path, offset, length, self._into, prefix + name, name)
+
+    def tensor(self, prefix: str, name: str, what: Opaque, places: Places) -> None:
+        about = _state(what, "TensorStorageMetadata")
+        dtype, shape = _dtype(about["properties"]), ints(about["size"])
+        shards = []
+        for chunk in about["chunks"]:
+            box = _state(chunk, "ChunkStorageMetadata")
+            offsets, sizes = ints(box["offsets"]), ints(box["sizes"])
+            place = places.get((name, offsets), places.get((name, None)))
+            if place is None:
+                raise torn(f"the chunk at {offsets} was never written")
+            shards.append(self._shard(name, dtype, offsets, sizes, place))
+        check_boxes(shape, [(shard.offsets, shard.sizes) for shard in shards])
+        ordered = tuple(sorted(shards, key=lambda shard: shard.offsets))
+        self._into.tensors[prefix + name] = TensorEntry(prefix + name, dtype, shape, ordered)
+
+    def overlaps(self) -> None:
+        """No byte may belong to two items."""
+        end, owner = ("", 0), ""
+        for path, begin, stop, name in sorted(self._taken):
+            if path == end[0] and begin < end[1]:
+                text = f"{name}: its bytes in {posixpath.basename(path)} are those of {owner} too"
+                self._into.problems.append(Problem(Trouble.OVERLAP, text, path, name, offset=begin))
+            if (path, stop) > end:
+                end, owner = (path, stop), name
+
+    def _place(self, place: dict[str, Any], name: str) -> tuple[str, int, int]:
+        relative = str(place["relative_path"])
+        if place.get("transform_descriptors"):
+            raise Unreadable("it is compressed or transformed by an extension of its writer", Trouble.LIMIT)
+        offset, length = ints([place["offset"], place["length"]])
+        if posixpath.isabs(relative) or ".." in relative.split("/") or "\0" in relative:
+            raise Unreadable(f"its file {relative[:60]!r} is not in the folder")
+        path = f"{self._folder}/{relative}"
+        if path not in self._sizes:
+            self._sizes[path] = self._files.size(path)
+        if offset + length > self._sizes[path]:
+            raise torn(f"{relative} is cut off")
+        self._taken.append((path, offset, offset + length, name))
+        return path, offset, length
+
+    def _shard(
+        self, name: str, dtype: str, offsets: tuple[int, ...], sizes: tuple[int, ...], place: dict[str, Any]
+    ) -> Shard:
+        path, offset, length = self._place(place, name)
+        wanted = math.prod(sizes) * ITEM_SIZES[dtype]
+        if path.endswith(".safetensors"):
+            if length != wanted:
+                raise torn(f"its part at {offsets} has {length} bytes, where {wanted} belong")
+            return Shard(offsets, sizes, Extent(path, offset, length))
+        found = records(self._files, path, offset, length)
+        if not without_crcs(found):
+            self._into.checksums += [Checksum(one.extent, one.crc, name) for one in found.values() if one.extent.length]
+        if "data.pkl" not in found:
+            raise torn(f"its part at {offsets} has no data.pkl")
+        where = found["data.pkl"].extent
+        text = self._files.read(path, where.offset, where.length) if where.length <= MOST else b""
+        ref, _bad = read(io.BytesIO(text), len(text), KNOWN, torch_save.storage_ref)
+        if not isinstance(ref, TensorRef) or ref.dtype != dtype or ref.size != sizes:
+            raise Unreadable(f"its part at {offsets} is not the tensor that .metadata describes")
+        storages = {key[5:]: record for key, record in found.items() if key.startswith("data/")}
+        (inner,) = torch_save.entry(name, ref, storages).shards
+        return Shard(offsets, sizes, inner.extent, inner.strides)
+
+
+def check_boxes(shape: tuple[int, ...], boxes: list[Box]) -> None:
+    """Whether boxes fill a tensor with no gap and no overlap. Raises Unreadable."""
+    for offsets, sizes in boxes:
+        inside = len(offsets) == len(sizes) == len(shape)
+        if not inside or any(o + s > whole for o, s, whole in zip(offsets, sizes, shape, strict=True)):
+            raise Unreadable(f"its part at {offsets} reaches beyond it", Trouble.OVERLAP)
+    solid = sorted(box for box in boxes if 0 not in box[1])
+    if sum(math.prod(sizes) for _, sizes in solid) < math.prod(shape):
+        raise torn("its chunks are not the whole tensor")
+    if not _is_grid(shape, solid):
+        _check_pairs(shape, solid)
+
+
+def _is_grid(shape: tuple[int, ...], boxes: list[Box]) -> bool:
+    """Whether they are all the cells of a grid, as nearly every sharding makes them."""
+    cuts = [sorted({offsets[place] for offsets, _ in boxes}) for place in range(len(shape))]
+    if math.prod(map(len, cuts)) != len(boxes) or len({offsets for offsets, _ in boxes}) != len(boxes):
+        return False
+    ends = [dict(zip(cut, [*cut[1:], whole], strict=True)) for cut, whole in zip(cuts, shape, strict=True)]
+    starts_at_zero = all(cut[0] == 0 for cut in cuts) if boxes else True
+    return starts_at_zero and all(
+        start + size == end[start]
+        for offsets, sizes in boxes
+        for start, size, end in zip(offsets, sizes, ends, strict=True)
+    )
+
+
+def _check_pairs(shape: tuple[int, ...], boxes: list[Box]) -> None:
+    """No two overlap: with a volume that is the whole tensor's, that is a partition. Raises Unreadable."""
+    if len(boxes) > _PAIRS:
+        raise Unreadable(f"it has {len(boxes)} parts in no regular order")
+    for place, (offsets, sizes) in enumerate(boxes):
+        for other, extent in boxes[place + 1 :]:
+            if shape and other[0] >= offsets[0] + sizes[0]:
+                break  # they are sorted by their first offsets
+            if all(a < o + e and o < a + s for a, s, o, e in zip(offsets, sizes, other, extent, strict=True)):
+                raise Unreadable(f"its parts at {offsets} and {other} overlap", Trouble.OVERLAP)
+
+
+def _dtype(properties: Any) -> str:
+    state = getattr(properties, "state", None)
+    if isinstance(state, dict):
+        return dtype_name(state.get("dtype"))
+    if isinstance(state, tuple) and state:
+        return dtype_name(state[0])
+    raise Unreadable("a tensor without properties")

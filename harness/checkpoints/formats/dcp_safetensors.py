@@ -1,0 +1,76 @@
+"""Folders that torch.distributed.checkpoint's HuggingFaceStorageWriter writes with `save_distributed`: each rank's part
+of each tensor in a safetensors file of its own, `shard-00001-model-....safetensors`, whose metadata says where the part
+belongs. No file tells the shape of the whole tensor: that is as far as its parts reach.
+
+torch/distributed/checkpoint/hf_storage.py and _hf_utils.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
+from ..files import Files
+from ..known import ints
+from ..layout import Checkpoint, Problem, Shard, TensorEntry, Unreadable
+from . import safetensors
+from .dcp import check_boxes
+
+PART = re.compile(r"^shard-(\d{5})-.+\.safetensors$")
+_INFO = "DCP_SHARDING_INFO"
+
+
+def read_parts(files: Files, folder: str, names: list[str], into: Checkpoint, prefix: str = "") -> None:
+    """All parts in a folder, put together. What is wrong with one is noted in `into`."""
+    parts: dict[str, list[tuple[TensorEntry, Shard]]] = defaultdict(list)
+    for name in names:
+        path = f"{folder}/{name}"
+        try:
+            for tensor, offsets in _parts_of(files, path, into):
+                parts[tensor.name].append((tensor, replace(tensor.shards[0], offsets=offsets)))
+        except (Unreadable, OSError) as error:
+            kind = error.kind if isinstance(error, Unreadable) else Unreadable("").kind
+            into.problems.append(Problem(kind, f"{prefix}{name}: {error}", path))
+    for name, found in parts.items():
+        shards = tuple(sorted((shard for _, shard in found), key=lambda shard: shard.offsets))
+        try:
+            shape = tuple(map(max, zip(*(_reach(shard) for shard in shards), strict=True)))
+            check_boxes(shape, [(shard.offsets, shard.sizes) for shard in shards])
+            into.tensors[prefix + name] = TensorEntry(prefix + name, found[0][0].dtype, shape, shards)
+        except Unreadable as error:
+            into.problems.append(Problem(error.kind, f"{prefix}{name}: {error}", tensor=name))
+        except ValueError:
+            into.problems.append(Problem(Unreadable("").kind, f"{prefix}{name}: its parts differ in dimensions"))
+
+
+def _parts_of(files: Files, path: str, into: Checkpoint) -> list[tuple[TensorEntry, tuple[int, ...]]]:
+    size = files.size(path)
+    inside = Checkpoint(path, "safetensors")
+    safetensors.read_file(files, path, size, inside)
+    into.problems += inside.problems
+    told = _info(safetensors.header(files, path, size)[0])
+    return [(one, ints(told[name]["saved_offsets"])) for name, one in inside.tensors.items()]
+
+
+def _info(header: dict[str, Any]) -> dict[str, Any]:
+    try:
+        told = json.loads(header["__metadata__"][_INFO])
+        if not all(isinstance(one["saved_offsets"], list) for one in told.values()):
+            raise ValueError("no offsets")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise Unreadable(f"its metadata does not say where its parts belong: {str(error)[:60]}") from error
+    return _Told(told)
+
+
+class _Told(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        raise Unreadable(f"its metadata does not say where {name[:60]} belongs")
+
+
+def _reach(shard: Shard) -> tuple[int, ...]:
+    if len(shard.offsets) != len(shard.sizes):
+        raise Unreadable("a part whose place has other dimensions than itself")
+    return tuple(start + size for start, size in zip(shard.offsets, shard.sizes, strict=True))

@@ -1,0 +1,79 @@
+"""Files of safetensors: 8 bytes with the length of a JSON header, the header, the tensors.
+
+https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from ..contents import Contents
+from ..files import Files
+from ..known import ints
+from ..layout import ITEM_SIZES, Checkpoint, Extent, Problem, Shard, TensorEntry, Trouble, Unreadable, torn
+
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64", "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "C64": "complex64",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}  # fmt: skip
+HEADER = 100_000_000  # bytes: the library reads no longer one
+
+
+def header(files: Files, path: str, size: int) -> tuple[dict[str, Any], int]:
+    """The header and where the tensors begin. Raises Unreadable, OSError."""
+    length = int.from_bytes(files.read(path, 0, 8), "little") if size >= 8 else 0
+    if size < 8 or 8 + length > size:
+        raise torn("cut off in its header")
+    if length > HEADER:
+        raise Unreadable("its header is longer than the format allows")
+    try:
+        found = json.loads(files.read(path, 8, length).decode(), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"its header is no JSON: {str(error)[:100]}") from error
+    if not isinstance(found, dict):
+        raise Unreadable("its header is no JSON object")
+    return found, 8 + length
+
+
+def read_file(files: Files, path: str, size: int, into: Checkpoint, prefix: str = "") -> None:
+    """A whole file. Raises Unreadable, OSError."""
+    entries, start = header(files, path, size)
+    told = entries.pop("__metadata__", {})
+    Contents(into.values, into.tensors, into.opaque).add(prefix, told, lambda name, ref: None)
+    spans = []
+    for name, item in entries.items():
+        made = _entry(prefix + name, item, path, start)
+        into.tensors[made.name] = made
+        spans.append((made.shards[0].extent.offset, made.shards[0].extent.end, name))
+    end = start
+    for begin, stop, name in sorted(spans):  # the format wants no gaps
+        if begin != end:
+            raise Unreadable(f"{name} does not begin where the tensor before it ends", Trouble.OVERLAP)
+        end = stop
+    if end > size:
+        raise torn(f"{size} bytes, where its header says {end}")
+    if end < size:
+        text = f"{path.rpartition('/')[2]}: {size} bytes, where its header says {end}"
+        into.problems.append(Problem(Trouble.UNREADABLE, text, path, offset=end))
+
+
+def _entry(name: str, item: Any, path: str, start: int) -> TensorEntry:
+    try:
+        dtype, shape, (begin, end) = item["dtype"], ints(item["shape"]), ints(item["data_offsets"])
+        known = DTYPES[dtype]
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unreadable(f"its header describes {name[:80]} in a way that is none: {str(error)[:60]}") from error
+    if end - begin != math.prod(shape) * ITEM_SIZES[known]:
+        raise Unreadable(f"its header gives {name[:80]} {end - begin} bytes, which its shape and type don't fill")
+    return TensorEntry(name, known, shape, (Shard((0,) * len(shape), shape, Extent(path, start + begin, end - begin)),))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return found

@@ -1,0 +1,154 @@
+"""Files of torch.save: a zip with a pickle and one record for each storage, or the older form (torch < 1.6) of pickles
+one after another and then the storages. Lightning's .ckpt, nanoGPT's ckpt.pt and many more are such files.
+
+torch/serialization.py, `_save` and `_legacy_save`. No torch is needed, and nothing of a pickle is run.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from ..archive import Record, records, without_crcs
+from ..contents import Contents
+from ..files import Files, Window
+from ..known import KNOWN, StorageRef, TensorRef, ints, storage_dtype
+from ..layout import ITEM_SIZES, Checkpoint, Checksum, Extent, Problem, Shard, TensorEntry, Trouble, Unreadable, torn
+from ..pickles import MOST, read
+
+MAGIC = 0x1950A86A20F9469CFC6C
+_LEGACY = 1 << 24  # bytes that the pickles of the older form may have
+
+
+def read_file(files: Files, path: str, size: int, into: Checkpoint, prefix: str = "") -> None:
+    """A whole file. Raises Unreadable, OSError."""
+    start = files.read(path, 0, 4)
+    if not start:
+        raise torn("empty")
+    if start[:2] == b"PK":
+        read_zip(files, path, 0, size, into, prefix)
+    else:
+        _read_legacy(files, path, size, into, prefix)
+
+
+def read_zip(
+    files: Files, path: str, offset: int, length: int, into: Checkpoint, prefix: str, what: str | None = None
+) -> None:
+    """A zip that is part of a file. What it holds goes into `into`, under names that begin with `prefix`."""
+    found = records(files, path, offset, length)
+    what = what or path.rpartition("/")[2]
+    if not without_crcs(found):
+        into.checksums += [Checksum(one.extent, one.crc, what) for one in found.values() if one.extent.length]
+    for one in found.values():
+        if one.problem:
+            into.problems.append(Problem(Trouble.UNREADABLE, f"{what}: {one.problem}", path))
+    if "data.pkl" not in found:
+        raise torn("it has no data.pkl")
+    where = found["data.pkl"].extent
+    value, bad = _unpickle(files, where)
+    if bad:
+        text = f"{what}: loading it without weights_only would run {', '.join(bad[:3])}"
+        into.problems.append(Problem(Trouble.HOSTILE, text, path))
+    if found.get("byteorder") and files.read(path, found["byteorder"].extent.offset, 6) == b"big":
+        raise Unreadable("it was written on a big-endian machine", Trouble.LIMIT)
+    places = {name[5:]: record for name, record in found.items() if name.startswith("data/")}
+    add(value, places, into, prefix, what)
+
+
+def add(value: Any, places: dict[str, Record], into: Checkpoint, prefix: str, what: str) -> None:
+    """What a pickle holds. `places`: of the storages that it refers to, by key."""
+
+    def tensor(name: str, ref: TensorRef) -> None:
+        try:
+            into.tensors[name] = entry(name, ref, places)
+        except Unreadable as error:
+            into.problems.append(Problem(error.kind, f"{what}: {name}: {error}", tensor=name))
+
+    Contents(into.values, into.tensors, into.opaque).add(prefix, value, tensor)
+
+
+def entry(name: str, ref: TensorRef, places: dict[str, Record]) -> TensorEntry:
+    """Where a tensor's bytes are in its storage. Raises Unreadable where they are not all there."""
+    if ref.storage.location == "meta":
+        return TensorEntry(name, ref.dtype, ref.size, ())
+    if ref.storage.key not in places:
+        raise torn(f"its storage {ref.storage.key[:40]} is missing")
+    where, width = places[ref.storage.key].extent, ITEM_SIZES[ref.dtype]
+    if where.length < ref.storage.bytes:
+        raise torn(f"its storage has {where.length} bytes, where {ref.storage.bytes} belong")
+    count = 0 if 0 in ref.size else 1 + sum((size - 1) * step for size, step in zip(ref.size, ref.stride, strict=True))
+    if (ref.offset + count) * width > where.length:
+        raise Unreadable("it reaches beyond its storage")
+    extent = Extent(where.file, where.offset + ref.offset * width, count * width)
+    strides = None if 0 in ref.size or ref.stride == contiguous(ref.size, ref.stride) else ref.stride
+    return TensorEntry(name, ref.dtype, ref.size, (Shard((0,) * len(ref.size), ref.size, extent, strides),))
+
+
+def contiguous(size: tuple[int, ...], like: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The strides of a tensor that lies in row-major order; those along a size of 1 don't matter and are `like`'s."""
+    strides, step = [0] * len(size), 1
+    for place in reversed(range(len(size))):
+        strides[place] = like[place] if size[place] == 1 and like else step
+        step *= size[place]
+    return tuple(strides)
+
+
+def storage_ref(pid: Any) -> Any:
+    """("storage", type, key, location, count), and in the older form ", view" at the end, or a module's source."""
+    if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
+        return pid[1]
+    if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] not in ("storage", b"storage"):
+        raise Unreadable("it refers to something that is no storage")
+    (count,) = ints([pid[4]])
+    return StorageRef(str(pid[2]), storage_dtype(pid[1]), count, str(pid[3]))
+
+
+def _unpickle(files: Files, where: Extent) -> tuple[Any, list[str]]:
+    if where.length > MOST:
+        raise Unreadable(f"its pickle has {where.length} bytes, more than are read", Trouble.LIMIT)
+    return read(io.BytesIO(files.read(where.file, where.offset, where.length)), where.length, KNOWN, storage_ref)
+
+
+def _read_legacy(files: Files, path: str, size: int, into: Checkpoint, prefix: str) -> None:
+    what = path.rpartition("/")[2]
+    # The library's reader asks for bytes one by one, so they come out of a buffer; it never reads ahead of a pickle.
+    bound = min(size, _LEGACY)
+    file = io.BufferedReader(Window(files, path, 0, bound), 1 << 16)
+    magic, _ = read(file, bound, {})
+    if magic != MAGIC:
+        raise Unreadable("not a file of torch.save")
+    for _ in range(2):  # the version of the protocol, and what machine wrote it
+        read(file, bound, {})
+    value, bad = read(file, bound, KNOWN, storage_ref)
+    keys, _ = read(file, bound, {})
+    if bad:
+        text = f"{what}: loading it without weights_only would run {', '.join(bad[:3])}"
+        into.problems.append(Problem(Trouble.HOSTILE, text, path))
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise Unreadable("its list of storages is none")
+    widths = _widths(value)
+    places, at = {}, file.tell()
+    for key in keys:
+        head = files.read(path, at, 8)
+        if len(head) < 8:
+            raise torn("it is cut off in its storages")
+        length = int.from_bytes(head, "little") * widths.get(key, 1)
+        if at + 8 + length > size:
+            raise torn(f"it is cut off in its storage {key[:40]}")
+        places[key] = Record(key, Extent(path, at + 8, length), 0)
+        at += 8 + length
+    if at < size:
+        text = f"{what}: {size - at} bytes too many at its end"
+        into.problems.append(Problem(Trouble.UNREADABLE, text, path, offset=at))
+    add(value, places, into, prefix, what)
+
+
+def _widths(value: Any) -> dict[str, int]:
+    """The item size of each storage: in the older form the lengths of storages are in elements."""
+    found: dict[str, int] = {}
+
+    def tensor(name: str, ref: TensorRef) -> None:
+        found[ref.storage.key] = ITEM_SIZES[ref.storage.dtype]
+
+    Contents({}, {}, []).add("", value, tensor)
+    return found

@@ -1,0 +1,112 @@
+"""All checks of one checkpoint, and what comes of them."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torchaos.harness.result import ExitCode
+
+from .. import formats
+from ..files import Files
+from ..layout import Checkpoint, File, Problem, Trouble
+from .findings import Findings
+from .manifests import Manifests, Saved
+from .regions import Region, Window, regions_of, windows
+from .rest import rest_differs
+from .stream import Stream
+
+ALL = frozenset({"crc", "digest", "nan"})
+
+
+@dataclass
+class Verified:
+    """What is known of one checkpoint. `unseen`: what could be damaged without being found, and why."""
+
+    layout: Checkpoint
+    problems: list[Problem]
+    unseen: list[str] = field(default_factory=list)
+    manifest: bool = False  # a manifest covers some of it
+    bytes: int = 0  # that were read for their contents
+
+    @property
+    def code(self) -> ExitCode:
+        if any(one.kind is not Trouble.LIMIT for one in self.problems):
+            return ExitCode.FAILED
+        return ExitCode.INCONCLUSIVE if self.problems or self.unseen else ExitCode.PASSED
+
+
+def verify(
+    files: Files,
+    path: str,
+    manifests: Manifests | None = None,
+    checks: frozenset[str] = ALL,
+    workers: int | None = None,
+) -> Verified:
+    """One checkpoint. Raises OSError where its path can't be read at all; all else is in what it returns."""
+    layout = formats.read(files, path)
+    result = Verified(layout, list(layout.problems))
+    known = {file.path: saved for file in layout.files if (saved := _saved_as(manifests, file))}
+    sized = {path: saved for path, saved in known.items() if _check_size(result, path, saved)}
+    if manifests:
+        _check_set(result, manifests, known)
+    result.manifest = bool(known)
+    findings = Findings(files, layout, manifests, sized)
+    regions = {file.path: list(_regions(layout, file, sized.get(file.path), checks)) for file in layout.files}
+    found = Stream(files, workers).run(_windows(regions))
+    result.bytes = found.bytes
+    result.problems += findings.problems(found)
+    if "digest" in checks:
+        result.problems += [text for path, saved in sized.items() if (text := rest_differs(files, path, saved))]
+    result.unseen = _unseen(layout, known, checks)
+    return result
+
+
+def _saved_as(manifests: Manifests | None, file: File) -> Saved | None:
+    return manifests.of_file(file.path, file.size) if manifests else None
+
+
+def _regions(layout: Checkpoint, file: File, saved: Saved | None, checks: frozenset[str]) -> Iterator[Region]:
+    return iter(regions_of(layout, file.path, saved.spans if saved else (), checks))
+
+
+def _windows(regions: dict[str, list[Region]]) -> Iterator[Window]:
+    for path, found in regions.items():
+        yield from windows(path, found)
+
+
+def _check_size(result: Verified, path: str, saved: Saved) -> bool:
+    size = next(file.size for file in result.layout.files if file.path == path)
+    if size == saved.size:
+        return True
+    kind = Trouble.TORN if size < saved.size else Trouble.DIGEST
+    text = f"{posixpath.basename(path)}: {size} bytes, where {saved.size} were written"
+    result.problems.append(Problem(kind, text, path))
+    return False
+
+
+def _check_set(result: Verified, manifests: Manifests, known: dict[str, Saved]) -> None:
+    """Nothing that was saved is missing, and all is of one save."""
+    there = {saved.path for saved in known.values()}
+    expected = manifests.expected(result.layout.path)
+    for saved in expected:
+        if saved.path not in there:
+            name = posixpath.basename(saved.path)
+            result.problems.append(Problem(Trouble.TORN, f"{name}: missing, though it was saved", saved.path))
+    if not expected:  # renamed since, so that its files are known by other marks: they must agree on where they were
+        folders = {posixpath.dirname(saved.path): path for path, saved in known.items() if saved.save != saved.path}
+        if len(folders) > 1 and result.layout.format == "dcp":
+            text = f"its files were saved as parts of {' and '.join(sorted(map(posixpath.basename, folders)))}"
+            result.problems.append(Problem(Trouble.STALE, text))
+
+
+def _unseen(layout: Checkpoint, known: dict[str, Saved], checks: frozenset[str]) -> list[str]:
+    """What neither a CRC nor a digest covers."""
+    summed = {checksum.extent.file for checksum in layout.checksums} if "crc" in checks else set()
+    covered = set(known) if "digest" in checks else set()
+    bare = sorted({extent.file for tensor in layout.tensors.values() for extent in tensor.extents} - covered - summed)
+    if not bare:
+        return []
+    names = ", ".join(posixpath.basename(path) for path in bare[:3]) + (", …" if len(bare) > 3 else "")
+    return [f"the contents of {names}: nothing says what was written (no CRC in the format, no manifest)"]

@@ -1,0 +1,122 @@
+"""Makes problems of what the stream found: names tensors, elements and bits as far as that can be known."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+
+from xxhash import xxh3_64_hexdigest
+
+from ..crc import locate
+from ..files import Files
+from ..layout import Checkpoint, Checksum, Problem, Trouble
+from .manifests import Manifests, Saved
+from .places import Place, Places
+from .stream import BadChunk, Found, Nans
+
+_LOCATED = 256  # bad chunks in which the bit is looked for
+
+
+class Findings:
+    def __init__(
+        self, files: Files, layout: Checkpoint, manifests: Manifests | None, saved: Mapping[str, Saved]
+    ) -> None:
+        self._files, self._layout, self._manifests, self._saved = files, layout, manifests, saved
+        self._places = Places(layout)
+
+    def problems(self, found: Found) -> Iterator[Problem]:
+        for path, why in found.errors.items():
+            kind = Trouble.TORN if "cut off" in why else Trouble.UNREADABLE
+            yield Problem(kind, f"{posixpath.basename(path)}: {why}", path)
+        yield from self._digests(found.chunks)
+        bad = [(chunk.path, chunk.offset, chunk.offset + chunk.length) for chunk in found.chunks]
+        for checksum, crc in found.crcs:
+            where = checksum.extent
+            told = any(path == where.file and begin < where.end and where.offset < end for path, begin, end in bad)
+            if not told:
+                yield self._crc(checksum, crc)
+        yield from self._nans(found.nans)
+
+    def _digests(self, chunks: Sequence[BadChunk]) -> Iterator[Problem]:
+        for path in dict.fromkeys(chunk.path for chunk in chunks):
+            mine = [chunk for chunk in chunks if chunk.path == path]
+            stale = self._stale(path, mine)
+            if stale:
+                yield stale
+                continue
+            run: list[BadChunk] = []
+            for count, chunk in enumerate(mine):
+                flipped = self._flipped(chunk) if count < _LOCATED else None
+                if run and (flipped or chunk.offset != run[-1].offset + run[-1].length):
+                    yield self._run(path, run)
+                    run = []
+                if flipped:
+                    yield flipped
+                else:
+                    run.append(chunk)
+            if run:
+                yield self._run(path, run)
+
+    def _stale(self, path: str, bad: Sequence[BadChunk]) -> Problem | None:
+        """Whether the file is that of another save."""
+        for other in self._manifests.others(self._saved[path]) if self._manifests else ():
+            if all(other.crc_at(chunk.offset) == chunk.crc for chunk in bad):
+                text = f"{posixpath.basename(path)}: it is not the one of this save, but that of {other.save}"
+                return Problem(Trouble.STALE, text, path)
+        return None
+
+    def _flipped(self, chunk: BadChunk) -> Problem | None:
+        """The one bit whose flip makes the chunk what it was, if there is one."""
+        place = locate(chunk.crc ^ chunk.was, chunk.length)
+        if place is None:
+            return None
+        byte, bit = place
+        if chunk.digest:
+            data = bytearray(self._files.read(chunk.path, chunk.offset, chunk.length))
+            data[byte] ^= 1 << bit
+            if xxh3_64_hexdigest(data) != chunk.digest:
+                return None
+        at = self._places.at(chunk.path, chunk.offset + byte)
+        text = f"{posixpath.basename(chunk.path)}: {_bit(at, bit)} is flipped"
+        return _problem(Trouble.DIGEST, text, chunk.path, at, chunk.offset + byte, bit)
+
+    def _run(self, path: str, run: Sequence[BadChunk]) -> Problem:
+        begin, end = run[0].offset, run[-1].offset + run[-1].length
+        names = self._places.names(path, begin, end)
+        where = f": they hold {', '.join(names)}" if names else ""
+        text = f"{posixpath.basename(path)}: the bytes {begin} to {end} are not those that were written{where}"
+        return Problem(Trouble.DIGEST, text, path, names[0] if names else None, offset=begin)
+
+    def _crc(self, checksum: Checksum, crc: int) -> Problem:
+        where, name = checksum.extent, posixpath.basename(checksum.extent.file)
+        place = locate(crc ^ checksum.crc, where.length)
+        if place is None:
+            names = self._places.names(where.file, where.offset, where.end)
+            what = ", ".join(names) if names else f"the description of {checksum.what}"
+            text = f"{name}: the CRC differs: more than one bit of {what} is not what was written"
+            return Problem(Trouble.CRC, text, where.file, names[0] if names else None, offset=where.offset)
+        at = self._places.at(where.file, where.offset + place[0])
+        text = f"{name}: the CRC differs, as it does when {_bit(at, place[1])} is flipped"
+        return _problem(Trouble.CRC, text, where.file, at, where.offset + place[0], place[1])
+
+    def _nans(self, nans: Sequence[Nans]) -> Iterator[Problem]:
+        counts: dict[str, int] = {}
+        first: dict[str, tuple[Nans, Place]] = {}
+        for one in nans:
+            at = self._places.at(one.path, one.offset)
+            key = at.tensor or at.text
+            first.setdefault(key, (one, at))
+            counts[key] = counts.get(key, 0) + one.count
+        for key, (one, at) in first.items():
+            more = f", the first of {counts[key]}" if counts[key] > 1 else ""
+            text = f"{posixpath.basename(one.path)}: {at.text} is NaN{more}"
+            yield Problem(Trouble.NAN, text, one.path, at.tensor, at.element, offset=one.offset)
+
+
+def _bit(at: Place, bit: int) -> str:
+    return f"bit {8 * at.byte + bit} of {at.text}"
+
+
+def _problem(kind: Trouble, text: str, path: str, at: Place, offset: int, bit: int) -> Problem:
+    bits = (8 * at.byte + bit,) if at.tensor else None
+    return Problem(kind, text, path, at.tensor, at.element, bits, offset)

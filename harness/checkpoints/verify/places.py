@@ -1,0 +1,77 @@
+"""From a place in a file to what lies there: tensor, element, bit; or the part of the file that is no tensor."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+
+from ..layout import Checkpoint, Shard, TensorEntry
+
+_NESTED = 64  # tensors that begin after the one in which a byte lies, and before the byte: views into one storage
+
+
+@dataclass(frozen=True)
+class Place:
+    """`element`: its index in the whole tensor; None where the bytes are of no tensor."""
+
+    text: str
+    tensor: str | None = None
+    element: tuple[int, ...] | None = None
+    byte: int = 0  # of that element
+
+
+class Places:
+    def __init__(self, found: Checkpoint) -> None:
+        self._shards: dict[str, list[tuple[int, int, TensorEntry, Shard]]] = defaultdict(list)
+        for tensor in found.tensors.values():
+            for shard in tensor.shards:
+                extent = shard.extent
+                self._shards[extent.file].append((extent.offset, extent.end, tensor, shard))
+        for shards in self._shards.values():
+            shards.sort(key=lambda one: one[:2])
+        self._records: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+        for checksum in found.checksums:
+            self._records[checksum.extent.file].append((checksum.extent.offset, checksum.extent.end, checksum.what))
+        for records in self._records.values():
+            records.sort()
+
+    def at(self, file: str, offset: int) -> Place:
+        """What the byte at `offset` belongs to."""
+        shards = self._shards.get(file, [])
+        last = bisect_right(shards, offset, key=lambda one: one[0]) - 1
+        for begin, end, tensor, shard in reversed(shards[max(0, last - _NESTED) : last + 1]):
+            if begin <= offset < end:
+                element = _element(shard, (offset - begin) // tensor.item_size)
+                index = ", ".join(map(str, element)) if element is not None else "?"
+                return Place(f"{tensor.name}[{index}]", tensor.name, element, (offset - begin) % tensor.item_size)
+        for begin, end, what in self._records.get(file, []):
+            if begin <= offset < end:
+                return Place(f"the description of {what}" if what else "a description")
+        return Place(f"byte {offset}")
+
+    def names(self, file: str, begin: int, end: int, most: int = 3) -> list[str]:
+        """The tensors that have bytes in a run of them."""
+        found = [one[2].name for one in self._shards.get(file, []) if one[0] < end and one[1] > begin]
+        return [*dict.fromkeys(found[:most]), *(["…"] if len(found) > most else [])]
+
+
+def _element(shard: Shard, place: int) -> tuple[int, ...] | None:
+    """The index in the whole tensor of the element that lies `place` elements behind the shard's first."""
+    index = []
+    if shard.strides is None:
+        for size in reversed(shard.sizes):
+            place, rest = divmod(place, size)
+            index.append(rest)
+        index.reverse()
+    else:  # the largest stride first; an element that several indices share gets the first of them
+        found = [0] * len(shard.sizes)
+        for at in sorted(range(len(shard.sizes)), key=lambda at: -shard.strides[at]):  # type: ignore[index]
+            step = shard.strides[at]
+            if step and shard.sizes[at] > 1:
+                found[at] = min(place // step, shard.sizes[at] - 1)
+                place -= found[at] * step
+        if place:
+            return None
+        index = found
+    return tuple(start + inner for start, inner in zip(shard.offsets, index, strict=True))

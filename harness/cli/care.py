@@ -1,0 +1,135 @@
+"""The commands that look after runs from outside: status, halt, recover, prune."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from torchaos.harness.agent.wire import parse_duration
+from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.engine import pruning
+from torchaos.harness.engine.halt import halt as halt_all
+from torchaos.harness.engine.overview import RunView, overview
+from torchaos.harness.result import ExitCode
+from torchaos.harness.scenario.sizes import parse_size, size_in_words
+from torchaos.harness.undo import open_runs
+from torchaos.harness.undo.recovery import Recovered, await_reapers, find, in_words, recover
+
+_REAPERS_S = 120.0
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def status(as_json: bool) -> None:
+    """All your runs that are alive or left over."""
+    runs, problems = overview()
+    if as_json:
+        click.echo(json.dumps({"runs": [asdict(run) for run in runs], "problems": [one.problem for one in problems]}))
+    else:
+        for run in runs:
+            click.echo(_status(run))
+        for problem in problems:
+            click.echo(problem.problem)
+        if not runs and not problems:
+            click.echo("no run is alive, and none left anything behind")
+    sys.exit(ExitCode.PASSED)
+
+
+@cli.command()
+@click.option("--now", is_flag=True, help="Roll back at once: no grace for the job, no more evidence.")
+def halt(now: bool) -> None:
+    """End all your runs, in order and with rollback."""
+    try:
+        ended, recovered = halt_all(now, click.echo)
+    except OSError as error:
+        raise UsageError(f"the registry of runs can't be used: {error}") from error
+    click.echo(f"{ended} ended" if ended else "no run was alive")
+    sys.exit(_tell(recovered))
+
+
+@cli.command("recover")
+@click.argument("folders", nargs=-1, type=PATH)
+@click.option("--forget", is_flag=True, help="Forget what can't be taken back: you have put it in order yourself.")
+@click.option("--any-host", is_flag=True, help="Also runs of another machine: this one had another name then.")
+def recover_(folders: Sequence[Path], forget: bool, any_host: bool) -> None:
+    """Take back what runs left that were killed, wherever their directories are; also after a reboot."""
+    if not folders:
+        await_reapers(lambda: find(())[0], _REAPERS_S)
+    runs, bad = find([folder.absolute() for folder in folders])
+    # Without a name, those that somebody takes care of, or of another machine, are no affair of this call.
+    chosen = [run for run in runs if folders or (not run.lives(run.harness) and (run.here or any_host))]
+    done = [*bad, *(recover(run, any_host) for run in chosen)]
+    code = _tell(done)
+    if forget and code is not ExitCode.PASSED:
+        for one in done:
+            if not one.clean and one.run_id != "?" and one.healed:
+                open_runs.remove(one.run_id)
+                click.echo(f"{one.run_dir}: forgotten")
+        code = ExitCode.PASSED if all(one.clean or one.healed for one in done) else code
+    if not done:
+        click.echo("nothing was left behind")
+    sys.exit(code)
+
+
+@cli.command()
+@click.argument("out", type=PATH, default=Path("torchaos-runs"))
+@click.option("--older-than", metavar="AGE", help="Remove runs that ended longer ago than this, such as 30d.")
+@click.option("--beyond", metavar="SIZE", help="Then the oldest, until the rest is no more than this, such as 20GB.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+def prune(out: Path, older_than: str | None, beyond: str | None, dry_run: bool) -> None:
+    """Remove finished run directories in OUT by age and size."""
+    if older_than is None and beyond is None:
+        raise UsageError("prune removes nothing unless it is told what: give --older-than or --beyond")
+    try:
+        age = None if older_than is None else parse_duration(older_than)
+        size = None if beyond is None else parse_size(beyond)
+        chosen = list(pruning.to_remove(pruning.finished(out), age, size))
+        for one in chosen:
+            if not dry_run:
+                pruning.remove(one)
+            click.echo(f"{'would remove' if dry_run else 'removed'} {one.folder} ({size_in_words(one.size)})")
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"{error.filename or out}: {error.strerror}") from error
+    click.echo(f"{len(chosen)} of the run directories, {size_in_words(sum(one.size for one in chosen))}")
+
+
+def tell(done: Iterable[Recovered]) -> None:
+    """A line for each run and each handle that was healed."""
+    for one in done:
+        click.echo(f"{one.run_dir or one.run_id}: {one.problem or ('taken back' if one.clean else 'INCOMPLETE')}")
+        for each in one.healed:
+            said = "verified" if each.verified else f"NOT verified: {each.reason}"
+            click.echo(f"  {each.record}: {in_words(each.handle)}: {said}")
+        if one.note:
+            click.echo(f"  {one.note}")
+
+
+def _tell(done: Sequence[Recovered]) -> ExitCode:
+    tell(done)
+    return ExitCode.PASSED if all(one.clean for one in done) else ExitCode.ROLLBACK
+
+
+def _status(run: RunView) -> str:
+    pids = {"harness": run.harness, "reaper": run.reaper}
+    since = ""
+    with suppress(OverflowError, ValueError, OSError):
+        since = f" since {datetime.fromtimestamp(run.since_s):%Y-%m-%d %H:%M:%S}"
+    parts = [
+        f"{run.life:<9} {run.scenario or '?'}{since}",
+        f"stage {run.stage}" if run.stage else "",
+        f"faults on: {', '.join(run.faults)}" if run.faults else "",
+        ", ".join(f"{name} {pid}" for name, pid in pids.items() if pid),
+        f"job {', '.join(map(str, run.job))}" if run.job else "",
+        run.run_dir,
+    ]
+    return "; ".join(part for part in parts if part)

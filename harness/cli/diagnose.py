@@ -1,0 +1,49 @@
+"""`torchaos diagnose`: who is to blame for a hang."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.diagnosis import blame, flight
+from torchaos.harness.diagnosis.job import of_job
+from torchaos.harness.diagnosis.stamped import read_stamps
+from torchaos.harness.diagnosis.verdict import Diagnosis
+from torchaos.harness.rundir import RunDir
+
+
+@cli.command()
+@click.argument("folder", required=False, type=PATH, metavar="[DIR]")
+@click.option("--pid", type=int, metavar="PID", help="Look at the live job of the torchrun that runs as PID.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def diagnose(folder: Path | None, pid: int | None, as_json: bool) -> None:
+    """Name the ranks that hold the others up, with the evidence.
+
+    DIR holds the Flight Recorder dumps of all ranks (files that end in the rank's number), or is a run directory.
+    """
+    found = _diagnosis(folder, pid)
+    click.echo(json.dumps(found.to_json(), indent=1) if as_json else "\n".join(found.lines()))
+
+
+def _diagnosis(folder: Path | None, pid: int | None) -> Diagnosis:
+    if pid is not None:
+        if folder is not None and not (folder / "agent" / "stamps").is_dir():
+            raise UsageError(f"{folder}: with --pid, give the directory of that job's run, or none")
+        return of_job(pid, folder / "agent" / "stamps" if folder else None)
+    if folder is None:
+        raise UsageError("nothing to look at; give a directory of Flight Recorder dumps, a run directory, or --pid")
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: not a directory; give the one that holds the dumps of all ranks")
+    run = RunDir(folder)
+    if run.plan.is_file():
+        if not run.stamps.is_dir():
+            raise UsageError(
+                f"{folder}: no stamps of collectives in this run; they are kept where an assertion needs them, "
+                "as hang_detected does"
+            )
+        return blame.diagnose(read_stamps(run.stamps))
+    return blame.diagnose(flight.read_folder(folder))

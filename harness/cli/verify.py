@@ -1,0 +1,106 @@
+"""torchaos verify: is a checkpoint what was written, and all that a resume needs?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torchaos.harness.checkpoints import formats
+from torchaos.harness.checkpoints.files import Files, locate
+from torchaos.harness.checkpoints.formats.names import UNFINISHED
+from torchaos.harness.checkpoints.layout import Checkpoint, Problem, Trouble
+from torchaos.harness.checkpoints.verify import Manifests, Verified
+from torchaos.harness.checkpoints.verify import verify as verify_one
+from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.result import ExitCode, worst
+
+_WORDS = {ExitCode.PASSED: "whole", ExitCode.FAILED: "damaged", ExitCode.INCONCLUSIVE: "can't be told"}
+_SHOWN = 20  # problems of one checkpoint
+
+
+@cli.command()
+@click.argument("path")
+@click.option("--all", "every", is_flag=True, help="All checkpoints under PATH, not the newest alone.")
+@click.option("--manifest", type=PATH, metavar="DIR", help="The run directory (or a folder of manifests) of the job.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None:
+    """Check a checkpoint, or the newest of those under a path or URL, for damage.
+
+    Its structure, the CRCs in it, NaN, and the digests that were taken when it was saved. Nothing in it is run. Exit
+    code 0: whole; 1: damaged; 2: it can't be told, and why.
+    """
+    manifests = Manifests.load(manifest) if manifest else None
+    files, where = locate(path)
+    try:
+        results = [verify_one(files, one, manifests) for one in _chosen(files, where, every)]
+        trackers = [one for one in formats.trackers(files, where) if one.target is None]
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}; give a checkpoint, or a folder of them") from error
+    finally:
+        files.close()
+    if not results:
+        raise UsageError(
+            f"{path}: there is no checkpoint in it; see docs/checkpoints.md for the formats that are known"
+        )
+    lost = [f"{one.path}: it names {one.text[:80]!r}, which is not there" for one in trackers]
+    code = worst([*(one.code for one in results), *([ExitCode.FAILED] if lost else [])])
+    if as_json:
+        click.echo(json.dumps({"checkpoints": [_as_json(one) for one in results], "trackers": lost}, indent=1))
+    else:
+        for one in results:
+            _show(one)
+        for text in lost:
+            click.echo(f"damaged: {text}")
+    sys.exit(code)
+
+
+def _chosen(files: Files, where: str, every: bool) -> Sequence[str]:
+    """The newest is the one of the highest step among those whose names don't call them unfinished."""
+    found = formats.find(files, where)
+    if every or len(found) < 2:
+        return found
+    finished = [path for path in found if not UNFINISHED.search(path.rpartition("/")[2])] or found
+    layouts = formats.in_order([_outline(files, path) for path in finished])
+    return [layouts[-1].path]
+
+
+def _outline(files: Files, path: str) -> Checkpoint:
+    step = formats.names.number_in(path.rpartition("/")[2])
+    return Checkpoint(path, "", step) if step is not None else formats.read(files, path)
+
+
+def _show(one: Verified) -> None:
+    layout = one.layout
+    step = f", step {layout.step}" if layout.step is not None else ""
+    click.echo(f"{_WORDS[one.code]}: {layout.path} ({layout.format}{step}, {len(layout.tensors)} tensors)")
+    for problem in one.problems[:_SHOWN]:
+        click.echo(f"  {problem.kind.value}: {problem.text}")
+    if len(one.problems) > _SHOWN:
+        click.echo(f"  and {len(one.problems) - _SHOWN} more, see --json")
+    for text in one.unseen:
+        click.echo(f"  unseen: {text}; verify with the --manifest that a run of torchaos leaves")
+    if layout.missing:
+        click.echo(f"  not found in it: {', '.join(layout.missing)}")
+    if not one.manifest and one.code is ExitCode.PASSED:
+        click.echo("  by its CRCs; without a manifest a part of another save would not be told")
+
+
+def _as_json(one: Verified) -> dict[str, Any]:
+    layout = one.layout
+    return {
+        "path": layout.path, "verdict": _WORDS[one.code], "format": layout.format, "step": layout.step,
+        "tensors": len(layout.tensors), "bytes": layout.size, "manifest": one.manifest, "missing": layout.missing,
+        "opaque": layout.opaque, "unseen": one.unseen, "problems": [_problem(problem) for problem in one.problems],
+    }  # fmt: skip
+
+
+def _problem(one: Problem) -> dict[str, Any]:
+    known = {name: value for name, value in asdict(one).items() if value is not None}
+    return {**known, "kind": Trouble(one.kind).value}

@@ -1,0 +1,84 @@
+"""Who holds up a job that runs: its processes' states, the agent's stamps, and the stacks, put together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from torchaos.harness.contracts import RankProcess
+from torchaos.harness.diagnosis import blame, stacks
+from torchaos.harness.diagnosis.calls import ranges
+from torchaos.harness.diagnosis.stamped import read_stamps
+from torchaos.harness.diagnosis.verdict import HIGH, LOW, MEDIUM, Diagnosis
+from torchaos.harness.undo import proc
+
+_STUCK = {
+    "T": "it is stopped (by a signal)",
+    "t": "it is stopped (by a debugger)",
+    "Z": "it is dead",
+    "X": "it is dead",
+}
+_ASLEEP_S, _LOOKS = 0.2, 5
+
+
+def diagnose(ranks: Mapping[int, RankProcess], world: int = 0, stamps: Path | None = None) -> Diagnosis:
+    """`world`: how many ranks there should be. Looks for about 0.2 s. What is stopped or gone explains a hang by
+    itself; after that the stamps count most, since they tell who is in which collective; then the stacks."""
+    states = _states(ranks)
+    found = Diagnosis()
+    gone = set(range(world)) - set(ranks)
+    for rank in gone:
+        found.blame([rank], HIGH, "it has no process")
+    for rank, state in states.items():
+        if state in _STUCK:
+            found.blame([rank], HIGH, _STUCK[state])
+        elif state == "D":
+            found.blame([rank], MEDIUM, "it is in an uninterruptible sleep in the kernel")
+    seen = _by_stamps(stamps, found) if stamps and stamps.is_dir() else Diagnosis()
+    apart = _apart(ranks, found)
+    if found.culprits:
+        for rank in found.culprits:
+            found.say(rank, *seen.evidence.get(rank, []))
+    elif seen.culprits:
+        for rank in sorted(seen.culprits):
+            found.blame([rank], seen.confidence, *seen.evidence[rank], apart.get(rank, ""))
+    elif apart:
+        for rank, words in apart.items():
+            found.blame([rank], MEDIUM, words)
+        if 2 * len(apart) > len(ranks):
+            found.confidence = LOW
+    found.suspect(seen.suspects - found.culprits if not found.culprits else ())
+    return found
+
+
+def _states(ranks: Mapping[int, RankProcess]) -> dict[int, str]:
+    """By rank: T, D or Z where it was that each time, else a blank."""
+    seen: dict[int, set[str]] = {rank: set() for rank in ranks}
+    for number in range(_LOOKS):
+        time.sleep(_ASLEEP_S / _LOOKS if number else 0)
+        for rank, one in ranks.items():
+            now = proc.stat(one.pid)
+            seen[rank].add(now.state if now and now.ticks == one.start_ticks else "Z")
+    return {rank: next(iter(states)) if len(states) == 1 else "" for rank, states in seen.items()}
+
+
+def _by_stamps(folder: Path, found: Diagnosis) -> Diagnosis:
+    seen = blame.diagnose(read_stamps(folder, time.monotonic()))
+    found.problems += seen.problems
+    return seen
+
+
+def _apart(ranks: Mapping[int, RankProcess], found: Diagnosis) -> dict[int, str]:
+    """By their stacks; a rank that is stopped can be read too."""
+    py_spy = stacks.find_py_spy()
+    if py_spy is None:
+        found.problems.append("py-spy is not installed, so no stacks were looked at; pip install 'torchaos[stacks]'")
+        return {}
+    by_pid = stacks.sample([one.pid for one in ranks.values()], py_spy)
+    seen = {rank: by_pid[one.pid] for rank, one in ranks.items() if one.pid in by_pid}
+    if unread := sorted(set(ranks) - set(seen)):
+        found.problems.append(
+            f"the stack of {ranges(unread)} could not be read (is py-spy allowed to? it needs ptrace)"
+        )
+    return stacks.outliers(seen)

@@ -1,0 +1,60 @@
+"""The conditions of a run, and the probes that some of them bring, each in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import cast
+
+from torchaos.harness import registry
+from torchaos.harness.agent.wire import Event
+from torchaos.harness.contracts import Condition, Emit, Probe
+from torchaos.harness.observed import Watched, last_reason
+from torchaos.harness.plan import Named, Plan
+
+_LEAVE_S = 5.0
+
+
+class Watches:
+    """`steady`: whether no fault has to wait any more; `broken`: which stop condition holds, and why."""
+
+    def __init__(self, plan: Plan, at: Watched, emit: Emit) -> None:
+        self._steady, self._stop, self._at = _conditions(plan.steady_state), _conditions(plan.stop), at
+        probes = {
+            probe for one in (*self._steady.values(), *self._stop.values()) if hasattr(one, "probes")
+            for probe in cast(Sequence[Probe], one.probes(at))
+        }  # fmt: skip
+        self._threads = [
+            threading.Thread(target=self._look, args=(probe, emit), name="condition", daemon=True) for probe in probes
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._at.ended.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(_LEAVE_S)
+
+    def steady(self, events: Sequence[Event], now_s: float) -> bool:
+        return all(condition.holds(events, now_s) for condition in self._steady.values())
+
+    def broken(self, events: Sequence[Event], now_s: float) -> tuple[str, bool] | None:
+        """A sentence, and whether it says something about the job."""
+        for name, condition in self._stop.items():
+            if condition.holds(events, now_s):
+                why = last_reason(events, name)
+                about_job = bool(getattr(condition, "about_job", True))
+                return f"the stop condition {name} holds{f': {why}' if why else ''}", about_job
+        return None
+
+    def _look(self, probe: Probe, emit: Emit) -> None:
+        while not self._at.ended.is_set():
+            probe.sample(emit)
+            self._at.ended.wait(probe.period_s)
+
+
+def _conditions(named: tuple[Named, ...]) -> dict[str, Condition]:
+    return {one.name: registry.find("conditions", one.name)(**one.params) for one in named}

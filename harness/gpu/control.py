@@ -1,0 +1,158 @@
+"""The work that all `gpu.*` injectors share: orders to the overlay as a file of their own, and what was served of them.
+
+The overlay says in `nvml.log`, beside the orders, which process was served which order: that is the proof that a fault
+was felt. It comes from the process that asked about the GPU, never from the rank that is hit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Probe, Site
+from torchaos.harness.gpu.library import ENV_CONTROL
+from torchaos.harness.record import Record
+from torchaos.harness.undo.file import File
+
+LOG, KERNEL_LOG = "nvml.log", "kernel.log"
+_SERVED = re.compile(r"(?P<mono_s>\d+\.\d+) pid (?P<pid>\d+) served (?P<order>gpu\d+\.(?P<key>\S+) = (?P<value>\d+))")
+
+
+class Ordered(Protocol):
+    """What an injector that works by the overlay has."""
+
+    @property
+    def gpu(self) -> int | None:
+        """NVML's index; None: the GPU of the target rank."""
+        ...
+
+    def orders(self) -> Sequence[str]:
+        """Lines without the GPU they are about, such as `ecc.volatile.uncorrected += 1`."""
+        ...
+
+
+def changes(injector: Ordered, site: Site) -> Sequence[Handle]:
+    """One new file in the folder of orders; taken back, it is gone."""
+    folder = folder_of(site.pids)
+    made = hashlib.sha256(_text(injector, site).encode()).hexdigest()
+    return [File.of(_path(folder, site.fault), folder, folder, made=made)]
+
+
+def apply(injector: Ordered, site: Site) -> None:
+    folder = folder_of(site.pids)
+    path = _path(folder, site.fault)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(_text(injector, site))
+    partial.chmod(0o644)
+    os.replace(partial, path)  # the overlay sees all of it or nothing
+    lines = getattr(injector, "kernel_lines", None)
+    if lines is not None:
+        with open(folder / KERNEL_LOG, "a") as log:
+            log.writelines(f"{line}\n" for gpu in gpus_of(injector.gpu, site.pids) for line in lines(gpu))
+
+
+def probes(injector: Ordered, site: Site) -> Sequence[Probe]:
+    gpus = gpus_of(injector.gpu, site.pids)
+    keys = {f"gpu{gpu}.{re.split(r' *[+]?= *', order)[0]}" for gpu in gpus for order in injector.orders()}
+    return [Served(folder_of(site.pids) / LOG, site.fault, frozenset(keys))]
+
+
+def felt(injector: Ordered, record: Record, fault: str) -> Evidence | None:
+    """Some process that asked about the GPU was served what was ordered, after it was."""
+    hit = next(record.of_fault(fault, Kind.APPLYING), None)
+    seen = [e for e in record.of_fault(fault, Kind.EFFECT) if hit and e.mono_s >= hit.mono_s and "served_to" in e.data]
+    if not seen:
+        return None
+    first = seen[0]
+    return Evidence(
+        f"pid {first.data['served_to']}, which watches the GPUs, was told {first.data['effect']}",
+        ((first.source, first.seq),),
+    )
+
+
+@dataclass
+class Served:
+    """Tells of each of these orders that a process was served, as the overlay's log says; only from now on."""
+
+    log: Path
+    fault: str
+    keys: frozenset[str]
+    period_s: float = 0.05
+    _at: int = 0
+    _told: set[tuple[str, str]] = field(default_factory=set)
+
+    def sample(self, emit: Emit) -> None:
+        for found in self._lines():
+            key = found["order"].partition(" = ")[0]
+            if key in self.keys and (found["pid"], found["order"]) not in self._told:
+                self._told.add((found["pid"], found["order"]))
+                effect = {"fault": self.fault, "effect": found["order"], "served_to": int(found["pid"])}
+                emit(Kind.EFFECT, {**effect, "served_mono_s": float(found["mono_s"])})
+
+    def _lines(self) -> Iterator[re.Match[str]]:
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(self._at)
+                text = file.read()
+        except OSError:
+            return
+        whole = text[: text.rfind(b"\n") + 1]
+        self._at += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            if found := _SERVED.fullmatch(line):
+                yield found
+
+
+def folder_of(pids: Sequence[int]) -> Path:
+    """The folder of orders that the job was started with. Raises ChaosError where there is none."""
+    for pid in pids:
+        named = _environ(pid).get(ENV_CONTROL)
+        if named and Path(named).is_dir():
+            return Path(named).resolve()
+        if named:
+            raise ChaosError(f"{ENV_CONTROL} of pid {pid} is {named}, which is no folder; an injector needs one")
+    raise ChaosError(
+        f"the job has no folder for orders to the NVML overlay; add to job.env: "
+        f'{{TORCHAOS_NVML_PATH: "{{nvml}}", {ENV_CONTROL}: "{{run}}"}}'
+    )
+
+
+def gpus_of(gpu: int | None, pids: Sequence[int]) -> list[int]:
+    """NVML's indices: the one that is named, else those of the target ranks. CUDA_VISIBLE_DEVICES renumbers GPUs for
+    CUDA and not for NVML, so it is looked through where it holds numbers. Raises ChaosError where no rank says."""
+    if gpu is not None:
+        return [gpu]
+    found = set()
+    for pid in pids:
+        env = _environ(pid)
+        local, visible = env.get("LOCAL_RANK", ""), env.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if not local.isdigit():
+            raise ChaosError(f"pid {pid} has no LOCAL_RANK, so which GPU is meant can't be told; write gpu")
+        index = int(local)
+        listed = visible[index].strip() if index < len(visible) else ""
+        found.add(int(listed) if listed.isdigit() else index)
+    return sorted(found)
+
+
+def _text(injector: Ordered, site: Site) -> str:
+    lines = [f"gpu{gpu}.{order}" for gpu in gpus_of(injector.gpu, site.pids) for order in injector.orders()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _path(folder: Path, fault: str) -> Path:
+    return folder / (re.sub(r"[^A-Za-z0-9_-]", "_", fault) + ".nvml")
+
+
+def _environ(pid: int) -> dict[str, str]:
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (word.decode(errors="replace").partition("=") for word in words)
+    return {name: value for name, _, value in pairs}

@@ -1,0 +1,59 @@
+"""One node's part in a submission: its command, which may be started again, and the reader of its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_NODE
+from torchaos.harness.contracts import JobSpec, Node
+from torchaos.harness.launchers.command import Command
+from torchaos.harness.probes.census import environ_of
+from torchaos.harness.probes.job_log import JobLog
+
+
+@dataclass
+class NodeRun:
+    node: Node
+    command: Command
+    code: int | None = None  # None while it runs; negative: the signal's number
+    expected: bool = False  # it will be started again
+
+    @property
+    def over(self) -> bool:
+        return self.code is not None and not self.expected
+
+
+@dataclass(frozen=True)
+class LiveNode:
+    """Fits contracts.LiveNode."""
+
+    node: Node
+    run_id: str
+    members: Callable[[], Mapping[int, int]]
+    again: Callable[[int], int]
+    expect: Callable[[int], None]
+
+    def processes(self) -> dict[int, int]:
+        here = self.node.env.get(ENV_NODE)
+        return {pid: ticks for pid, ticks in self.members().items() if environ_of(pid).get(ENV_NODE) == here}
+
+    def start_again(self) -> int:
+        return self.again(self.node.index)
+
+    def keep_place(self) -> None:
+        self.expect(self.node.index)
+
+
+def start(node: Node, spec: JobSpec, base: int, log: JobLog) -> NodeRun:
+    """Raises UsageError when the command can't be started."""
+    log.begin(base)
+    spec = for_node(node, spec, base)
+    return NodeRun(node, Command(node.argv(spec.argv), spec.cwd, spec.env, spec.log, log.line))
+
+
+def for_node(node: Node, spec: JobSpec, base: int) -> JobSpec:
+    """Each node but the first has a log of its own."""
+    env = {**spec.env, **node.env, ENV_ATTEMPT_BASE: str(base)}
+    log = spec.log if node.index == 0 else spec.log.with_name(f"{spec.log.stem}.node{node.index}{spec.log.suffix}")
+    return replace(spec, env=env, log=log)

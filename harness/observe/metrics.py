@@ -1,0 +1,166 @@
+"""Observer (c): what the ranks' processes use. All of them idle, with nothing sent on the job's sockets; or a few idle
+or stopped while the others spin, as they do when they wait for a GPU.
+
+A rank that compiles, evaluates or writes a checkpoint uses the CPU or the disk, and so the job is not quiet.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from torchaos.harness.contracts import RankProcess
+from torchaos.harness.observe.opinion import Learned, Opinion
+from torchaos.harness.undo import proc
+
+_WINDOW_S = 0.4  # CPU time is counted in 10 ms: over less than this it says nothing
+_IDLE, _SPINS = 0.15, 0.7  # of one core
+_IO_BYTES = 32 << 10  # a rank that moves more than this in the window is at work
+_SENT = re.compile(r"bytes_sent:(\d+)")
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+_SS_S = 2.0
+
+
+@dataclass
+class _Use:
+    """What one process had used, at moments of the last half second: (moment, CPU seconds, bytes)."""
+
+    past: deque[tuple[float, float, int]] = field(default_factory=deque)
+
+    def add(self, now_s: float, cpu_s: float, io: int) -> None:
+        self.past.append((now_s, cpu_s, io))
+        while len(self.past) > 2 and now_s - self.past[1][0] >= _WINDOW_S:
+            self.past.popleft()
+
+    @property
+    def whole(self) -> bool:
+        return len(self.past) > 1 and self.past[-1][0] - self.past[0][0] >= _WINDOW_S
+
+    @property
+    def cores(self) -> float:
+        (then, before, _), (now, after, _) = self.past[0], self.past[-1]
+        return (after - before) / (now - then)
+
+    @property
+    def moved(self) -> int:
+        return self.past[-1][2] - self.past[0][2]
+
+
+class Idle:
+    name = "metrics"
+
+    def __init__(self) -> None:
+        self._uses: dict[int, _Use] = {}
+        self._children = _Use()
+        self._learned = Learned(needed=0)
+        self._sent: int | None = None  # bytes sent on the ranks' sockets, when it was last looked at
+        self.stopped: list[int] = []
+        self.idle: list[int] = []
+
+    def look(self, now_s: float, training: bool, ranks: Sequence[RankProcess]) -> Opinion:
+        quiet = self._is_quiet(now_s, ranks)
+        if quiet and now_s - (self._learned.since_s or now_s) > _WINDOW_S:
+            quiet = not self._sends(ranks)
+        if not quiet:
+            self._learned.happened(now_s, training)
+        detail = f"stopped: {self.stopped}" if self.stopped else f"idle: {self.idle}"
+        return self._learned.opinion(self.name, now_s, detail)
+
+    def _is_quiet(self, now_s: float, ranks: Sequence[RankProcess]) -> bool:
+        busy, spinning = [], []
+        self.stopped, self.idle = [], []
+        self._uses = {one.pid: self._uses.get(one.pid, _Use()) for one in ranks}
+        for one in ranks:
+            use, state = self._uses[one.pid], _add(self._uses[one.pid], now_s, one.pid)
+            if state in ("T", "t"):
+                self.stopped.append(one.rank)
+            elif state == "D" or not use.whole or use.moved > _IO_BYTES or _IDLE < use.cores < _SPINS:
+                busy.append(one.rank)
+            elif use.cores <= _IDLE:
+                self.idle.append(one.rank)
+            else:
+                spinning.append(one.rank)
+        if busy or not ranks:
+            return False
+        away = len(self.idle) + len(self.stopped)
+        if not spinning:
+            return not self._children_work(now_s, ranks)
+        return bool(away) and (2 * away < len(ranks) or bool(self.stopped and not self.idle))
+
+    def _children_work(self, now_s: float, ranks: Sequence[RankProcess]) -> bool:
+        """Compilers, data loaders. Looked at only while the ranks themselves are idle."""
+        parents = {one.pid for one in ranks}
+        cpu_s, added = 0.0, True
+        everybody = {
+            int(name): found for name in os.listdir("/proc") if name.isdigit() and (found := proc.stat(int(name)))
+        }
+        below: set[int] = set()
+        while added:
+            added = False
+            for pid, found in everybody.items():
+                if pid not in below and found.parent in parents | below:
+                    below.add(pid)
+                    added = True
+        for pid in below - parents:
+            cpu_s += _cpu_s(pid)
+        self._children.add(now_s, cpu_s, 0)
+        return self._children.whole and self._children.cores > _IDLE
+
+    def _sends(self, ranks: Sequence[RankProcess]) -> bool:
+        """Whether anything was sent on the ranks' TCP sockets since the last look; False where it can't be told."""
+        try:
+            argv = [*_namespace(ranks[0].pid), "ss", "-tinpH"]
+            text = subprocess.run(argv, capture_output=True, text=True, timeout=_SS_S, check=False).stdout
+        except (OSError, subprocess.SubprocessError):
+            return False
+        sent, pids = 0, {f"pid={one.pid}," for one in ranks}
+        lines = text.splitlines()
+        for head, info in pairwise(lines):
+            if any(pid in head for pid in pids) and (match := _SENT.search(info)):
+                sent += int(match[1])
+        before, self._sent = self._sent, sent
+        return before is not None and sent > before
+
+
+def _add(use: _Use, now_s: float, pid: int) -> str:
+    """Its state; takes down what it has used."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        moved = 0
+        with suppress(OSError), open(f"/proc/{pid}/io", "rb") as file:
+            moved = sum(int(line.split()[1]) for line in file.read().splitlines()[:2])
+    except OSError:
+        return "X"
+    use.add(now_s, (int(fields[11]) + int(fields[12])) * _TICK_S + _queued_s(pid), moved)
+    return fields[0].decode()
+
+
+def _queued_s(pid: int) -> float:
+    """How long its main thread has waited for a CPU: on a crowded machine a rank at work looks idle without this."""
+    with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/schedstat", "rb") as file:
+        return int(file.read().split()[1]) / 1e9
+    return 0.0
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return (int(fields[11]) + int(fields[12])) * _TICK_S + _queued_s(pid)
+    except OSError:
+        return 0.0
+
+
+def _namespace(pid: int) -> list[str]:
+    """The prefix that looks from the network namespace of the job."""
+    with suppress(OSError):
+        if os.stat(f"/proc/{pid}/ns/net").st_ino != os.stat("/proc/self/ns/net").st_ino:
+            return ["nsenter", f"--net=/proc/{pid}/ns/net"]
+    return []

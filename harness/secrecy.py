@@ -1,0 +1,74 @@
+"""Keeps secrets out of what is recorded and shown: by the name of a variable or an option, by the look of a text, and
+the very values that this process has in its environment under such a name. The job itself gets everything as it is."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+MASK = "***"
+NAME = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|PASSPHRASE|KEY|CREDENTIAL", re.IGNORECASE)
+_OPTION_NAME = (
+    r"[\w.-]*(?:token(?!iz)|secret|passw(?:or)?d|passphrase|credential|(?:api|access|private|auth)[-_]?key)[\w.-]*"
+)
+_OPTION = re.compile(rf"""(?i)((?<![\w-])--?{_OPTION_NAME})(=|\s+)('[^']*'|"[^"]*"|[^\s'"-][^\s'"]*)""")
+_OPTION_ALONE = re.compile(rf"(?i)--?{_OPTION_NAME}")
+# NAME=value, also behind a dotted path as in `--set job.env.NAME=value`; quoted values as a whole.
+_ASSIGNMENT = re.compile(r"""(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]*)=('[^']*'|"[^"]*"|[^\s'"]+)""")
+_LOOKS = re.compile(
+    r"(?<=://)[^/\s:@'\"]*:[^/\s@'\"]+(?=@)"  # user:password of an address
+    r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # AWS access keys
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bhf_[A-Za-z0-9]{20,}|\bsk-[A-Za-z0-9_-]{20,}"
+    r"|\bxox[abprs]-[A-Za-z0-9-]{10,}|\bglpat-[\w-]{20,}|\bAIza[\w-]{35}"
+    r"|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"  # JSON web tokens
+    r"|(?<=[Bb]earer )[\w.~+/=-]{8,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+)
+_SHORTEST = 8  # characters of a value that is looked for everywhere; shorter ones are ordinary words
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a variable of that name is not for others."""
+    return bool(NAME.search(name))
+
+
+def mask(text: str) -> str:
+    """The text without the secrets in it."""
+    for value in _own_secrets():
+        text = text.replace(value, MASK)
+    text = _LOOKS.sub(MASK, text)
+    text = _ASSIGNMENT.sub(lambda found: f"{found[1]}={MASK}" if is_secret(found[1]) else found[0], text)
+    return _OPTION.sub(lambda found: found[0] if _is_number(found[3]) else f"{found[1]}{found[2]}{MASK}", text)
+
+
+def mask_env(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: MASK if is_secret(name) else mask(value) for name, value in env.items()}
+
+
+def mask_words(words: Iterable[str]) -> tuple[str, ...]:
+    """A command's words; the word after `--token` is one too."""
+    found: list[str] = []
+    behind = False
+    for word in words:
+        secret = behind and not word.startswith("-") and not _is_number(word)
+        found.append(MASK if secret else mask(word))
+        behind = bool(_OPTION_ALONE.fullmatch(word))
+    return tuple(found)
+
+
+def forget() -> None:
+    """The environment has changed."""
+    _own_secrets.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def _own_secrets() -> tuple[str, ...]:
+    """Values of this process's environment; not paths, which would make every other path unreadable."""
+    values = {value for name, value in os.environ.items() if is_secret(name) and len(value) >= _SHORTEST}
+    return tuple(sorted((value for value in values if not value.startswith(("/", "."))), key=len, reverse=True))
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).replace("e-", "", 1).isdigit()

@@ -1,0 +1,146 @@
+"""Cgroups of our own: processes in them get less CPU time (version 1 and 2), or are frozen (version 1).
+
+Only a group that we made is ever written to; the processes are moved into it and back. Sources of the formats:
+Documentation/admin-guide/cgroup-v1/cgroups.rst, scheduler/sched-bwc.rst and cgroup-v2.rst of the Linux kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+PERIOD_US = 10_000  # a rank is held back for a few milliseconds at a time
+_PREFIX = "torchaos-"
+_EMPTY_S = 1.0  # a process that has just been moved may keep the group busy for a moment
+
+
+@dataclass(frozen=True)
+class CpuCgroup:
+    """Our group `path`, below or beside `home`, where its processes came from: they go back, and it is removed."""
+
+    kind: ClassVar[str] = "cpu_cgroup"
+    path: str
+    home: str
+
+    def __post_init__(self) -> None:
+        if not Path(self.path).name.startswith(_PREFIX) or ".." in Path(self.path).parts:
+            raise ValueError(f"{self.path} is not a cgroup of torchaos")
+
+    def restore(self) -> None:
+        group, end = Path(self.path), time.monotonic() + _EMPTY_S
+        while group.exists():
+            for pid in _members(group):
+                _move(pid, Path(self.home))
+            try:
+                group.rmdir()
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
+
+    def restored(self) -> bool:
+        return not Path(self.path).exists()
+
+    def throttled(self) -> tuple[int, float]:
+        """How often its processes were held back so far, and for how many seconds; zeros where it is gone."""
+        try:
+            lines = (Path(self.path) / "cpu.stat").read_text().splitlines()
+        except OSError:
+            return 0, 0.0
+        found = {name: int(value) for name, _, value in (line.partition(" ") for line in lines)}
+        seconds = found.get("throttled_time", 0) / 1e9 + found.get("throttled_usec", 0) / 1e6  # version 1, version 2
+        return found.get("nr_throttled", 0), seconds
+
+
+@dataclass(frozen=True)
+class FreezerCgroup(CpuCgroup):
+    """Our group of the freezer of version 1, below `home`: it is thawed, its processes go back, and it is removed."""
+
+    kind: ClassVar[str] = "freezer_cgroup"
+
+    def restore(self) -> None:
+        state = Path(self.path) / "freezer.state"
+        if state.exists():
+            state.write_text("THAWED")
+        super().restore()
+
+
+def freezer_for(pid: int, name: str) -> FreezerCgroup:
+    """A group of our own below the process's. Makes nothing. Raises OSError or ValueError."""
+    mount = _mounted("cgroup", "freezer")
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _number, controllers, path = line.split(":", 2)
+        if "freezer" in controllers.split(","):
+            home = mount / path.lstrip("/")
+            return FreezerCgroup(str(home / f"{_PREFIX}{name}-{pid}"), str(home))
+    raise ValueError(f"pid {pid} is in no freezer cgroup")
+
+
+def freeze(group: FreezerCgroup, pid: int) -> None:
+    """Make the group, move the process into it and freeze it: uninterruptible sleep, which SIGKILL does not end."""
+    path = Path(group.path)
+    path.mkdir()
+    _move(pid, path)
+    (path / "freezer.state").write_text("FROZEN")
+
+
+def home_of(pid: int) -> tuple[Path, int]:
+    """The cgroup that rules the CPU time of a process, and the version of its hierarchy. Raises OSError or ValueError
+    where there is none that we may use."""
+    unified = None
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "cpu" in controllers.split(","):
+            return _mounted("cgroup", "cpu") / path.lstrip("/"), 1
+        if number == "0":
+            unified = path
+    if unified is None:
+        raise ValueError(f"pid {pid} is in no cgroup")
+    return _mounted("cgroup2", None) / unified.lstrip("/"), 2
+
+
+def group_for(pid: int, name: str) -> CpuCgroup:
+    """A group of our own for a process: below its own one; under version 2, where a group with processes can't have
+    children, beside it. Makes nothing. Raises OSError or ValueError."""
+    home, version = home_of(pid)
+    parent = home if version == 1 else home.parent
+    if version == 2 and "cpu" not in (parent / "cgroup.subtree_control").read_text().split():
+        raise ValueError(f"{parent} gives its cgroups no share of the CPU; enable cpu in its cgroup.subtree_control")
+    return CpuCgroup(str(parent / f"{_PREFIX}{name}-{pid}"), str(home))
+
+
+def throttle(group: CpuCgroup, pid: int, cpus: float) -> None:
+    """Make the group and move the process into it: it gets that many CPUs in the mean."""
+    path, quota = Path(group.path), max(1000, round(cpus * PERIOD_US))
+    path.mkdir()
+    if (path / "cpu.max").exists():
+        (path / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+    else:
+        (path / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (path / "cpu.cfs_quota_us").write_text(str(quota))
+    _move(pid, path)
+
+
+def _mounted(kind: str, option: str | None) -> Path:
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _device, where, found, options, *_ = line.split()
+        if found == kind and (option is None or option in options.split(",")):
+            return Path(where)
+    raise ValueError(f"no {kind} with {option or 'any controller'} is mounted")
+
+
+def _members(group: Path) -> list[int]:
+    return [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
+
+
+def _move(pid: int, group: Path) -> None:
+    try:
+        (group / "cgroup.procs").write_text(str(pid))
+    except ProcessLookupError:
+        return
+    except OSError:
+        if os.path.exists(f"/proc/{pid}"):
+            raise

@@ -1,0 +1,147 @@
+"""Handles of what a network fault changes. Each lies in a namespace of the run's own and bears our mark; when that
+namespace is gone, so is the change."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from torchaos.harness.undo.space import Space
+
+QDISC_MARK = "ca05:"  # the handle of a root qdisc that is ours
+_OURS = re.compile(r"torchaos_[a-z0-9_]{1,19}")
+
+
+@dataclass(frozen=True)
+class _InSpace:
+    pid: int  # of the process that keeps the namespace
+    start_ticks: int
+
+    @property
+    def space(self) -> Space:
+        return Space(self.pid, self.start_ticks)
+
+    def restore(self) -> None:
+        if self.space.alive() and not self._is_good():
+            self._take_back()
+
+    def restored(self) -> bool:
+        return not self.space.alive() or self._is_good()
+
+    def _is_good(self) -> bool:
+        raise NotImplementedError
+
+    def _take_back(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class NftTable(_InSpace):
+    """A table of nftables that is ours alone: it is deleted."""
+
+    kind: ClassVar[str] = "nft_table"
+    family: str
+    table: str
+
+    def __post_init__(self) -> None:
+        _check_ours(self.table)
+
+    def _is_good(self) -> bool:
+        listed = json.loads(self.space.run(["nft", "-j", "list", "tables"]))["nftables"]
+        tables = [one["table"] for one in listed if "table" in one]
+        return not any((one["family"], one["name"]) == (self.family, self.table) for one in tables)
+
+    def _take_back(self) -> None:
+        self.space.run(["nft", "delete", "table", self.family, self.table])
+
+
+@dataclass(frozen=True)
+class LinkUp(_InSpace):
+    """A device that is to be up."""
+
+    kind: ClassVar[str] = "link_up"
+    device: str
+
+    def _is_good(self) -> bool:
+        shown = json.loads(self.space.run(["ip", "-j", "link", "show", "dev", self.device]))
+        return "UP" in shown[0]["flags"]
+
+    def _take_back(self) -> None:
+        self.space.run(["ip", "link", "set", "dev", self.device, "up"])
+
+
+@dataclass(frozen=True)
+class Qdisc(_InSpace):
+    """The root qdisc of a device, where it bears our mark: it is deleted, and the kernel's own comes back."""
+
+    kind: ClassVar[str] = "qdisc"
+    device: str
+
+    def _is_good(self) -> bool:
+        shown = json.loads(self.space.run(["tc", "-j", "qdisc", "show", "dev", self.device]))
+        return not any(one.get("root") and one["handle"] == QDISC_MARK for one in shown)
+
+    def _take_back(self) -> None:
+        self.space.run(["tc", "qdisc", "del", "dev", self.device, "root"])
+
+
+@dataclass(frozen=True)
+class QueueRule(_InSpace):
+    """The rule by which packets go to a packet queue, in a chain of our own. The queue itself is a process."""
+
+    kind: ClassVar[str] = "queue_rule"
+    chain: str
+
+    def __post_init__(self) -> None:
+        _check_ours(self.chain)
+
+    def _is_good(self) -> bool:
+        return not any(self.chain in line.split() for line in self._rules())
+
+    def _take_back(self) -> None:
+        jump = ["OUTPUT", "-j", self.chain]
+        while any(line.split() == ["-A", *jump] for line in self._rules()):
+            self.space.run([*IPTABLES, "-D", *jump])
+        self.space.run([*IPTABLES, "-F", self.chain])
+        self.space.run([*IPTABLES, "-X", self.chain])
+
+    def _rules(self) -> Sequence[str]:
+        return self.space.run([*IPTABLES, "-S"]).splitlines()
+
+
+IPTABLES = ("iptables-legacy", "-w", "5")
+
+
+@dataclass(frozen=True)
+class Names(_InSpace):
+    """The file by which a node knows the names of the others. It is written in place: the node has it mounted."""
+
+    kind: ClassVar[str] = "names"
+    path: str
+    text: str
+
+    def _is_good(self) -> bool:
+        try:
+            return Path(self.path).read_text() == self.text
+        except FileNotFoundError:  # it went with its run
+            return True
+
+    def _take_back(self) -> None:
+        with open(self.path, "r+") as file:
+            file.truncate()
+            file.write(self.text)
+
+
+def mark_of(fault: str) -> str:
+    """The name by which what a fault makes is known as its own: of a table or a chain (28 letters at most)."""
+    return f"torchaos_{re.sub('[^a-z0-9]', '_', fault)[-10:]}_{zlib.crc32(fault.encode()):08x}"
+
+
+def _check_ours(name: str) -> None:
+    if not _OURS.fullmatch(name):
+        raise ValueError(f"{name!r} does not bear our mark, so it is not ours to take away")

@@ -1,0 +1,189 @@
+"""The runs of this user that may have something to take back, wherever their run directories lie.
+
+    STATE/runs/RUN_ID/run.json          which run it is, see `OpenRun`
+    STATE/runs/RUN_ID/undo/undo.jsonl   a hard link to its undo log, where the file system allows one
+
+STATE is $XDG_STATE_HOME/torchaos, by default ~/.local/state/torchaos; it survives a reboot. The reaper makes the entry
+before anything can be guarded; whoever has verified that nothing is left removes it. With the link an entry is itself a
+run directory as far as healing goes, also when the real one has been deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Mapping
+
+from torchaos.harness.undo import log, proc
+from torchaos.harness.undo.disk import sync_folder
+
+Who = tuple[int, int]  # pid and start time in clock ticks since boot
+_UNFINISHED_S = 60.0  # an entry without its file, of somebody who died while making or removing it
+_LONGEST = 120  # characters of a run id that go into a file name; its end is unique
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run that was started and of which nobody has said that all is taken back."""
+
+    run_id: str
+    run_dir: str
+    harness: Who
+    reaper: Who
+    boot: str  # start times are those of this boot
+    host: str
+    since_s: float  # seconds since the epoch
+
+    @classmethod
+    def of(cls, run_id: str, run_dir: Path, harness: Who) -> OpenRun:
+        """Of a run whose reaper is this process."""
+        reaper = (os.getpid(), proc.ticks_of(os.getpid()))
+        return cls(run_id, str(run_dir), harness, reaper, proc.boot_id(), proc.host(), time.time())
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> OpenRun:
+        """Raises ValueError where it is none."""
+        try:
+            harness, reaper = ((int(pid), int(ticks or 0)) for pid, ticks in (raw["harness"], raw["reaper"]))
+            texts = [raw[name] for name in ("run_id", "run_dir", "boot", "host")]
+            if not (all(isinstance(text, str) for text in texts) and raw["run_id"]):
+                raise ValueError("not the entry of a run")
+            run_id, run_dir, boot, host = texts
+            return cls(run_id, run_dir, harness, reaper, boot, host, float(raw["since_s"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not the entry of a run: {error}") from error
+
+    @property
+    def here(self) -> bool:
+        """Whether it ran on this machine: a home directory may be shared by many."""
+        return self.host == proc.host()
+
+    def lives(self, who: Who) -> bool:
+        return self.boot == proc.boot_id() and proc.is_alive(*who)
+
+    @property
+    def folder(self) -> Path:
+        """Where its undo log is: in the run directory, else what is left of it in the entry."""
+        run_dir = Path(self.run_dir)
+        return run_dir if log.path_of(run_dir).exists() else _runs() / _name(self.run_id)
+
+
+def state_home() -> Path:
+    """Raises OSError where it is not this user's alone: a link, another owner, or writable by others."""
+    said = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        home = Path(said) if os.path.isabs(said) else Path.home() / ".local" / "state"
+    except RuntimeError as error:
+        raise PermissionError("this user has no home directory; set XDG_STATE_HOME") from error
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return private(home / "torchaos")
+
+
+def private(folder: Path) -> Path:
+    """Make the folder, 0700. Raises PermissionError where it is a link, another user's, or open to others."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    return checked(folder)
+
+
+def checked(folder: Path) -> Path:
+    """As `private`, of a folder that is there."""
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder}: it must be a folder of yours that nobody else can write to, and no link")
+    return folder
+
+
+def add(run: OpenRun) -> None:
+    """On disk when this returns, with a link to the undo log. Raises OSError."""
+    folder = private(_runs() / _name(run.run_id))
+    with suppress(OSError):  # on another file system there is no link, and healing needs the run directory
+        os.link(log.path_of(Path(run.run_dir)), log.path_of(private_parent(folder)))
+    partial = folder / ".run.json"
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with open(fd, "w") as file:
+        json.dump(asdict(run), file)
+        file.flush()
+        os.fsync(fd)
+    partial.rename(folder / "run.json")
+    for changed in (folder, folder.parent):
+        sync_folder(changed)
+
+
+def private_parent(folder: Path) -> Path:
+    """The folder, with a place for the log in it."""
+    private(log.path_of(folder).parent)
+    return folder
+
+
+def remove(run_id: str) -> None:
+    """Nothing is left of it. Raises OSError; an entry that is not there is removed."""
+    _remove(_runs() / _name(run_id))
+
+
+def settle(run_id: str, run_dir: Path) -> bool:
+    """Remove the entry if the undo log says that everything is taken back; whether it does."""
+    with suppress(OSError):
+        records, damaged = log.read(run_dir)
+        if not damaged and not any(record.open for record in records):
+            remove(run_id)
+            return True
+    return False
+
+
+def entries() -> tuple[list[OpenRun], list[str]]:
+    """Every run that is open, the oldest first; and what is wrong with entries that can't be read. Raises OSError where
+    the state directory can't be used."""
+    found, problems = [], []
+    for folder in sorted(_runs().iterdir()):
+        try:
+            checked(folder)
+            fd = os.open(folder / "run.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open(fd) as file:
+                if os.fstat(fd).st_uid != os.geteuid():
+                    raise PermissionError("it is another user's")
+                found.append(OpenRun.from_json(json.load(file)))
+        except FileNotFoundError:
+            with suppress(OSError):
+                if time.time() - folder.stat().st_mtime > _UNFINISHED_S:
+                    _remove(folder)
+        except (OSError, ValueError, RecursionError) as error:
+            problems.append(f"{folder}: it can't be read: {error}; look into it, and remove it")
+    return sorted(found, key=lambda run: run.since_s), problems
+
+
+def of_folder(run_dir: Path) -> OpenRun:
+    """The run of a run directory, from the first line of its undo log. Raises OSError where there is none, or it is not
+    this user's; ValueError where it can't be read."""
+    found = os.lstat(run_dir)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(f"{run_dir}: it is a link, or another user's")
+    with open(os.open(log.path_of(run_dir), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        if os.fstat(file.fileno()).st_uid != os.geteuid():
+            raise PermissionError(f"{run_dir}: its undo log is another user's")
+        raw = json.loads(file.readline())
+    if not isinstance(raw, dict):
+        raise ValueError("its first line is not that of an undo log")
+    return OpenRun.from_json({"harness": (0, 0), "host": proc.host(), "since_s": raw.get("wall_s", 0.0), **raw,
+                              "run_dir": str(run_dir.resolve())})  # fmt: skip
+
+
+def _runs() -> Path:
+    return private(state_home() / "runs")
+
+
+def _name(run_id: str) -> str:
+    return run_id.replace("/", "_")[-_LONGEST:].lstrip(".") or "run"
+
+
+def _remove(folder: Path) -> None:
+    for path in (log.path_of(folder), folder / ".run.json", folder / "run.json"):
+        path.unlink(missing_ok=True)
+    for path in (log.path_of(folder).parent, folder):
+        with suppress(FileNotFoundError):
+            path.rmdir()

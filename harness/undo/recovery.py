@@ -1,0 +1,144 @@
+"""Finds what earlier deaths left, and heals it from the undo logs: by hand, before each run, and after a reboot.
+
+What is still alive is not left over: a harness takes its own faults back, and a reaper those of a harness that died.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.undo import log, open_runs
+from torchaos.harness.undo.client import UndoError, heal_from_log
+from torchaos.harness.undo.handles import JobProcesses, to_json
+from torchaos.harness.undo.healer import Healed, Healer
+from torchaos.harness.undo.log import UndoRecord
+from torchaos.harness.undo.open_runs import OpenRun
+
+PROBES = ".probes"  # what follows the run's id in the mark of commands that stop conditions run
+_LOOK_S = 0.05
+
+
+class LeftBehind(ChaosError):
+    """Something of an earlier run could not be taken back. Exit code 4."""
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What became of one run."""
+
+    run_id: str
+    run_dir: str
+    healed: tuple[Healed, ...] = ()  # by this call
+    problem: str = ""  # why it is not known to be clean, or was not touched
+    note: str = ""
+
+    @property
+    def clean(self) -> bool:
+        return not self.problem and all(one.verified for one in self.healed)
+
+
+def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
+    """The runs in these folders (run directories, or folders of them); of none given, those of the registry. And what
+    can't be looked at. Only runs of which nobody has said that they are clean."""
+    if not folders:
+        try:
+            runs, problems = open_runs.entries()
+        except OSError as error:
+            return [], [Recovered("?", "", problem=f"the registry of runs can't be read: {error}")]
+        return runs, [Recovered("?", "", problem=problem) for problem in problems]
+    runs, bad = [], []
+    for folder in folders:
+        inside = [folder] if log.path_of(folder).exists() else sorted(p.parents[1] for p in folder.glob("*/undo/*l"))
+        if not inside:
+            bad.append(Recovered("?", str(folder), problem="there is no undo log in it, nor in the folders below"))
+        for run_dir in inside:
+            try:
+                run = open_runs.of_folder(run_dir)
+                records, damaged = log.read(run_dir)
+                if damaged or any(record.open for record in records):
+                    runs.append(run)
+            except (OSError, ValueError) as error:
+                bad.append(Recovered("?", str(run_dir), problem=str(error)))
+    return runs, bad
+
+
+def recover(run: OpenRun, any_host: bool = False) -> Recovered:
+    """Heal one run that nobody else takes care of; its entry is removed when all of it is verified."""
+    if not run.here and not any_host:
+        return Recovered(run.run_id, run.run_dir, problem=f"it ran on {run.host.partition('/')[0]}: recover it there")
+    if run.lives(run.harness):
+        return Recovered(run.run_id, run.run_dir, problem="it is still running; `torchaos halt` ends it")
+    if run.lives(run.reaper):
+        return Recovered(run.run_id, run.run_dir, problem=f"its reaper, process {run.reaper[0]}, is healing it")
+    folder, note = run.folder, ""
+    try:
+        healed = heal_from_log(folder)
+        if not log.path_of(folder).exists():
+            note = "its run directory is gone, undo log and all: only its processes could be looked for"
+        elif folder != Path(run.run_dir):
+            note = "its run directory is gone; it was healed from the copy of its undo log"
+        healed += _strays(run)
+    except UndoError as error:
+        return Recovered(run.run_id, run.run_dir, problem=str(error))
+    done = Recovered(run.run_id, run.run_dir, tuple(healed), note=note)
+    if done.clean:
+        with suppress(OSError):
+            open_runs.remove(run.run_id)
+    return done
+
+
+def left_over(runs: Iterable[OpenRun]) -> list[OpenRun]:
+    """Those that nobody takes care of any more."""
+    return [run for run in runs if run.here and not run.lives(run.harness) and not run.lives(run.reaper)]
+
+
+def await_reapers(
+    runs: Callable[[], Iterable[OpenRun]], timeout_s: float, given_up: Callable[[], bool] = lambda: False
+) -> None:
+    """Wait while reapers still take back what dead harnesses left."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end and not given_up():
+        if not any(run.here and run.lives(run.reaper) and not run.lives(run.harness) for run in runs()):
+            return
+        time.sleep(_LOOK_S)
+
+
+def before_a_run(timeout_s: float = 60.0, given_up: Callable[[], bool] = lambda: False) -> list[Recovered]:
+    """What each run does first. Raises LeftBehind where something can't be taken back. Milliseconds when nothing is
+    left."""
+    await_reapers(lambda: find(())[0], timeout_s, given_up)
+    runs, bad = find(())
+    done = [*bad, *(recover(run) for run in left_over(runs))]
+    for one in done:
+        if not one.clean:
+            raise LeftBehind(
+                f"an earlier run left something that can't be taken back, so nothing is run: "
+                f"{one.run_dir or one.run_id}: {why(one)}. Mend it, then `torchaos recover`; or "
+                f"`torchaos recover --forget`, if you know it to be in order"
+            )
+    return done
+
+
+def why(one: Recovered) -> str:
+    """Why it is not clean, or an empty text."""
+    bad = [each for each in one.healed if not each.verified]
+    return one.problem or "; ".join(f"{in_words(each.handle)}: {each.reason}" for each in bad)
+
+
+def in_words(handle: Mapping[str, Any]) -> str:
+    """A handle, short: its kind, and what it names."""
+    what = next((handle[key] for key in ("path", "target", "run_id", "pid", "name") if key in handle), "")
+    return f"{str(handle.get('kind', 'undo log')).replace('_', ' ')} {what}".strip()
+
+
+def _strays(run: OpenRun) -> list[Healed]:
+    """Processes that carry the run's mark, whatever its log says: of a run directory that was deleted, mostly."""
+    marks = [JobProcesses(mark) for mark in (run.run_id, run.run_id + PROBES)]
+    raw = [to_json(mark) for mark in marks if not mark.restored()]
+    return Healer(None, [UndoRecord("strays", "job", raw)]).heal(None, "found by their mark") if raw else []

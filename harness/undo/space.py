@@ -1,0 +1,59 @@
+"""A network namespace, known by the process that keeps it: nothing is done in any other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchaos.harness.agent.wire import start_ticks
+
+TOOL_S = 20.0  # more than ip, tc, nft and their like ever take
+
+
+@dataclass(frozen=True)
+class Space:
+    """The namespaces of the process `pid` that started at `start_ticks` (clock ticks since boot)."""
+
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def of(cls, pid: int) -> Space:
+        """Raises ProcessLookupError where there is no such process."""
+        ticks = start_ticks(pid)
+        if ticks is None:
+            raise ProcessLookupError(f"there is no process {pid}")
+        return cls(pid, ticks)
+
+    def alive(self) -> bool:
+        """Whether the process that keeps it is there; without it the namespace is gone, or about to go."""
+        return start_ticks(self.pid) == self.start_ticks and os.path.exists(f"/proc/{self.pid}/ns/net")
+
+    def enter(self, command: Sequence[str], cwd: Path | None = None) -> list[str]:
+        """The command line that runs `command` in here; with `cwd` also among the node's own files and names."""
+        options = ["--net"] if cwd is None else ["--net", "--mount", "--uts", f"--wd={cwd}"]
+        if _user_of(self.pid) != _user_of(os.getpid()):
+            options = ["--user", "--preserve-credentials", *options]
+        return ["nsenter", f"--target={self.pid}", *options, "--", *command]
+
+    def run(self, command: Sequence[str], text: str = "", check: bool = True) -> str:
+        """The standard output of a tool that is run in here. Raises OSError with what it said where it fails."""
+        if not self.alive():
+            raise ProcessLookupError(f"the network namespace of process {self.pid} is gone")
+        done = subprocess.run(
+            self.enter(command), input=text, capture_output=True, text=True, timeout=TOOL_S, check=False
+        )
+        if check and done.returncode:
+            said = done.stderr.strip().splitlines()
+            raise OSError(f"{' '.join(command)}: {said[0] if said else f'exit code {done.returncode}'}")
+        return done.stdout
+
+
+def _user_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/user")
+    except OSError:
+        return ""

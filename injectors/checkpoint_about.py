@@ -1,0 +1,46 @@
+"""checkpoint.tracker and .permissions: the checkpoint is whole; what points to it, or the right to read it, is not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torchaos.harness.agent.fault import CheckpointFault
+
+if TYPE_CHECKING:
+    from torchaos.harness.checkpoints.damage import Edit
+    from torchaos.harness.checkpoints.layout import Checkpoint
+
+
+@dataclass(frozen=True)
+class Tracker(CheckpointFault):
+    """The file that says which checkpoint is the newest (`latest`, `latest_checkpointed_iteration.txt`) is empty, or
+    names an older one."""
+
+    how: Literal["empty", "stale"] = "empty"
+    newest: int = 1
+    seed: int | None = None
+
+    name: ClassVar[str] = "checkpoint.tracker"
+
+    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        from torchaos.harness.checkpoints import spots
+
+        return [spots.tracker(one, others, self.how)]
+
+
+@dataclass(frozen=True)
+class Permissions(CheckpointFault):
+    """Nobody may read one file of tensors. Root may all the same: a job that runs as root does not feel it."""
+
+    newest: int = 1
+    seed: int | None = None
+
+    name: ClassVar[str] = "checkpoint.permissions"
+
+    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        from torchaos.harness.checkpoints import damage, spots
+
+        return [damage.Mode(spots.shard(one, draw), 0)]

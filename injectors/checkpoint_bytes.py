@@ -1,0 +1,65 @@
+"""checkpoint.flip_bits, .zero_block and .nan: some bytes of a checkpoint are others, and its length is as before. Most
+loaders take them without a word."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torchaos.harness.agent.fault import CheckpointFault
+
+if TYPE_CHECKING:
+    from torchaos.harness.checkpoints.damage import Edit
+    from torchaos.harness.checkpoints.layout import Checkpoint
+
+
+@dataclass(frozen=True)
+class FlipBits(CheckpointFault):
+    """`bits` bits are inverted, all in one tensor, or in the files that describe the tensors."""
+
+    bits: int = 1
+    place: Literal["tensor", "metadata"] = "tensor"
+    newest: int = 1
+    seed: int | None = None
+
+    name: ClassVar[str] = "checkpoint.flip_bits"
+
+    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        from torchaos.harness.checkpoints import spots
+
+        return spots.flips(spots.stretch(one, self.place, draw), self.bits, draw)
+
+
+@dataclass(frozen=True)
+class ZeroBlock(CheckpointFault):
+    """`bytes` bytes of one file read as zeros, as after a lost block; at a multiple of `bytes` from its start."""
+
+    bytes: int = 4096
+    newest: int = 1
+    seed: int | None = None
+
+    name: ClassVar[str] = "checkpoint.zero_block"
+
+    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        from torchaos.harness.checkpoints import spots
+
+        return [spots.zeros(spots.shard(one, draw), self.bytes, draw)]
+
+
+@dataclass(frozen=True)
+class Nan(CheckpointFault):
+    """One value of a floating-point tensor is NaN. With `fix_crc` the CRC that the format keeps of it is made to fit,
+    as if it had been so in memory when it was saved: only the contents tell."""
+
+    fix_crc: bool = False
+    newest: int = 1
+    seed: int | None = None
+
+    name: ClassVar[str] = "checkpoint.nan"
+
+    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        from torchaos.harness.checkpoints import spots
+
+        return spots.nan(one, self.fix_crc, draw)

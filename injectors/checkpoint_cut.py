@@ -1,0 +1,79 @@
+"""checkpoint.truncate, .torn_write, .delete and .partial: part of a checkpoint never reached the disk, or is gone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torchaos.harness.agent.fault import CheckpointFault
+
+if TYPE_CHECKING:
+    from torchaos.harness.checkpoints.damage import Edit
+    from torchaos.harness.checkpoints.layout import Checkpoint
+
+
+@dataclass(frozen=True)
+class Truncate(CheckpointFault):
+    """One file of tensors ends early: at `keep` of its length, or where the seed says."""
+
+    keep: float | None = None
+    newest: int = 1
+    seed: int | None = None
+
+    name: ClassVar[str] = "checkpoint.truncate"
+
+    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        from torchaos.harness.checkpoints import spots
+
+        return [spots.cut(spots.shard(one, draw), self.keep, draw)]
+
+
+@dataclass(frozen=True)
+class TornWrite(CheckpointFault):
+    """One file has its full length, and from some block on it reads as zeros: its size reached the disk before a crash,
+    and its data did not."""
+
+    newest: int = 1
+    seed: int | None = None
+
+    name: ClassVar[str] = "checkpoint.torn_write"
+
+    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        from torchaos.harness.checkpoints import spots
+
+        return [spots.torn(spots.shard(one, draw), draw)]
+
+
+@dataclass(frozen=True)
+class Delete(CheckpointFault):
+    """One file is gone: of tensors, or one that describes them."""
+
+    what: Literal["shard", "metadata"] = "shard"
+    newest: int = 1
+    seed: int | None = None
+
+    name: ClassVar[str] = "checkpoint.delete"
+
+    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        from torchaos.harness.checkpoints import damage, spots
+
+        find = spots.shard if self.what == "shard" else spots.metadata
+        return [damage.Remove(find(one, draw))]
+
+
+@dataclass(frozen=True)
+class Partial(CheckpointFault):
+    """The directory is there, and only part of its files: those that describe the others are missing, and so is half of
+    the others; one is cut off."""
+
+    newest: int = 1
+    seed: int | None = None
+
+    name: ClassVar[str] = "checkpoint.partial"
+
+    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        from torchaos.harness.checkpoints import spots
+
+        return spots.partial(one, draw)

@@ -1,0 +1,44 @@
+"""checkpoint.stale_shard and .foreign_shard: every file is whole, and one of them is not the one that belongs there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torchaos.harness.agent.fault import CheckpointFault
+
+if TYPE_CHECKING:
+    from torchaos.harness.checkpoints.damage import Edit
+    from torchaos.harness.checkpoints.layout import Checkpoint
+
+
+@dataclass(frozen=True)
+class StaleShard(CheckpointFault):
+    """One file of tensors is that of the next older checkpoint, as after a write that was lost or a wrong copy."""
+
+    newest: int = 1
+    seed: int | None = None
+
+    name: ClassVar[str] = "checkpoint.stale_shard"
+
+    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        from torchaos.harness.checkpoints import spots
+
+        return [spots.stale(one, others, draw)]
+
+
+@dataclass(frozen=True)
+class ForeignShard(CheckpointFault):
+    """One rank's file of tensors holds what another rank's file holds."""
+
+    newest: int = 1
+    seed: int | None = None
+
+    name: ClassVar[str] = "checkpoint.foreign_shard"
+
+    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        from torchaos.harness.checkpoints import spots
+
+        return [spots.foreign(one, draw)]

@@ -1,0 +1,44 @@
+"""collective.stall_nccl: one NCCL call of the rank does not begin, and all others wait. `for` says how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torchaos.harness.agent.fault import Fault
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Evidence, Handle, Where
+    from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class StallNccl(Fault):
+    """Waits in front of the `nth` call of that name after the moment of the trigger, whoever makes it (torch, an
+    extension, ctypes), of at least and at most so many bytes. A C library does it, by NVTX."""
+
+    call: str = "ncclAllReduce"
+    nth: int = 1
+    min_bytes: int | None = None
+    max_bytes: int | None = None
+
+    name: ClassVar[str] = "collective.stall_nccl"
+    where: ClassVar[tuple[Where, ...]] = ("rank",)
+    needs: ClassVar[frozenset[str]] = frozenset({"agent", "nvtx"})
+    lasting: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.call.startswith("nccl") or self.nth < 1:
+            raise ValueError("call is the name of a function of NCCL, such as ncclAllReduce, and nth counts from 1")
+
+    def changes(self, site: Any) -> Sequence[Handle]:
+        return ()  # the library looks at the fault's own control page, which is guarded for every fault
+
+    def apply(self, site: Any) -> None:
+        site.stall_nccl(self.call, self.nth, self.min_bytes, self.max_bytes)
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        from torchaos.harness.judging.waits import all_waited
+
+        return all_waited(record, fault)

@@ -1,0 +1,56 @@
+"""cuda.out_of_memory: the device, or the process where there is none, has no memory left for what comes next."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torchaos.harness.agent.fault import Fault
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Evidence, Irreversible, Where
+    from torchaos.harness.record import Record
+
+_MORE = 64 << 20  # bytes: more than any allocator keeps in reserve under the limit
+
+
+@dataclass(frozen=True)
+class OutOfMemory(Fault):
+    """The allocator's own error: on a GPU by torch's limit for this process (set_per_process_memory_fraction), else by
+    RLIMIT_AS, with `spare` bytes to go. The limit stays for the rest of the process."""
+
+    spare: int = 1 << 20
+
+    name: ClassVar[str] = "cuda.out_of_memory"
+    where: ClassVar[tuple[Where, ...]] = ("rank",)
+    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
+    phase: ClassVar[str | None] = "forward"
+
+    def changes(self, site: Any) -> Irreversible:
+        from torchaos.harness.contracts import Irreversible
+
+        return Irreversible("the limit is the process's own, and goes with it")
+
+    def apply(self, site: Any) -> None:
+        torch: Any = import_module("torch")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda":
+            total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+            reserved = torch.cuda.memory_reserved()
+            torch.cuda.set_per_process_memory_fraction(min(1.0, (reserved + self.spare) / total))
+            want = total  # no reserved block is as large
+        else:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + self.spare
+            _soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+            want = self.spare + _MORE
+        torch.empty(want, dtype=torch.uint8, device=device)
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        from torchaos.harness.judging.evidence import died
+
+        return died(record, fault, *range(1, 256), -6)

@@ -1,0 +1,28 @@
+"""gpu.thermal_slowdown: the GPU is too hot, and its clocks say why they are low. A signal only: no kernel gets
+slower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torchaos.harness.agent.fault import OutsideFault
+
+_REASONS = {"software": 0x20, "hardware": 0x40 | 0x8, "power_brake": 0x80 | 0x8}  # nvmlClocksEventReason*
+
+
+@dataclass(frozen=True)
+class ThermalSlowdown(OutsideFault):
+    """Clocks are held down by the driver, by the GPU itself, or by the power supply; `celsius` is its temperature."""
+
+    reason: Literal["software", "hardware", "power_brake"] = "hardware"
+    celsius: int = 92
+    gpu: int | None = None
+
+    name: ClassVar[str] = "gpu.thermal_slowdown"
+    needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
+    mechanics: ClassVar[str] = "torchaos.harness.gpu.control"
+
+    def orders(self) -> Sequence[str]:
+        return [f"clocks_event_reasons = {_REASONS[self.reason]}", f"temperature = {self.celsius}"]

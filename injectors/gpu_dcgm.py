@@ -1,0 +1,54 @@
+"""gpu.dcgm: a value in the cache of this node's DCGM host engine, which every client of it then reads, for a while."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.wire import Kind
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Evidence, Irreversible, Where
+    from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class DcgmInject(Fault):
+    """`dcgmi test --inject`: DCGM field `field` (its own numbers: 230 is XID_ERRORS there) of the GPU has `value`. The
+    next value that DCGM samples takes its place."""
+
+    field: int
+    value: int
+    gpu: int = 0
+
+    name: ClassVar[str] = "gpu.dcgm"
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"dcgmi"})
+    consent: ClassVar[str] = "dcgm"
+
+    def changes(self, site: Any) -> Irreversible:
+        from torchaos.harness.contracts import Irreversible
+
+        return Irreversible("DCGM replaces the value with the next one that it samples")
+
+    def apply(self, site: Any) -> None:
+        from torchaos.harness.contracts import ChaosError
+
+        gpu, field = str(self.gpu), str(self.field)
+        done = _dcgmi("test", "--inject", "--gpuid", gpu, "-f", field, "-v", str(self.value))
+        if done.returncode:
+            raise ChaosError(f"dcgmi test --inject: {(done.stderr or done.stdout).strip()[:500]}")
+        seen = _dcgmi("test", "--introspect", "--gpuid", gpu, "-f", field).stdout
+        if str(self.value) in seen.split():
+            site.emit(Kind.EFFECT, {"fault": site.fault, "effect": f"DCGM shows {self.value} in field {field}"})
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        from torchaos.harness.gpu.effects import told
+
+        return told(record, fault, "DCGM shows")
+
+
+def _dcgmi(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["dcgmi", *words], capture_output=True, text=True, timeout=30, check=False)

@@ -1,0 +1,29 @@
+"""gpu.nvlink_down: links between GPUs are down, after errors on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchaos.harness.agent.fault import OutsideFault
+
+
+@dataclass(frozen=True)
+class NvlinkDown(OutsideFault):
+    """The first `links` links of the GPU are inactive, their error counters went up by `errors`, and Xid 74 came."""
+
+    links: int = 1
+    errors: int = 256
+    gpu: int | None = None
+
+    name: ClassVar[str] = "gpu.nvlink_down"
+    needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
+    mechanics: ClassVar[str] = "torchaos.harness.gpu.control"
+
+    def orders(self) -> Sequence[str]:
+        lines = []
+        for link in range(self.links):
+            counters = ("replay", "recovery", "crc_flit", "receive", "retry")
+            lines += [f"nvlink{link}.state = 0", *(f"nvlink{link}.{name} += {self.errors}" for name in counters)]
+        return [*lines, "recovery_action = 1", "xid = 74", "xid = 154"]

@@ -1,0 +1,34 @@
+"""gpu.xid: the driver reports an Xid, with all that comes with it: counts, the recovery action, Xid 154."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torchaos.harness.agent.fault import OutsideFault
+
+Number = Literal[48, 63, 64, 74, 79, 94, 95, 119, 120, 121, 140, 143, 144, 145, 146, 147, 148, 149, 150]
+
+
+@dataclass(frozen=True)
+class Xid(OutsideFault):
+    """An event for all who wait for one, and, with `kernel_log`, its lines in `kernel.log` beside the orders."""
+
+    number: Number
+    gpu: int | None = None
+    kernel_log: bool = False
+
+    name: ClassVar[str] = "gpu.xid"
+    needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
+    mechanics: ClassVar[str] = "torchaos.harness.gpu.control"
+
+    def orders(self) -> Sequence[str]:
+        from torchaos.harness.gpu.xids import XIDS
+
+        return XIDS[self.number].told()
+
+    def kernel_lines(self, gpu: int) -> Sequence[str]:
+        from torchaos.harness.gpu.xids import XIDS, pci_of
+
+        return XIDS[self.number].kernel_lines(pci_of(gpu)) if self.kernel_log else ()

@@ -1,0 +1,59 @@
+"""network.link_down: the node's cable is pulled, once or again and again (a flapping link)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.wire import Seconds
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
+    from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class LinkDown(Fault):
+    """The link of each target node goes down; both ends lose their carrier. With `up`, it flaps: down for `down`, up
+    for `up`, and so on until it is taken back."""
+
+    down: Seconds = 1.0
+    up: Seconds = 0.0
+
+    name: ClassVar[str] = "network.link_down"
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"links"})
+    hits: ClassVar[Hits] = "nodes"
+
+    def changes(self, site: Site) -> Sequence[Handle]:
+        from torchaos.harness.network.helper import helper_of
+        from torchaos.harness.network.link import link_of
+        from torchaos.harness.undo.network import LinkUp
+
+        links = [link_of(live) for live in site.nodes]
+        ports = [LinkUp(link.switch.pid, link.switch.start_ticks, link.port) for link in links]
+        return [*ports, *(helper_of(site.fault, link).handle for link in links)]
+
+    def apply(self, site: Site) -> None:
+        from torchaos.harness.network.helper import helper_of
+        from torchaos.harness.network.link import link_of
+
+        for link in map(link_of, site.nodes):
+            down = ["ip", "link", "set", "dev", link.port, "down"]
+            link.switch.run(down)
+            if self.up:
+                command = " ".join(down[:-1])
+                loop = f"while :; do sleep {self.down}; {command} up; sleep {self.up}; {command} down; done"
+                helper_of(site.fault, link).start(link.switch, ["sh", "-c", loop])
+
+    def probes(self, site: Site) -> Sequence[Probe]:
+        from torchaos.harness.network.probes import resent
+
+        return resent(site)
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        from torchaos.harness.network.evidence import counted, late
+
+        return counted(record, fault, "timeouts", "resent") or late(record, fault, 0.8 * self.down)

@@ -1,0 +1,63 @@
+"""network.refuse: new connections to the node are refused, as when a port is closed; those that stand go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from torchaos.harness.agent.fault import Fault
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
+    from torchaos.harness.network.link import Link
+    from torchaos.harness.record import Record
+    from torchaos.harness.undo.network import NftTable
+
+
+@dataclass(frozen=True)
+class Refuse(Fault):
+    """Whoever opens a connection to the target nodes (with `ports`, to these) is told that nobody listens there."""
+
+    ports: list[int] = field(default_factory=list)
+
+    name: ClassVar[str] = "network.refuse"
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"links", "nft"})
+    hits: ClassVar[Hits] = "nodes"
+
+    def changes(self, site: Site) -> Sequence[Handle]:
+        return [_table(site.fault, link) for link in self._links(site)]
+
+    def apply(self, site: Site) -> None:
+        ports = f"tcp dport {{ {', '.join(map(str, self.ports))} }} " if self.ports else ""
+        for link in self._links(site):
+            table = _table(site.fault, link)
+            link.space.run(
+                ["nft", "-f", "-"],
+                f"table inet {table.table} {{\n counter refused {{ }}\n chain new {{\n"
+                "  type filter hook input priority 0; policy accept;\n"
+                f"  iifname \"{link.device}\" {ports}tcp flags & (syn|ack) == syn counter name refused "
+                "reject with tcp reset\n }\n}\n",
+            )  # fmt: skip
+
+    def probes(self, site: Site) -> Sequence[Probe]:
+        from torchaos.harness.network.probes import refusals
+
+        return refusals(site, [_table(site.fault, link) for link in self._links(site)])
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        from torchaos.harness.network.evidence import counted
+
+        return counted(record, fault, "refused")
+
+    def _links(self, site: Site) -> list[Link]:
+        from torchaos.harness.network.link import link_of
+
+        return [link_of(live) for live in site.nodes]
+
+
+def _table(fault: str, link: Link) -> NftTable:
+    from torchaos.harness.undo.network import NftTable, mark_of
+
+    return NftTable(link.space.pid, link.space.start_ticks, "inet", mark_of(fault))

@@ -1,0 +1,53 @@
+"""node.preempt: the notice of a spot machine, and its end when the time is over."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.wire import Kind, Seconds
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where
+    from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class Preempt(Fault):
+    """SIGTERM to torchrun on the target nodes; whatever is left there after `notice` is killed."""
+
+    notice: Seconds = 30.0
+
+    name: ClassVar[str] = "node.preempt"
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "proc"})
+    lethal: ClassVar[bool] = True
+    hits: ClassVar[Hits] = "nodes"
+
+    def changes(self, site: Site) -> Irreversible:
+        from torchaos.harness.contracts import Irreversible
+
+        return Irreversible("a dead node can't be brought back; that is the scheduler's affair")
+
+    def apply(self, site: Site) -> None:
+        from torchaos.harness.network.nodes import heads, kill, processes, send, tell
+
+        targets = processes(site.nodes)
+        send(heads(targets), signal.SIGTERM)
+        tell(site, targets, "told to leave")
+        site.release()  # the time is the job's to use
+        end = time.monotonic() + self.notice
+        while (left := any(live.processes() for live in site.nodes)) and time.monotonic() < end:
+            time.sleep(0.05)
+        said = "something was left when the time was over" if left else "all were gone in time"
+        site.emit(Kind.EFFECT, {"fault": site.fault, "effect": said})
+        if left:
+            kill(site)
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        from torchaos.harness.network.nodes import left
+
+        return left(record, fault)

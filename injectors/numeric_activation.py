@@ -1,0 +1,37 @@
+"""numeric.activation: one number of what a layer puts out is wrong, once, in one forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar
+
+from torchaos.harness.agent.numeric import Change, Corruption, corrupt
+
+
+@dataclass(frozen=True)
+class Activation(Corruption):
+    """The output of the `nth` module that is called from the Moment on. Code that is compiled calls no module."""
+
+    change: Change = "flip"
+    bit: int | None = None
+    place: float | None = None
+    nth: int = 4
+
+    name: ClassVar[str] = "numeric.activation"
+    phase: ClassVar[str | None] = "forward"
+
+    def apply(self, site: Any) -> None:
+        modules: Any = import_module("torch.nn.modules.module")
+        calls = 0
+
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            nonlocal calls
+            if not getattr(output, "is_floating_point", bool)() or not output.ndim:
+                return
+            calls += 1
+            if calls == self.nth:
+                handle.remove()
+                corrupt(site, "activation", [output], self)
+
+        handle = modules.register_module_forward_hook(hook)

@@ -1,0 +1,78 @@
+"""numeric.scaled_gradient and numeric.stale_gradient: a rank that takes part and computes something else. `for` ends
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torchaos.harness.agent.numeric import Corruption, gradients
+from torchaos.harness.agent.wire import Kind
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Handle
+
+
+@dataclass(frozen=True)
+class ScaledGradient(Corruption):
+    """Everything that the rank gives into reductions of gradients is `factor` times what it should be."""
+
+    factor: float = 10.0
+
+    name: ClassVar[str] = "numeric.scaled_gradient"
+    phase: ClassVar[str | None] = "collective"
+    lasting: ClassVar[bool] = True
+
+    def plan(self, target: Any, draw: Any) -> Any:
+        return self
+
+    def changes(self, site: Any) -> Sequence[Handle]:
+        return ()  # its control page, which is guarded for every fault, is all that it lasts by
+
+    def apply(self, site: Any) -> None:
+        def scale(call: Any) -> None:
+            for tensor in gradients(call):
+                tensor.data.mul_(self.factor)
+
+        site.at_collectives(scale)
+        site.emit(
+            Kind.EFFECT, {"fault": site.fault, "effect": f"gradients are {self.factor} times what they should be"}
+        )
+
+
+@dataclass(frozen=True)
+class StaleGradient(Corruption):
+    """The rank gives the gradients of its first step under the fault again and again."""
+
+    name: ClassVar[str] = "numeric.stale_gradient"
+    phase: ClassVar[str | None] = "collective"
+    lasting: ClassVar[bool] = True
+
+    def plan(self, target: Any, draw: Any) -> Any:
+        return self
+
+    def changes(self, site: Any) -> Sequence[Handle]:
+        return ()
+
+    def apply(self, site: Any) -> None:
+        torch: Any = import_module("torch")
+        kept: list[Any] = []  # of the first step
+        now: list[int] = [0, 0]  # the step, and which reduction of it
+
+        def repeat(call: Any) -> None:
+            for tensor in gradients(call):
+                if now[0] == 0:
+                    kept.append(tensor.detach().clone())
+                elif now[1] < len(kept) and kept[now[1]].shape == tensor.shape:
+                    with torch.no_grad():
+                        tensor.data.copy_(kept[now[1]])
+                now[1] += 1
+
+        def step_over() -> None:
+            now[:] = [now[0] + 1, 0]
+
+        site.at_collectives(repeat)
+        site.after_steps(step_over)
+        site.emit(Kind.EFFECT, {"fault": site.fault, "effect": "gradients are those of this step, from now on"})

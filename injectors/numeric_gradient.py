@@ -1,0 +1,49 @@
+"""numeric.gradient and numeric.reduced_gradient: a wrong number before the reduction reaches all ranks alike, after it
+one rank alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torchaos.harness.agent.numeric import Change, Corruption, corrupt, gradients, trained
+
+
+@dataclass(frozen=True)
+class Gradient(Corruption):
+    """One number of what the rank gives into the first reduction of gradients from the Moment on. All replicas then are
+    equal and wrong, so that comparing them shows nothing."""
+
+    change: Change = "flip"
+    bit: int | None = None
+    place: float | None = None
+
+    name: ClassVar[str] = "numeric.gradient"
+    phase: ClassVar[str | None] = "collective"
+
+    def apply(self, site: Any) -> None:
+        done: list[bool] = []
+
+        def once(call: Any) -> None:
+            found = [] if done else gradients(call)
+            if found:
+                done.append(True)
+                corrupt(site, "gradient before the reduction", found, self)
+
+        site.at_collectives(once)
+
+
+@dataclass(frozen=True)
+class ReducedGradient(Corruption):
+    """One number of the gradient that the optimizer is about to use, after reduction, clipping and any guard: only this
+    rank's parameters go wrong."""
+
+    change: Change = "flip"
+    bit: int | None = None
+    place: float | None = None
+
+    name: ClassVar[str] = "numeric.reduced_gradient"
+    phase: ClassVar[str | None] = "optimizer"
+
+    def apply(self, site: Any) -> None:
+        corrupt(site, "reduced gradient", [one.grad for one in trained(site) if one.grad is not None], self)

@@ -1,0 +1,40 @@
+"""numeric.parameter and numeric.moment: a bit of what a rank keeps in memory is wrong, from the next step on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torchaos.harness.agent.numeric import Change, Corruption, corrupt, trained
+
+
+@dataclass(frozen=True)
+class Parameter(Corruption):
+    """One number of one parameter on one rank, between two steps: from then on the replicas differ."""
+
+    change: Change = "flip"
+    bit: int | None = None
+    place: float | None = None
+
+    name: ClassVar[str] = "numeric.parameter"
+
+    def apply(self, site: Any) -> None:
+        corrupt(site, "parameter", trained(site), self)
+
+
+@dataclass(frozen=True)
+class Moment(Corruption):
+    """One number of the optimizer's state on one rank: no digest of parameters shows it before the next step."""
+
+    change: Change = "flip"
+    bit: int | None = None
+    place: float | None = None
+
+    name: ClassVar[str] = "numeric.moment"
+
+    def apply(self, site: Any) -> None:
+        states = [
+            state for optimizer in site.optimizers for state in optimizer.state.values() if isinstance(state, dict)
+        ]
+        moments = [one for state in states for one in state.values() if getattr(one, "ndim", 0)]
+        corrupt(site, "moment", moments, self)

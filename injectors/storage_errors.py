@@ -1,0 +1,71 @@
+"""storage.error, .fsync_error, .read_only and .full: the file system of the checkpoints refuses what it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torchaos.harness.agent.fault import StorageFault
+
+if TYPE_CHECKING:
+    from torchaos.harness.storage.rules import Rules
+
+
+@dataclass(frozen=True)
+class Error(StorageFault):
+    """Reads or writes under the checkpoint folder fail with `error`."""
+
+    error: Literal["EIO", "ENOSPC", "EDQUOT", "ESTALE", "EROFS", "EACCES"] = "EIO"
+    on: Literal["writes", "reads", "both"] = "writes"
+    ranks: tuple[int, ...] = ()
+
+    name: ClassVar[str] = "storage.error"
+
+    def rules(self) -> Rules:
+        from torchaos.harness.storage import rules
+
+        return rules.Rules(rules.operations(self.on), self.ranks, self.error)
+
+
+@dataclass(frozen=True)
+class FsyncError(StorageFault):
+    """fsync fails: what was written may never have reached the disk."""
+
+    error: Literal["EIO", "ENOSPC", "EDQUOT"] = "EIO"
+    ranks: tuple[int, ...] = ()
+
+    name: ClassVar[str] = "storage.fsync_error"
+
+    def rules(self) -> Rules:
+        from torchaos.harness.storage import rules
+
+        return rules.Rules(tuple(sorted(rules.SYNCS)), self.ranks, self.error)
+
+
+@dataclass(frozen=True)
+class ReadOnly(StorageFault):
+    """Nothing can be written any more, as after a file system was mounted read-only because of errors."""
+
+    ranks: tuple[int, ...] = ()
+
+    name: ClassVar[str] = "storage.read_only"
+
+    def rules(self) -> Rules:
+        from torchaos.harness.storage import rules
+
+        return rules.Rules(rules.operations("writes"), self.ranks, "EROFS")
+
+
+@dataclass(frozen=True)
+class Full(StorageFault):
+    """The file system is full once `left` bytes more have been written; removing files makes no room."""
+
+    left: int = 0
+    ranks: tuple[int, ...] = ()
+
+    name: ClassVar[str] = "storage.full"
+
+    def rules(self) -> Rules:
+        from torchaos.harness.storage import rules
+
+        return rules.Rules(tuple(sorted(rules.GROWS)), self.ranks, "ENOSPC", left=self.left)

@@ -1,0 +1,45 @@
+"""storage.slow and .stall: the file system of the checkpoints takes its time, or never answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torchaos.harness.agent.fault import StorageFault
+from torchaos.harness.agent.wire import Seconds
+
+if TYPE_CHECKING:
+    from torchaos.harness.storage.rules import Rules
+
+
+@dataclass(frozen=True)
+class Slow(StorageFault):
+    """Each read or write takes `delay` longer, and at most `rate` bytes per second get through."""
+
+    delay: Seconds = 0.05
+    rate: float | None = None
+    on: Literal["writes", "reads", "both"] = "writes"
+    ranks: tuple[int, ...] = ()
+
+    name: ClassVar[str] = "storage.slow"
+
+    def rules(self) -> Rules:
+        from torchaos.harness.storage import rules
+
+        return rules.Rules(rules.operations(self.on), self.ranks, delay_s=self.delay, rate=self.rate)
+
+
+@dataclass(frozen=True)
+class Stall(StorageFault):
+    """What touches the folder hangs, and not even SIGKILL ends who waits, as on a hard NFS mount whose server is gone.
+    `for` says how long. The kernel locks a folder in which a file is being made: others may have to wait there too."""
+
+    on: Literal["writes", "reads", "all"] = "all"
+    ranks: tuple[int, ...] = ()
+
+    name: ClassVar[str] = "storage.stall"
+
+    def rules(self) -> Rules:
+        from torchaos.harness.storage import rules
+
+        return rules.Rules(rules.operations(self.on), self.ranks, stall=True)

@@ -1,0 +1,69 @@
+"""straggle.quota: a slow rank, by the kernel: its process gets a share of the CPU (cgroup quota, version 1 or 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.wire import Kind
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Emit, Evidence, Handle, Probe, Site, Where
+    from torchaos.harness.record import Record
+    from torchaos.harness.undo.cgroup import CpuCgroup
+
+
+@dataclass(frozen=True)
+class StraggleQuota(Fault):
+    """Moves the rank's process, not its children, into a cgroup of our own that has `cpus` CPUs, and back."""
+
+    cpus: float = 0.3
+
+    name: ClassVar[str] = "straggle.quota"
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "root"})
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.cpus <= 64:
+            raise ValueError("cpus is between 0.1 and 64")
+
+    def changes(self, site: Site) -> Sequence[Handle]:
+        from torchaos.harness.undo.cgroup import group_for
+
+        return [group_for(pid, site.fault) for pid in site.pids]
+
+    def apply(self, site: Site) -> None:
+        from torchaos.harness.undo.cgroup import group_for, throttle
+
+        for pid in site.pids:
+            throttle(group_for(pid, site.fault), pid, self.cpus)
+
+    def probes(self, site: Site) -> Sequence[Probe]:
+        from torchaos.harness.undo.cgroup import group_for
+
+        return [_Throttled(site.fault, group_for(pid, site.fault)) for pid in site.pids]
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        from torchaos.harness.contracts import Evidence
+
+        told = [event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("throttled", 0) > 0]
+        if not told or not any(record.of_fault(fault, Kind.APPLYING)):
+            return None
+        return Evidence(f"the kernel says: {told[-1].data['effect']}", ((told[-1].source, told[-1].seq),))
+
+
+class _Throttled:
+    """How often the kernel held the group back, by its cpu.stat."""
+
+    period_s = 0.5
+
+    def __init__(self, fault: str, group: CpuCgroup) -> None:
+        self._fault, self._group, self._told = fault, group, 0
+
+    def sample(self, emit: Emit) -> None:
+        number, seconds = self._group.throttled()
+        if number > self._told:
+            self._told, effect = number, f"held back {number} times, {seconds:.2f} s in all"
+            emit(Kind.EFFECT, {"fault": self._fault, "effect": effect, "throttled": number})

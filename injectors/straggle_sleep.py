@@ -1,0 +1,48 @@
+"""straggle.sleep: a slow rank, at any factor and without privileges: after each step it sleeps in proportion to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torchaos.harness.agent.fault import Fault
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Evidence, Handle, Where
+    from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class StraggleSleep(Fault):
+    """A step of the rank takes `factor` times as long. `for` says how long it is slow."""
+
+    factor: float = 3.0
+
+    name: ClassVar[str] = "straggle.sleep"
+    where: ClassVar[tuple[Where, ...]] = ("rank",)
+    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
+    lasting: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.factor <= 1:
+            raise ValueError("factor says how many times as long a step takes; it is more than 1")
+
+    def changes(self, site: Any) -> Sequence[Handle]:
+        return ()  # the fault's own control page, which is guarded for every fault, is all that keeps it on
+
+    def apply(self, site: Any) -> None:
+        since = time.monotonic()
+
+        def sleep() -> None:
+            nonlocal since
+            site.lease.sleep((self.factor - 1) * (time.monotonic() - since))
+            since = time.monotonic()
+
+        site.after_steps(sleep)
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        from torchaos.harness.judging.waits import slower
+
+        return slower(record, fault, factor=self.factor)

@@ -1,0 +1,67 @@
+"""straggle.stop: a slow rank, by SIGSTOP and SIGCONT in turns: whatever it does, and without privileges."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.wire import Seconds
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Emit, Evidence, Handle, Probe, Site, Where
+    from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class StraggleStop(Fault):
+    """The rank runs for 1/`factor` of each `period`. Measured: about 2.5 times as slow at a factor of 3."""
+
+    factor: float = 3.0
+    period: Seconds = 0.02
+
+    name: ClassVar[str] = "straggle.stop"
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"pidfd"})
+
+    def __post_init__(self) -> None:
+        if self.factor <= 1 or self.period <= 0:
+            raise ValueError("factor is more than 1, and period more than 0")
+
+    def changes(self, site: Site) -> Sequence[Handle]:
+        from torchaos.harness.undo.handles import Process
+
+        return [Process.of(pid, "resume") for pid in site.pids]
+
+    def apply(self, site: Site) -> None:
+        """The turns are the probe's: it ends before the fault is taken back, and with the harness."""
+
+    def probes(self, site: Site) -> Sequence[Probe]:
+        return (_Turns(site, self.period / self.factor, self.period * (1 - 1 / self.factor)),)
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        from torchaos.harness.judging.waits import took_turns
+
+        return took_turns(record, fault)
+
+
+class _Turns:
+    def __init__(self, site: Site, on_s: float, off_s: float) -> None:
+        self._site, self.period_s, self._off_s = site, on_s, off_s
+
+    def sample(self, emit: Emit) -> None:
+        from torchaos.harness.engine.site import TargetGone
+
+        try:
+            self._site.signal(signal.SIGSTOP)
+            time.sleep(self._off_s)
+        except TargetGone:
+            return
+        finally:
+            try:
+                self._site.signal(signal.SIGCONT)
+            except TargetGone:
+                pass

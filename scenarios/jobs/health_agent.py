@@ -1,0 +1,161 @@
+"""Watches the GPUs of this node beside a training job, and has it checkpoint and leave when one is about to fail:
+
+    health_agent.py torchrun --nproc-per-node 2 gpt_ddp.py ...
+
+A job that is told in time loses no step: it saves, ends with an error, and torchrun (or the scheduler) starts it
+again. The message is SIGTERM to the ranks, as for a spot machine. Needs nvidia-ml-py. Copy it; as a service of the
+node it is the same but for how it finds the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# What NVIDIA's guide says to reset, restart or replace a GPU for; the others are the program's own, or only to be
+# noted.
+FATAL_XIDS = {48, 64, 74, 79, 95, 119, 120, 140, 143, 144, 145, 146, 147, 148, 149, 150}
+RECOVERY_ACTION = 230  # field: none, reset, reboot, ...
+EVERY_S = 1.0
+SLOWDOWNS = 0x20 | 0x40 | 0x80  # by the driver for heat, by the GPU for heat, by the power supply
+MANY_CORRECTED = 10_000
+
+
+def main(command: list[str]) -> int:
+    job = subprocess.Popen(command)
+    # torchaos's overlay is for whoever watches, never for the ranks: NCCL reads its topology from NVML.
+    overlay, others = os.environ.get("TORCHAOS_NVML_PATH"), os.environ.get("LD_LIBRARY_PATH")
+    paths = ":".join(path for path in (overlay, others) if path)
+    env = {**os.environ, **({"LD_LIBRARY_PATH": paths} if paths else {})}
+    watcher = subprocess.Popen([sys.executable, __file__, "--watch", str(job.pid)], env=env)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda signum, frame: job.send_signal(signum))
+    try:
+        code = job.wait()
+    finally:
+        watcher.kill()
+        watcher.wait()
+    return code if code >= 0 else 128 - code
+
+
+def watch(job: int) -> None:
+    """Until it is killed. Tells the ranks of a GPU once for each time that it turns bad."""
+    import pynvml as nvml
+
+    nvml.nvmlInit()
+    count, bad = nvml.nvmlDeviceGetCount(), set[int]()
+    events = nvml.nvmlEventSetCreate()
+    for gpu in range(count):
+        nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(gpu), nvml.nvmlEventTypeXidCriticalError, events)
+    print(f"health agent: {count} GPUs are watched", flush=True)
+    looked, noted = 0.0, dict[int, list[str]]()
+    while True:
+        reasons = {}
+        try:
+            event = nvml.nvmlEventSetWait_v2(events, int(EVERY_S * 1000))
+            if event.eventData in FATAL_XIDS:
+                reasons = dict.fromkeys(_index(nvml, event, count), f"Xid {event.eventData}")
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+                time.sleep(0.05)  # it says so at once, for as long as it is so
+            elif error.value != nvml.NVML_ERROR_TIMEOUT:
+                raise
+        if reasons or time.monotonic() - looked > EVERY_S / 2:
+            looked = time.monotonic()
+            states = {gpu: _problem(nvml, gpu) for gpu in range(count)}
+            reasons = {**{gpu: why for gpu, why in states.items() if why}, **reasons}
+            for gpu in range(count):
+                if (notes := _notes(nvml, gpu)) != noted.get(gpu, []):
+                    noted[gpu] = notes
+                    print(f"health agent: GPU {gpu}: {', '.join(notes) or 'nothing to note any more'}", flush=True)
+            bad &= {gpu for gpu, why in states.items() if why}  # one that is well again may turn bad again
+        for gpu, why in reasons.items():
+            if gpu not in bad:
+                bad.add(gpu)
+                pids = ranks_on(gpu, job)
+                print(f"health agent: GPU {gpu}: {why}; telling {len(pids)} ranks to leave", flush=True)
+                for pid in pids:
+                    os.kill(pid, signal.SIGTERM)
+
+
+def _index(nvml: Any, event: Any, count: int) -> list[int]:
+    """Which GPU an event is of; all where even that can't be read any more."""
+    try:
+        return [int(nvml.nvmlDeviceGetIndex(event.device))]
+    except nvml.NVMLError:
+        return [gpu for gpu in range(count) if _problem(nvml, gpu)] or list(range(count))
+
+
+def _problem(nvml: Any, gpu: int) -> str | None:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
+        (action,) = nvml.nvmlDeviceGetFieldValues(handle, [RECOVERY_ACTION])
+        if action.nvmlReturn == nvml.NVML_SUCCESS and action.value.uiVal:
+            return f"its recovery action is {action.value.uiVal}"
+    except nvml.NVMLError as error:
+        return f"NVML says: {error}"
+    try:
+        _corrected, _uncorrected, _pending, failure = nvml.nvmlDeviceGetRemappedRows(handle)
+    except nvml.NVMLError:
+        return None  # not every GPU has them
+    return "a row could not be remapped" if failure else None
+
+
+def _notes(nvml: Any, gpu: int) -> list[str]:
+    """What is worth a line, and no reason to stop a job."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
+        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        celsius = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+        corrected = nvml.nvmlDeviceGetTotalEccErrors(handle, 0, nvml.NVML_VOLATILE_ECC)
+    except nvml.NVMLError:
+        return []
+    slow = [f"it is slowed down (reasons {reasons:#x}, {celsius} degrees)"] if reasons & SLOWDOWNS else []
+    return slow + ([f"{corrected} errors were corrected"] if corrected > MANY_CORRECTED else [])
+
+
+def ranks_on(gpu: int, job: int) -> list[int]:
+    """The rank processes below the job that use this GPU: local rank N uses GPU N, or the Nth that is visible to it."""
+    parents, found = {}, []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    waiting = children.get(job, [])
+    while waiting:
+        pid = waiting.pop()
+        env = _environ(pid)
+        if "RANK" in env and "LOCAL_RANK" in env:
+            visible = [one for one in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.isdigit()]
+            local = int(env["LOCAL_RANK"])
+            if (int(visible[local]) if local < len(visible) else local) == gpu:
+                found.append(pid)
+        else:
+            waiting += children.get(pid, [])  # what a rank starts is its own affair
+    return found
+
+
+def _environ(pid: int) -> dict[str, str]:
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (word.decode(errors="replace").partition("=") for word in words)}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--watch"]:
+        watch(int(sys.argv[2]))
+    elif sys.argv[1:]:
+        sys.exit(main(sys.argv[1:]))
+    else:
+        sys.exit(__doc__)

@@ -1,0 +1,47 @@
+"""The C parts, which are optional: without a compiler all is installed but them. The rest is in pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+from glob import glob
+from typing import ClassVar
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+
+class PlainLibraries(build_ext):
+    """They are no Python modules: ranks and other processes load them by path, whatever their Python."""
+
+    FILES: ClassVar[dict[str, str]] = {"torchaos_nvtx": "torchaos_nvtx.so", "libnvidia-ml": "libnvidia-ml.so.1"}
+
+    def get_ext_filename(self, fullname: str) -> str:
+        *folders, name = fullname.split(".")
+        file = self.FILES.get(name)
+        return os.path.join(*folders, file) if file else super().get_ext_filename(fullname)
+
+
+class AnyPython(bdist_wheel):
+    """A wheel with them is for one platform, and for every Python 3."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        _python, _abi, platform = super().get_tag()
+        return "py3", "none", platform
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "torchaos.injectors.native.nvtx.torchaos_nvtx", ["injectors/native/nvtx/stall.c"], optional=True,
+            extra_compile_args=["-fvisibility=hidden"],
+        ),
+        Extension(
+            "torchaos.injectors.native.nvml.libnvidia-ml",
+            sorted(glob("injectors/native/nvml/*.c")), depends=sorted(glob("injectors/native/nvml/*.[hi]*")),
+            optional=True, libraries=["dl", "pthread"],
+            extra_compile_args=["-fvisibility=hidden"], extra_link_args=["-Wl,-soname,libnvidia-ml.so.1"],
+        ),
+    ],
+    cmdclass={"build_ext": PlainLibraries, "bdist_wheel": AnyPython},
+)  # fmt: skip

@@ -1,0 +1,147 @@
+"""checkpoint_integrity, when a checkpoint was damaged: who loaded it, who fell back and how far, who never came."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Finding, Outcome
+from torchaos.harness.judging import damage
+from torchaos.harness.judging.damage import Did
+from torchaos.harness.record import Record
+
+ROOT = "/job/checkpoints"
+
+
+def _inventory() -> dict[str, Any]:
+    ones = [
+        {"path": f"step-{step}", "format": "dcp", "step": step, "complete": True, "loadable": True, "problem": None,
+         "tensors": {"w": f"w{step}"}, "values": {}, "bytes": 10}
+        for step in (20, 25, 30)
+    ]  # fmt: skip
+    return {"root": ROOT, "checkpoints": ones}
+
+
+def _record(trainer: Any, back: int = 0, op: str = "write", until: str | None = None, **how: Any) -> Record:
+    """Killed in step 18 and resumed, `back` checkpoints behind the newest, which was damaged at the very death."""
+
+    class Resumes(trainer):  # type: ignore[misc]
+        def _resume(self, attempt: int, world: int) -> Any:
+            for _ in range(back if attempt else 0):
+                self._saved.pop(max(self._saved))
+            return super()._resume(attempt, world)
+
+    made: Record = Resumes(kills=[(18, 1)], **how).record(inventory=_inventory())
+    died = next(event for event in made.events if event.kind is Kind.RANK_EXITED)
+    there = [{"path": f"{ROOT}/step-{step}", "step": step} for step in (15, 10, 5)]
+    about = {"file": f"{ROOT}/step-15/__0_0.distcp", "checkpoint": f"{ROOT}/step-15", "step": 15, "op": op}
+    told = {"what": "damaged", "effect": "step-15/__0_0.distcp (w) was changed at byte 7", "offset": 7}
+    new: list[tuple[Kind, dict[str, Any], float]] = [
+        (Kind.APPLYING, {"phase": "start", "global_step": None, "pid": None}, 0.001),
+        (Kind.EFFECT, {"what": "survey", "effect": "3 are there", "checkpoints": there}, 0.002),
+        (Kind.EFFECT, {**about, **told}, 0.003),
+        *([(Kind.EFFECT, {"what": "gone", "effect": "gone", "file": about["file"]}, 0.004)] if until == "gone" else []),
+    ]
+    added = [
+        Event(kind, "harness", 10_000 + number, 0.0, died.mono_s + after, data={"fault": "damage", **data})
+        for number, (kind, data, after) in enumerate(new)
+    ]
+    return replace(made, events=tuple(sorted([*made.events, *added], key=lambda event: event.mono_s)))
+
+
+def _judge(record: Record) -> Finding:
+    return CheckpointIntegrity().judge(record, [])
+
+
+def test_resumed_from_damaged_data(trainer: Any) -> None:
+    """It is failed however well the rest looks, and the reason names checkpoint, attempt and damage."""
+    record = _record(trainer)
+    finding = _judge(record)
+    assert finding.outcome is Outcome.FAILED
+    assert finding.reason == (
+        "the job resumed from damaged data: attempt 1 loaded step-15 (step 15), in which step-15/__0_0.distcp (w) was "
+        "changed at byte 7, and did not notice"
+    )
+    evidence = damage.felt(record, "damage")
+    assert evidence
+    assert "and it loaded step-15" in evidence.what
+
+
+def test_fell_back_to_the_newest_whole_one(trainer: Any) -> None:
+    """That is what it should do."""
+    record = _record(trainer, back=1)
+    assert [one.did for one in damage.meetings(record)] == [Did.FELL_BACK]
+    assert damage.meetings(record)[0].best == (f"{ROOT}/step-10", 10)
+    assert _judge(record).outcome is Outcome.PASSED, _judge(record).reason
+    evidence = damage.felt(record, "damage")
+    assert evidence
+    assert "went on from step 10" in evidence.what
+
+
+@pytest.mark.parametrize("op", ["write", "text"])
+def test_fell_back_too_far(trainer: Any, op: str) -> None:
+    """Steps that a newer whole checkpoint would have kept are lost work; also when only the tracker was stale."""
+    finding = _judge(_record(trainer, back=2, op=op))
+    assert finding.outcome is Outcome.FAILED
+    best, lost = (15, 10) if op == "text" else (10, 5)
+    assert finding.reason == (
+        f"attempt 1 went back to step 5, though the checkpoint of step {best} (step-{best}) was whole: {lost} more "
+        "steps were lost than had to be"
+    )
+
+
+def test_never_came_back(trainer: Any) -> None:
+    """A job that ends over the damage did not resume, though an older checkpoint was whole."""
+    made = _record(trainer)
+    dead = replace(
+        made, events=tuple(e for e in made.events if not (e.attempt == 1 and e.kind in (Kind.STEP, Kind.LOAD_END)))
+    )
+    finding = _judge(dead)
+    assert finding.outcome is Outcome.FAILED
+    assert finding.reason == (
+        "the job did not resume: in step-15 (step 15) step-15/__0_0.distcp (w) was changed at byte 7, and 1 attempt "
+        "ended without a step; step-10 (step 10) was whole"
+    )
+
+
+def test_loads_that_were_not_seen(trainer: Any) -> None:
+    """The step that it went on from tells, where the agent saw no load."""
+    assert _judge(_record(trainer, loads_seen=False)).outcome is Outcome.FAILED
+    assert _judge(_record(trainer, back=1, loads_seen=False)).outcome is Outcome.PASSED
+
+
+def test_nobody_knows_from_where(trainer: Any) -> None:
+    """No load, no counter, no sample, no loss: it can't be told, and is not passed."""
+    blind: dict[str, Any] = {"loads_seen": False, "counters_seen": False, "samples_seen": False, "losses_seen": False}
+    record = _record(trainer, **blind)
+    assert _judge(record).outcome is Outcome.INCONCLUSIVE
+    assert damage.felt(record, "damage") is None
+
+
+def test_permissions_that_did_not_hinder(trainer: Any) -> None:
+    """Reading worked all the same, as it does for root: nothing was felt, and the data is not damaged."""
+    record = _record(trainer, op="mode")
+    assert damage.felt(record, "damage") is None
+    assert _judge(record).outcome is Outcome.PASSED
+
+
+def test_what_was_replaced_before_is_no_harm(trainer: Any) -> None:
+    """The damaged file was gone when the attempt resumed: what it loaded was another one."""
+    record = _record(trainer, until="gone")
+    assert damage.meetings(record) == []
+    assert _judge(record).outcome is Outcome.PASSED
+
+
+def test_damage_that_nobody_came_upon(trainer: Any) -> None:
+    """Without a restart the damage is never met, and never felt."""
+    made = trainer().record(inventory=_inventory())
+    at = made.events[len(made.events) // 2].mono_s
+    path = f"{ROOT}/step-5"
+    about = {"file": f"{path}/x", "checkpoint": path, "step": 5, "op": "write"}
+    data = {"fault": "damage", "what": "damaged", "effect": "", **about}
+    record = replace(made, events=(*made.events, Event(Kind.EFFECT, "harness", 9999, 0.0, at, data=data)))
+    assert damage.felt(record, "damage") is None

@@ -1,0 +1,95 @@
+"""health_reaction and checkpoint_triggered: what a job does between a GPU's bad news and its own end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torchaos.assertions.checkpoint_triggered import CheckpointTriggered
+from torchaos.assertions.health_reaction import HealthReaction
+from torchaos.harness.agent.wire import Event, Kind, Moment
+from torchaos.harness.contracts import Assertion, Outcome, Target
+from torchaos.harness.plan import PlannedFault
+from torchaos.harness.record import Record
+
+FAULT = PlannedFault("xid", "gpu.xid", "node", Target((1,)), Moment(1, 16, None), {}, "", "Xid")
+
+
+def sick(trainer: Any, noticed: bool = True, saved: int | None = 17, whole: bool = True, leaves: bool = True) -> Record:
+    """GPU 1 has an Xid in step 16; a checkpoint of step `saved` is taken, and both ranks leave in step 18."""
+    run: Record = trainer(every=7, kills=[(18, 1)] if leaves else []).record()
+    at = {s: max(e.mono_s for e in run.history.executions if (e.global_step, e.attempt) == (s, 0)) for s in (15, 17)}
+    hit = {"fault": "xid", "phase": None, "global_step": 16, "pid": 1001}
+    events = [Event(Kind.APPLYING, "harness", 80_000, 0.0, at[15] + 1e-3, 1, 0, None, hit)]
+    if noticed:
+        served = {"fault": "xid", "effect": "gpu1.xid = 79", "served_to": 77, "served_mono_s": at[15] + 3e-3}
+        events.append(Event(Kind.EFFECT, "harness", 80_001, 0.0, at[15] + 0.05, None, None, None, served))
+    if saved:
+        path = {"path": f"/job/checkpoints/step-{saved}", "format": "dcp"}
+        end = {**path, "ok": True, "blocked_s": 0.001}
+        for rank in range(2):
+            events.append(Event(Kind.SAVE_BEGIN, f"rank{rank}-a0", 81_000, 0.0, at[17] + 1e-4, rank, 0, 17, path))
+            if whole:
+                events.append(Event(Kind.SAVE_END, f"rank{rank}-a0", 81_001, 0.0, at[17] + 2e-4, rank, 0, 17, end))
+    kept = [event for event in run.events if event.kind is not Kind.APPLYING]
+    plan = replace(run.plan, faults=(FAULT,))
+    return Record(plan, tuple(sorted((*kept, *events), key=lambda e: e.mono_s)), {})
+
+
+def test_a_reaction_in_time_passes_and_a_late_one_fails(trainer: Any) -> None:
+    """Noticed, checkpointed and drained, each with its own bound, in seconds since the fault."""
+    assert isinstance(HealthReaction(), Assertion)
+    run = sick(trainer)
+    finding = HealthReaction(noticed=1.0, checkpointed=5.0, drained=10.0).judge(run, [])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert finding.measured["noticed"] == 0.002
+    late = HealthReaction(checkpointed=0.001).judge(run, [])
+    assert late.outcome is Outcome.FAILED
+    assert "more than allowed" in late.reason
+
+
+def test_a_part_that_never_came_fails_and_a_fault_that_nobody_read_is_inconclusive(trainer: Any) -> None:
+    """Whoever was told and did nothing has failed; where nobody asked there is nothing to judge."""
+    stays = HealthReaction(drained=60.0).judge(sick(trainer, leaves=False), [])
+    assert stays.outcome is Outcome.FAILED, stays.reason
+    unsaved = HealthReaction(checkpointed=0.02).judge(sick(trainer, saved=None, leaves=False), [])
+    assert unsaved.outcome is Outcome.FAILED, unsaved.reason
+    deaf = HealthReaction(noticed=1.0).judge(sick(trainer, noticed=False), [])
+    assert deaf.outcome is Outcome.INCONCLUSIVE
+    assert HealthReaction().judge(trainer(kills=[(18, 1)]).record(), []).outcome is Outcome.INCONCLUSIVE
+
+
+def test_a_rank_that_is_back_on_the_same_gpu_was_not_excluded(trainer: Any) -> None:
+    """After the restart rank 1 is there again."""
+    finding = HealthReaction(excluded=True).judge(sick(trainer), [])
+    assert finding.outcome is Outcome.FAILED
+    assert "rank 1 was started on the same GPU again" in finding.reason
+
+
+def test_a_checkpoint_between_sign_and_death_passes_where_none_was_due(trainer: Any) -> None:
+    """Step 17 is none of the twin's, so it was triggered; without a twin that can't be told."""
+    assert isinstance(CheckpointTriggered(), Assertion)
+    twin = trainer(every=7).record()
+    finding = CheckpointTriggered().judge(sick(trainer), [twin])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert finding.measured["step"] == 17
+    assert CheckpointTriggered().judge(sick(trainer), []).outcome is Outcome.INCONCLUSIVE
+
+
+def test_no_checkpoint_or_half_a_one_before_the_death_fails(trainer: Any) -> None:
+    """One that was begun and never whole helps nobody."""
+    twin = trainer(every=7).record()
+    assert "none begun" in CheckpointTriggered().judge(sick(trainer, saved=None), [twin]).reason
+    half = CheckpointTriggered().judge(sick(trainer, whole=False), [twin])
+    assert half.outcome is Outcome.FAILED
+    assert "1 begun and not whole" in half.reason
+
+
+def test_a_regular_checkpoint_and_a_job_that_lives_show_nothing(trainer: Any) -> None:
+    """A save at a step at which the twin saves too may have been due anyway; without a death there is no before."""
+    often = trainer(every=17).record()
+    regular = CheckpointTriggered().judge(sick(trainer), [often])
+    assert regular.outcome is Outcome.INCONCLUSIVE
+    assert "the twin has it too" in regular.reason
+    assert CheckpointTriggered().judge(sick(trainer, leaves=False), [often]).outcome is Outcome.INCONCLUSIVE
+    assert CheckpointTriggered(sign="other").judge(sick(trainer), [often]).outcome is Outcome.INCONCLUSIVE

@@ -1,0 +1,148 @@
+"""hang_detected and culprit_identified, on made-up journals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.culprit_identified import CulpritIdentified
+from torchaos.assertions.hang_detected import HangDetected
+from torchaos.harness.agent.wire import FIELDS, Event, Kind
+from torchaos.harness.contracts import Assertion, Need, Outcome
+from torchaos.harness.record import Record
+
+PASSED, FAILED, INCONCLUSIVE = Outcome.PASSED, Outcome.FAILED, Outcome.INCONCLUSIVE
+
+
+class Made:
+    """A journal: each call adds an event."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._plan = trainer(steps=1).record().plan
+        self._events: list[Event] = []
+        self._collect: tuple[Need, ...] = (Need.HANGS,)
+        self.artifacts: dict[str, Any] = {}
+
+    def add(self, at_s: float, kind: Kind, rank: int | None = None, **data: Any) -> Made:
+        assert FIELDS[kind] <= data.keys()
+        self._events.append(Event(kind, "harness", len(self._events), 0.0, at_s, rank, 0, None, data))
+        return self
+
+    def hit(self, at_s: float, *ranks: int, fault: str = "stall") -> Made:
+        for rank in ranks:
+            self.add(at_s, Kind.APPLYING, rank, fault=fault, phase=None, global_step=5, pid=10 + rank)
+        return self
+
+    def back(self, at_s: float, fault: str = "stall") -> Made:
+        return self.add(at_s, Kind.ROLLED_BACK, fault=fault, verified=True)
+
+    def declared(self, at_s: float, *ranks: int) -> Made:
+        self.add(at_s - 0.5, Kind.HANG_SUSPECTED, observer="log", ranks=[], since_s=at_s - 1.0)
+        return self.add(at_s, Kind.HANG_DECLARED, observers=["log", "stacks"], ranks=list(ranks), since_s=at_s - 1.0)
+
+    def watchdog(self, at_s: float) -> Made:
+        return self.add(at_s, Kind.LOG_CAUSE, cause="gloo-timeout", line="Timed out waiting", advice="")
+
+    def unwatched(self) -> Made:
+        self._collect = ()
+        return self
+
+    @property
+    def run(self) -> Record:
+        return Record(replace(self._plan, collect=self._collect), tuple(self._events), self.artifacts)
+
+
+@pytest.fixture
+def made(trainer: Any) -> Made:
+    return Made(trainer)
+
+
+def test_who_and_how_fast(made: Made) -> None:
+    """The first one to notice is named, with the time since the fault; each bound is judged by its own."""
+    run = made.hit(10.0, 1).declared(11.5, 1).watchdog(18.0).back(20.0).run
+    assert isinstance(HangDetected(), Assertion)
+    finding = HangDetected().judge(run, [])
+    assert (finding.outcome, finding.reason) == (PASSED, "our observers noticed 1.50 s after the fault")
+    assert HangDetected(within=1.0).judge(run, []).outcome is FAILED
+    assert HangDetected(within=2.0, suspected_within=1.0).judge(run, []).outcome is PASSED
+    assert HangDetected(suspected_within=0.5).judge(run, []).outcome is FAILED
+    assert HangDetected(by="job", within=5.0).judge(run, []).outcome is FAILED
+    assert HangDetected(by="job", within=9.0).judge(run, []).outcome is PASSED
+
+
+def test_nobody_noticed(made: Made) -> None:
+    """A stall that lasted, and that nobody noticed, fails; one that was taken back before the bound shows nothing."""
+    run = made.hit(10.0, 1).back(20.0).run
+    assert HangDetected().judge(run, []).outcome is FAILED
+    assert HangDetected(within=5.0).judge(run, []).outcome is FAILED
+    assert HangDetected(within=15.0).judge(run, []).outcome is INCONCLUSIVE
+
+
+def test_only_the_right_one_counts(made: Made) -> None:
+    """Where the job itself has to notice, our observers don't help; the reason says that they did."""
+    finding = HangDetected(by="job").judge(made.hit(10.0, 1).declared(11.0, 1).back(20.0).run, [])
+    assert finding.outcome is FAILED
+    assert "only our observers did" in finding.reason
+
+
+def test_an_alarm_before_the_fault_is_false(made: Made) -> None:
+    """It does not count as having noticed, and it is measured."""
+    finding = HangDetected().judge(made.declared(5.0, 1).hit(10.0, 1).back(20.0).run, [])
+    assert (finding.outcome, finding.measured["false_alarms"]) == (FAILED, 1)
+
+
+def test_every_stall_must_be_noticed(made: Made) -> None:
+    """Two faults one after the other, of which the second is missed."""
+    run = made.hit(10.0, 1).declared(11.0, 1).back(15.0).hit(20.0, 0, fault="other").back(30.0, fault="other").run
+    finding = HangDetected().judge(run, [])
+    assert finding.outcome is FAILED
+    assert finding.reason.startswith("other was not noticed")
+
+
+def test_nothing_to_judge(made: Made, trainer: Any) -> None:
+    """No fault, or no observers: inconclusive, whatever the journal says."""
+    assert HangDetected().judge(made.declared(5.0).run, []).outcome is INCONCLUSIVE
+    assert CulpritIdentified().judge(made.run, []).outcome is INCONCLUSIVE
+    blind = Made(trainer).hit(10.0, 1).watchdog(12.0).back(20.0).unwatched()
+    assert HangDetected().judge(blind.run, []).outcome is INCONCLUSIVE
+    assert HangDetected(by="job").judge(blind.run, []).outcome is PASSED
+    assert CulpritIdentified().judge(blind.run, []).outcome is INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [((1, 3), PASSED), ((1,), FAILED), ((1, 2, 3), FAILED), ((), FAILED), ((0, 2), FAILED)]
+)
+def test_all_of_them_and_no_other(made: Made, named: tuple[int, ...], expected: Outcome) -> None:
+    """The bounds are 1 by default: one too few fails, and one too many."""
+    run = made.hit(10.0, 1, 3).declared(11.0, *named).back(20.0).run
+    finding = CulpritIdentified().judge(run, [])
+    assert finding.outcome is expected, finding.reason
+    assert finding.measured["hit"] == [[1, 3]]
+
+
+def test_looser_bounds(made: Made) -> None:
+    """Half of the blamed may be wrong where the scenario says so; nobody is blamed rightly by blaming nobody."""
+    run = made.hit(10.0, 1).declared(11.0, 1, 2).back(20.0).run
+    assert CulpritIdentified(precision=0.5).judge(run, []).outcome is PASSED
+    assert CulpritIdentified(precision=0.6).judge(run, []).outcome is FAILED
+
+
+def test_not_declared_at_all(made: Made) -> None:
+    """Nobody was blamed, and the reason says why."""
+    finding = CulpritIdentified().judge(made.hit(10.0, 1).back(20.0).run, [])
+    assert finding.outcome is FAILED
+    assert "no hang was declared" in finding.reason
+
+
+def test_the_report_of_another_tool(made: Made) -> None:
+    """It is scored in the place of ours; one that can't be used is inconclusive."""
+    made.hit(10.0, 1, 3).declared(11.0, 0).back(20.0)
+    judge = CulpritIdentified(report="{run}/said.json").judge
+    assert judge(made.run, []).outcome is INCONCLUSIVE
+    for artifact, expected in (
+        ({"culprits": [3, 1]}, PASSED), ({"culprits": [3]}, FAILED), ({"error": "it is not JSON"}, INCONCLUSIVE),
+    ):  # fmt: skip
+        made.artifacts["report"] = artifact
+        assert judge(made.run, []).outcome is expected

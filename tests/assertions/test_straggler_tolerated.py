@@ -1,0 +1,101 @@
+"""straggler_tolerated: step times against the twin's, and when they can't be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.straggler_tolerated import StragglerTolerated
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Assertion, Finding, Outcome
+
+FIRST, LAST = 12, 20  # steps during which the fault is on
+
+
+def stretched(run: Any, seconds: Callable[[int], float], fault: bool = True) -> Any:
+    """The run with steps of other lengths (global step -> seconds), and a fault between two of them."""
+    events: list[Event] = []
+    for one in run.events:
+        if one.kind is Kind.STEP:
+            at = 200.0 + sum(seconds(step) for step in range(1, (one.step or 0) + 1)) + 1e-6 * (one.rank or 0)
+            events.append(replace(one, mono_s=at))
+            if fault and (one.step, one.rank) == (FIRST - 1, 1):
+                data = {"fault": "slow", "phase": None, "global_step": FIRST, "pid": 1001}
+                events.append(Event(Kind.APPLYING, "rank1-a0", 5000, 0.0, at + 1e-5, 1, 0, FIRST - 1, data))
+            if fault and (one.step, one.rank) == (LAST, 1):
+                healed = {"fault": "slow", "verified": True}
+                events.append(Event(Kind.ROLLED_BACK, "harness", 5001, 0.0, at + 1e-5, None, None, None, healed))
+        elif one.kind not in (Kind.SAVE_BEGIN, Kind.SAVE_END):
+            events.append(replace(one, mono_s=one.mono_s + (1000.0 if one.kind is Kind.RANK_EXITED else 0.0)))
+    return replace(run, events=tuple(sorted(events, key=lambda event: event.mono_s)))
+
+
+def judge(trainer: Any, own: Callable[[int], float], twin: Callable[[int], float], ratio: float = 1.5) -> Finding:
+    run, calm = stretched(trainer().record(), own), stretched(trainer().record(), twin, fault=False)
+    return StragglerTolerated(ratio).judge(run, [calm])
+
+
+def on(factor: float) -> Callable[[int], float]:
+    return lambda step: 0.1 * factor if FIRST <= step <= LAST else 0.1
+
+
+def even(_step: int) -> float:
+    return 0.1
+
+
+def test_a_slower_job_fails(trainer: Any) -> None:
+    """Steps of three times the length while the fault is on: the ratio is told, and which steps were slow."""
+    finding = judge(trainer, on(3.0), even)
+    assert isinstance(StragglerTolerated(), Assertion)
+    assert finding.outcome is Outcome.FAILED, finding.reason
+    assert finding.measured["ratio"] == pytest.approx(2.8)  # of these nine, and the one that was just beginning
+    assert finding.measured["slow_steps"] == list(range(FIRST, LAST + 1))
+    assert finding.bound == {"ratio": 1.5}
+
+
+def test_within_the_bound_it_passes(trainer: Any) -> None:
+    """The same run under a bound of four."""
+    finding = judge(trainer, on(3.0), even, ratio=4.0)
+    assert finding.outcome is Outcome.PASSED, finding.reason
+
+
+def test_one_slow_step_does_not_make_the_mean(trainer: Any) -> None:
+    """A single step of twice the length among nine is named, and tolerated."""
+    finding = judge(trainer, lambda step: 0.2 if step == 15 else 0.1, even)
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert (finding.measured["slow_steps"], finding.measured["worst_step"]) == ([15], 15)
+
+
+def test_a_twin_that_varies_as_much_decides_nothing(trainer: Any) -> None:
+    """The twin itself was three times as slow for a while: the bound tells nothing."""
+    finding = judge(trainer, on(3.0), lambda step: 0.3 if step > 20 else 0.1)
+    assert finding.outcome is Outcome.INCONCLUSIVE
+    assert "the twin's own steps vary" in finding.reason
+
+
+def test_another_load_before_the_fault_decides_nothing(trainer: Any) -> None:
+    """A run that was slower than the twin already before the fault says nothing about the fault."""
+    finding = judge(trainer, lambda step: 0.2, even)
+    assert finding.outcome is Outcome.INCONCLUSIVE
+    assert "before the fault" in finding.reason
+
+
+def test_without_a_twin_it_is_inconclusive(trainer: Any) -> None:
+    """There is nothing to compare with."""
+    assert StragglerTolerated().judge(stretched(trainer().record(), on(3.0)), []).outcome is Outcome.INCONCLUSIVE
+
+
+def test_without_a_fault_it_is_inconclusive(trainer: Any) -> None:
+    """Nothing landed: nothing was tolerated, however fast the job was."""
+    run = stretched(trainer().record(), even, fault=False)
+    assert StragglerTolerated().judge(run, [run]).outcome is Outcome.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+def test_a_bound_that_none_can_keep_is_refused(ratio: float) -> None:
+    """Noise alone breaks a ratio of 1."""
+    with pytest.raises(ValueError, match="more than 1"):
+        StragglerTolerated(ratio)

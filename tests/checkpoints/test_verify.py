@@ -1,0 +1,226 @@
+"""What verify says: of real checkpoints of every format, of damage with a manifest and without, of hostile files."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID, AgentPlan
+from torchaos.harness.checkpoints import formats
+from torchaos.harness.checkpoints.crc import combine, locate
+from torchaos.harness.checkpoints.files import Local
+from torchaos.harness.checkpoints.files import locate as files_of
+from torchaos.harness.checkpoints.layout import Trouble
+from torchaos.harness.checkpoints.verify import Manifests, verify
+from torchaos.harness.cli import cli
+
+ROOT = Path(__file__).parents[2]
+CAMPAIGNS = ROOT / "ci" / "campaigns"
+FORMATS = {
+    "accelerate/checkpoints/checkpoint_1": "accelerate", "hf_dcp/step-3": "sharded", "hf_dcp/step-4": "dcp_safetensors",
+    "lightning/epoch=0-step=2.ckpt": "lightning", "lightning/last.ckpt": "lightning", "nanogpt/ckpt.pt": "torch",
+    "sharded/step-1": "sharded", "transformers/checkpoint-2": "huggingface",
+}  # fmt: skip
+
+
+def with_agent(run: Path, *command: str) -> None:
+    """Run a command as rank 0 of 1, with the agent in it and the run directory `run`."""
+    (run / "events").mkdir(parents=True)
+    AgentPlan("run", str(run / "events"), ("steps", "checkpoints")).write(run / "plan.json")
+    mine = {
+        "PYTHONPATH": str(ROOT / "harness" / "agent" / "bootstrap"), ENV_PLAN: str(run / "plan.json"),
+        ENV_RUN_ID: f"verify-{os.getpid()}", ENV_ATTEMPT_BASE: "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
+        "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *command], env={**os.environ, **mine}, capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which each framework saved checkpoints."""
+    run: Path = tmp_path_factory.mktemp("real")
+    with_agent(run, str(ROOT / "tests" / "trainers" / "save_each.py"), str(run / "job"))
+    return run
+
+
+def told(run: Path, *names: str) -> dict[str, Any]:
+    """What the command line prints of them as JSON, and its exit code."""
+    done = CliRunner().invoke(cli, ["verify", "--json", *names])
+    return {**json.loads(done.output), "code": done.exit_code}
+
+
+def test_real_checkpoints(real: Path) -> None:
+    """Each framework's own checkpoints are found, read and whole, and the manifest covers every tensor in them."""
+    found = told(real, "--all", str(real / "job"), "--manifest", str(real))
+    by_path = {os.path.relpath(one["path"], real / "job"): one for one in found["checkpoints"]}
+    assert {path: by_path[path]["format"] for path in FORMATS} == FORMATS
+    assert [
+        (one["path"], one["problems"], one["unseen"]) for one in by_path.values() if one["verdict"] != "whole"
+    ] == []
+    assert found["code"] == 0
+    for path in ("transformers/checkpoint-2", "lightning/last.ckpt", "accelerate/checkpoints/checkpoint_1"):
+        assert by_path[path]["missing"] == [], path
+    assert by_path["transformers/checkpoint-2"]["step"] == 2
+    assert by_path["lightning/last.ckpt"]["step"] == 2
+
+
+def test_named_to_the_bit(real: Path, tmp_path: Path, kit: Any) -> None:
+    """A flipped bit is named with its tensor and its place: by the manifest, and by a CRC where the format has one."""
+    run = tmp_path / "run"
+    shutil.copytree(real, run)
+    manifests = Manifests.load(run)
+    for path in FORMATS:
+        layout = kit.layout(run / "job" / path)
+        tensor = next(one for one in layout.tensors.values() if one.shards and one.dtype == "float32")
+        shard = tensor.shards[0]
+        kit.flip(
+            Path(shard.extent.file), shard.extent.offset + 5 if shard.extent.length > 5 else shard.extent.offset, 2
+        )
+        expected = (9 if shard.extent.length > 5 else 1,)
+        for known in (manifests, None):
+            (problem,) = [one for one in verify(Local(), layout.path, known).problems if one.bits] or [None]
+            crc = any(checksum.extent.file == shard.extent.file for checksum in layout.checksums)
+            if known or crc:
+                assert problem is not None, path
+                assert (problem.tensor, problem.bits) == (tensor.name, expected)
+                assert problem.kind is (Trouble.DIGEST if known else Trouble.CRC)
+
+
+def test_without_the_agents_hash(tmp_path: Path) -> None:
+    """Where the job's Python has no xxhash, manifests hold CRCs, and a flipped bit is found and named all the same."""
+    run = tmp_path / "run"
+    script = (
+        "import sys; sys.modules['xxhash'] = None\n"
+        f"import torch; torch.save({{'a': torch.zeros(500_000)}}, {str(run / 'a.pt')!r})"
+    )
+    with_agent(run, "-c", script)
+    (manifest,) = (run / "agent" / "manifests").glob("*.json")
+    assert json.loads(manifest.read_text())["algorithm"] == "crc32"
+    assert verify(Local(), str(run / "a.pt"), Manifests.load(run)).code == 0
+    with open(run / "a.pt", "r+b") as file:
+        file.seek(1_500_000)
+        file.write(b"\x10")
+    (problem,) = verify(Local(), str(run / "a.pt"), Manifests.load(run)).problems
+    assert problem.kind is Trouble.DIGEST
+    assert problem.bits is not None
+
+
+def test_stale_shard_and_missing_file(tmp_path: Path) -> None:
+    """A shard of an older save is told as that, and a file that was saved and is gone is told as missing."""
+    run = tmp_path / "run"
+    script = (
+        "import sys, torch, warnings; warnings.simplefilter('ignore')\n"
+        "from torch.distributed.checkpoint.state_dict_saver import save\n"
+        "for n in (1, 2):\n"
+        "    save({'a': torch.full((300_000,), float(n))}, checkpoint_id=f'{sys.argv[1]}/step-{n}', no_dist=True)"
+    )
+    with_agent(run, "-c", script, str(run))
+    shutil.copyfile(run / "step-1" / "__0_0.distcp", run / "step-2" / "__0_0.distcp")
+    manifests = Manifests.load(run)
+    assert verify(Local(), str(run / "step-2")).code == 0, "without a manifest it is not seen"
+    (problem,) = verify(Local(), str(run / "step-2"), manifests).problems
+    assert problem.kind is Trouble.STALE
+    assert str(run / "step-1") in problem.text
+    (run / "step-2" / "__0_0.distcp").unlink()
+    assert any("though it was saved" in one.text for one in verify(Local(), str(run / "step-2"), manifests).problems)
+
+
+def test_cannot_be_told(tmp_path: Path, kit: Any) -> None:
+    """A safetensors file has no CRC: without a manifest it is said that nothing can tell, and the exit code is 2."""
+    kit.safetensors(tmp_path / "m.safetensors", {"w": ("F32", [500], bytes(2000))})
+    done = CliRunner().invoke(cli, ["verify", str(tmp_path)])
+    assert done.exit_code == 2, done.output
+    assert "can't be told" in done.output
+    assert "nothing says what was written" in done.output
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_nan(tmp_path: Path, kit: Any) -> None:
+    """NaN is found in each type and at odd places in a file, and infinity, which masks hold, is no NaN."""
+    draw = random.Random(1)
+    kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+    state = {str(kind): torch.zeros(400_001).to(kind) for kind in kinds} | {"mask": torch.full((9,), -torch.inf)}
+    kit.dcp(tmp_path / "step-1", state)
+    assert kit.only(tmp_path)["problem"] is None
+    places = {}
+    for kind in kinds:
+        places[str(kind)] = draw.randrange(400_001)
+        changed = state[str(kind)].float()
+        changed[places[str(kind)]] = torch.nan
+        state[str(kind)] = changed.to(kind)
+    kit.dcp(tmp_path / "step-1", state)
+    found = verify(Local(), str(tmp_path / "step-1"))
+    elements = {one.tensor: one.element for one in found.problems if one.kind is Trouble.NAN}
+    assert elements == {name: (place,) for name, place in places.items()}
+
+
+def test_trackers(tmp_path: Path, kit: Any) -> None:
+    """A tracker file that names a checkpoint that is not there, or none, is damage; newest is by step, not by name."""
+    for step in (9, 10):
+        torch.save({"a": torch.ones(3), "step": step}, tmp_path / f"ckpt-{step}.pt")
+    kit.flip(tmp_path / "ckpt-9.pt", (tmp_path / "ckpt-9.pt").stat().st_size // 2)
+    done = CliRunner().invoke(cli, ["verify", str(tmp_path)])
+    assert (done.exit_code, "ckpt-10.pt" in done.output) == (0, True), done.output
+    (tmp_path / "latest").write_text("global_step7")
+    done = CliRunner().invoke(cli, ["verify", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "names 'global_step7', which is not there" in done.output
+
+
+def test_fsspec(tmp_path: Path, kit: Any) -> None:
+    """A URL of fsspec is verified where it is."""
+    fsspec = pytest.importorskip("fsspec")
+    torch.save({"a": torch.zeros(500_000)}, tmp_path / "step-1.pt")
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/bucket/step-1.pt", (tmp_path / "step-1.pt").read_bytes())
+    files, root = files_of("memory://bucket")
+    (path,) = formats.find(files, root)
+    assert verify(files, path).code == 0
+    kit.flip(tmp_path / "step-1.pt", 1_000_000)
+    fs.pipe("/bucket/step-1.pt", (tmp_path / "step-1.pt").read_bytes())
+    (problem,) = verify(*files_of("memory://bucket/step-1.pt")).problems
+    assert problem.kind is Trouble.CRC
+
+
+def test_crc() -> None:
+    """Two CRCs are joined, and a flipped bit is found from the difference of two, at any length."""
+    draw = random.Random(2)
+    for length in (1, 2, 15, 4096, 1 << 20):
+        data = draw.randbytes(length)
+        for _ in range(20):
+            byte, bit, cut = draw.randrange(length), draw.randrange(8), draw.randrange(length)
+            other = bytearray(data)
+            other[byte] ^= 1 << bit
+            assert locate(zlib.crc32(data) ^ zlib.crc32(other), length) == (byte, bit)
+            assert combine(zlib.crc32(data[:cut]), zlib.crc32(data[cut:]), length - cut) == zlib.crc32(data)
+    assert locate(0, 100) is None
+
+
+@pytest.mark.parametrize(
+    ("campaign", "options", "says"),
+    [
+        ("damage_checkpoints.py", ["--damages", "25", "--intact", "15"], "\n0 damages were not found"),
+        ("fuzz_checkpoints.py", ["--files", "250"], "; 0 wrong"),
+    ],
+)
+def test_campaigns(campaign: str, options: list[str], says: str) -> None:
+    """A small sample of the campaigns: all damage is found with a manifest, no alarm, no crash, no code run."""
+    done = subprocess.run(
+        [sys.executable, str(CAMPAIGNS / campaign), *options], capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert says in done.stdout

@@ -1,0 +1,20 @@
+"""What holds for all tests: nothing of them goes into the user's own state, nor does anything of the user's come in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where the runs of this session are registered, also those of commands that tests start."""
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    yield
+    if before is None:
+        del os.environ["XDG_STATE_HOME"]
+    else:
+        os.environ["XDG_STATE_HOME"] = before

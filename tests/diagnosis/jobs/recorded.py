@@ -1,0 +1,59 @@
+"""A gloo job that leaves Flight Recorder dumps: healthy ones, and those of a stall in the user's code of one rank."""
+
+import os
+import sys
+import threading
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+CULPRIT = 1
+c10d: Any = import_module("torch._C._distributed_c10d")
+
+
+def dump(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"trace_{dist.get_rank()}").write_bytes(c10d._dump_fr_trace())
+
+
+def dump_json(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    text = c10d._dump_fr_trace_json()
+    (folder / f"trace_{dist.get_rank()}.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def stalled(out: Path) -> None:
+    time.sleep(2.5)
+    dump(out / "stalled")
+    dump_json(out / "stalled-json")
+    (out / f"done-{dist.get_rank()}").touch()
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    pair, rest = dist.new_group([0, 1]), dist.new_group([1, 2])
+    gradient = torch.ones(100)
+    for _ in range(30):
+        dist.all_reduce(gradient)
+        if dist.get_rank() in (0, 1):
+            dist.all_reduce(gradient, group=pair)
+        if dist.get_rank() in (1, 2):
+            dist.broadcast(gradient, 1, group=rest)
+    dist.barrier()
+    dump(out / "healthy")
+    dist.barrier()
+    threading.Thread(target=stalled, args=[out], daemon=True).start()
+    if dist.get_rank() == CULPRIT:
+        time.sleep(3600)
+    dist.all_reduce(gradient)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    main()

@@ -1,0 +1,96 @@
+"""A real gloo job of three ranks, one of which blocks in its own code: its dumps, and the job itself while it hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+JOB = Path(__file__).with_name("jobs") / "recorded.py"
+CULPRIT = 1
+pytestmark = pytest.mark.job
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
+    """The folder of its dumps, and the pid of its torchrun; all its ranks have dumped in the stall."""
+    out = tmp_path_factory.mktemp("recorded")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", str(JOB), str(out)]
+    with open(out / "log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        end = time.monotonic() + 120
+        while len(list(out.glob("done-*"))) < 3:
+            assert process.poll() is None, (out / "log").read_text()
+            assert time.monotonic() < end, f"only {sorted(path.name for path in out.iterdir())} by now"
+            time.sleep(0.05)
+        yield out, process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # torchrun puts its ranks into its own session
+        process.wait()
+
+
+def _diagnose(*arguments: object) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "torchaos.harness", "diagnose", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def _json(*arguments: object) -> dict[str, Any]:
+    code, out, errors = _diagnose(*arguments, "--json")
+    assert code == 0, errors
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+@pytest.mark.parametrize("folder", ["stalled", "stalled-json"])
+def test_dumps_of_a_stall(job: tuple[Path, int], folder: str) -> None:
+    """Both forms of gloo's record name the rank that never entered, and where its code was last."""
+    found = _json(job[0] / folder)
+    assert (found["culprits"], found["suspects"], found["confidence"]) == ([CULPRIT], [CULPRIT], "high")
+    assert set(found) == {"culprits", "suspects", "confidence", "summary", "evidence", "problems"}
+    assert any("never entered" in one for one in found["evidence"][str(CULPRIT)])
+
+
+def test_dumps_of_a_healthy_moment(job: tuple[Path, int]) -> None:
+    """The same job some seconds earlier: nobody is to blame."""
+    found = _json(job[0] / "healthy")
+    assert (found["culprits"], found["confidence"]) in (([], "none"), ([], "low"))
+
+
+def test_the_live_job(job: tuple[Path, int]) -> None:
+    """By its pid alone, with nothing of ours in it: the stacks tell."""
+    found = _json("--pid", job[1])
+    assert found["culprits"] == [CULPRIT]
+    assert "recorded.py" in found["evidence"][str(CULPRIT)][0]
+
+
+def test_words(job: tuple[Path, int]) -> None:
+    """Without --json it says the same in words."""
+    code, out, _ = _diagnose(job[0] / "stalled")
+    assert (code, out.splitlines()[0]) == (0, "rank 1 held the others up (confidence: high)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "nothing to look at"),
+        (("/no/such",), "not a directory"),
+        (("--pid", 1), "pid 1"),
+        (("/",), "no Flight Recorder dumps"),
+    ],
+)
+def test_bad_usage(arguments: tuple[object, ...], words: str) -> None:
+    """One clear error and exit code 3."""
+    code, _, errors = _diagnose(*arguments)
+    assert code == 3
+    assert words in errors
+    assert "Traceback" not in errors

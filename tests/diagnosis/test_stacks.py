@@ -1,0 +1,52 @@
+"""Ranks by their stacks. Pure."""
+
+from __future__ import annotations
+
+import json
+
+from torchaos.harness.diagnosis.stacks import Frame, Stack, outliers, parse
+
+TORCH = "/opt/venv/lib/python3.11/site-packages/torch/"
+LIBRARY = "/usr/lib/python3.11/"
+
+
+def _stack(*frames: tuple[str, str]) -> Stack:
+    return Stack(1, tuple(Frame(function, file, 7) for function, file in frames))
+
+
+WAITS = _stack(("all_reduce", TORCH + "distributed/distributed_c10d.py"), ("main", "/job/train.py"))
+BACKWARD = _stack(("_engine_run_backward", TORCH + "autograd/graph.py"), ("main", "/job/train.py"))
+LOCKED = _stack(("acquire", LIBRARY + "threading.py"), ("load", "/job/data.py"), ("main", "/job/train.py"))
+ITEM = _stack(("main", "/job/train.py"))
+
+
+def test_whoever_waits_in_no_collective() -> None:
+    """The ones that wait hold nobody up; the place named is the user's own code, not the library's."""
+    found = outliers({0: WAITS, 1: LOCKED, 2: BACKWARD})
+    assert list(found) == [1]
+    assert "load (/job/data.py:7)" in found[1]
+
+
+def test_two_ranks() -> None:
+    """There is no majority of two, and none is needed."""
+    assert list(outliers({0: LOCKED, 1: WAITS})) == [0]
+
+
+def test_ranks_that_wait_for_a_gpu() -> None:
+    """Nobody is seen in a collective: the one that is elsewhere than most."""
+    assert list(outliers({0: ITEM, 1: ITEM, 2: LOCKED, 3: ITEM})) == [2]
+
+
+def test_nobody_stands_out() -> None:
+    """All the same, or one against one outside of any collective."""
+    assert outliers({0: WAITS, 1: WAITS}) == outliers({0: ITEM, 1: LOCKED}) == outliers({}) == {}
+
+
+def test_py_spy_output() -> None:
+    """The main thread counts, whatever comes before it; what is no such output gives nothing."""
+    frame = {"name": "main", "filename": "/job/train.py", "line": 3}
+    threads = [{"thread_name": "Thread-1", "frames": []}, {"thread_name": "MainThread", "frames": [frame]}]
+    found = parse(5, json.dumps(threads))
+    assert found == Stack(5, (Frame("main", "/job/train.py", 3),))
+    for text in ("", "[]", "{}", "[1]", '[{"thread_name": "MainThread"}]'):
+        assert parse(5, text) is None

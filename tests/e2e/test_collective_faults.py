@@ -1,0 +1,138 @@
+"""Every ready scenario of the collective family, run for real, and who else saw where the rank was kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos import REPOSITORY, TRAINERS, RunScenario, left_over
+
+from torchaos.harness import capabilities
+from torchaos.harness.agent.wire import Event, Kind
+
+SCENARIOS = sorted((REPOSITORY / "scenarios" / "collective").glob("*.yaml"))
+SHORT = {"stall-all-reduce"}
+BROKEN = {"drop-all-reduce", "reorder-all-reduces"}  # to be survived by a restart only
+NEEDS = {"straggler-quota": "root", "uninterruptible-rank": "freezer"}
+
+pytestmark = pytest.mark.job
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem not in SHORT)) for path in SCENARIOS],
+)
+def test_the_reference_job_bears_it(torchaos: RunScenario, path: Path) -> None:
+    """The fault lands as planned, others than its target show that it was felt, the loss is bitwise the twin's, and
+    nothing is left; mismatched collectives are passed only where the job noticed and started again."""
+    if path.stem in NEEDS and not capabilities.check(NEEDS[path.stem]).present:
+        pytest.skip(f"needs {NEEDS[path.stem]}")
+    run = torchaos(path)
+    assert left_over(run.folder) == []
+    assert run.case("rollback")["verdict"] == "passed", run
+    if path.stem in BROKEN:
+        assert run.exit_code in (1, 2) or run.result["attempts"] > 1, run
+        return
+    assert run.exit_code == 0, run
+    assert all(fault["evidence"] for fault in run.result["faults"]), run
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is seen from outside while the fault is on."""
+
+    applying: Event
+    stacks: dict[int, str]  # by rank: what py-spy says of its threads
+    sleeping: dict[int, float]  # by rank: seconds of CPU in one second
+
+
+def _look(folder: Path, seen: list[Look]) -> None:
+    """Wait until the fault is applied in the run that is made in `folder`, and look once."""
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
+        events = [
+            Event.from_line(line)
+            for path in folder.glob("out*/*/events/*.jsonl")
+            for line in path.read_bytes().splitlines(keepends=True)
+            if line.endswith(b"\n")
+        ]
+        applying = next((event for event in events if event.kind is Kind.APPLYING), None)
+        if applying is not None:
+            time.sleep(0.5)  # until the other rank has come to where it waits
+            pids = {event.rank or 0: int(event.data["pid"]) for event in events if event.kind is Kind.AGENT_STARTED}
+            used = {rank: _cpu_s(pid) for rank, pid in pids.items()}
+            time.sleep(1.0)
+            used = {rank: _cpu_s(pid) - used[rank] for rank, pid in pids.items()}
+            seen.append(Look(applying, {rank: _stack(pid) for rank, pid in pids.items()}, used))
+            return
+        time.sleep(0.2)
+
+
+def _stack(pid: int) -> str:
+    program = Path(sys.executable).parent / "py-spy"
+    return subprocess.run([program, "dump", "--pid", str(pid)], capture_output=True, text=True, check=True).stdout
+
+
+def _cpu_s(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+STALL = [
+    pytest.param("gpt_ddp.py", "all_reduce", 8, 1, id="ddp-all_reduce"),
+    pytest.param("gpt_fsdp2.py", "all_gather", 8, 3, id="fsdp2-all_gather"),
+    pytest.param("gpt_fsdp2.py", "reduce_scatter", 8, 2, id="fsdp2-reduce_scatter"),
+    pytest.param("hf_trainer.py", "all_reduce", 8, 1, id="hf-all_reduce"),
+    pytest.param("lightning_trainer.py", "all_reduce", 8, 1, id="lightning-all_reduce"),
+    pytest.param("lightning_trainer.py", "barrier", 11, 1, id="lightning-barrier"),  # of the save after step 10
+]
+
+
+def job_of(script: str) -> dict[str, Any]:
+    known = (REPOSITORY / "scenarios" / "jobs" / script).exists()
+    path = f"{{jobs}}/{script} --steps 30" if known else str(TRAINERS / script)
+    extra = "--checkpoint-dir {run}/checkpoints" if known else "--dir {run}/checkpoints"
+    return {
+        "command": f"torchrun --nproc-per-node 2 {path} {extra}",
+        "checkpoints": {"path": "{run}/checkpoints"}, "timeout": "4m", "cwd": str(REPOSITORY),
+        "env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    }  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("script", "operation", "step", "nth"), STALL)
+def test_the_stall_lies_on_the_named_rank_step_and_call(
+    torchaos: RunScenario, tmp_path: Path, script: str, operation: str, step: int, nth: int
+) -> None:
+    """While one rank is stalled, py-spy finds it in the agent's wait below a call of torch and the other rank waiting
+    inside that same collective (by number in the group); then all goes on, with the twin's losses bit by bit."""
+    if shutil.which("py-spy", path=str(Path(sys.executable).parent)) is None:
+        pytest.skip("py-spy is missing: pip install py-spy")
+    seen: list[Look] = []
+    watcher = threading.Thread(target=_look, args=(tmp_path, seen), daemon=True)
+    watcher.start()
+    when = {"step": step, "operation": operation, "nth": nth}
+    run = torchaos({
+        "scenario": "stall", "job": job_of(script),
+        "faults": [{"inject": "collective.stall", "target": {"rank": 1}, "when": when, "for": "4s"}],
+        "assert": ["loss_continuity", {"restarts": {"max": 0}}, "completed"],
+    })  # fmt: skip
+    watcher.join(1)
+    assert run.exit_code == 0, run
+    (fault,) = run.result["faults"]
+    assert fault["evidence"], run
+    assert seen, "nobody looked while the rank was stalled"
+    (look,) = seen
+    assert "lasting.py" in look.stacks[1], look.stacks[1]
+    assert "lasting.py" not in look.stacks[0], look.stacks[0]
+    assert look.applying.step == step - 1  # are over in this attempt
+    assert look.applying.data["collective"]["operation"] == operation
+    assert look.sleeping[1] < 0.2, "the rank that is stalled used the CPU"

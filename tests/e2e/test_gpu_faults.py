@@ -1,0 +1,37 @@
+"""Every ready scenario of the GPU and the numeric family, run for real against the reference job, without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from chaos import REPOSITORY, RunScenario, left_over
+
+SCENARIOS = sorted(path for family in ("gpu", "numeric") for path in (REPOSITORY / "scenarios" / family).glob("*.yaml"))
+
+# What a short run keeps: one that goes through NVML, the health agent and a checkpoint, and one that the guard finds.
+SHORT = {"xid-79", "flipped-gradient"}
+STAYS = {"thermal-slowdown", "single-bit-storm"}  # nobody has to leave for these
+
+pytestmark = pytest.mark.job
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem not in SHORT)) for path in SCENARIOS],
+)
+def test_the_reference_job_survives_it(torchaos: RunScenario, path: Path) -> None:
+    """The fault lands as planned, somebody other than its target shows it, and the healthy job loses nothing by it."""
+    if path.stem not in ("ecc-in-rank", "watchdog-abort", "out-of-memory") and path.parent.name == "gpu":
+        pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed, by which the health agent watches")
+    run = torchaos(path)
+    assert run.exit_code == 0, run
+    assert all(fault["evidence"] for fault in run.result["faults"]), run
+    assert run.result["attempts"] == (1 if path.stem in STAYS else 2), run
+    assert left_over(run.folder) == []
+    if path.stem == "xid-79":
+        lines = (run.folder / "job" / "kernel.log").read_text().splitlines()
+        assert lines[0].startswith("NVRM: Xid (PCI:"), lines
+        assert "): 79, GPU has fallen off the bus." in lines[0]
+        assert "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)" in lines[2]
+        assert not list((run.folder / "job").glob("*.nvml")), "the orders were not taken back"

@@ -1,0 +1,118 @@
+"""The Python side of the orders: which GPU, which file, which proof; and the overlay under files of no sense."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.gpu import control
+from torchaos.harness.gpu.xids import XIDS
+from torchaos.injectors.gpu_lost import Lost
+from torchaos.injectors.gpu_xid import Xid
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with the environment of local rank 1, and of a job whose orders are in tmp_path."""
+    env = {**os.environ, "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,6", "TORCHAOS_NVML_CONTROL": str(tmp_path)}
+    process = subprocess.Popen(["sleep", "600"], env=env)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def site(process: subprocess.Popen[bytes], fault: str = "gpu.lost") -> Any:
+    return SimpleNamespace(fault=fault, pids=[process.pid])
+
+
+def test_orders_are_a_file_that_goes_when_it_is_taken_back(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """The handle is made first, holds for what is written then, and leaves the folder as it was; twice is once."""
+    fault = Lost()
+    (handle,) = fault.changes(site(rank))
+    assert handle.restored()
+    fault.apply(site(rank))
+    (file,) = tmp_path.glob("*.nvml")
+    assert file.read_text().splitlines()[0] == "gpu6.lost = 1", "local rank 1 has the second of the visible GPUs"
+    assert not handle.restored()
+    handle.restore()
+    handle.restore()
+    assert handle.restored()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_faults_have_files_of_their_own(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """Taking one back leaves the other's orders."""
+    first, second = site(rank, "one"), site(rank, "two")
+    handles = [*Lost(gpu=0).changes(first), *Xid(number=48).changes(second)]
+    Lost(gpu=0).apply(first)
+    Xid(number=48).apply(second)
+    handles[0].restore()
+    assert [path.name for path in tmp_path.glob("*.nvml")] == ["two.nvml"]
+
+
+def test_a_job_without_a_folder_for_orders_is_told_what_to_add() -> None:
+    """The error names the lines that job.env lacks."""
+    with pytest.raises(ChaosError, match=r'add to job.env: .TORCHAOS_NVML_PATH: "\{nvml\}"'):
+        control.folder_of([os.getpid()])
+
+
+def test_what_a_watcher_was_served_is_told_once(tmp_path: Path) -> None:
+    """Only orders of this fault, each for each process once, and no line that is not whole."""
+    log = tmp_path / "nvml.log"
+    told: list[dict[str, Any]] = []
+    probe = control.Served(log, "f", frozenset({"gpu1.lost"}))
+
+    def emit(kind: Kind, data: Any) -> Any:
+        told.append({"kind": kind, **data})
+
+    probe.sample(emit)
+    log.write_text(
+        "1.5 pid 7 served gpu1.lost = 1\n1.6 pid 7 served gpu0.power = 3\n1.7 pid 7 served gpu1.lost = 1\n1.8 pid 9 ser"
+    )
+    probe.sample(emit)
+    assert [(one["kind"], one["served_to"], one["served_mono_s"]) for one in told] == [(Kind.EFFECT, 7, 1.5)]
+    with open(log, "a") as file:
+        file.write("ved gpu1.lost = 1\n")
+    probe.sample(emit)
+    assert [one["served_to"] for one in told] == [7, 9]
+
+
+def test_kernel_lines_are_in_the_drivers_form() -> None:
+    """What node problem detectors look for is found in every line of every Xid: the number, and the PCI address."""
+    import re
+
+    for xid in XIDS.values():
+        lines = xid.kernel_lines("0000:3b:00")
+        numbers = [int(found[1]) for line in lines if (found := re.search(r"NVRM: Xid.*?: (\d+),", line))]
+        assert numbers == [xid.number, *([154] if xid.action else [])], lines
+        assert all("0000:3b:00" in line for line in lines)
+    with_process = XIDS[79].kernel_lines("0000:3b:00", (77, "python"))[0]
+    assert with_process == "NVRM: Xid (PCI:0000:3b:00): 79, pid=77, name=python, GPU has fallen off the bus."
+
+
+def test_no_control_file_crashes_the_overlay() -> None:
+    """A sample of the campaign: mutated control files under address and undefined-behaviour sanitizers."""
+    runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
+    if runtime.returncode != 0 or "/" not in runtime.stdout:
+        pytest.skip("gcc with libasan is not here: apt-get install gcc")
+    command = [
+        sys.executable,
+        str(REPOSITORY / "ci" / "campaigns" / "nvml_control.py"),
+        "--files",
+        "100",
+        "--seed",
+        "1",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

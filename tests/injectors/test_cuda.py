@@ -1,0 +1,85 @@
+"""CUDA's errors in a rank: PyTorch's own words and code, in the right call, and for good."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from torchaos.harness.agent import cuda
+
+ECC = """CUDA error: uncorrectable ECC error encountered
+Search for `cudaErrorECCUncorrectable' in \
+https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.
+CUDA kernel errors might be asynchronously reported at some other API call, \
+so the stacktrace below might be incorrect.
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+
+
+def apply(source: str, injector: str, then: str) -> subprocess.CompletedProcess[str]:
+    """`apply` of an injector in a process of its own, and what is done then."""
+    code = (
+        f"import torch, types\nfrom torchaos.injectors.{source} import {injector}\none = {injector}()\n"
+        f"site = types.SimpleNamespace(fault='f')\ntensor = torch.ones(3, requires_grad=True)\n{then}"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=170)
+
+
+def test_the_error_is_torchs_own() -> None:
+    """Type, code and text, for this torch and for one from before the text had a link."""
+    raised = cuda.error(torch, "ecc")
+    assert type(raised).__name__ == "AcceleratorError"
+    assert isinstance(raised, RuntimeError)
+    assert getattr(raised, "error_code", None) == 214
+    assert str(raised) == ECC
+    old = SimpleNamespace(__version__="2.4.0")
+    assert type(cuda.error(old, "nvlink")) is RuntimeError
+    assert "Search for" not in cuda.text(old, "nvlink")
+    assert {kind: cuda.ERRORS[kind][0] for kind in ("nvlink", "launch_failure", "unknown")} == {
+        "nvlink": 220, "launch_failure": 719, "unknown": 999,
+    }  # fmt: skip
+
+
+def test_an_error_is_kept_until_exit() -> None:
+    """A job that catches it meets it again in the next operation, whatever that is, and ends with an error."""
+    then = """
+calls = [lambda: one.apply(site), lambda: tensor * 2, lambda: tensor.sum().backward(), lambda: torch.zeros(2)]
+for what in [*calls, lambda: tensor.detach()[0].item()]:
+    try:
+        what()
+        print("passed")
+    except RuntimeError as error:
+        print(type(error).__name__, error.error_code)
+tensor + 1
+"""
+    done = apply("cuda_error", "Error", then)
+    assert done.stdout.splitlines() == ["AcceleratorError 214"] * 5, done.stderr
+    assert done.returncode == 1
+    assert "uncorrectable ECC error encountered" in done.stderr
+
+
+def test_the_watchdog_aborts() -> None:
+    """SIGABRT, with the watchdog's line and the C++ runtime's, while Python is elsewhere."""
+    done = apply("cuda_abort", "Abort", "one.apply(site)\nimport time\ntime.sleep(60)\n")
+    assert done.returncode == -6
+    assert "Process group watchdog thread terminated with exception: CUDA error: uncorrectable ECC" in done.stderr
+    assert "terminate called after throwing an instance of 'c10::DistBackendError'" in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here it is the GPU's memory that is limited")
+def test_memory_is_out() -> None:
+    """The allocator itself says so, in the call, and again when a job that caught it asks for more."""
+    then = """
+for what in (lambda: one.apply(site), lambda: torch.empty(1 << 28, dtype=torch.uint8)):
+    try:
+        what()
+    except RuntimeError as error:
+        print("can't allocate memory" in str(error))
+"""
+    done = apply("cuda_memory", "OutOfMemory", then)
+    assert done.stdout.splitlines() == ["True", "True"], done.stderr

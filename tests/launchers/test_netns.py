@@ -1,0 +1,105 @@
+"""A job on two nodes, each a network namespace: who is where, what restarts, and what is left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness import capabilities
+from torchaos.harness.agent.wire import AgentPlan, Kind
+from torchaos.harness.contracts import ChaosError, JobSpec
+from torchaos.harness.journal import Journal
+from torchaos.harness.launchers.job import Job
+from torchaos.harness.launchers.job_env import job_env
+from torchaos.harness.launchers.netns import Netns, keepers
+from torchaos.harness.undo import proc
+from torchaos.harness.undo.handles import JobProcesses
+
+pytestmark = pytest.mark.job
+TRAINER = Path(__file__).parent / "trainers" / "linger.py"
+
+
+class Nodes:
+    def __init__(self, folder: Path) -> None:
+        found = capabilities.check("links")
+        if not found.present:
+            pytest.skip(f"no links ({found.detail}); {found.remedy}")
+        self.folder, self.run_id = folder, f"netns-{uuid.uuid4().hex}"
+        for name in ("events", "logs"):
+            (folder / name).mkdir()
+        self.journal = Journal(folder / "events")
+        plan = folder / "plan.json"
+        AgentPlan(self.run_id, str(folder / "events"), ("steps",)).write(plan)
+        argv = (
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--max-restarts", "2",
+            str(TRAINER), str(folder), "--all-reduce",
+        )  # fmt: skip
+        extra = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+        extra["PET_RDZV_CONF"] = "keep_alive_interval=1,keep_alive_max_attempt=3"  # a dead node is missed sooner
+        env = job_env(os.environ, run_id=self.run_id, agent_plan=plan, extra=extra)
+        spec = JobSpec(argv, folder, env, folder / "logs" / "job-0.log", 0, 2)
+        self.job = Job(lambda _: spec, Netns(), self.journal, guard=lambda resources, submission: None)
+
+    def wait(self, look: Any, fits: Any = bool, timeout_s: float = 90.0) -> Any:
+        seen = self.journal.wait_for(lambda _events: (found,) if fits(found := look()) else None, timeout_s)
+        assert seen, f"after {timeout_s} s it is still {look()!r}; the logs say: {self.logs()[-3000:]}"
+        return seen[0]
+
+    def logs(self) -> str:
+        return "".join(path.read_text() for path in sorted((self.folder / "logs").iterdir()))
+
+    def ranks(self, attempt: int) -> Any:
+        ups = [self.folder / f"up-{rank}-{attempt}" for rank in (0, 1)]
+        self.wait(lambda: [path.exists() for path in ups], all)
+        return self.wait(self.job.ranks, lambda found: [one.attempt for one in found.values()] == [attempt] * 2)
+
+    def close(self) -> None:
+        self.job.stop()
+        JobProcesses(keepers(self.run_id)).restore()
+        self.journal.close()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    one = Nodes(tmp_path)
+    yield one
+    one.close()
+
+
+def test_a_node_that_dies_and_comes_back(nodes: Nodes) -> None:
+    """Ranks are told with their node; a node that is killed and started again makes both ranks attempt 1, although each
+    torchelastic agent counts for itself; each node has its own log and exit code, and the job's is 0."""
+    nodes.job.start()
+    first = nodes.ranks(0)
+    assert {rank: one.node for rank, one in first.items()} == {0: 0, 1: 1}
+    live = nodes.job.nodes()
+    assert first[0].pid in live[0].processes()
+    assert not live[0].processes().keys() & live[1].processes().keys()
+    assert nodes.job.agents([1])[0].pid in live[1].processes()
+    with pytest.raises(ChaosError, match="still there"):
+        live[1].start_again()
+
+    live[1].keep_place()
+    assert proc.kill(live[1].processes(), time.monotonic() + 30) == []
+    gone = nodes.wait(lambda: [e for e in nodes.journal.snapshot() if e.kind is Kind.NODE_EXITED])
+    assert [(event.data["node"], event.data["exit_code"]) for event in gone] == [(1, -9)]
+    live[1].start_again()
+    second = nodes.ranks(1)
+    assert {rank: one.node for rank, one in second.items()} == {0: 0, 1: 1}
+    assert nodes.job.agents([1])[0].pid in live[1].processes()
+
+    (nodes.folder / "go-1").touch()
+    assert nodes.job.wait(90.0) == 0
+    events = nodes.journal.snapshot()
+    assert sum(event.kind is Kind.JOB_EXITED for event in events) == 1
+    assert {e.attempt for e in events if e.kind is Kind.ELASTIC_WORKER and e.data["state"] == "START"} == {0, 1}
+    assert sorted(path.name for path in (nodes.folder / "logs").iterdir()) == ["job-0.log", "job-0.node1.log"]
+    assert nodes.job.stop() == []
+    assert nodes.job.nodes()[0].processes() == {}

@@ -1,0 +1,86 @@
+"""What a launcher makes is guarded before it is made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from torchaos.harness.agent.wire import ENV_RUN_ID
+from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Node
+from torchaos.harness.journal import Journal
+from torchaos.harness.launchers.job import Job
+from torchaos.harness.launchers.local import LocalNode
+from torchaos.harness.undo import log
+from torchaos.harness.undo.client import Reaper, UndoError
+from torchaos.harness.undo.file import File
+
+
+class MakesAFile:
+    """A launcher whose nodes need a file; it looks at what the undo log says when it makes it."""
+
+    name: ClassVar[str] = "makes-a-file"
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir, self.made = run_dir, run_dir / "job" / "made"
+        self.guarded: list[str] = []
+
+    def resources(self, spec: JobSpec) -> Sequence[Handle]:
+        return [File.of(self.made, self.made.parent, self.run_dir / "undo", made=_EMPTY)]
+
+    def create(self, spec: JobSpec) -> Sequence[Node]:
+        self.guarded = [record.id for record in log.read(self.run_dir)[0] if record.open]
+        self.made.touch()
+        return (LocalNode(),)
+
+
+_EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SHA-256 of nothing
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    for name in ("undo", "job", "events"):
+        (tmp_path / name).mkdir(mode=0o700)
+    return tmp_path
+
+
+def _spec(run_dir: Path) -> JobSpec:
+    return JobSpec((sys.executable, "-c", ""), run_dir, {ENV_RUN_ID: "resources"}, run_dir / "log", 0)
+
+
+def test_guarded_before_it_is_made(run_dir: Path) -> None:
+    """When `create` is called the undo record is on disk, and healing takes away what it made."""
+    launcher, journal = MakesAFile(run_dir), Journal(run_dir / "events")
+    with Reaper.start(run_dir, "resources") as reaper:
+
+        def guard(resources: Sequence[Handle], submission: int) -> None:
+            reaper.guard(f"launcher#{submission}", resources, owner="launcher")
+
+        job = Job(lambda _: _spec(run_dir), launcher, journal, guard=guard)
+        job.start()
+        assert job.wait(60) == 0
+        job.stop()
+        assert launcher.guarded == ["launcher#0"]
+        assert launcher.made.exists()
+        assert all(each.verified for each in reaper.heal("launcher"))
+    journal.close()
+    assert not launcher.made.exists()
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_nothing_is_made_that_is_not_guarded(run_dir: Path, guarded: bool) -> None:
+    """Where the way back can't be put on disk, or there is nobody to ask, the job does not start."""
+
+    def refuse(resources: Sequence[Handle], submission: int) -> None:
+        raise UndoError("the disk is full")
+
+    launcher, journal = MakesAFile(run_dir), Journal(run_dir / "events")
+    job = Job(lambda _: _spec(run_dir), launcher, journal, guard=refuse if guarded else None)
+    with pytest.raises(ChaosError, match="disk is full" if guarded else "nobody would take back"):
+        job.start()
+    job.stop()
+    journal.close()
+    assert not launcher.made.exists()

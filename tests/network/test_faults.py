@@ -1,0 +1,223 @@
+"""What each fault does to packets between nodes: measured by a probe connection, and counted by the kernel."""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from torchaos.harness import capabilities
+from torchaos.harness.contracts import Handle
+from torchaos.harness.network.cut import Cut, counts
+from torchaos.harness.network.link import Link
+from torchaos.harness.network.sampling import read, round_trips
+from torchaos.harness.network.shaper import Shape, Shaper
+from torchaos.harness.undo.handles import from_json, to_json
+
+Ends = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def undo() -> Iterator[Callable[..., None]]:
+    """Take handles back as the reaper would: in reverse, from JSON, and verified. What is left is taken back at last."""
+    noted: list[Handle] = []
+
+    def heal(*handles: Handle) -> None:
+        noted.extend(handles)
+        for handle in reversed(handles):
+            again = from_json(json.loads(json.dumps(to_json(handle))))
+            again.restore()
+            assert again.restored(), handle
+
+    yield heal
+    for handle in reversed(noted):
+        handle.restore()
+
+
+def _needs(*names: str) -> pytest.MarkDecorator:
+    lacking = [name for name in names if not capabilities.check(name).present]
+    return pytest.mark.skipif(bool(lacking), reason=f"no {', '.join(lacking)}: see torchaos doctor")
+
+
+def _answers(ends: Ends, wait_s: float) -> bool:
+    """Whether what one end sends reaches the other within this time."""
+    ours, theirs = ends
+    ours.sendall(b"x")
+    theirs.settimeout(wait_s)
+    try:
+        return bool(theirs.recv(1 << 16))
+    except TimeoutError:
+        return False
+
+
+@_needs("links", "nft")
+def test_a_partition_drops_and_heals(links: list[Link], connection: Ends, undo: Any) -> None:
+    """An established connection is silent while the nodes are cut apart, its packets are counted as dropped, and what was
+    sent meanwhile comes after the cut is taken back."""
+    assert _answers(connection, 20)
+    cut = Cut("apart", [links[0]], [links[1], links[2]])
+    assert cut.handle.restored()
+    cut.apply()
+    assert not cut.handle.restored()
+    assert not _answers(connection, 0.6)
+    assert counts(cut.handle)["dropped"] >= 1
+    assert read(links)["resent"] >= 1
+    undo(cut.handle)
+    assert _answers(connection, 20)
+    assert counts(cut.handle) == {}
+
+
+@_needs("links", "nft")
+def test_a_one_way_cut(links: list[Link], wire: Any, undo: Any) -> None:
+    """What node 1 sends is lost, and what node 0 sends comes."""
+    cut = Cut("one-way", [links[1]], [links[0]], both=False)
+    cut.apply()
+    assert len(wire.send(20)) == 20
+    undo(cut.handle)
+
+
+@_needs("links", "nft")
+def test_only_some_ports_are_cut(links: list[Link], connection: Ends, wire: Any, undo: Any) -> None:
+    """A connection to the port is cut; everything else goes through."""
+    port = connection[1].getsockname()[1]
+    cut = Cut("port", [links[1]], [links[0]], ports=[port])
+    cut.apply()
+    assert not _answers(connection, 0.3)
+    assert len(wire.send(20)) == 20
+    undo(cut.handle)
+    assert _answers(connection, 20)
+
+
+@_needs("links", "nft")
+def test_loss_is_what_was_asked_for(links: list[Link], wire: Any, undo: Any) -> None:
+    """Of 2,000 datagrams 20 %, give or take 4 points (4.5 standard deviations), do not come."""
+    cut = Cut("loss", [links[0]], [links[1]], percent=20)
+    cut.apply()
+    came = len(wire.send(2000, gap_s=0.0002))
+    undo(cut.handle)
+    assert 1 - came / 2000 == pytest.approx(0.2, abs=0.04)
+
+
+@_needs("links", "shaper")
+def test_delay_is_what_was_asked_for(links: list[Link], wire: Any, undo: Any) -> None:
+    """Asked for 30 ms the median is within 1 ms of it; afterwards it is what it was."""
+    shaper = Shaper("delay", links[0], Shape(delay=30.0))
+    shaper.apply()
+    assert not all(handle.restored() for handle in shaper.handles())
+    delays = [delay for _, delay in wire.send(100, gap_s=0.005)]
+    undo(*shaper.handles())
+    assert len(delays) == 100
+    assert statistics.median(delays) == pytest.approx(30.0, abs=1.0)
+    assert statistics.median(delay for _, delay in wire.send(20)) < 5.0
+
+
+@_needs("links", "shaper")
+def test_jitter_changes_no_order(links: list[Link], wire: Any, undo: Any) -> None:
+    """Packets come with different delays, in the order in which they were sent."""
+    shaper = Shaper("jitter", links[0], Shape(delay=10.0, jitter=5.0))
+    shaper.apply()
+    came = wire.send(200, gap_s=0.001)
+    undo(*shaper.handles())
+    assert [number for number, _ in came] == list(range(200))
+    assert statistics.pstdev(delay for _, delay in came) > 0.5
+
+
+@_needs("links", "shaper")
+def test_some_overtake_the_others(links: list[Link], wire: Any, undo: Any) -> None:
+    """All come, and not in the order in which they were sent."""
+    shaper = Shaper("reorder", links[0], Shape(delay=10.0, reorder=25.0))
+    shaper.apply()
+    numbers = [number for number, _ in wire.send(200, gap_s=0.001)]
+    undo(*shaper.handles())
+    assert sorted(numbers) == list(range(200))
+    assert numbers != sorted(numbers)
+
+
+@_needs("links", "shaper")
+def test_some_come_twice(links: list[Link], wire: Any, undo: Any) -> None:
+    """Every number comes, and a fifth of them, give or take, a second time."""
+    shaper = Shaper("twice", links[0], Shape(duplicate=20.0))
+    shaper.apply()
+    numbers = [number for number, _ in wire.send(300, gap_s=0.001)]
+    undo(*shaper.handles())
+    assert set(numbers) == set(range(300))
+    assert 20 < len(numbers) - 300 < 120
+
+
+@_needs("links", "shaper")
+def test_a_damaged_packet_never_gets_through(links: list[Link], connection: Ends, undo: Any) -> None:
+    """Half of all packets have a flipped bit: the receiving kernel counts bad checksums, and every byte comes as it was
+    sent."""
+    before = read([links[1]])["bad_checksums"]
+    shaper = Shaper("corrupt", links[0], Shape(corrupt=50.0))
+    shaper.apply()
+    ours, theirs = connection
+    ours.settimeout(60)
+    theirs.settimeout(60)
+    sent = bytes(range(256)) * 40
+    thread = threading.Thread(target=ours.sendall, args=(sent,))
+    thread.start()
+    got = b""
+    while len(got) < len(sent):
+        got += theirs.recv(1 << 16)
+    thread.join()
+    undo(*shaper.handles())
+    assert got == sent
+    assert read([links[1]])["bad_checksums"] > before
+
+
+@_needs("links", "shaper", "ss")
+def test_round_trips_of_connections_show_a_delay(links: list[Link], connection: Ends, undo: Any) -> None:
+    """TCP_INFO of an ordinary connection has the delay, without any probe of ours on it."""
+    assert _answers(connection, 20)
+    assert round_trips(links[0])["rtt_ms"] < 15.0
+    shaper = Shaper("trips", links[0], Shape(delay=60.0))
+    shaper.apply()
+    for _ in range(12):
+        assert _answers(connection, 20)
+    seen = round_trips(links[0])["rtt_ms"]
+    undo(*shaper.handles())
+    assert seen > 20.0
+
+
+@_needs("links", "shaper")
+def test_packets_pass_when_the_queue_is_killed(links: list[Link], wire: Any, undo: Any) -> None:
+    """Where delay is a process's work and that process dies, the fault is over, and nothing is lost."""
+    shaper = Shaper("killed", links[0], Shape(delay=200.0))
+    shaper.apply()
+    if shaper.handles()[1].restored():
+        undo(*shaper.handles())
+        pytest.skip("this kernel has netem, so that there is no queue")
+    shaper.handles()[1].restore()
+    assert [number for number, _ in wire.send(20)] == list(range(20))
+    undo(*shaper.handles())
+
+
+@_needs("links", "ss")
+def test_reset_ends_a_connection(links: list[Link], connection: Ends) -> None:
+    """Both ends of an established connection see an error at once, and the kernel counts it."""
+    before = read(links)["resets"]
+    links[0].space.run(["ss", "-K", "-tnHO", "state", "established", f"( dst {links[1].address} )"])
+    assert read(links)["resets"] > before
+    with pytest.raises(OSError, match=r"abort|reset|pipe"):
+        connection[0].sendall(b"x")
+    connection[1].settimeout(20)
+    with pytest.raises(ConnectionResetError):
+        connection[1].recv(1)
+
+
+def test_tools_say_what_is_wrong(links: list[Link]) -> None:
+    """A tool that fails is an OSError with the tool's own words; one in a namespace that is gone, too."""
+    with pytest.raises(OSError, match="Cannot find device"):
+        links[0].space.run(["ip", "link", "set", "dev", "nosuch", "up"])
+    process = subprocess.Popen(["true"])
+    space = type(links[0].space)(process.pid, 1)
+    process.wait()
+    with pytest.raises(ProcessLookupError, match="is gone"):
+        space.run(["true"])

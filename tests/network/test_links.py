@@ -1,0 +1,134 @@
+"""Nodes that are network namespaces: what they see of each other, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.launchers import netns
+from torchaos.harness.launchers.netns import keepers, make_links
+from torchaos.harness.network.link import Link
+from torchaos.harness.undo import proc
+from torchaos.harness.undo.handles import JobProcesses
+
+
+def test_every_node_has_its_own_name_and_finds_the_others(links: list[Link]) -> None:
+    """Host name, address and the names of the others are the node's own; no name server is asked."""
+    for index, link in enumerate(links):
+        look = "import socket as s; print(s.gethostname(), *(s.gethostbyname(f'node00{n}') for n in range(3)))"
+        said = subprocess.check_output(link.space.enter([sys.executable, "-c", look], Path("/")), text=True).split()
+        assert said == [f"node00{index}", *(one.address for one in links)]
+
+
+def test_a_node_keeps_the_working_directory(links: list[Link], tmp_path: Path) -> None:
+    """A command finds the files of the host where it would find them there."""
+    assert subprocess.check_output(links[1].space.enter(["pwd"], tmp_path), text=True).strip() == str(tmp_path)
+
+
+def test_nodes_hear_each_other_and_nobody_else(links: list[Link], wire: Any) -> None:
+    """Every datagram comes; the host's own network is out of reach."""
+    assert [number for number, _ in wire.send(20)] == list(range(20))
+    devices = links[0].space.run(["ip", "-br", "link"]).split("\n")
+    assert sorted(line.split()[0].partition("@")[0] for line in devices if line) == ["eth0", "lo"]
+
+
+def test_nothing_is_made_in_the_hosts_own_namespaces(folder: Path, fresh_run: str) -> None:
+    """Devices, named namespaces and mounts of the host are the same before, meanwhile and afterwards."""
+
+    def host() -> tuple[str, ...]:
+        named = sorted(os.listdir("/run/netns")) if os.path.isdir("/run/netns") else []
+        devices = subprocess.check_output(["ip", "-o", "link"], text=True)
+        return (devices, Path("/proc/self/mounts").read_text(), *named)
+
+    before = host()
+    made = make_links(folder, 2, fresh_run)
+    assert host() == before
+    JobProcesses(keepers(fresh_run)).restore()
+    assert not any(link.space.alive() or link.switch.alive() for link in made)
+    assert host() == before
+
+
+def test_the_namespaces_go_with_their_keeper(folder: Path, fresh_run: str, eventually: Any) -> None:
+    """When the one process that made them is killed, those that keep them die too."""
+    made = make_links(folder, 2, fresh_run)
+    children = {link.space.pid for link in made} | {made[0].switch.pid}
+    (keeper,) = proc.family(keepers(fresh_run)).keys() - children
+    os.kill(keeper, signal.SIGKILL)
+    eventually(lambda: any(link.space.alive() for link in made), lambda alive: not alive)
+
+
+_HARNESS = """
+import os, signal, sys
+from pathlib import Path
+from torchaos.harness.contracts import JobSpec
+from torchaos.harness.launchers.netns import Netns
+from torchaos.harness.network.cut import Cut
+from torchaos.harness.undo.client import Reaper
+run, folder = sys.argv[1], Path(sys.argv[2])
+launcher = Netns()
+spec = JobSpec(("true",), folder, {"TORCHAOS_RUN_ID": run}, folder / "logs" / "job-0.log", 0, 2)
+reaper = Reaper.start(folder, run)
+reaper.guard("launcher", launcher.resources(spec), owner="launcher")
+nodes = launcher.create(spec)
+cut = Cut("cut", [nodes[0].link], [nodes[1].link])
+reaper.guard("cut", [cut.handle], owner="cut")
+cut.apply()
+print(cut.switch.pid, *(node.link.space.pid for node in nodes), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_nothing_is_left_when_the_harness_is_killed(tmp_path: Path, fresh_run: str, links: Any, eventually: Any) -> None:
+    """SIGKILL of the harness in the middle of a partition: the reaper ends every process that keeps a namespace."""
+    (tmp_path / "undo").mkdir()
+    said = subprocess.run(
+        [sys.executable, "-c", _HARNESS, fresh_run, tmp_path], stdout=subprocess.PIPE, text=True, check=False, timeout=60
+    )
+    assert said.returncode == -signal.SIGKILL
+    pids = list(map(int, said.stdout.split()))
+    assert len(pids) == 3
+    eventually(lambda: proc.family(keepers(fresh_run)), lambda left: not left)
+    assert not any(os.path.exists(f"/proc/{pid}/ns/net") for pid in pids)
+
+
+def test_what_can_not_be_made_is_said(
+    folder: Path, fresh_run: str, links: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A keeper that fails says why in one sentence, and leaves no process."""
+    (tmp_path / "ip").write_text("#!/bin/sh\necho 'the disk is full' >&2\nexit 1\n")
+    (tmp_path / "ip").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(ChaosError, match="can't be made: ip: the disk is full"):
+        make_links(folder, 2, fresh_run)
+    assert proc.family(keepers(fresh_run)) == {}
+
+
+def test_what_the_user_sets_stays() -> None:
+    """Torchrun's defaults come from the launcher, and every one that the user sets is the user's."""
+    from torchaos.harness.contracts import JobSpec
+
+    env = {"TORCHAOS_RUN_ID": "r", "PET_RDZV_ID": "mine", "PET_RDZV_CONF": "join_timeout=5", "GLOO_SOCKET_IFNAME": "x"}
+    spec = JobSpec(("true",), Path("/"), env, Path("/run/logs/job-0.log"), 1, 2)
+    found = netns._environment(1, spec, "node000")
+    assert not found.keys() & {"PET_RDZV_ID", "GLOO_SOCKET_IFNAME"}
+    assert found["PET_RDZV_CONF"] == "is_host=0,join_timeout=5"
+    assert (found["PET_NNODES"], found["PET_RDZV_ENDPOINT"]) == ("2", "node000:29400")
+
+
+def test_a_tcp_connection_goes_through(connection: tuple[socket.socket, socket.socket]) -> None:
+    """What is sent on one node is read on the other."""
+    ours, theirs = connection
+    ours.sendall(b"x" * 100_000)
+    theirs.settimeout(20)
+    got = 0
+    while got < 100_000:
+        got += len(theirs.recv(1 << 16))
+    assert got == 100_000

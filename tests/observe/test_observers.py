@@ -1,0 +1,126 @@
+"""Each observer by itself, on real files and real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torchaos.harness.agent.stamps import Stamps
+from torchaos.harness.agent.wire import start_ticks
+from torchaos.harness.contracts import RankProcess
+from torchaos.harness.observe import report
+from torchaos.harness.observe.collectives import Overdue
+from torchaos.harness.observe.log import LogSilence
+from torchaos.harness.observe.metrics import Idle
+from torchaos.harness.observe.opinion import Opinion
+
+BUSY = "while True: pass"
+REST = "import time; time.sleep(600)"
+BELOW = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {BUSY!r}])"
+
+
+@contextmanager
+def _ranks(*codes: str) -> Iterator[list[RankProcess]]:
+    """A process in place of each rank, in sessions of their own."""
+    running = [subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True) for code in codes]
+    try:
+        yield [
+            RankProcess(rank, rank, 0, one.pid, start_ticks(one.pid) or 0, 0, len(codes))
+            for rank, one in enumerate(running)
+        ]
+    finally:
+        for one in running:
+            os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
+
+
+def _watch(idle: Idle, ranks: list[RankProcess], until_s: float, seconds: float = 20.0) -> Opinion:
+    """Looks until it was quiet for that long, or for some seconds."""
+    end = time.monotonic() + seconds
+    while (one := idle.look(time.monotonic(), True, ranks)).quiet_s < until_s and time.monotonic() < end:
+        time.sleep(0.1)
+    return one
+
+
+def test_all_idle_is_quiet() -> None:
+    """Ranks that use nothing are quiet, and named."""
+    idle = Idle()
+    with _ranks(REST, REST) as ranks:
+        assert _watch(idle, ranks, 0.8).quiet_s >= 0.8
+        assert idle.idle == [0, 1]
+
+
+def test_one_that_works_is_not_quiet() -> None:
+    """A rank that computes, or waits for a child that does (a compiler), keeps the job from being quiet."""
+    for code in (BUSY, BELOW):
+        with _ranks(REST, code) as ranks:
+            idle = Idle()
+            time.sleep(0.5)
+            assert _watch(idle, ranks, 1.2, seconds=2.0).quiet_s < 1.2, code
+
+
+def test_one_stopped_among_spinning_ones_is_quiet() -> None:
+    """As on GPUs: the ones that wait spin, the one that is stopped does not."""
+    with _ranks(BUSY, BUSY, BUSY) as ranks:
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        idle = Idle()
+        assert _watch(idle, ranks, 0.6).quiet_s >= 0.6 or os.cpu_count() == 1
+        assert idle.stopped == [1]
+
+
+def test_a_log_that_stops_growing(tmp_path: Path) -> None:
+    """Silence is measured from the last growth, and its longest pause is what is usual."""
+    path = tmp_path / "job.log"
+    silence = LogSilence(lambda: [path])
+    for now in (0.0, 1.0, 2.0, 5.0, 6.0, 7.0):
+        with path.open("a") as file:
+            file.write(f"step {now}\n")
+        one = silence.look(now, training=True)
+    assert one.armed
+    assert silence.look(9.0, training=True) == Opinion("log", 2.0, 3.0, True)
+
+
+def test_a_collective_that_outlives_the_others(tmp_path: Path) -> None:
+    """One that is open counts with its age; those that are over teach how long they take, once steps are over."""
+    stamps = Stamps(tmp_path / "rank0-a0-p1.stamps", 0, 0, 1)
+    overdue, group = Overdue(tmp_path), stamps.group("0", [0, 1])
+    for step in range(12):
+        stamps.ended(stamps.begin("all_reduce", group, 8, step))
+        one = overdue.look(time.monotonic(), training=True)
+    assert one.armed
+    assert overdue.training
+    stamps.begin("all_reduce", group, 8, 12)
+    later = overdue.look(time.monotonic() + 7.0, training=True)
+    assert later.quiet_s >= 7.0
+    assert later.usual_s < 5.0
+    stamps.close()
+
+
+def test_only_the_latest_attempt_counts(tmp_path: Path) -> None:
+    """What a rank that is gone never ended is no hang."""
+    for attempt in (0, 1):
+        stamps = Stamps(tmp_path / f"rank0-a{attempt}-p{attempt + 1}.stamps", 0, attempt, attempt + 1)
+        number = stamps.begin("all_reduce", stamps.group("0", [0]), 8, 3)
+        if attempt:
+            stamps.ended(number)
+        stamps.close()
+    assert Overdue(tmp_path).look(time.monotonic() + 50.0, training=True).quiet_s < 1.0
+
+
+def test_a_report_of_another_tool(tmp_path: Path) -> None:
+    """It is read as data; what is wrong with it is said."""
+    path = tmp_path / "said.json"
+    assert "can't be read" in report.read(path)["error"]
+    for text, expected in (
+        ('{"culprits": [1, 3], "more": 1}', {"culprits": [1, 3]}), ('{"culprits": "1"}', None), ("[", None),
+        ("[1]", None),
+    ):  # fmt: skip
+        path.write_text(text)
+        found = report.read(path)
+        assert found == expected if expected else "error" in found

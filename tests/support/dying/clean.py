@@ -1,0 +1,122 @@
+"""What a machine must not have any more once a run is dead. Each check gives sentences; none of them: it is clean."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from torchaos.harness.agent.wire import ControlPage
+from torchaos.harness.undo import log, proc
+
+Tree = dict[str, tuple[int, int, str]]
+_OURS = re.compile("torchaos.*(first|second)")  # what the faults of our families are called: others may run, too
+_TORCHS_OWN = ("torchelastic_", "torchinductor_")  # torch leaves them in the temporary folder, whoever dies or doesn't
+
+
+def processes(mark: str | None, but: set[int]) -> dict[int, str]:
+    """Living processes and what they are: all that /proc shows (None: it is ours alone), or those with a mark in their
+    environment."""
+    found = {}
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        seen, image = proc.stat(pid), proc.image(pid)
+        if pid in but or seen is None or seen.state in "ZX":
+            continue
+        if mark is None or (image and mark.encode() in image[1].split(b"\0")):
+            line = image[0].replace(b"\0", b" ").decode(errors="replace")[:120] if image else ""
+            found[pid] = f"process {pid} in state {seen.state}: {line}"
+    return found
+
+
+def tree(folder: Path) -> Tree:
+    """Mode, time of change and digest of every file below."""
+    found: Tree = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        found[str(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns if digest else 0, digest)
+    return found
+
+
+def differences(before: Tree, after: Tree) -> list[str]:
+    return [f"file {name}: not as it was" for name in sorted(before.keys() | after.keys())
+            if before.get(name) != after.get(name)]  # fmt: skip
+
+
+class Machine:
+    """Mounts, network devices and rules, cgroups, shared memory and temporary files as they were at first."""
+
+    def __init__(self, temporary: Path, alone: bool) -> None:
+        self._temporary, self._alone = temporary, alone
+        self._before = dict(self._look())
+
+    def left(self) -> list[str]:
+        after = dict(self._look())
+        return [f"{what}: {thing}" for what in after for thing in sorted(after[what] - self._before[what])]
+
+    def _look(self) -> Iterator[tuple[str, set[str]]]:
+        if self._alone:  # in namespaces of our own nobody else makes any
+            yield "mount", set(Path("/proc/self/mountinfo").read_text().splitlines())
+            yield "network device", {line.partition(":")[0] for line in _lines("/proc/net/dev")}
+            yield "shared memory", set(os.listdir("/dev/shm"))
+            yield "rule", _rules()
+        yield "network namespace", {name for name in _names("/run/netns") if _OURS.search(name)}
+        yield "cgroup", {folder for folder in _cgroups() if _OURS.search(folder)}
+        yield "temporary file", {name for name in os.listdir(self._temporary) if not name.startswith(_TORCHS_OWN)}
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _rules() -> set[str]:
+    if not shutil.which("nft"):
+        return set()
+    done = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=False)
+    return set(done.stdout.splitlines())
+
+
+def _cgroups() -> Iterator[str]:
+    for root, _folders, _files in os.walk("/sys/fs/cgroup"):
+        yield root
+
+
+def undo_log(run_dir: Path) -> list[str]:
+    """Every record has been taken back and looked at, and no control page lets a rank fire."""
+    problems = []
+    if log.path_of(run_dir).exists():
+        records, damaged = log.read(run_dir)
+        problems += [f"undo record {one.id}: {one.state.value}" for one in records if one.open]
+        problems += [f"undo log: line {number} can't be read" for number in damaged]
+    for path in sorted((run_dir / "agent" / "pages").glob("*.page")):
+        with suppress(ValueError):  # never finished: no agent takes it for one
+            page = ControlPage(path)
+            if page.read(ControlPage.ALLOWED) > page.read(ControlPage.FIRED):
+                problems.append(f"control page {path.name}: still armed")
+            page.close()
+    return problems
+
+
+def journals(run_dir: Path) -> list[str]:
+    """Every line of the journal but a torn last one of a dead writer can be read."""
+    problems = []
+    for path in sorted((run_dir / "events").glob("*.jsonl")):
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+            try:
+                json.loads(line)
+            except ValueError:
+                problems.append(f"{path.name}:{number}: not an event")
+    return problems

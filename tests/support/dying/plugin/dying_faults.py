@@ -1,0 +1,50 @@
+"""An injector as another package would bring it: it harms files of the checkpoint folder, so that File handles are
+tried by death as well."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Sequence
+
+from torchaos.harness.agent.fault import Fault
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Handle
+
+MADE = b"put there by the fault"
+
+
+@dataclass(frozen=True)
+class Damage(Fault):
+    """In `folder`: flips a byte of `flipped`, removes `removed`, puts something in the place of `replaced`, and adds
+    `added`."""
+
+    folder: str
+
+    name: ClassVar[str] = "dying.damage"
+    where: ClassVar[Any] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def changes(self, site: Any) -> Sequence[Handle]:
+        from torchaos.harness.undo.file import File
+
+        root, made = Path(self.folder), hashlib.sha256(MADE).hexdigest()
+        copies = root.parent / "copies"
+        copies.mkdir(exist_ok=True)
+        plain = [File.of(root / name, root, copies) for name in ("flipped", "removed")]
+        return plain + [File.of(root / name, root, copies, made) for name in ("replaced", "added")]
+
+    def apply(self, site: Any) -> None:
+        root = Path(self.folder)
+        with open(root / "flipped", "r+b") as file:
+            file.write(b"F")
+        (root / "removed").unlink()
+        new = root.parent / "new"
+        new.write_bytes(MADE)
+        new.rename(root / "replaced")
+        (root / "added").write_bytes(MADE)
+
+    def felt(self, record: Any, fault: str) -> Any:
+        return None

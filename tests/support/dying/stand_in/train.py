@@ -1,0 +1,87 @@
+"""A stand-in for a trainer, which imports no torch: it drives the agent that sitecustomize loaded into it by hand,
+through the phases that torch's hooks would have told it of. Orders, holds and control pages are the agent's own.
+
+train.py STEPS [--save FOLDER]
+"""
+
+import argparse
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+STEP_S = 0.004
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--save", type=Path, default=Path("checkpoints"))
+    options = parser.parse_args()
+    agent: Any = next((one for one in gc.get_objects() if type(one).__name__ == "Agent"), None)
+    if agent is None:  # a job that was attached to
+        time.sleep(600)
+    from _torchaos_agent.wire import Kind, Phase  # type: ignore[import-not-found]
+
+    asked: list[int] = []  # to end, by SIGTERM: after the step, as a careful trainer does
+    signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
+    agent.started("none: a stand-in")
+    agent.orders.load()
+    meet(agent, options.save.parent)
+    begun = load(agent, options.save, Kind, Phase)
+    for step in range(begun + 1, options.steps + 1):
+        for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+            agent.enter(phase)
+        time.sleep(STEP_S)
+        agent.steps_over += 1
+        data: dict[str, Any] = {"losses": [1 / step], "samples": None, "indices": None, "lr": [0.1], "opt_step": step,
+                "sched_step": None, "phases": {}, "skipped": False}  # fmt: skip
+        agent.emit(Kind.STEP, data, agent.steps_over)
+        agent.orders.step_over()
+        if step % 5 == 0 and agent.who.rank == 0:
+            save(agent, options.save / f"step-{step}.json", step, Kind, Phase)
+        if asked:
+            os._exit(143)
+    agent.ended()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def meet(agent: Any, folder: Path) -> None:
+    """Ranks start together, as with a process group; one that is dead is not waited for too long."""
+    (folder / f".up-{agent.who.attempt}-{agent.who.rank}").touch()
+    end = time.monotonic() + 3.0
+    while len(list(folder.glob(f".up-{agent.who.attempt}-*"))) < agent.who.world_size and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def load(agent: Any, folder: Path, kind: Any, phase: Any) -> int:
+    """How many steps were done before."""
+    found = sorted(folder.glob("step-*.json"), key=lambda path: int(path.stem[5:]))
+    if not found:
+        return 0
+    about = {"path": str(found[-1]), "format": "torch"}
+    agent.emit(kind.LOAD_BEGIN, about)
+    agent.enter(phase.CHECKPOINT_LOAD)
+    step: int = json.loads(found[-1].read_text())["step"]
+    agent.emit(kind.LOAD_END, {**about, "ok": True, "numbers": {"step": step}})
+    agent.orders.loaded()
+    return step
+
+
+def save(agent: Any, path: Path, step: int, kind: Any, phase: Any) -> None:
+    about = {"path": str(path), "format": "torch"}
+    path.parent.mkdir(exist_ok=True)
+    agent.emit(kind.SAVE_BEGIN, about)
+    agent.enter(phase.CHECKPOINT_WRITE)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"step": step}))
+    partial.rename(path)
+    agent.emit(kind.SAVE_END, {**about, "ok": True, "blocked_s": 0.0})
+
+
+main()

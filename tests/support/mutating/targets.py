@@ -1,0 +1,372 @@
+"""What damaged input is given to, and what may come of it: work, or an error that is meant for the user.
+
+A target is used within one folder and one process; `feed` gives it one input and raises whatever should not have come.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import redirect_stderr, suppress
+from functools import cached_property
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+from rich.console import Console
+
+from mutating import inputs
+from mutating.guard import Guard
+from mutating.mutate import damaged
+from torchaos.harness import capabilities, payloads, registry
+from torchaos.harness.agent import arming, hooks
+from torchaos.harness.agent.orders import Pending
+from torchaos.harness.agent.wire import ENV_ARMED, ENV_PLAN, ControlPage, Kind, Moment, Order
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.engine.bases import BaseKeeper
+from torchaos.harness.engine.faults import after_is_due
+from torchaos.harness.history import base_of
+from torchaos.harness.judging.verdict import judge
+from torchaos.harness.plan import After, Plan
+from torchaos.harness.planner import make_plan
+from torchaos.harness.report import console, jsonfile, junit
+from torchaos.harness.report.narrator import Narrator
+from torchaos.harness.report.progress import Progress
+from torchaos.harness.rundir import RunDir
+from torchaos.harness.scenario import load
+from torchaos.harness.undo import proc
+from torchaos.harness.undo.client import heal_from_log
+from torchaos.harness.undo.handles import PageSlot
+
+LIMIT_S = 20.0  # for one input, on a busy machine
+
+
+class Target(ABC):
+    name: ClassVar[str]
+    share: ClassVar[float]  # of all inputs
+
+    def __init__(self, folder: Path, guard: Guard) -> None:
+        self.folder, self._guard = folder, guard
+        self._ours: set[int] = set()
+        self.prepare()
+
+    def prepare(self) -> None:  # noqa: B027
+        """What is made once."""
+
+    def end(self) -> None:  # noqa: B027
+        """What `prepare` changed outside its folder is as it was."""
+
+    @abstractmethod
+    def bases(self) -> Sequence[bytes]:
+        """Whole inputs; all of them must be taken as they are."""
+
+    @abstractmethod
+    def feed(self, raw: bytes) -> None:
+        """Raises what it should not."""
+
+    def draw(self, draw: Random) -> bytes:
+        return damaged(draw.choice(self.bases()), draw)
+
+    def try_one(self, raw: bytes) -> list[str]:
+        """What was wrong with what came of it: nothing, as a rule. Raises as `feed`."""
+        with self._guard.watching(self.folder, LIMIT_S, self._ours):
+            self.feed(raw)
+        return self._guard.harm
+
+
+class ScenarioTarget(Target):
+    """`torchaos plan FILE`, less the printing."""
+
+    name, share = "scenario", 0.2
+
+    def prepare(self) -> None:
+        """What the machine can do is looked at before: that may take a program."""
+        self._check = capabilities.check
+        found = {name: capabilities.check(name) for name in capabilities.CHECKS}
+        vars(capabilities)["check"] = found.__getitem__
+
+    def end(self) -> None:
+        vars(capabilities)["check"] = self._check
+
+    def bases(self) -> Sequence[bytes]:
+        return inputs.scenarios()
+
+    def feed(self, raw: bytes) -> None:
+        file = self.folder / "scenario.yaml"
+        file.write_bytes(raw)
+        try:
+            scenario = load(file)
+        except UsageError as error:
+            for line in re.split("\n(?=/)", str(error)):
+                assert re.match(rf"{re.escape(str(file))}:[1-9]\d*:[1-9]\d*: \S", line), line
+            return
+        with suppress(UsageError):
+            make_plan(scenario, file, scenario.seed)
+
+
+class OverrideTarget(Target):
+    """`--set KEY=VALUE`."""
+
+    name, share = "override", 0.05
+
+    def prepare(self) -> None:
+        self._file = self.folder / "scenario.yaml"
+        self._file.write_bytes(inputs.GOOD.encode())
+
+    def bases(self) -> Sequence[bytes]:
+        return (*inputs.regressions(self.name), b"seed=8", b"job.timeout=2m", b"faults.0.when.step=30", b"job.env.A=b",
+                b"faults.0.target={rank: 0}", b"assert.0.recovery_time.catch_up=1s")  # fmt: skip
+
+    def feed(self, raw: bytes) -> None:
+        with suppress(UsageError):
+            load(self._file, [raw.decode("utf-8", "surrogateescape")])
+
+
+class _FileOfRun(Target):
+    """One file of a run directory is damaged; it is put back afterwards. An input says which: its name, a newline, and
+    what is in it."""
+
+    files: ClassVar[Sequence[str]]
+
+    def prepare(self) -> None:
+        self.run = self.folder / "run"
+        shutil.copytree(inputs.RUN, self.run, dirs_exist_ok=True)
+        for name in ("undo", "logs", "job", "events"):
+            (self.run / name).mkdir(exist_ok=True)
+
+    @cached_property
+    def whole(self) -> dict[str, bytes]:
+        found = [path for pattern in self.files for path in sorted(self.run.glob(pattern))]
+        return {str(path.relative_to(self.run)): path.read_bytes() for path in found}
+
+    def bases(self) -> Sequence[bytes]:
+        return [*inputs.regressions(self.name), *(name.encode() + b"\n" + raw for name, raw in self.whole.items())]
+
+    def draw(self, draw: Random) -> bytes:
+        name, _, raw = draw.choice(self.bases()).partition(b"\n")
+        return name + b"\n" + damaged(raw, draw)
+
+    def feed(self, raw: bytes) -> None:
+        name, _, content = raw.partition(b"\n")
+        path = self.run / os.fsdecode(name)
+        original = self.whole[os.fsdecode(name)]
+        try:
+            path.write_bytes(content)
+            self.look()
+        finally:
+            path.write_bytes(original)
+
+    def look(self) -> None:
+        raise NotImplementedError
+
+
+class JudgeTarget(_FileOfRun):
+    """`torchaos judge DIR` on a run directory, with its reports."""
+
+    name, share = "run directory", 0.2
+    files = ("plan.json", "events/*.jsonl", "artifacts/*.json", "twins/0/plan.json", "twins/0/events/*.jsonl",
+             "twins/0/artifacts/*.json", "scenario.yaml", "result.json")  # fmt: skip
+
+    def look(self) -> None:
+        with suppress(ChaosError):
+            result = judge(RunDir(self.run).check())
+            console.show(result, Console(file=io.StringIO(), width=100))
+            junit.write([result], self.folder / "junit.xml")
+            jsonfile.write([result], self.folder / "result.json")
+
+
+class LiveTarget(_FileOfRun):
+    """Event files of the agent, as a run reads them while it goes on."""
+
+    name, share = "agent events", 0.2
+    files = ("events/rank*.jsonl",)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._plan = Plan.read(self.run / "plan.json")
+        parameters: dict[str, dict[str, Any]] = {
+            "steps": {"at_least": 3}, "loss_below": {"value": 1.0}, "no_progress": {"longer_than": 1.0},
+            "attempts": {"more_than": 1}, "wall": {"longer_than": 1.0},
+        }  # fmt: skip
+        self._conditions = [
+            registry.find("conditions", name)(**parameters.get(name, {}))
+            for name in ("steps", "ranks_up", "loss_below", "no_progress", "attempts", "wall")
+        ]
+        self._own = [payloads.read(line) for line in (self.run / "events" / "harness.jsonl").read_bytes().splitlines()]
+
+    def look(self) -> None:
+        lines = [line for name in self.whole for line in (self.run / name).read_bytes().splitlines()]
+        events = list(self._own)
+        for line in lines:
+            with suppress(ValueError):
+                events.append(payloads.read(line))
+        narrator, progress = Narrator(self._plan), Progress(lambda attempt: base_of(events, attempt)[0])
+        for event in events:
+            narrator.tell(event)
+            progress.note(event)
+        if progress.ranks:
+            progress.in_words()
+        for condition in self._conditions:
+            condition.holds(events, time.monotonic())
+        for trigger in (After(0.0, None), After(0.0, None, "applied", 2), *(
+            After(0.0, "process.kill", state) for state in ("applied", "felt", "recovered", "rolled_back")
+        )):  # fmt: skip
+            after_is_due(trigger, events, 1e9)
+        BaseKeeper([]).update(events)
+
+
+class PageTarget(Target):
+    """A control page, as the harness, the reaper and the agent read it."""
+
+    name, share = "control page", 0.1
+
+    def bases(self) -> Sequence[bytes]:
+        return [*inputs.regressions(self.name), *(path.read_bytes() for path in inputs.RUN.glob("agent/pages/*.page"))]
+
+    def draw(self, draw: Random) -> bytes:
+        raw = bytearray(draw.choice(self.bases()))
+        if draw.random() < 0.7 and len(raw) == ControlPage.SIZE:
+            for _ in range(draw.randrange(1, 4)):
+                word = draw.choice((-1, 0, 1, 2**62, -(2**63), 2**63 - 1, draw.randrange(2**63)))
+                raw[8 * (at := draw.randrange(8)) : 8 * at + 8] = word.to_bytes(8, "little", signed=True)
+            return bytes(raw)
+        return damaged(bytes(raw), draw)
+
+    def feed(self, raw: bytes) -> None:
+        path = self.folder / "fault.page"
+        path.write_bytes(raw)
+        slot = PageSlot(str(path))
+        try:
+            pending = Pending(Order("fault", Moment(0, 1, None), str(path)))
+        except ValueError:
+            with suppress(ValueError):
+                slot.restore()
+                slot.restored()
+            return
+        assert pending.armed in (True, False)
+        assert pending.has_fired in (True, False)
+        slot.restore()
+        assert slot.restored()
+        assert not pending.armed
+        pending.page.close()
+
+
+class UndoTarget(_FileOfRun):
+    """An undo log, as whoever recovers reads it: whatever it says, nothing outside the run directory is touched, and no
+    process but those of the run is signalled."""
+
+    name, share = "undo log", 0.15
+    files = ("undo/undo.jsonl",)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._victim = subprocess.Popen(["sleep", "100000"], env={})
+        self._ours = {self._victim.pid}
+        data = self.run / "job" / "data"
+        data.write_bytes(b"good")
+        found, seen = data.stat(), proc.stat(self._victim.pid)
+        assert seen
+        about = {"pid": self._victim.pid, "start_ticks": seen.ticks}
+        handles: list[dict[str, Any]] = [
+            {"kind": "process", **about, "action": "resume"},
+            {"kind": "job_processes", "run_id": "the-run-of-nobody"},
+            {"kind": "page_slot", "path": str(self.run / "agent" / "pages" / "process.kill-rank1.page")},
+            {"kind": "file", "path": str(data), "root": str(data.parent), "copy": str(self.run / "undo" / "0.copy"),
+             "sha256": "770e607624d689265ca6c44884d0807d9b054d23c473c106c72be9de08b7376c", "mode": 0o644,
+             "uid": 0, "gid": 0, "mtime_ns": found.st_mtime_ns, "inode": found.st_ino, "born_ns": 0},
+            {"kind": "names", **about, "path": str(self.run / "job" / "hosts"), "text": "127.0.0.1 localhost"},
+            {"kind": "nft_table", "pid": 2**22, "start_ticks": 1, "family": "inet", "table": "torchaos_x"},
+        ]  # fmt: skip
+        (self.run / "undo" / "0.copy").write_bytes(b"good")
+        (self.run / "job" / "hosts").write_text("")
+        records = [
+            {
+                "record": str(n),
+                "state": "planned",
+                "owner": "x",
+                "limit_s": 60.0,
+                "handles": [one],
+                "irreversible": None,
+            }
+            for n, one in enumerate(handles)
+            if one["kind"] in log_kinds()
+        ]
+        lines = [json.loads(line) for line in (self.run / "undo" / "undo.jsonl").read_text().splitlines()[:1]] + records
+        (self.run / "undo" / "undo.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def end(self) -> None:
+        self._victim.kill()
+        self._victim.wait()
+
+    def look(self) -> None:
+        (self.run / "job" / "data").write_bytes(b"baad")
+        with suppress(ChaosError):
+            heal_from_log(self.run)
+        if self._victim.poll() is not None:
+            self.__class__.prepare(self)
+            self.__dict__.pop("whole", None)
+
+
+def log_kinds() -> frozenset[str]:
+    from torchaos.harness.undo.handles import REGISTRY
+
+    return frozenset(REGISTRY)
+
+
+class AgentPlanTarget(_FileOfRun):
+    """The agent's plan, as a rank reads it when it starts: the job must never notice. Its folder of events is taken at
+    its word, so that one is not damaged."""
+
+    name, share = "agent plan", 0.1
+    files = ("agent/plan.json",)
+
+    def prepare(self) -> None:
+        super().prepare()
+        plan = self.run / "agent" / "plan.json"
+        plan.write_text(plan.read_text().replace('"/run/', f'"{self.run}/'))
+        self._env = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x", ENV_PLAN: str(plan)}
+        self._install_before, hooks.install = hooks.install, self._install
+
+    def end(self) -> None:
+        hooks.install = self._install_before
+
+    @staticmethod
+    def _install(agent: Any) -> None:
+        """As in a rank, up to the hooks, which would stay."""
+        agent.started("2.13")
+        agent.orders.load()
+        for phase in ("data", "forward"):
+            agent.enter(phase)
+
+    def draw(self, draw: Random) -> bytes:
+        events = json.dumps(f"{self.run}/events").encode()
+        while events not in (raw := super().draw(draw)):
+            pass
+        return raw
+
+    def look(self) -> None:
+        before = dict(os.environ)
+        os.environ.update(self._env)
+        try:
+            with redirect_stderr(io.StringIO()) as said:
+                arming.start()
+            assert len(said.getvalue()) < 1000, "more than a line or two on the job's stderr"
+        finally:
+            for name in (*self._env, ENV_ARMED):
+                os.environ.pop(name, None)
+            os.environ.update(before)
+            for path in (self.run / "events").glob("rank1-a0-p*x.jsonl"):
+                path.unlink()
+
+
+TARGETS: tuple[type[Target], ...] = (
+    ScenarioTarget, OverrideTarget, JudgeTarget, LiveTarget, PageTarget, UndoTarget, AgentPlanTarget,
+)  # fmt: skip
+__all__ = ["TARGETS", "Kind", "Target"]

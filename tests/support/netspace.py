@@ -1,0 +1,61 @@
+"""A network namespace for a test of one handle: the handle, and the change that it takes back."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness import capabilities
+from torchaos.harness.contracts import Handle
+from torchaos.harness.undo.network import IPTABLES, QDISC_MARK, LinkUp, Names, NftTable, Qdisc, QueueRule, mark_of
+from torchaos.harness.undo.space import Space
+
+KINDS = {"nft_table": "nft", "link_up": "links", "qdisc": "tc", "queue_rule": "shaper", "names": "links"}
+
+
+def case_of(kind: str, spawn: Any, tmp_path: Path) -> tuple[Handle, Callable[[], None]]:
+    """Skips where this machine lacks what it takes."""
+    for name in ("root", "links", KINDS[kind]):
+        found = capabilities.check(name)
+        if not found.present:
+            pytest.skip(f"no {name} ({found.detail}); {found.remedy}")
+    space, mark = space_of(spawn), mark_of("a-fault")
+    at = (space.pid, space.start_ticks)
+    space.run(["ip", "link", "set", "lo", "up"])
+    names = tmp_path / "hosts"
+    names.write_text("10.0.0.1 node\n")
+
+    def queue() -> None:
+        space.run([*IPTABLES, "-N", mark])
+        space.run([*IPTABLES, "-A", mark, "-j", "ACCEPT"])
+        space.run([*IPTABLES, "-A", "OUTPUT", "-j", mark])
+
+    tbf = ["tbf", "rate", "1mbit", "burst", "3200", "latency", "50ms"]
+    cases: dict[str, tuple[Handle, Callable[[], Any]]] = {
+        "nft_table": (NftTable(*at, "inet", mark), lambda: space.run(["nft", "add", "table", "inet", mark])),
+        "link_up": (LinkUp(*at, "lo"), lambda: space.run(["ip", "link", "set", "lo", "down"])),
+        "qdisc": (
+            Qdisc(*at, "lo"),
+            lambda: space.run(["tc", "qdisc", "add", "dev", "lo", "root", "handle", QDISC_MARK, *tbf]),
+        ),
+        "queue_rule": (QueueRule(*at, mark), queue),
+        "names": (Names(*at, str(names), "10.0.0.1 node\n"), lambda: names.write_text("")),
+    }
+    handle, change = cases[kind]
+    return handle, change
+
+
+def space_of(spawn: Any) -> Space:
+    """Of a process that does nothing but keep it."""
+    process = spawn("unshare", "--net", "sleep", "600", start_new_session=True)
+    end = time.monotonic() + 20
+    own = os.readlink("/proc/self/ns/net")
+    while os.readlink(f"/proc/{process.pid}/ns/net") == own:
+        assert time.monotonic() < end, "unshare did not make a namespace"
+        time.sleep(0.005)
+    return Space.of(process.pid)

@@ -1,0 +1,207 @@
+"""What earlier deaths left is found and healed, wherever it was; what somebody still takes care of is left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness.agent.wire import ENV_RUN_ID
+from torchaos.harness.undo import log, open_runs, proc
+from torchaos.harness.undo.open_runs import OpenRun
+from torchaos.harness.undo.recovery import LeftBehind, before_a_run, find, left_over, recover, why
+
+STAND_IN = Path(__file__).parent / "stand_in.py"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "torchaos"
+
+
+@dataclasses.dataclass
+class Killed:
+    """A stand-in for a harness that died after it had applied its faults, and its reaper with it."""
+
+    run_id: str
+    run_dir: Path
+    victim: int
+    file: Path
+    harness: int
+    reaper: int
+
+
+@pytest.fixture
+def killed(tmp_path: Path, spawn: Any, state_of: Any, eventually: Any) -> Killed:
+    run_dir, run_id, victim = tmp_path / "run", f"recover-{os.getpid()}-{tmp_path.name}", spawn()
+    for folder in ("job", "undo"):
+        (run_dir / folder).mkdir(parents=True, mode=0o700)
+    (run_dir / "job" / "data").write_text("good")
+    harness = spawn(sys.executable, str(STAND_IN), str(run_dir), run_id, str(victim.pid), "after apply")
+    reaper = json.loads(harness.stdout.readline())["reaper"]
+    assert harness.stdout.readline() == "after apply\n"
+    os.kill(reaper, signal.SIGKILL)
+    harness.kill()
+    harness.wait()
+    eventually(lambda: state_of(reaper) in ("", "Z"))
+    assert state_of(victim.pid) == "T"
+    return Killed(run_id, run_dir, victim.pid, run_dir / "job" / "data", harness.pid, reaper)
+
+
+def test_heals_what_two_deaths_left(killed: Killed, state_of: Any, state: Path) -> None:
+    """With harness and reaper dead, process, file, page and job are put right, and the registry is empty afterwards."""
+    runs, bad = find(())
+    assert ([run.run_id for run in runs], bad) == ([killed.run_id], [])
+    (run,) = left_over(runs)
+    done = recover(run)
+    assert done.clean, why(done)
+    assert {each.record for each in done.healed} == {"job", "fault"}
+    assert state_of(killed.victim) in "SR"
+    assert killed.file.read_text() == "good"
+    assert proc.family(killed.run_id) == {}
+    assert list((state / "runs").iterdir()) == []
+    assert before_a_run() == []
+
+
+def test_heals_though_the_run_directory_is_gone(killed: Killed, state_of: Any) -> None:
+    """The registry holds the undo log too: a deleted run directory takes only its own files with it."""
+    shutil.rmtree(killed.run_dir)
+    (done,) = (recover(run) for run in find(())[0])
+    assert state_of(killed.victim) in "SR"
+    assert proc.family(killed.run_id) == {}
+    assert "run directory is gone" in done.note
+    assert [each.handle["kind"] for each in done.healed if not each.verified] == ["file"]
+
+
+def test_finds_processes_by_their_mark_where_no_log_is_left(killed: Killed, state: Path) -> None:
+    """With neither run directory nor copy of the log the job's processes are still found and ended."""
+    shutil.rmtree(killed.run_dir)
+    log.path_of(next((state / "runs").iterdir())).unlink()
+    (done,) = (recover(run) for run in find(())[0])
+    assert proc.family(killed.run_id) == {}
+    assert done.clean, why(done)
+    assert "only its processes" in done.note
+
+
+def test_after_a_reboot(killed: Killed, state: Path, state_of: Any) -> None:
+    """Pids of an earlier boot are those of strangers: they are left alone; files are healed as ever."""
+    for path in (next((state / "runs").iterdir()) / "run.json", log.path_of(killed.run_dir)):
+        path.write_text(path.read_text().replace(proc.boot_id(), "earlier-boot"))
+    os.kill(killed.victim, signal.SIGSTOP)
+    (done,) = (recover(run) for run in left_over(find(())[0]))
+    assert done.clean, why(done)
+    assert killed.file.read_text() == "good"
+    assert state_of(killed.victim) == "T"
+
+
+def test_by_its_folder_where_the_registry_is_lost(killed: Killed, state: Path) -> None:
+    """A run directory, or a folder of them, can be named; the undo log alone is enough."""
+    shutil.rmtree(state)
+    for folder in (killed.run_dir, killed.run_dir.parent):
+        assert [run.run_id for run in find([folder])[0]] == [killed.run_id]
+    (run,), _bad = find([killed.run_dir])
+    assert recover(run).clean
+    assert find([killed.run_dir]) == ([], [])
+
+
+def test_spares_what_is_alive(killed: Killed, state_of: Any) -> None:
+    """A run whose harness or reaper lives is not left over, and is not healed when it is named."""
+    (run,), _bad = find(())
+    me = (os.getpid(), proc.ticks_of(os.getpid()))
+    for living in (dataclasses.replace(run, harness=me), dataclasses.replace(run, reaper=me)):
+        assert left_over([living]) == []
+        assert not recover(living).clean
+    assert state_of(killed.victim) == "T"
+
+
+def test_spares_what_another_machine_left(killed: Killed, state_of: Any) -> None:
+    """A home directory may be shared: a run of another machine is not judged by the pids of this one."""
+    run = dataclasses.replace(find(())[0][0], host="elsewhere/0")
+    assert left_over([run]) == []
+    assert "recover it there" in recover(run).problem
+    assert state_of(killed.victim) == "T"
+
+
+def test_refuses_what_another_process_is_healing(killed: Killed) -> None:
+    """Two never heal one run at once: the second says so."""
+    held = log.UndoLog(killed.run_dir)
+    (run,), _bad = find(())
+    assert "another process is healing" in recover(run).problem
+    held.close()
+    assert recover(run).clean
+
+
+def test_no_run_where_something_cannot_be_healed(killed: Killed, state: Path) -> None:
+    """A file whose saved copy is rotten can't be put back: no run starts over it, and the text says which and what."""
+    for copy in (killed.run_dir / "undo").glob("*.copy"):
+        copy.write_text("rotten")
+    with pytest.raises(LeftBehind, match=r"job/data.*not what was saved.*torchaos recover"):
+        before_a_run()
+    assert len(list((state / "runs").iterdir())) == 1
+
+
+@pytest.mark.parametrize("spoil", ["link", "open", "garbage"])
+def test_refuses_a_registry_that_is_not_ours_alone(killed: Killed, state: Path, tmp_path: Path, spoil: str) -> None:
+    """A link in place of the state directory, one that others may write to, or an entry that is none: a clear problem,
+    never silence."""
+    if spoil == "link":
+        state.rename(tmp_path / "moved")
+        state.symlink_to(tmp_path / "moved")
+    elif spoil == "open":
+        state.chmod(0o777)
+    else:
+        (next((state / "runs").iterdir()) / "run.json").write_text('{"run_id": []}')
+    runs, bad = find(())
+    assert runs == []
+    assert bad
+    with pytest.raises(LeftBehind):
+        before_a_run()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder to another user")
+def test_refuses_another_users_run(killed: Killed, state_of: Any) -> None:
+    """The run directory of somebody else is not healed by this user."""
+    os.chown(killed.run_dir, 65534, 65534)
+    runs, bad = find([killed.run_dir])
+    assert runs == []
+    assert "another user's" in bad[0].problem
+    assert state_of(killed.victim) == "T"
+
+
+def test_entry_of_a_run_goes_through_json() -> None:
+    """What the registry says of a run is data, and comes back as it was."""
+    run = OpenRun.of("run", Path("/run"), (1, 2))
+    assert OpenRun.from_json(json.loads(json.dumps(dataclasses.asdict(run)))) == run
+    good = dataclasses.asdict(run)
+    for raw in ({}, {"run_id": 1}, {**good, "harness": None}, {**good, "boot": 3}):
+        with pytest.raises(ValueError, match="entry of a run"):
+            OpenRun.from_json(raw)
+
+
+def test_command_line(killed: Killed, tmp_path: Path, spawn: Any) -> None:
+    """`status` shows what was left, `recover` heals it and says so, exit code 0; a second call finds nothing."""
+
+    def torchaos(*words: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "torchaos.harness", *words], capture_output=True, text=True, timeout=120, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    code, said = torchaos("status", "--json")
+    (view,) = json.loads(said)["runs"]
+    assert (code, view["life"], view["faults"], view["run_dir"]) == (0, "left", ["fault"], str(killed.run_dir))
+    spawn(env={ENV_RUN_ID: killed.run_id})
+    code, said = torchaos("recover")
+    assert code == 0, said
+    assert f"fault: process {killed.victim}: verified" in said
+    assert torchaos("recover") == (0, "nothing was left behind\n")
+    assert open_runs.entries() == ([], [])

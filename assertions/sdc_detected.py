@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.judging.contents import Clash, checkpoints_of, clashes
 from torchaos.harness.judging.corruption import Sighting, Step, bad_steps, sightings
-from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.recovery import Landing, landings
 from torchaos.harness.record import Record
 
 _WHO = {
@@ -32,7 +32,7 @@ class SdcDetected:
     )
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        hits = landings(run)
+        hits = _corruptions(run)
         if not hits:
             return inconclusive("no fault landed, so there was nothing to find")
         bad = bad_steps(run, twins)
@@ -43,24 +43,32 @@ class SdcDetected:
         if early:
             return inconclusive(f"the state was not as in the twin after step {early[0].number}, before any fault")
         seen = [one for one in sightings(run, since_s) if self.by == "anybody" or one.who == "job"]
-        saved = _saved_bad(run, twins, bad)
+        own = [step for step in bad if step.attempt == hits[0].attempt]
+        saved = _saved_bad(run, twins, own)
         measured = _measured(run, since_s, bad, seen, saved)
         return replace(
-            self._judge(run, twins, since_s, bad, seen, saved), measured=measured, bound={"within": self.within}
+            self._judge(run, twins, hits[0], bad, seen, saved), measured=measured, bound={"within": self.within}
         )
 
     def _judge(
         self,
         run: Record,
         twins: Sequence[Record],
-        since_s: float,
+        hit: Landing,
         bad: list[Step],
         seen: list[Sighting],
         saved: str | None,
     ) -> Finding:
+        since_s = hit.at_s
         if saved:
             found = f"; {_told(seen[0], since_s, run)}" if seen else "; nobody found it"
             return failed(f"bad state reached a checkpoint: {saved}{found}")
+        later = [step for step in bad if step.attempt > hit.attempt]
+        if later and saved is None:
+            return inconclusive(
+                f"the job resumed from good state, and after step {later[0].number} it is not the twin's all the same: "
+                "sums in another order may be all that differs; see loss_continuity"
+            )
         if not twins and not bad:
             return inconclusive("without a twin, a corruption that all replicas share can't be told")
         if not seen and not bad:
@@ -75,6 +83,9 @@ class SdcDetected:
                 f"{_told(seen[0], since_s, run)}; without a twin, checkpoints with bad state can't be told"
             )
         unseen = _unseen(run, twins)
+        clash = _clash(run, twins)
+        if clash is not None:
+            return inconclusive(f"{clash.path}, saved after the restart, differs from the twin's in {clash.name}")
         if unseen:
             return inconclusive(f"{_told(seen[0], since_s, run)}; {unseen}")
         return passed(f"{_told(seen[0], since_s, run)}; no checkpoint holds bad state")
@@ -91,15 +102,24 @@ def _steps_until(run: Record, first: Sighting, since_s: float) -> int:
     return max(1, (first.step or before) - before)
 
 
-def _saved_bad(run: Record, twins: Sequence[Record], bad: list[Step]) -> str | None:
-    """A checkpoint that holds bad state: by what lies on disk, else by the step after which it was saved."""
-    clash = _clash(run, twins)
-    if clash is not None:
-        return f"{clash.path} differs from the twin's in {clash.name}"
-    steps = {(step.attempt, step.number) for step in bad}
+def _corruptions(run: Record) -> list[Landing]:
+    """The faults that corrupt numbers; all, where none of those is ours."""
+    hits, planned = landings(run), {one.id: one.inject for one in run.plan.faults}
+    return [one for one in hits if planned.get(one.fault, "").startswith("numeric.")] or hits
+
+
+def _saved_bad(run: Record, twins: Sequence[Record], own: list[Step]) -> str | None:
+    """A checkpoint that holds bad state: by the step after which it was saved, in the attempt that was hit (`own`: its
+    bad steps), else by what lies on disk, where nothing was restarted."""
+    steps = {(step.attempt, step.number) for step in own}
     for save in run.history.saves:
         if save.ok and (save.attempt, save.global_step) in steps:
             return f"{save.path}, saved after step {save.global_step}, whose parameters were bad"
+    clash = _clash(run, twins)
+    saved_in = {save.global_step: save.attempt for save in run.history.saves}
+    hit = _corruptions(run)[0].attempt
+    if clash is not None and saved_in.get(clash.step, hit) <= hit:
+        return f"{clash.path} differs from the twin's in {clash.name}"
     return None
 
 

@@ -129,7 +129,7 @@ class Journal:
             for line in whole.splitlines():
                 try:
                     found.append(read(line))
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
             with self._grown:
                 self._add(found)

@@ -1,4 +1,4 @@
-"""collective.delay: from its moment on, the rank starts collectives late: each or every nth, by a fixed or drawn time."""
+"""collective.delay: the rank starts collectives late: each or every nth, by a fixed or drawn time."""
 
 from __future__ import annotations
 

@@ -36,12 +36,14 @@ class Reboot(Fault):
 
         for live in site.nodes:
             live.keep_place()
-        kill(site)
-        site.release()
-        time.sleep(self.away)
-        for live in site.nodes:
-            pid = live.start_again()
-            site.emit(Kind.EFFECT, {"fault": site.fault, "effect": f"node {live.node.index} is back, pid {pid}"})
+        try:
+            kill(site)
+            site.release()
+            time.sleep(self.away)
+        finally:
+            for live in site.nodes:
+                pid = live.start_again()
+                site.emit(Kind.EFFECT, {"fault": site.fault, "effect": f"node {live.node.index} is back, pid {pid}"})
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         from torchaos.harness.network.nodes import ended

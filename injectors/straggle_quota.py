@@ -41,9 +41,9 @@ class StraggleQuota(Fault):
             throttle(group_for(pid, site.fault), pid, self.cpus)
 
     def probes(self, site: Site) -> Sequence[Probe]:
-        from torchaos.harness.undo.cgroup import group_for
+        from torchaos.harness.undo.cgroup import group_of
 
-        return [_Throttled(site.fault, group_for(pid, site.fault)) for pid in site.pids]
+        return [_Throttled(site.fault, group_of(pid)) for pid in site.pids]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         from torchaos.harness.contracts import Evidence

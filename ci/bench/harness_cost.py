@@ -40,7 +40,7 @@ class Watched:
     before: float  # until the job was started
     job: float
     after: float
-    inventory: float  # of that: reading the checkpoints, by a process that imports the job's torch
+    inventory: float  # of that: reading the checkpoints
     processor: float  # while the job ran
 
 

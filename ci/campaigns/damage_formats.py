@@ -148,7 +148,8 @@ def save_hf(root: Path, step: int) -> None:
 def load_hf(root: Path) -> Any:
     trainer = hf_trainer(root.parent / "resumed", STEPS[-1])
     trainer.train(resume_from_checkpoint=str(root / "checkpoint-20"))
-    return {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()}
+    states = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()}
+    return {**states, "rng": torch.get_rng_state()}
 
 
 def lightning_parts(root: Path, steps: int) -> tuple[Any, Any, Any]:
@@ -208,7 +209,7 @@ def save_accelerate(root: Path, step: int) -> None:
 def load_accelerate(root: Path) -> Any:
     accelerator, model, optimizer = accelerated()
     accelerator.load_state(str(root / "checkpoint_20"))
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
 
 
 def save_deepspeed(root: Path, step: int) -> None:

@@ -29,7 +29,7 @@ from torchaos.harness.agent.wire import ENV_PLAN, AgentPlan, Event, Kind
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.verify import Manifests, verify
-from torchaos.harness.contracts import ChaosError, Target
+from torchaos.harness.contracts import ChaosError, Target, UsageError
 from torchaos.harness.engine.site import NodeSite
 from torchaos.harness.result import ExitCode
 
@@ -97,8 +97,8 @@ class Loader:
             self._process.wait()
 
 
-def save(form: str, root: Path, run: Path) -> Manifests:
-    """Under the agent, as a rank of its own; the manifests that it left."""
+def save(form: str, root: Path, run: Path) -> Manifests | None:
+    """Under the agent, as a rank of its own; the manifests that it left, if the agent saw any of it being written."""
     (run / "agent").mkdir(parents=True)
     (run / "events").mkdir()
     AgentPlan("matrix", str(run / "events"), ("checkpoints", "manifests")).write(run / "agent" / "plan.json")
@@ -107,7 +107,10 @@ def save(form: str, root: Path, run: Path) -> Manifests:
     argv = [sys.executable, str(HERE / "damage_formats.py"), "save", form, str(root)]
     env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return Manifests.load(run)
+    try:
+        return Manifests.load(run)
+    except UsageError:
+        return None
 
 
 @contextmanager
@@ -166,7 +169,7 @@ def measure(form: str, seeds: int, work: Path) -> list[Cell]:
                     cell.trials += 1
                     cell.loader[_outcome(load(), intact)] += 1
                     cell.plain[said(root, newest, None)] += 1
-                    cell.known[said(root, newest, manifests)] += 1
+                    cell.known[said(root, newest, manifests) if manifests else "no manifest"] += 1
             except ChaosError as error:
                 cell.why_not = str(error)
                 break

@@ -2,7 +2,6 @@
 no harm outside the run directory.
 
     python ci/campaigns/fuzz.py [--inputs N] [--seed S] [--jobs N] [--only TARGET] [--found FOLDER]
-    python ci/campaigns/fuzz.py --coverage SECONDS     the same, guided by coverage (needs `pip install atheris`)
 
 In namespaces of their own where the machine allows it. An input that has done something bad is written to --found; put
 it into tests/fuzz/corpus/TARGET/, where it is tried again by every run of the tests. Exit code 1 where there was one.
@@ -27,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 from dying.campaign import NAMESPACES, alone
 
-GUIDED = ("scenario", "run directory", "agent events", "undo log", "agent plan")
 PART = 500  # inputs of one seed
 
 
@@ -38,7 +36,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", action="append", default=[], metavar="TARGET")
     parser.add_argument("--found", type=Path, default=Path("found"), help="where inputs go that did something bad")
-    parser.add_argument("--coverage", type=float, metavar="SECONDS", help="for each target")
     parser.add_argument("--part", help=argparse.SUPPRESS)  # one of the processes that do the work: TARGET/SEED/NUMBER
     options = parser.parse_args()
     if options.part:
@@ -61,16 +58,13 @@ def hand_out(options: argparse.Namespace) -> dict[str, tuple[int, Counter[str]]]
 
     chosen = [one for one in TARGETS if one.name in (options.only or [one.name])]
     whole = sum(one.share for one in chosen)
-    if options.coverage:
-        parts = [f"{one.name}/{options.seed}/0" for one in chosen if one.name in GUIDED]
-    else:
-        shares = {one.name: round(options.inputs * one.share / whole) for one in chosen}
-        parts = [f"{name}/{options.seed + at}/{min(PART, count - at)}" for name, count in shares.items()
-                 for at in range(0, count, PART)]  # fmt: skip
+    shares = {one.name: round(options.inputs * one.share / whole) for one in chosen}
+    parts = [f"{name}/{options.seed + at}/{min(PART, count - at)}" for name, count in shares.items()
+             for at in range(0, count, PART)]  # fmt: skip
     sums: dict[str, tuple[int, Counter[str]]] = {one.name: (0, Counter()) for one in chosen}
     running: list[tuple[str, subprocess.Popen[str]]] = []
     prefix = NAMESPACES if alone() else ()
-    arguments = ["--found", str(options.found), *(["--coverage", str(options.coverage)] if options.coverage else [])]
+    arguments = ["--found", str(options.found)]
     while parts or running:
         while parts and len(running) < options.jobs:
             command = [*prefix, sys.executable, __file__, "--part", parts.pop(0), *arguments]
@@ -92,8 +86,6 @@ def work(options: argparse.Namespace) -> int:
     name, seed, number = options.part.split("/")
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         trial = Trial(name, Path(folder).resolve(), options.found)
-        if options.coverage:
-            return guided(trial, options.coverage, int(seed))
         draw = random.Random(f"{name}/{seed}")
         for raw in trial.target.bases() if int(seed) % PART == 0 else ():
             trial.one(raw)
@@ -131,38 +123,6 @@ class Trial:
 
     def tell(self) -> None:
         print(json.dumps({"inputs": self.inputs, "bad": self.bad}), flush=True)
-
-
-def guided(trial: Trial, seconds: float, seed: int) -> int:
-    """atheris, which is libFuzzer: it ends the process by itself, so that what was found is told from its exit hook."""
-    import atexit
-
-    import atheris
-
-    atexit.register(trial.tell)
-    corpus = trial.target.folder / "corpus"
-    corpus.mkdir()
-    for number, raw in enumerate(trial.target.bases()):
-        (corpus / str(number)).write_bytes(raw)
-    atheris.instrument_all()
-    arguments = [
-        sys.argv[0],
-        f"-max_total_time={seconds:.0f}",
-        f"-seed={seed + 1}",
-        "-max_len=20000",
-        "-verbosity=0",
-        str(corpus),
-    ]
-    atheris.Setup(arguments, trial.one, custom_mutator=_mutator, enable_python_coverage=True)
-    atheris.Fuzz()
-    return 0
-
-
-def _mutator(raw: bytes, most: int, seed: int) -> bytes:
-    from mutating.mutate import damaged
-
-    name, newline, rest = raw.partition(b"\n")
-    return (name + newline + damaged(rest, random.Random(seed)))[:most]
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class CollectiveHook:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self.stamping = Stamping(agent) if "stamps" in agent.live else None
+        self.inside = threading.local()  # `.functional`: in a functional one, whose own c10d call old torch shows too
         self._libraries: list[Any] = []  # the hooks last as long as these
 
     def install(self) -> None:
@@ -62,7 +63,7 @@ class CollectiveHook:
                 with guard(excluded):
                     return packet(*args)
 
-            if not agent.on:
+            if not agent.on or getattr(self.inside, "functional", False):
                 return through()
             return self.around(Call(op, args, lambda: _unbox(args[group_at]), packet), through)
 

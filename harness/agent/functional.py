@@ -29,7 +29,7 @@ class FunctionalHook:
     """Works for a CollectiveHook: what is due before and after a collective is the same for both."""
 
     def __init__(self, collectives: CollectiveHook) -> None:
-        self._around, self._stamping = collectives.around, collectives.stamping
+        self._around, self._stamping, self._inside = collectives.around, collectives.stamping, collectives.inside
         self._agent = collectives._agent
         self._libraries: list[Any] = []
 
@@ -61,8 +61,12 @@ class FunctionalHook:
 
         def collective(*args: Any, **kwargs: Any) -> Any:
             def through() -> Any:
-                with guard(excluded):
-                    return packet(*args, **kwargs)
+                self._inside.functional = True
+                try:
+                    with guard(excluded):
+                        return packet(*args, **kwargs)
+                finally:
+                    self._inside.functional = False
 
             if not self._agent.on or not self._is_real(args[0]):
                 return through()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Change = Literal["flip", "nan", "inf", "zero"]
 Self = TypeVar("Self")
+_JUDGING = "torchaos.harness.judging.corruption"  # only in the harness, never in a rank
 _VALUES = {"nan": float("nan"), "inf": float("inf"), "zero": 0.0}
 
 
@@ -40,19 +41,14 @@ class Corruption(Fault):
         return replace(self, **{**drawn, **given})  # type: ignore[type-var]
 
     def changes(self, site: Any) -> Sequence[Any] | Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
-        return Irreversible("a number that was computed with can't be taken back; the job has to notice")
+        why = "a number that was computed with can't be taken back; the job has to notice"
+        return import_module("torchaos.harness.contracts").Irreversible(why)  # type: ignore[no-any-return]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.corruption import seen_by_others
-
-        return seen_by_others(record, fault)
+        return import_module(_JUDGING).seen_by_others(record, fault)  # type: ignore[no-any-return]
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
-        from torchaos.harness.judging.corruption import seen_by_twin
-
-        return seen_by_twin(record, twins, fault)
+        return import_module(_JUDGING).seen_by_twin(record, twins, fault)  # type: ignore[no-any-return]
 
 
 def corrupt(site: Any, what: str, tensors: Sequence[Any], injector: Any) -> None:

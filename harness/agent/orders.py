@@ -34,10 +34,12 @@ class Pending:
 
     @property
     def has_fired(self) -> bool:
-        """As often as it is allowed to; or the rank that was held for it was let go, and did not live to say so."""
+        """As often as it is allowed to; or the rank that was held for it was let go, and did not live to say so; or the
+        harness has called it off."""
         fired = self.page.read(ControlPage.FIRED)
         died_held = self.page.read(ControlPage.GO) == fired + 1
-        return died_held or (fired > 0 and fired >= self.page.read(ControlPage.ALLOWED))
+        called_off = self.page.read(ControlPage.ARMED_PID) == ControlPage.CALLED_OFF
+        return died_held or called_off or (fired > 0 and fired >= self.page.read(ControlPage.ALLOWED))
 
     @property
     def armed(self) -> bool:
@@ -141,11 +143,13 @@ class Orders:
         elif one.has_fired:
             self._drop(one)
             return None
-        elif not _wait(lambda: one.armed, one.when.hold_s):
+        elif not _wait(lambda: one.armed or one.has_fired, one.when.hold_s):
             self._forget(one, "not armed in time: the rank reached the Moment and waited as long as it may")
             return None
         else:
             self._drop(one)
+            if not one.armed:  # called off while it was waited for
+                return None
         if one.injector is None:
             self._hold(one, phase)
             return None

@@ -287,12 +287,13 @@ class ControlPage:
 
     Little-endian signed 64-bit words. The harness writes ALLOWED (how often the order may fire in all), GO (the number
     of the firing that may go on after a hold, or that is taken back where the fault lasts), ARMED_PID (the one process
-    that may fire; 0: any), BASE and BASE_ATTEMPT (global steps done before that attempt's first step). The rank writes
-    FIRED (how often it has fired: a restarted rank reads it and does not fire again) and STATE.
+    that may fire; 0: any; CALLED_OFF: none ever will), BASE and BASE_ATTEMPT (global steps done before that attempt's
+    first step). The rank writes FIRED (how often it has fired: a restarted rank reads it and does not fire again) and
+    STATE.
     """
 
     MAGIC, ALLOWED, GO, ARMED_PID, BASE, BASE_ATTEMPT, FIRED, STATE = range(8)
-    SIZE = 64
+    SIZE, CALLED_OFF = 64, -1
     _MAGIC = 0x746F726368616F73  # "torchaos"
     MARK = _MAGIC.to_bytes(8, "little")  # what a page begins with
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import threading
@@ -100,11 +101,31 @@ class Local:
             return os.dup(fd)
 
 
+class _Calls:
+    """A file system of fsspec whose every error is an OSError, whatever its library raises."""
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._fs, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except OSError:
+                raise
+            except Exception as error:
+                raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+
+        return call
+
+
 class Remote:
     """An object store, by fsspec. Small reads come from blocks that are kept, since each request takes long."""
 
     def __init__(self, fs: Any) -> None:
-        self._fs = fs
+        self._fs = _Calls(fs)
         self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._lock = threading.Lock()
 

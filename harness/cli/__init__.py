@@ -18,7 +18,15 @@ from torchaos.harness.result import ExitCode
 from torchaos.harness.secrecy import mask
 from torchaos.harness.undo.recovery import LeftBehind
 
-__all__ = ["care", "cli", "diagnose", "look", "main", "run", "verify"]  # a module of commands adds them to `cli` when it is imported
+__all__ = [
+    "care",
+    "cli",
+    "diagnose",
+    "look",
+    "main",
+    "run",
+    "verify",
+]  # a module of commands adds them to `cli` when it is imported
 
 
 def main() -> None:

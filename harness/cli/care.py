@@ -69,11 +69,11 @@ def recover_(folders: Sequence[Path], forget: bool, any_host: bool) -> None:
     done = [*bad, *(recover(run, any_host) for run in chosen)]
     code = _tell(done)
     if forget and code is not ExitCode.PASSED:
-        for one in done:
-            if not one.clean and one.run_id != "?" and one.healed:
-                open_runs.remove(one.run_id)
-                click.echo(f"{one.run_dir}: forgotten")
-        code = ExitCode.PASSED if all(one.clean or one.healed for one in done) else code
+        dropped = [one for one in done if not one.clean and not one.spared and one.run_id != "?"]
+        for one in dropped:
+            open_runs.remove(one.run_id)
+            click.echo(f"{one.run_dir}: forgotten")
+        code = ExitCode.PASSED if all(one.clean or one in dropped for one in done) else code
     if not done:
         click.echo("nothing was left behind")
     sys.exit(code)

@@ -16,18 +16,27 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self.target: ScenarioRun | None = None
+        self._target: ScenarioRun | None = None
+
+    def ends(self, target: ScenarioRun) -> None:
+        """From now on it is this run that a signal ends; one that came just before ends it, too."""
+        self._target = target
+        if self.reason:
+            target.stop(self.reason)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         again, self.reason = self.reason is not None, self.reason or f"{signal.Signals(number).name} was received"
-        if self.target:
-            self.target.hurry(self.reason) if again else self.target.stop(self.reason)
+        if self._target:
+            self._target.hurry(self.reason) if again else self._target.stop(self.reason)
 
 
 @contextmanager
 def signals() -> Iterator[Interrupt]:
     interrupt = Interrupt()
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: it is to outlive its terminal
+        wanted.append(signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in wanted}
     try:
         yield interrupt
     finally:

@@ -32,7 +32,7 @@ from torchaos.harness.result import ExitCode, Result, worst
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.scenario import load
 from torchaos.harness.secrecy import mask, mask_words
-from torchaos.harness.undo.recovery import before_a_run
+from torchaos.harness.undo.recovery import LeftBehind, before_a_run
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,14 @@ def _run_one(one: Planned, console: Console, interrupted: Interrupt) -> Result:
     again = [*mask_words(["torchaos", "run", str(one.source), "--seed", str(one.plan.seed), *one.options])]
     watcher = partial(Live, console=console)
     scenario_run = ScenarioRun(one.plan, one.folder, one.source, again, watcher)
-    interrupted.target = scenario_run
+    interrupted.ends(scenario_run)
     try:
         result = _result_of(scenario_run)
     except ChaosError as error:
         with suppress(OSError):
             console.print(Text.assemble(("error: ", "bold red"), mask(str(error))), soft_wrap=True)
         code = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.INTERNAL
+        code = ExitCode.ROLLBACK if isinstance(error, LeftBehind) else code
         return error_result(one.plan, one.folder, ChaosError(mask(str(error))), code)
     with suppress(OSError):  # the terminal may be gone
         show.show(result, console)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from torchaos.harness.contracts import RankProcess
 from torchaos.harness.diagnosis import blame, stacks
-from torchaos.harness.diagnosis.calls import ranges
+from torchaos.harness.diagnosis.calls import Calls, ranges
 from torchaos.harness.diagnosis.stamped import read_stamps
 from torchaos.harness.diagnosis.verdict import HIGH, LOW, MEDIUM, Diagnosis
 from torchaos.harness.undo import proc
@@ -22,9 +22,12 @@ _STUCK = {
 _ASLEEP_S, _LOOKS = 0.2, 5
 
 
-def diagnose(ranks: Mapping[int, RankProcess], world: int = 0, stamps: Path | None = None) -> Diagnosis:
-    """`world`: how many ranks there should be. Looks for about 0.2 s. What is stopped or gone explains a hang by
-    itself; after that the stamps count most, since they tell who is in which collective; then the stacks."""
+def diagnose(
+    ranks: Mapping[int, RankProcess], world: int = 0, stamps: Path | None = None, hangs: bool = False
+) -> Diagnosis:
+    """`world`: how many ranks there should be. `hangs`: that it does is known, however short it waits by now. Looks for
+    about 0.2 s. What is stopped or gone explains a hang by itself; after that the stamps count most, since they tell
+    who is in which collective; then the stacks."""
     states = _states(ranks)
     found = Diagnosis()
     gone = set(range(world)) - set(ranks)
@@ -35,8 +38,11 @@ def diagnose(ranks: Mapping[int, RankProcess], world: int = 0, stamps: Path | No
             found.blame([rank], HIGH, _STUCK[state])
         elif state == "D":
             found.blame([rank], MEDIUM, "it is in an uninterruptible sleep in the kernel")
-    seen = _by_stamps(stamps, found) if stamps and stamps.is_dir() else Diagnosis()
-    apart = _apart(ranks, found)
+    calls = read_stamps(stamps, None if hangs else time.monotonic()) if stamps and stamps.is_dir() else Calls({})
+    seen = blame.diagnose(calls)
+    found.problems += seen.problems
+    groups = {members for one in calls.ranks.values() for members in one.groups.values()}
+    apart = _apart(ranks, sorted(groups, key=len), found)
     if found.culprits:
         for rank in found.culprits:
             found.say(rank, *seen.evidence.get(rank, []))
@@ -63,13 +69,7 @@ def _states(ranks: Mapping[int, RankProcess]) -> dict[int, str]:
     return {rank: next(iter(states)) if len(states) == 1 else "" for rank, states in seen.items()}
 
 
-def _by_stamps(folder: Path, found: Diagnosis) -> Diagnosis:
-    seen = blame.diagnose(read_stamps(folder, time.monotonic()))
-    found.problems += seen.problems
-    return seen
-
-
-def _apart(ranks: Mapping[int, RankProcess], found: Diagnosis) -> dict[int, str]:
+def _apart(ranks: Mapping[int, RankProcess], groups: Iterable[Sequence[int]], found: Diagnosis) -> dict[int, str]:
     """By their stacks; a rank that is stopped can be read too."""
     py_spy = stacks.find_py_spy()
     if py_spy is None:
@@ -81,4 +81,4 @@ def _apart(ranks: Mapping[int, RankProcess], found: Diagnosis) -> dict[int, str]
         found.problems.append(
             f"the stack of {ranges(unread)} could not be read (is py-spy allowed to? it needs ptrace)"
         )
-    return stacks.outliers(seen)
+    return stacks.outliers(seen, groups)

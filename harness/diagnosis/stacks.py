@@ -8,7 +8,7 @@ import subprocess
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,19 +103,30 @@ def parse(pid: int, text: bytes | str) -> Stack | None:
     return Stack(pid, tuple(frames))
 
 
-def outliers(stacks: Mapping[int, Stack]) -> dict[int, str]:
+def outliers(stacks: Mapping[int, Stack], groups: Iterable[Sequence[int]] = ()) -> dict[int, str]:
     """By rank: those that are not where the others are, and a sentence for each. Where some wait in collectives, those
     that don't are the ones that they wait for; else (ranks wait for a GPU wherever they happen to be) the few that are
-    elsewhere than most. None where all do the same."""
+    elsewhere than most. Where there is no such majority, as in a pipeline, each of the process groups is looked at by
+    itself. None where all do the same."""
     waiting = [rank for rank, stack in stacks.items() if stack.waits_for_others]
     if waiting:
         apart = [rank for rank in stacks if rank not in waiting]
         return {rank: f"it is at {stacks[rank].place}, while the others wait in collectives" for rank in apart}
+    found = _few(stacks)
+    for group in groups if found is None else ():
+        members = {rank: stacks[rank] for rank in group if rank in stacks}
+        if len(members) > 2 and (few := _few(members)):
+            return few
+    return found or {}
+
+
+def _few(stacks: Mapping[int, Stack]) -> dict[int, str] | None:
+    """Those that are elsewhere than most; None where there is no majority."""
     kinds = Counter(stack.kind for stack in stacks.values())
     (usual, many), *_ = kinds.most_common() or [((), 0)]
     if 2 * many <= len(stacks):
-        return {}
-    most = next((stack.place for stack in stacks.values() if stack.kind == usual), "")
+        return None
+    most = next(stack.place for stack in stacks.values() if stack.kind == usual)
     apart = [rank for rank, stack in stacks.items() if stack.kind != usual]
     return {rank: f"it is at {stacks[rank].place}, while most are at {most}" for rank in apart}
 

@@ -19,19 +19,21 @@ from torchaos.harness import registry
 from torchaos.harness.agent.wire import ControlPage, Event, Kind, Moment, State
 from torchaos.harness.contracts import ChaosError, Handle, Injector, Irreversible, RankProcess
 from torchaos.harness.engine.arming import Slots
-from torchaos.harness.engine.permits import NotPermitted, Permits
+from torchaos.harness.engine.due import after_is_due
+from torchaos.harness.engine.permits import Permits
 from torchaos.harness.engine.site import NodeSite, Victim
-from torchaos.harness.history import History
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers.attach import Attached
 from torchaos.harness.launchers.job import Job
-from torchaos.harness.plan import After, PlannedFault
+from torchaos.harness.plan import PlannedFault
 from torchaos.harness.probes.sampling import Sampling
-from torchaos.harness.undo.client import Reaper
+from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import PageSlot
+from torchaos.harness.undo.healer import Healed
 
 CHECK_S = 1.0  # how often it is looked whether a fault that is armed may still fire
+SPARE_S = 30.0  # the reaper takes a fault back by itself when it lasts so much longer than it should
 NEAR_S, FAR_S = 0.0005, 0.02  # how often a page is looked at close to the Moment, and before
 
 
@@ -42,7 +44,7 @@ class Field:
     journal: Journal
     job: Job | Attached
     reaper: Reaper
-    limit_s: float  # the reaper takes a fault back by itself after this long
+    limit_s: float  # the reaper takes a fault back by itself this long after it was guarded
     undo_copies: Path = NodeSite.undo_copies
     checkpoints: Path | None = None
     permits: Permits | None = None
@@ -97,6 +99,15 @@ class FaultLife:
             reason = str(error) if known else f"{type(error).__name__}: {error}"
             with suppress(ChaosError):  # the journal is closed: the run is over, and has been told of
                 self._emit(Kind.MISSED, {"fault": self.fault.id, "reason": reason})
+        finally:
+            self._call_off()
+
+    def _call_off(self) -> None:
+        """It will not come any more: no rank waits to be armed for it, and one that is held goes on."""
+        for page in self._slots.pages.values():
+            page.write(page.ARMED_PID, page.CALLED_OFF)
+            if self.fault.where == "node":
+                page.write(page.GO, PageSlot.GO_ON)
 
     def _in_the_ranks(self) -> None:
         self._check_limits()
@@ -106,24 +117,17 @@ class FaultLife:
             page.write(page.ALLOWED, self.fault.times)
         self._armed(self.fault.target.ranks)
         if self._on.wait_until(partial(self._all_fired, list(pages))):
-            self._on.reaper.mark(self._record, "applied")
-            if self.fault.duration_s is not None:
-                self._on.ended.wait(self.fault.duration_s)
-                self.roll_back()
+            self._last()
 
     def _all_fired(self, pages: Sequence[ControlPage]) -> bool:
-        """Disarms them, and raises NotPermitted, when the job has come back in another size and they may not fire."""
         if time.monotonic() - self._checked_s > CHECK_S:
-            try:
-                self._check_limits()
-            except NotPermitted:
-                for page in pages:
-                    page.write(page.ALLOWED, page.read(page.FIRED))
-                raise
+            self._check_limits()
         return all(page.read(page.FIRED) >= self.fault.times for page in pages)
 
     def _check_limits(self) -> None:
+        """Raises NotPermitted, as when the job has come back in another size; UndoError when the reaper is gone."""
         self._checked_s = time.monotonic()
+        self._on.reaper.check()
         if self._on.permits:
             self._on.permits.check(self.fault.target.ranks, self.fault.target.nodes)
 
@@ -180,15 +184,23 @@ class FaultLife:
         self._watching.start()  # before the rank goes on
         release()
         self._emit(Kind.APPLIED, {"fault": self.fault.id})
-        self._on.reaper.mark(self._record, "applied")
-        if self.fault.duration_s is not None:
-            self._on.ended.wait(self.fault.duration_s)
+        self._last()
+
+    def _last(self) -> None:
+        """It has been applied: wait for as long as it lasts."""
+        lasts_s = self.fault.duration_s
+        self._on.reaper.mark(self._record, "applied", None if lasts_s is None else lasts_s + SPARE_S)
+        if lasts_s is not None:
+            self._on.ended.wait(lasts_s)
             self.roll_back()
 
     def roll_back(self) -> None:
         """Take back what this fault changed, and say whether that was verified. Harmless when there is nothing."""
         self._watching.stop()
-        healed = self._on.reaper.heal(self.fault.id)
+        try:
+            healed = self._on.reaper.heal(self.fault.id)
+        except UndoError as error:
+            healed = [Healed(self.fault.id, {}, False, str(error))]
         if healed:
             bad = [one.reason for one in healed if not one.verified]
             self._emit(Kind.ROLLED_BACK, {"fault": self.fault.id, "verified": not bad, "reason": "; ".join(bad)})
@@ -269,49 +281,3 @@ def injector_of(fault: PlannedFault) -> Injector:
     """The injector with the parameters that were planned."""
     found: Injector = registry.find("injectors", fault.inject)(**fault.params)
     return found
-
-
-def after_is_due(trigger: After, events: Sequence[Event], now_s: float) -> bool:
-    """Whether an outside trigger has come. Pure. `now_s` is CLOCK_MONOTONIC."""
-    start = _start_of(trigger, events)
-    if start is None:
-        return False
-    if trigger.checkpoints:
-        saves = [
-            e.mono_s for e in events if e.kind is Kind.SAVE_END and e.data["ok"] and e.rank == 0 and e.mono_s >= start
-        ]
-        if len(saves) < trigger.checkpoints:
-            return False
-        start = saves[trigger.checkpoints - 1]
-    return now_s >= start + trigger.delay_s
-
-
-def _start_of(trigger: After, events: Sequence[Event]) -> float | None:
-    if trigger.fault is None:
-        return next((event.mono_s for event in events if event.kind is Kind.JOB_STARTED), None)
-    hits = [e for e in events if e.kind is Kind.APPLYING and e.data["fault"] == trigger.fault]
-    if not hits:
-        return None
-    at, pids = hits[0].mono_s, {hit.data["pid"] for hit in hits}
-    if trigger.state == "applied":
-        return at
-    if trigger.state == "rolled_back":
-        return next((e.mono_s for e in events if e.kind is Kind.ROLLED_BACK and e.data["fault"] == trigger.fault), None)
-    if trigger.state == "felt":
-        return next(
-            (e.mono_s for e in events if e.kind is Kind.RANK_EXITED and e.data["pid"] in pids and e.mono_s >= at), None
-        )
-    return _recovered_at(History.of(events), hits)
-
-
-def _recovered_at(history: History, hits: Sequence[Event]) -> float | None:
-    """The first step beyond all before: of the very rank that was hit, where it lives on, else of a later attempt."""
-    at, ranks, hit = hits[0].mono_s, {one.rank for one in hits}, history.attempt_at(hits[0].mono_s)
-    number = hit.number if hit else 0
-    before = history.highest_step(before_s=at) or 0
-    reached = max((one.last_step or 0 for one in history.attempts if one.number <= number), default=0)
-    for one in history.executions:
-        lives_on = one.attempt == number and (one.rank in ranks or history.source == "log")
-        if one.mono_s > at and (one.global_step or 0) > (before if lives_on else reached):
-            return one.mono_s
-    return None

@@ -15,6 +15,8 @@ from torchaos.harness.contracts import ChaosError, Handle
 from torchaos.harness.plan import Plan
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
+from torchaos.harness.undo.network import Names
+from torchaos.harness.undo.space import Space
 
 
 class NotPermitted(ChaosError):
@@ -65,7 +67,8 @@ class Permits:
                 self._ranks, self._nodes = all_ranks, all_nodes
 
     def check_changes(self, changes: Sequence[Handle]) -> None:
-        """Raises NotPermitted for a process, a file or a page that is not the job's or the run's own."""
+        """Raises NotPermitted for a process, a file or a page that is not the job's or the run's own, and for a network
+        that is the host's."""
         members: Mapping[int, int] | None = None
         for handle in changes:
             if isinstance(handle, Process):
@@ -74,6 +77,10 @@ class Permits:
                     raise NotPermitted(f"process {handle.pid} is not one of the job's, so it is left alone")
             elif isinstance(handle, JobProcesses) and not handle.run_id.startswith(self.run_id):
                 raise NotPermitted(f"{handle.run_id} is another run, so its processes are left alone")
+            elif isinstance(space := getattr(handle, "space", None), Space):
+                check_network(Path(f"/proc/{space.pid}/ns/net"), self.plan.consent)
+                if isinstance(handle, Names):
+                    self.check_path(Path(handle.path))
             elif isinstance(handle, (File, PageSlot)) or hasattr(handle, "target"):
                 self.check_path(Path(getattr(handle, "path", "") or getattr(handle, "target", "")))
 

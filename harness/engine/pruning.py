@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchaos.harness.engine import commands
 from torchaos.harness.undo import log
 from torchaos.harness.undo.recovery import find
 
@@ -22,10 +23,16 @@ class Finished:
 
 
 def finished(out: Path) -> list[Finished]:
-    """The run directories under `out` that nothing is left of, the oldest first. Raises OSError where `out` can't be
-    read."""
+    """The run directories under `out` that nothing is left of, the oldest first. While a run is at work, only those
+    that were judged: it may be in the middle of its twin, and have nothing guarded yet. Raises OSError where `out`
+    can't be read."""
     busy = {Path(run.run_dir) for run in find(())[0]}
-    found = [_measure(folder) for folder in out.resolve().iterdir() if folder not in busy and _is_finished(folder)]
+    at_work = bool(commands.living())
+    found = [
+        _measure(folder)
+        for folder in out.resolve().iterdir()
+        if folder not in busy and _is_finished(folder) and not (at_work and not (folder / "result.json").exists())
+    ]
     return sorted(found, key=lambda one: -one.age_s)
 
 

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 
 from torchaos.harness.agent.wire import AgentPlan, Kind
@@ -31,13 +32,14 @@ from torchaos.harness.observed import Watched
 from torchaos.harness.plan import Plan
 from torchaos.harness.result import write_atomically
 from torchaos.harness.rundir import RunDir
-from torchaos.harness.undo.client import Reaper
+from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.healer import Healed
 from torchaos.harness.undo.recovery import PROBES
 
 WATCH_S = 0.1
 STOP_GRACE_S = 5.0
+LATE_S = 30.0  # for a fault that is still being applied when all is taken back
 SPARE_S = 60.0  # the reaper ends the job by itself when it lives so much longer than its time-out
 
 Watcher = Callable[[Journal, Plan], AbstractContextManager[object]]
@@ -55,6 +57,8 @@ class Run:
         self._reproduce, self._watcher = list(reproduce), watcher
         self._stopped: dict[str, object] | None = None
         self._hurried = False
+        self._lives: list[FaultLife] = []
+        self.left: list[str] = []  # once it is over: what could not be taken back, a sentence each
 
     def stop(self, reason: str, interrupted: bool = True) -> None:
         """End the run early; everything is still healed, stopped and collected. `interrupted`: by somebody outside, so
@@ -76,11 +80,12 @@ class Run:
             self._launch()
             self._watch()
         if self.journal.failed:
-            raise ChaosError(f"{self.folder.root}: {self.journal.failed}; all was taken back, and nothing is judged")
+            raise ChaosError(f"{self.folder.root}: {self.journal.failed}; nothing is judged")
 
     def _prepare(self, stack: ExitStack) -> None:
         self.journal = Journal(self.folder.events)
         stack.callback(self.journal.close)
+        stack.callback(self._note_what_is_left)
         if self._watcher:
             stack.enter_context(self._watcher(self.journal, self.plan))
         self._stage("prepare")
@@ -166,7 +171,7 @@ class Run:
         self._stage("stop job")
         self._job.stop(STOP_GRACE_S, self._is_hurried)
         for owner in ("job", "launcher"):
-            self._tell(self._reaper.heal(owner))
+            self._take_back(owner, partial(self._reaper.heal, owner))
 
     def _take_inventory(self) -> None:
         root = self._checkpoints()
@@ -179,8 +184,23 @@ class Run:
         self._stage("end")
 
     def _release(self) -> None:
-        """The last of all: what is still guarded is taken back, and the reaper ends."""
-        self._tell(self._reaper.close())
+        """The last of all: what is still guarded is taken back, and the reaper ends. Not while a fault is still being
+        applied: the reaper takes that back again once it hears of it, and nobody would after this."""
+        late = [life.fault.id for life in self._lives if not life.join(LATE_S)]
+        self._take_back("all", self._reaper.close)
+        for name in late:
+            self._tell([Healed(name, {}, False, "it was still being applied when the run was over")])
+
+    def _take_back(self, what: str, heal: Callable[[], Sequence[Healed]]) -> None:
+        try:
+            self._tell(heal())
+        except UndoError as error:  # said like any other: the exit code is 4, and what comes next still comes
+            self._tell([Healed(what, {}, False, str(error))])
+
+    def _note_what_is_left(self) -> None:
+        undone = (e.data for e in self.journal.snapshot() if e.kind in (Kind.ROLLED_BACK, Kind.HEALED))
+        bad = [data for data in undone if not data["verified"]]
+        self.left = [f"{one.get('fault') or one.get('record')} could not be taken back: {one['reason']}" for one in bad]
 
     def _tell(self, healed: Sequence[Healed]) -> None:
         for one in healed:

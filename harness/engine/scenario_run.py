@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torchaos.harness.agent.wire import EventFile, Kind
@@ -18,6 +19,7 @@ from torchaos.harness.record import Record
 from torchaos.harness.result import ExitCode, Result, Verdict, write_atomically
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.undo.disk import owner_only
+from torchaos.harness.undo.recovery import LeftBehind
 
 
 class ScenarioRun:
@@ -31,6 +33,7 @@ class ScenarioRun:
         self._current: Run | None = None
         self._stopped: str | None = None
         self._hurried = False
+        self._left: list[str] = []  # what could not be taken back, of the run or of a twin
 
     def stop(self, reason: str) -> None:
         self._stopped = reason
@@ -45,7 +48,16 @@ class ScenarioRun:
             self._current.hurry()
 
     def __call__(self) -> Result:
-        """Raises ChaosError where the run could not be made at all; by then nothing is left behind."""
+        """Raises ChaosError or OSError where the run could not be made, or not be judged; LeftBehind where moreover
+        something could not be taken back."""
+        try:
+            return self._result()
+        except (ChaosError, OSError) as error:
+            if self._left:
+                raise LeftBehind(f"{error}; and {self._left[0]}; mend it, then `torchaos recover`") from error
+            raise
+
+    def _result(self) -> Result:
         check_disk(self.folder.root)
         self.folder.create()
         self.plan.write(self.folder.plan)
@@ -65,6 +77,12 @@ class ScenarioRun:
         if self._stopped and unfinished:
             self._note_stop(self._stopped)
         result = self._judged()
+        if self._left and result.exit_code is not ExitCode.ROLLBACK:  # of a twin: its record is not the run's
+            passed = result.verdict is Verdict.PASSED
+            verdict, reason = (
+                (Verdict.ERROR, f"rollback: {self._left[0]}") if passed else (result.verdict, result.reason)
+            )
+            result = replace(result, verdict=verdict, reason=reason, exit_code=ExitCode.ROLLBACK)
         write_atomically(self.folder.result, json.dumps(result.to_json(), indent=1) + "\n", private=True)
         return result
 
@@ -92,6 +110,7 @@ class ScenarioRun:
         try:
             self._current()
         finally:
+            self._left += self._current.left
             self._current = None
 
     def _records(self) -> tuple[Record, list[Record]]:

@@ -23,6 +23,7 @@ from torchaos.harness.engine.twin_key import key_of
 from torchaos.harness.plan import Plan
 from torchaos.harness.record import Record
 from torchaos.harness.rundir import RunDir
+from torchaos.harness.undo.client import UndoError, heal_from_log
 
 MOST_TWINS, MOST_BYTES = 200, 10 << 30  # that the cache keeps
 _TRIES = 4
@@ -62,9 +63,9 @@ class Twins:
     def _make(self, number: int, kept: Path) -> bool:
         """A healthy job may abort while it exits (torch's teardown), and is then done again by torchrun: such a run is
         no twin, and another is tried. One that fails is left where it ran, so that its log can be read."""
+        self._clear()
         for _ in range(_TRIES):
             folder = RunDir(self._home / f"run-{number}-{os.getpid()}")
-            shutil.rmtree(folder.root, ignore_errors=True)  # of a process that was killed and had our number
             folder.create()
             self._execute(self._plan, folder)
             record = Record.load(folder)
@@ -77,7 +78,6 @@ class Twins:
         else:
             return False
         partial = self._home / f".{number}-{os.getpid()}"
-        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
         for name in _KEPT:
             (folder.root / name).rename(partial / name)
@@ -85,6 +85,14 @@ class Twins:
         shutil.rmtree(folder.root)
         forget_old(self._home)
         return True
+
+    def _clear(self) -> None:
+        """What harnesses that were killed over a twin left here: the lock is ours, so none of them lives. One may have
+        had our number: containers count pids from 1."""
+        for left in (*self._home.glob("run-*"), *self._home.glob(".[0-9]*-*")):
+            with suppress(UndoError):  # its reaper is at it
+                if all(one.verified for one in heal_from_log(left)):
+                    shutil.rmtree(left, ignore_errors=True)
 
     @property
     def failed_log(self) -> Path:

@@ -64,11 +64,17 @@ def steps_of(record: Record) -> list[Step]:
 
 def bad_steps(record: Record, twins: Sequence[Record]) -> list[Step] | None:
     """The steps after which the state was bad; None where no step's state could be told."""
-    theirs = twins[0].history.by_step() if twins else {}
-    verdicts = [(step, step.differs_from(theirs.get(step.number)), step.replicas_differ) for step in steps_of(record)]
+    theirs = [twin.history.by_step() for twin in twins]
+    verdicts = [(step, _differs(step, theirs), step.replicas_differ) for step in steps_of(record)]
     if all(by_twin is None and by_replica is None for _step, by_twin, by_replica in verdicts):
         return None
     return [step for step, by_twin, by_replica in verdicts if by_twin or by_replica]
+
+
+def _differs(step: Step, twins: Sequence[Mapping[int, Mapping[int, Execution]]]) -> bool | None:
+    """From every twin: what one of them has too is no harm."""
+    found = [step.differs_from(twin.get(step.number)) for twin in twins]
+    return None if not found or None in found else all(found)
 
 
 @dataclass(frozen=True)
@@ -94,16 +100,17 @@ def sightings(record: Record, since_s: float) -> list[Sighting]:
     if spike is not None:
         found.append(Sighting("norm", _under_way(record, spike), spike.mono_s))
     left = next((event for event in record.of_kind(*_EXITS) if event.mono_s >= since_s and _is_refusal(event)), None)
-    if left is not None:
+    others = [one for one in landings(record) if left and since_s < one.at_s <= left.mono_s]
+    if left is not None and not others:  # else it may have left because of them
         done = [step.number for step in steps if step.over_s <= left.mono_s]
         found.append(Sighting("job", max(done, default=0) + 1, left.mono_s))
     return sorted(found, key=lambda one: one.at_s)
 
 
 def _is_refusal(event: Event) -> bool:
-    """A rank that ends with an error of its own: not by a signal, and not because it is done."""
+    """A rank that ends with an error of its own: not by a signal or told by one (128 and more), nor as it is done."""
     code = event.data.get("exit_code")
-    return isinstance(code, int) and code > 0
+    return isinstance(code, int) and 0 < code < 128
 
 
 def _spikes(record: Record, since_s: float) -> Iterator[Event]:

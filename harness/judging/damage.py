@@ -154,13 +154,15 @@ def _meeting(record: Record, attempt: Attempt, one: Damage, all_: Sequence[Damag
 def _did(attempt: Attempt, one: Damage, loads: Sequence[Load], first: float | None) -> Did:
     if first is None:
         return Did.ENDED
-    taken = next((load for load in reversed(loads) if load.ok), None)
+    # The last one that worked counts, among the checkpoints: weights to start from may come from anywhere.
+    here = f"{posixpath.dirname(one.checkpoint)}/"
+    taken = next((load for load in reversed(loads) if load.ok and load.path.startswith(here)), None)
     if taken is not None and _touches(taken.path, one) and taken.mono_s < one.until_s:
         return Did.LOADED
     if attempt.base is None:
         return Did.UNKNOWN
-    if one.step is not None and attempt.base == one.step and one.op != "text":
-        return Did.LOADED  # its loads were not seen, or only those of other files of the same checkpoint
+    if taken is None and one.step is not None and attempt.base == one.step and one.op != "text":
+        return Did.LOADED  # no load of any checkpoint was seen, and there it went on
     if one.step is not None and attempt.base > one.step:
         return Did.WENT_ON
     if one.op == "text" and attempt.base == one.step:

@@ -164,8 +164,12 @@ class Job:
             self._journal.emit(Kind.NODE_STARTED, data, attempt=base)
 
     def _start_again(self, index: int) -> int:
+        run, end_s = self._runs[index], time.monotonic() + _DRAIN_S
+        while run.code is None and not _is_there(run.command.pid) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)  # it has just ended, and that is not noted yet
         with self._lock:
             run = self._runs[index]
+            run.expected = False
             if self._ending.is_set() or self._done.is_set() or run.code is None:
                 raise ChaosError(f"node {index} can't be started again: the job is over, or the node is still there")
             # Whoever keeps the rendezvous begins a new one; any other node joins the one there is.
@@ -247,3 +251,9 @@ def agents_of(watch: RankWatch, nodes: Sequence[int]) -> list[Victim]:
 def _is_alive(pid: int, ticks: int) -> bool:
     found = proc.stat(pid)
     return found is not None and found.ticks == ticks and found.state not in "ZX"
+
+
+def _is_there(child: int) -> bool:
+    """A child of ours keeps its pid until it is waited for."""
+    found = proc.stat(child)
+    return found is not None and found.state not in "ZX"

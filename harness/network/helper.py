@@ -25,8 +25,8 @@ class Helper:
         return JobProcesses(self.mark)
 
     def start(self, space: Space | None, command: Sequence[str]) -> str:
-        """In a network namespace, or (None) in the harness's own. Returns the first line that the command prints, by which
-        it says that it is ready; a shell prints none. Raises OSError."""
+        """In a network namespace, or (None) in the harness's own. Returns the first line that the command prints, by
+        which it says that it is ready; a shell prints none. Raises OSError."""
         process = subprocess.Popen(
             space.enter(command) if space else list(command), cwd="/", start_new_session=True,
             env={**os.environ, ENV_RUN_ID: self.mark},

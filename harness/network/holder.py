@@ -64,6 +64,8 @@ def main(folder: Path, nodes: int, own_user: bool) -> None:
             up = [f"addr add {address(node)}/24 dev {DEVICE}", f"link set {DEVICE} addrgenmode none up"]
             _ip(up, pid)
         print(json.dumps({"switch": switch, "nodes": pids}), flush=True)
+    except BrokenPipeError:  # whoever wanted them is gone
+        os._exit(1)
     except (OSError, subprocess.SubprocessError) as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return

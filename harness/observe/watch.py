@@ -37,6 +37,7 @@ class HangWatch:
         self._ranks, self._logs, self._stamps, self._record = ranks, logs, stamps, record
         self._rule = rule or Rule()
         self._pids: set[int] = set()
+        self._most = 0  # ranks that were seen at a time: those of other machines never are
         self._reset(0.0)
 
     def _reset(self, now_s: float) -> None:
@@ -53,13 +54,13 @@ class HangWatch:
         if pids != self._pids:
             self._pids = pids
             self._reset(now)
-        world = max((one.world_size for one in ranks), default=0)
-        if not ranks or len(ranks) < world:  # it starts, ends or restarts: that is others' affair
+        world, self._most = max((one.world_size for one in ranks), default=0), max(self._most, len(ranks))
+        if not ranks or len(ranks) < min(world, self._most):  # it starts, ends or restarts: that is others' affair
             return
         opinions = self._look(now, ranks)
         if self._record:
             self._record(Tick(now, tuple(opinions)))
-        self._tell(opinions, emit, ranks, world, now)
+        self._tell(opinions, emit, ranks, now)
 
     def _look(self, now: float, ranks: Sequence[RankProcess]) -> list[Opinion]:
         training = self._is_training(now)
@@ -81,9 +82,7 @@ class HangWatch:
         self._size = size
         return self._lines > _LINES or now - self._since_s > _SILENT_START_S
 
-    def _tell(
-        self, opinions: Sequence[Opinion], emit: Emit, ranks: Sequence[RankProcess], world: int, now: float
-    ) -> None:  # fmt: skip
+    def _tell(self, opinions: Sequence[Opinion], emit: Emit, ranks: Sequence[RankProcess], now: float) -> None:
         suspects = self._rule.suspects(opinions)
         if not suspects:
             self._suspected = self._declared = False
@@ -96,7 +95,7 @@ class HangWatch:
         agreed = self._rule.agree(opinions)
         if agreed and not self._declared:
             self._declared = True
-            found = live.diagnose({one.rank: one for one in ranks}, world, self._stamps).to_json()
+            found = live.diagnose({one.rank: one for one in ranks}, stamps=self._stamps, hangs=True).to_json()
             since = now - max(one.quiet_s for one in agreed)
             emit(Kind.HANG_DECLARED, {
                 "observers": sorted(one.observer for one in agreed), "ranks": found["culprits"], "since_s": since,

@@ -112,6 +112,12 @@ def group_for(pid: int, name: str) -> CpuCgroup:
     return CpuCgroup(str(parent / f"{_PREFIX}{name}-{pid}"), str(home))
 
 
+def group_of(pid: int) -> CpuCgroup:
+    """The group of ours that a process is in. Raises ValueError where it is in none, OSError where it is gone."""
+    home, _version = home_of(pid)
+    return CpuCgroup(str(home), str(home.parent))
+
+
 def throttle(group: CpuCgroup, pid: int, cpus: float) -> None:
     """Make the group and move the process into it: it gets that many CPUs in the mean."""
     path, quota = Path(group.path), max(1000, round(cpus * PERIOD_US))

@@ -37,6 +37,10 @@ class UndoError(ChaosError):
     """What a fault changes is not guarded, so it must not be applied; or what was guarded can't be healed."""
 
 
+class Busy(UndoError):
+    """Somebody else is healing that run, or guards it: also a reaper that can't be seen from this container."""
+
+
 class _Lost(UndoError):
     """The reaper is gone."""
 
@@ -119,10 +123,19 @@ class Reaper:
         with self._lock:
             self._guarded[record] = guarded
 
-    def mark(self, record: str, state: Literal["maybe_applied", "applied"]) -> None:
-        """Say before (`maybe_applied`) and after (`applied`) a fault is applied. Raises UndoError when that can't be
-        written, or when the record has been healed already: before, don't apply; after, it is being healed again."""
-        self._ask(ANSWER_S, do="mark", record=record, state=state)
+    def mark(
+        self, record: str, state: Literal["maybe_applied", "applied"], limit_s: float | None = None
+    ) -> None:  # fmt: skip
+        """Say before (`maybe_applied`) and after (`applied`) a fault is applied; from then on it may last `limit_s`
+        seconds, where that is less than what is left of the time limit that it was guarded with. Raises UndoError when
+        that can't be written, or when the record has been healed already: before, don't apply; after, it is being
+        healed again."""
+        self._ask(ANSWER_S, do="mark", record=record, state=state, limit_s=limit_s)
+
+    def check(self) -> None:
+        """Raises UndoError when the reaper is gone: what was guarded is on disk, but nobody would act on it."""
+        if self._lost:
+            raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
 
     def heal(self, name: str) -> list[Healed]:
         """Take back all that an owner, or one record, has open, the last first. Says what became of each handle that
@@ -176,8 +189,7 @@ class Reaper:
         answer: Future[Any] = Future()
         try:
             with self._lock:
-                if self._lost:
-                    raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
+                self.check()
                 id_ = next(self._ids)
                 self._waiting[id_] = answer
                 self._sock.sendall(json.dumps({"id": id_, **request}).encode() + b"\n")
@@ -223,18 +235,21 @@ class Reaper:
 def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
     """Heal what a dead reaper left: of an owner or a record, or (None) everything.
 
-    A run without a log had nothing guarded. Raises UndoError where the log can't be read, is another user's, or another
-    process is healing the run.
+    A run without a log had nothing guarded. Raises UndoError where the log can't be read, or is another user's; Busy
+    where another process is healing the run.
     """
     writer = None
     try:
         with suppress(FileNotFoundError):
             writer = _writer(run_dir)
             records, damaged = log.read(run_dir)
-            healed = Healer(writer, records).heal(name, "from the log")
+            within = {run_dir.resolve(), *log.folder_of(run_dir)}
+            healed = Healer(writer, records, within).heal(name, "from the log")
             return healed + [
                 Healed("?", {}, False, f"line {number} of {log.path_of(run_dir)} can't be read") for number in damaged
             ]
+    except BlockingIOError as error:
+        raise Busy(f"{run_dir}: {error}") from error
     except OSError as error:
         raise UndoError(f"{log.path_of(run_dir)}: nothing can be healed from it: {error.strerror or error}") from error
     finally:

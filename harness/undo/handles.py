@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Mapping
 
 from torchaos.harness.agent.wire import ControlPage
@@ -150,6 +152,18 @@ class PageSlot:
         if not any(found[:8]):
             return None
         raise ValueError(f"{self.path}: not a control page, which has {ControlPage.SIZE} bytes and a mark of its own")
+
+
+def check_within(handle: Handle, folders: Collection[Path]) -> None:
+    """Raises ValueError where a page, a file of names or a saved copy is in none of the run's own folders: the log that
+    says so was damaged, or is another run's."""
+    said = handle.copy if isinstance(handle, File) else handle.path if isinstance(handle, (PageSlot, Names)) else None
+    if said is None:
+        return
+    found = Path(said)
+    place = found.parent.resolve() / found.name
+    if not any(place.is_relative_to(one) for folder in folders for one in (folder, folder.resolve())):
+        raise ValueError(f"{said}: it is outside the run directory, so it is left alone")
 
 
 _ALL: tuple[type[Handle], ...] = (

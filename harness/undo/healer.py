@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Mapping, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping, TypeVar
 
-from torchaos.harness.undo.handles import from_json
+from torchaos.harness.undo.handles import check_within, from_json
 from torchaos.harness.undo.log import State, UndoLog, UndoRecord
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Handle
 
 BOUND_S = 45.0  # for one restore, one look, or one line in the log; more than any handle takes by its own bounds
 
@@ -32,11 +36,14 @@ class Healer:
     """Holds the records and heals them: the last one guarded first, each handle restored, then verified.
 
     Thread-safe. One record is healed at a time; guards and marks go on meanwhile. A restore that hangs is left behind
-    after `BOUND_S` seconds. Without a log (None) it heals all the same.
+    after `BOUND_S` seconds. Without a log (None) it heals all the same. `within`: the run directory, for records that
+    were read from a log; what lies in one, and these say is elsewhere, is left alone.
     """
 
-    def __init__(self, log: UndoLog | None, records: Iterable[UndoRecord] = ()) -> None:
-        self._log = log
+    def __init__(
+        self, log: UndoLog | None, records: Iterable[UndoRecord] = (), within: Collection[Path] | None = None
+    ) -> None:  # fmt: skip
+        self._log, self._within = log, within
         self._records = {record.id: record for record in records}
         self._healing = threading.Lock()
         self._state = threading.Lock()
@@ -112,10 +119,10 @@ class Healer:
             self._taken_back.add(record.id)
             self._again.discard(record.id)
         handles = list(reversed(record.handles))
-        problems = [_problem(partial(_restore, raw)) for raw in handles]
+        problems = [_problem(partial(_restore, raw, self._within)) for raw in handles]
         if not any(problems):
             self._note(record, State.ROLLED_BACK, why)
-        healed = [_look(record.id, raw, problem) for raw, problem in zip(handles, problems, strict=True)]
+        healed = [_look(record.id, raw, problem, self._within) for raw, problem in zip(handles, problems, strict=True)]
         reasons = "; ".join(each.reason for each in healed if not each.verified)
         self._note(record, State.FAILED if reasons else State.VERIFIED, reasons or why)
         return healed
@@ -138,13 +145,20 @@ def _paths(record: UndoRecord) -> set[str]:
     return {str(raw["path"]) for raw in record.handles if raw.get("kind") == "file" and "path" in raw}
 
 
-def _restore(raw: Mapping[str, Any]) -> None:
-    from_json(raw).restore()
+def _restore(raw: Mapping[str, Any], within: Collection[Path] | None) -> None:
+    _checked(raw, within).restore()
 
 
-def _look(record: str, raw: Mapping[str, Any], problem: str) -> Healed:
+def _checked(raw: Mapping[str, Any], within: Collection[Path] | None) -> Handle:
+    handle = from_json(raw)
+    if within is not None:
+        check_within(handle, within)
+    return handle
+
+
+def _look(record: str, raw: Mapping[str, Any], problem: str, within: Collection[Path] | None) -> Healed:
     answer: list[bool] = []
-    unseen = _problem(lambda: answer.append(from_json(raw).restored()))
+    unseen = _problem(lambda: answer.append(_checked(raw, within).restored()))
     if answer == [True]:
         return Healed(record, raw, True)
     return Healed(record, raw, False, problem or unseen or "the known-good state is not there after it was restored")

@@ -130,6 +130,13 @@ def read(run_dir: Path) -> tuple[list[UndoRecord], list[int]]:
     return list(records.values()), damaged
 
 
+def folder_of(run_dir: Path) -> list[Path]:
+    """Where the run directory was when the log was begun, as its first line says; nothing where that is damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError), open(path_of(run_dir), "rb") as file:
+        return [Path(json.loads(file.readline())["run_dir"])]
+    return []
+
+
 def _take(line: Mapping[str, Any], records: dict[str, UndoRecord]) -> None:
     if "record" not in line and "run_id" in line:
         return

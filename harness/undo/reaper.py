@@ -6,7 +6,7 @@ FD is one end of a socket pair; the harness holds the other. Both send JSON obje
 {"armed": pid}. Requests carry an `id` that the answer repeats, with either `ok` or `error`:
 
     {"do": "guard", "record": a planned line of the undo log}    ok once it is on disk
-    {"do": "mark", "record", "state"}
+    {"do": "mark", "record", "state", "limit_s": seconds that are left to it from now on, or null}
     {"do": "heal", "name": record or owner or null}              ok: a list of Healed
     {"do": "end"}                                                the same for all that is left; the reaper then exits
 
@@ -106,7 +106,7 @@ class Reaper:
                 self._guard(UndoRecord.from_line(request["record"]))
                 self.send({"id": id_, "ok": True})
             elif do == "mark":
-                self._mark(request["record"], State(request["state"]))
+                self._mark(request["record"], State(request["state"]), request.get("limit_s"))
                 self.send({"id": id_, "ok": True})
             elif do == "heal":
                 _in_background(self._heal, id_, request["name"])
@@ -125,8 +125,10 @@ class Reaper:
         if record.limit_s is not None and record.irreversible is None:
             self._deadlines[record.id] = time.monotonic() + record.limit_s
 
-    def _mark(self, name: str, state: State) -> None:
+    def _mark(self, name: str, state: State, limit_s: float | None) -> None:
         if self._healer.mark(name, state):
+            if limit_s is not None and name in self._deadlines:
+                self._deadlines[name] = min(self._deadlines[name], time.monotonic() + limit_s)
             return
         if state is State.APPLIED:
             _in_background(self._healer.carry_out, name, "it was applied after it had been taken back")

@@ -14,7 +14,7 @@ from typing import Any
 
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.undo import log, open_runs
-from torchaos.harness.undo.client import UndoError, heal_from_log
+from torchaos.harness.undo.client import Busy, UndoError, heal_from_log
 from torchaos.harness.undo.handles import JobProcesses, to_json
 from torchaos.harness.undo.healer import Healed, Healer
 from torchaos.harness.undo.log import UndoRecord
@@ -37,6 +37,7 @@ class Recovered:
     healed: tuple[Healed, ...] = ()  # by this call
     problem: str = ""  # why it is not known to be clean, or was not touched
     note: str = ""
+    spared: bool = False  # somebody else takes care of it, or another machine
 
     @property
     def clean(self) -> bool:
@@ -71,11 +72,11 @@ def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
 def recover(run: OpenRun, any_host: bool = False) -> Recovered:
     """Heal one run that nobody else takes care of; its entry is removed when all of it is verified."""
     if not run.here and not any_host:
-        return Recovered(run.run_id, run.run_dir, problem=f"it ran on {run.host.partition('/')[0]}: recover it there")
+        return _spare(run, f"it ran on {run.host.partition('/')[0]}: recover it there")
     if run.lives(run.harness):
-        return Recovered(run.run_id, run.run_dir, problem="it is still running; `torchaos halt` ends it")
+        return _spare(run, "it is still running; `torchaos halt` ends it")
     if run.lives(run.reaper):
-        return Recovered(run.run_id, run.run_dir, problem=f"its reaper, process {run.reaper[0]}, is healing it")
+        return _spare(run, f"its reaper, process {run.reaper[0]}, is healing it")
     folder, note = run.folder, ""
     try:
         healed = heal_from_log(folder)
@@ -84,6 +85,8 @@ def recover(run: OpenRun, any_host: bool = False) -> Recovered:
         elif folder != Path(run.run_dir):
             note = "its run directory is gone; it was healed from the copy of its undo log"
         healed += _strays(run)
+    except Busy as error:
+        return _spare(run, str(error))
     except UndoError as error:
         return Recovered(run.run_id, run.run_dir, problem=str(error))
     done = Recovered(run.run_id, run.run_dir, tuple(healed), note=note)
@@ -91,6 +94,10 @@ def recover(run: OpenRun, any_host: bool = False) -> Recovered:
         with suppress(OSError):
             open_runs.remove(run.run_id)
     return done
+
+
+def _spare(run: OpenRun, problem: str) -> Recovered:
+    return Recovered(run.run_id, run.run_dir, problem=problem, spared=True)
 
 
 def left_over(runs: Iterable[OpenRun]) -> list[OpenRun]:
@@ -116,7 +123,7 @@ def before_a_run(timeout_s: float = 60.0, given_up: Callable[[], bool] = lambda:
     runs, bad = find(())
     done = [*bad, *(recover(run) for run in left_over(runs))]
     for one in done:
-        if not one.clean:
+        if not one.clean and not one.spared:
             raise LeftBehind(
                 f"an earlier run left something that can't be taken back, so nothing is run: "
                 f"{one.run_dir or one.run_id}: {why(one)}. Mend it, then `torchaos recover`; or "

@@ -111,8 +111,11 @@ functional.all_gather_tensor(x, 0, world).sum().item()
 functional.reduce_scatter_tensor(x, "sum", 0, world).sum().item()
 print("eager", flush=True)
 compiled = torch.compile(f, backend="aot_eager")
-compiled(x).sum().backward()
-compiled(x).sum().backward()
+for _ in range(2):
+    total = compiled(x).sum()
+    total.item()
+    if total.requires_grad: total.backward()  # not in old versions of torch
+print("differentiable", total.requires_grad, flush=True)
 with torch.no_grad(): compiled(x).sum().item()
 os._exit(0)
 """
@@ -126,7 +129,7 @@ def test_functional_collectives_are_seen(rank: Any, agent_module: Callable[[str]
     found = stamps_of(rank, agent_module)
     assert [stamp.op for stamp in found[:3]] == ["all_reduce", "all_gather", "reduce_scatter"]
     # Two compiled steps, each forward and (of an all_reduce) backward, and one without gradients.
-    assert [stamp.op for stamp in found[3:]] == ["all_reduce"] * 5
+    assert [stamp.op for stamp in found[3:]] == ["all_reduce"] * (5 if "differentiable True" in ran.output else 3)
     assert all(stamp.group == "0" and not stamp.open for stamp in found)
 
 

@@ -17,7 +17,7 @@ state = {"a": torch.arange(400_000.0), "b": torch.ones(3), "step": 3}
 torch.save(state, folder + "/path.pt")
 with open(folder + "/open.pt", "wb") as file: torch.save(state, file)
 from torch.distributed.checkpoint.state_dict_saver import save
-save(state, checkpoint_id=folder + "/step-3", no_dist=True)
+save(state, checkpoint_id=folder + "/step-3")
 torch.save(state, folder + "/new.tmp"); os.rename(folder + "/new.tmp", folder + "/new.pt")
 """
 

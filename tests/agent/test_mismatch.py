@@ -44,7 +44,7 @@ def run(
     order = rank.order(str(INJECTORS / injector), name)
     kinds = sys.modules[type(order).__module__]
     moment = dataclasses.replace(order.when, pacer=1, step=3, phase=kinds.Phase.COLLECTIVE, nth=nth)
-    order = dataclasses.replace(order, when=moment, lease_s=lease_s, params=params)
+    order = dataclasses.replace(order, when=moment, params=params)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -78,7 +78,7 @@ def test_two_are_started_the_wrong_way_round(rank: Any) -> None:
 
 
 def test_nothing_follows_in_time(rank: Any) -> None:
-    """Where the rank starts no other collective before it waits, nothing is out of order, all is right, and it is told."""
+    """Where the rank starts no other collective before it waits, nothing is out of order, and that is told."""
     codes, seen = run(rank, "collective_reorder.py", "Reorder", nth=2, patience=0.3)
     assert (codes, seen) == ([0, 0], [[HEALTHY] * 6] * 2)
     (effect,) = [event.data for event in rank.read() if event.kind.value == "fault.effect"]
@@ -96,7 +96,14 @@ def test_each_is_late(rank: Any, agent_module: Callable[[str], Any]) -> None:
     assert late == [5, 7, 9, 11]
 
 
-@pytest.mark.parametrize(("how", "code"), [("kill", -9), ("abort", -6), ("segfault", -11)])
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("kill", -9),
+        pytest.param("abort", -6, marks=pytest.mark.long),
+        pytest.param("segfault", -11, marks=pytest.mark.long),
+    ],
+)
 def test_it_dies_inside(rank: Any, agent_module: Callable[[str], Any], how: str, code: int) -> None:
     """The rank dies by that signal when its all-reduce has begun; the other one gets an error."""
     codes, _seen = run(rank, "collective_crash.py", "Crash", by=how)

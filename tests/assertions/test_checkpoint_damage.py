@@ -114,6 +114,19 @@ def test_loads_that_were_not_seen(trainer: Any) -> None:
     assert _judge(_record(trainer, back=1, loads_seen=False)).outcome is Outcome.PASSED
 
 
+def test_another_checkpoint_of_the_same_step(trainer: Any) -> None:
+    """Lightning writes two of each step: a job that takes the whole one of them did not load the damaged one."""
+    made = _record(trainer)
+    twin = [
+        replace(event, data={**event.data, "path": f"{ROOT}/epoch=0-step=15.ckpt"})
+        if event.kind is Kind.LOAD_END
+        else event
+        for event in made.events
+    ]
+    finding = _judge(replace(made, events=tuple(twin)))
+    assert finding.outcome is Outcome.PASSED, finding.reason
+
+
 def test_nobody_knows_from_where(trainer: Any) -> None:
     """No load, no counter, no sample, no loss: it can't be told, and is not passed."""
     blind: dict[str, Any] = {"loads_seen": False, "counters_seen": False, "samples_seen": False, "losses_seen": False}

@@ -102,11 +102,34 @@ def test_state_that_all_replicas_share_is_found_by_nobody(trainer: Any, twin: Re
 
 
 def test_a_checkpoint_that_differs_from_the_twins_fails_whoever_found_it(trainer: Any, twin: Record) -> None:
-    """What lies on disk counts even where no step's check sum was bad."""
-    run = replace(refused(trainer), artifacts={"inventory": inventory(25)})
+    """What lies on disk counts even where no step's check sum was bad: so does the optimizer's state. Saved after a
+    restart from good state, it is not the corruption's, and inconclusive."""
+    run = with_state(trainer().record(inventory=inventory(25)), fault=18)
     finding = SdcDetected().judge(run, [twin])
     assert finding.outcome is Outcome.FAILED
     assert "step-25 differs from the twin's in weight" in finding.reason
+    run = replace(refused(trainer), artifacts={"inventory": inventory(25)})
+    assert SdcDetected().judge(run, [twin]).outcome is Outcome.INCONCLUSIVE
+
+
+def test_another_order_of_sums_after_the_restart_is_not_taken_for_corruption(trainer: Any, twin: Record) -> None:
+    """The job found it, resumed from good state, and has other last bits from then on: inconclusive, not failed."""
+    run = refused(trainer, bad=lambda rank, attempt, step: attempt == 1)
+    finding = SdcDetected().judge(run, [twin])
+    assert finding.outcome is Outcome.INCONCLUSIVE
+    assert "sums in another order" in finding.reason
+
+
+def test_an_end_that_another_fault_may_have_caused_is_no_finding(trainer: Any, twin: Record) -> None:
+    """A second fault before the rank ended, or an end by a signal, is not the job's finding."""
+    run = refused(trainer)
+    at = next(e for e in run.events if e.kind is Kind.APPLYING).mono_s + 1e-4
+    second = {"fault": "other", "phase": None, "global_step": 18, "pid": 1000}
+    other = Event(Kind.APPLYING, "harness", 95_000, 0.0, at, 0, 0, None, second)
+    both = replace(run, events=tuple(sorted((*run.events, other), key=lambda e: e.mono_s)))
+    assert SdcDetected(by="job").judge(both, [twin]).outcome is not Outcome.PASSED
+    killed = with_state(trainer(kills=[(18, 1)]).record(inventory=inventory()))
+    assert SdcDetected(by="job").judge(killed, [twin]).outcome is not Outcome.PASSED
 
 
 def test_a_gradient_norm_is_a_sighting_and_can_come_too_late(trainer: Any, twin: Record) -> None:

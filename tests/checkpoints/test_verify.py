@@ -6,8 +6,10 @@ import json
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -92,7 +94,7 @@ def test_named_to_the_bit(real: Path, tmp_path: Path, kit: Any) -> None:
         )
         expected = (9 if shard.extent.length > 5 else 1,)
         for known in (manifests, None):
-            (problem,) = [one for one in verify(Local(), layout.path, known).problems if one.bits] or [None]
+            problem = next((one for one in verify(Local(), layout.path, known).problems if one.bits), None)
             crc = any(checksum.extent.file == shard.extent.file for checksum in layout.checksums)
             if known or crc:
                 assert problem is not None, path
@@ -194,6 +196,47 @@ def test_fsspec(tmp_path: Path, kit: Any) -> None:
     fs.pipe("/bucket/step-1.pt", (tmp_path / "step-1.pt").read_bytes())
     (problem,) = verify(*files_of("memory://bucket/step-1.pt")).problems
     assert problem.kind is Trouble.CRC
+
+
+def test_object_store(tmp_path: Path, kit: Any) -> None:
+    """A checkpoint in an S3 bucket is verified where it is, from the command line."""
+    pytest.importorskip("s3fs")
+    rclone = shutil.which("rclone", path=os.path.dirname(sys.executable)) or pytest.skip("rclone is not installed")
+    (tmp_path / "bucket").mkdir()
+    torch.save({"a": torch.zeros(500_000)}, tmp_path / "bucket" / "step-1.pt")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    key, secret = "KEY8CHARS", "SECRET8CHARS"
+    command = [rclone, "serve", "s3", "--auth-key", f"{key},{secret}", "--addr", address, str(tmp_path)]
+    mine = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret, "AWS_ENDPOINT_URL": f"http://{address}"}
+    verify_it = [sys.executable, "-m", "torchaos.harness", "verify", "s3://bucket"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+        try:
+            _until_it_listens(address, server)
+            codes = []
+            for _ in range(2):
+                done = subprocess.run(
+                    verify_it, env={**os.environ, **mine}, capture_output=True, text=True, timeout=120
+                )
+                codes.append(done.returncode)
+                kit.flip(tmp_path / "bucket" / "step-1.pt", 1_000_000)
+            assert codes == [0, 1], done.stdout + done.stderr
+            assert "the CRC differs" in done.stdout
+        finally:
+            server.kill()
+
+
+def _until_it_listens(address: str, server: subprocess.Popen[bytes]) -> None:
+    host, port = address.split(":")
+    for _ in range(600):
+        try:
+            socket.create_connection((host, int(port)), 1).close()
+            return
+        except OSError as error:
+            last = error
+            assert server.poll() is None, "the server ended"
+            time.sleep(0.1)
+    raise AssertionError(f"it does not listen: {last}")
 
 
 def test_crc() -> None:

@@ -213,8 +213,8 @@ def test_more_on_their_way_than_wait(dumps: Make) -> None:
 
 
 def test_given_up(dumps: Make) -> None:
-    """After gloo's time-out nothing is under way any more. The one that never came is named where the files were written
-    soon after the time-out; else it may only have been recorded a moment before the others."""
+    """After gloo's time-out nothing is under way any more. The one that never came is named where the files were
+    written soon after the time-out; else it may only have been recorded a moment before the others."""
     made = dumps(**{"0": ALL})
     _history(made)
     made.call((0, 1, 3), "0", done=True, at=1.0, timeout_ms=5_000)

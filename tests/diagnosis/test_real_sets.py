@@ -97,14 +97,14 @@ def test_any_dump_may_be_torn(real: tuple[Path, set[int]], tmp_path: Path, share
 
 
 def test_without_the_status_of_the_groups(real: tuple[Path, set[int]], tmp_path: Path) -> None:
-    """Versions of torch before the status was written: the entries alone name nobody wrongly where all have entries."""
+    """Versions of torch before the status was written: the entries alone do, and their absence."""
     folder, truth = real
     for rank in RANKS:
         dump = pickle.loads((folder / f"_dump_{rank}").read_bytes())
         del dump["pg_status"]
         (tmp_path / f"_dump_{rank}").write_bytes(pickle.dumps(dump, 2))
     found = diagnose(read_folder(tmp_path))
-    assert truth <= found.suspects, found.lines()
+    assert found.culprits == found.suspects == truth, found.lines()
 
 
 def test_a_renamed_file(real: tuple[Path, set[int]], tmp_path: Path) -> None:

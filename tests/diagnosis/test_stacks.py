@@ -37,6 +37,14 @@ def test_ranks_that_wait_for_a_gpu() -> None:
     assert list(outliers({0: ITEM, 1: ITEM, 2: LOCKED, 3: ITEM})) == [2]
 
 
+def test_stages_of_a_pipeline() -> None:
+    """Stages do different things; within one of them somebody stands out."""
+    other = _stack(("second_stage", "/job/train.py"))
+    stacks = {0: ITEM, 1: ITEM, 2: LOCKED, 3: other, 4: other, 5: other}
+    assert outliers(stacks) == {}
+    assert list(outliers(stacks, [(0, 3), (0, 1, 2), (3, 4, 5)])) == [2]
+
+
 def test_nobody_stands_out() -> None:
     """All the same, or one against one outside of any collective."""
     assert outliers({0: WAITS, 1: WAITS}) == outliers({0: ITEM, 1: LOCKED}) == outliers({}) == {}

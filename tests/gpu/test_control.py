@@ -36,10 +36,14 @@ def site(process: subprocess.Popen[bytes], fault: str = "gpu.lost") -> Any:
     return SimpleNamespace(fault=fault, pids=[process.pid])
 
 
+def handles_of(fault: Any, where: Any) -> list[Any]:
+    return list(fault.changes(where))
+
+
 def test_orders_are_a_file_that_goes_when_it_is_taken_back(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """The handle is made first, holds for what is written then, and leaves the folder as it was; twice is once."""
     fault = Lost()
-    (handle,) = fault.changes(site(rank))
+    (handle,) = handles_of(fault, site(rank))
     assert handle.restored()
     fault.apply(site(rank))
     (file,) = tmp_path.glob("*.nvml")
@@ -54,7 +58,7 @@ def test_orders_are_a_file_that_goes_when_it_is_taken_back(rank: subprocess.Pope
 def test_two_faults_have_files_of_their_own(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """Taking one back leaves the other's orders."""
     first, second = site(rank, "one"), site(rank, "two")
-    handles = [*Lost(gpu=0).changes(first), *Xid(number=48).changes(second)]
+    handles = [*handles_of(Lost(gpu=0), first), *handles_of(Xid(number=48), second)]
     Lost(gpu=0).apply(first)
     Xid(number=48).apply(second)
     handles[0].restore()
@@ -116,3 +120,74 @@ def test_no_control_file_crashes_the_overlay() -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_kernels_log_gets_a_record_for_each_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Level and text as the driver's; with `journald` the prefix twice, since journald cuts one off."""
+    from torchaos.injectors import gpu_kernel_log
+
+    device, told = tmp_path / "kmsg", list[Any]()
+    device.touch()
+    monkeypatch.setattr(gpu_kernel_log, "DEVICE", str(device))
+    where = SimpleNamespace(fault="k", pids=[], emit=lambda kind, data: told.append((kind, data)))
+    gpu_kernel_log.KernelLog(number=79).apply(where)
+    lines = device.read_text().splitlines()
+    assert lines[0].startswith("<2>NVRM: Xid (PCI:0000:")
+    assert len(lines) == 3
+    gpu_kernel_log.KernelLog(number=63, journald=True).apply(where)
+    assert device.read_text().startswith("<2>NVRM: NVRM: Xid")
+    assert [kind for kind, _data in told] == [Kind.EFFECT] * 2
+    with pytest.raises(ChaosError, match="Xid 1 is none of those that are known"):
+        gpu_kernel_log.KernelLog(number=1).changes(where)
+
+
+def test_the_kernels_log_needs_consent_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the scenario alone nor the command line alone is enough."""
+    from torchaos.harness.contracts import UsageError
+    from torchaos.harness.planner import make_plan
+    from torchaos.harness.scenario import load
+
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    path = tmp_path / "s.yaml"
+    scenario = (
+        "scenario: kmsg\njob: {command: torchrun --nproc-per-node 2 train.py}\n"
+        "faults: [{inject: gpu.kernel_log, target: {rank: 0}, when: {step: 5}}]\nassert: [completed]\n"
+    )
+    for text, given in ((scenario, ("kmsg",)), (scenario + "consent: [kmsg]\n", ())):
+        path.write_text(text)
+        with pytest.raises(UsageError, match="consent"):
+            make_plan(load(path), path, seed=0, consent=given)
+
+
+def test_dcgm_is_asked_to_inject_and_then_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands that dcgmi's manual names; without the value in what it shows afterwards there is no proof."""
+    from torchaos.injectors.gpu_dcgm import DcgmInject
+
+    program = tmp_path / "dcgmi"
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncase "$2" in --introspect) echo "field 230 $SHOWS";; esac\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    told: list[Any] = []
+    where = SimpleNamespace(fault="d", pids=[], emit=lambda kind, data: told.append(data["effect"]))
+    for shows, effects in (("0", []), ("79", ["DCGM shows 79 in field 230"])):
+        monkeypatch.setenv("SHOWS", shows)
+        DcgmInject(field=230, value=79).apply(where)
+        assert told == effects
+    assert (tmp_path / "asked").read_text().splitlines()[0] == "test --inject --gpuid 0 -f 230 -v 79"
+
+
+def test_a_command_is_run_with_the_overlay(tmp_path: Path) -> None:
+    """`python -m torchaos.harness.gpu` gives a command the library and the orders, and says what is wrong without one."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    (tmp_path / "orders.nvml").write_text("gpus = 3\n")
+    wrapper = [sys.executable, "-m", "torchaos.harness.gpu"]
+    asks = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
+    env = {**os.environ, "TORCHAOS_NVML_REAL": "none"}
+    command = [*wrapper, "--control", str(tmp_path), sys.executable, "-c", asks]
+    assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout == "3\n"
+    for wrong in ([], ["no-such-program"]):
+        done = subprocess.run([*wrapper, *wrong], capture_output=True, text=True, check=False)
+        assert done.returncode == 3
+        assert "Traceback" not in done.stderr

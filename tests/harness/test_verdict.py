@@ -12,7 +12,7 @@ import pytest
 
 from torchaos.harness.agent.wire import Event, Kind, Moment, Phase
 from torchaos.harness.contracts import Target, UsageError
-from torchaos.harness.engine.faults import after_is_due
+from torchaos.harness.engine.due import after_is_due
 from torchaos.harness.judging.evidence import died, stood_still
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.judging.verdict import judge, verdict_of

@@ -13,7 +13,8 @@ from torchaos.harness.plan import Plan, PlannedJob
 from torchaos.harness.record import Record
 
 PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0), (), ())
-HIT_S, STEP = 10.05, {"losses": [], "samples": []}
+HIT_S = 10.05
+STEP: dict[str, Any] = {"losses": [], "samples": []}
 
 
 def event(kind: Kind, at: float, data: Mapping[str, Any], rank: int | None = None) -> Event:

@@ -27,7 +27,7 @@ TRAINER = Path(__file__).parent / "trainers" / "linger.py"
 
 
 class Nodes:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *command: str) -> None:
         found = capabilities.check("links")
         if not found.present:
             pytest.skip(f"no links ({found.detail}); {found.remedy}")
@@ -44,7 +44,7 @@ class Nodes:
         extra = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
         extra["PET_RDZV_CONF"] = "keep_alive_interval=1,keep_alive_max_attempt=3"  # a dead node is missed sooner
         env = job_env(os.environ, run_id=self.run_id, agent_plan=plan, extra=extra)
-        spec = JobSpec(argv, folder, env, folder / "logs" / "job-0.log", 0, 2)
+        spec = JobSpec(command or argv, folder, env, folder / "logs" / "job-0.log", 0, 2)
         self.job = Job(lambda _: spec, Netns(), self.journal, guard=lambda resources, submission: None)
 
     def wait(self, look: Any, fits: Any = bool, timeout_s: float = 90.0) -> Any:
@@ -103,3 +103,21 @@ def test_a_node_that_dies_and_comes_back(nodes: Nodes) -> None:
     assert sorted(path.name for path in (nodes.folder / "logs").iterdir()) == ["job-0.log", "job-0.node1.log"]
     assert nodes.job.stop() == []
     assert nodes.job.nodes()[0].processes() == {}
+
+
+def test_every_node_has_a_log_and_an_exit_code(tmp_path: Path) -> None:
+    """Of a command that made no rank, the exit code is the first of a node that is not 0; it comes once, after the
+    last node's, and each node's environment and output are its own."""
+    script = "echo I am $TORCHAOS_NODE of $PET_NNODES, $(hostname), $PET_LOCAL_ADDR; exit $((3 * TORCHAOS_NODE))"
+    nodes = Nodes(tmp_path, "/bin/sh", "-c", script)
+    try:
+        nodes.job.start()
+        assert nodes.job.wait(30.0) == 3
+        exits = [e for e in nodes.journal.snapshot() if e.kind in (Kind.NODE_EXITED, Kind.JOB_EXITED)]
+        assert sorted((e.data["node"], e.data["exit_code"]) for e in exits[:2]) == [(0, 0), (1, 3)]
+        assert [(e.kind, e.data["exit_code"]) for e in exits[2:]] == [(Kind.JOB_EXITED, 3)]
+        logs = tmp_path / "logs"
+        assert (logs / "job-0.log").read_text() == "I am 0 of 2, node000, node000\n"
+        assert (logs / "job-0.node1.log").read_text() == "I am 1 of 2, node001, node001\n"
+    finally:
+        nodes.close()

@@ -30,9 +30,12 @@ def record(*said: tuple[Kind, float, dict[str, Any]]) -> Record:
     return Record(PLAN, tuple(events), {})
 
 
-APPLIED = (Kind.APPLYING, 10.0, {}), (Kind.APPLIED, 10.1, {})
-NOTHING = {"dropped": 0, "seen": 0, "resent": 0, "timeouts": 0, "resets": 0, "bad_checksums": 0, "rtt_ms": 0.2}
-PROOFS = {
+Said = tuple[Kind, float, dict[str, Any]]
+APPLIED: tuple[Said, Said] = (Kind.APPLYING, 10.0, {}), (Kind.APPLIED, 10.1, {})
+NOTHING: dict[str, float] = {
+    "dropped": 0, "seen": 0, "resent": 0, "timeouts": 0, "resets": 0, "bad_checksums": 0, "rtt_ms": 0.2,
+}  # fmt: skip
+PROOFS: dict[str, dict[str, float]] = {
     "network.partition": {"dropped": 3}, "network.loss": {"dropped": 1}, "network.link_down": {"timeouts": 2},
     "network.delay": {"rtt_ms": 48.0}, "network.duplicate": {"duplicates": 4}, "network.reorder": {"out_of_order": 1},
     "network.corrupt": {"bad_checksums": 1}, "network.bandwidth": {"overlimits": 9}, "network.reset": {"resets": 2},

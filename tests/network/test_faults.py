@@ -25,7 +25,7 @@ Ends = tuple[socket.socket, socket.socket]
 
 @pytest.fixture
 def undo() -> Iterator[Callable[..., None]]:
-    """Take handles back as the reaper would: in reverse, from JSON, and verified. What is left is taken back at last."""
+    """Take handles back as the reaper would: in reverse, from JSON, verified. What is left is taken back at last."""
     noted: list[Handle] = []
 
     def heal(*handles: Handle) -> None:
@@ -58,8 +58,8 @@ def _answers(ends: Ends, wait_s: float) -> bool:
 
 @_needs("links", "nft")
 def test_a_partition_drops_and_heals(links: list[Link], connection: Ends, undo: Any) -> None:
-    """An established connection is silent while the nodes are cut apart, its packets are counted as dropped, and what was
-    sent meanwhile comes after the cut is taken back."""
+    """An established connection is silent while the nodes are cut apart, its packets are counted as dropped, and what
+    was sent meanwhile comes after the cut is taken back."""
     assert _answers(connection, 20)
     cut = Cut("apart", [links[0]], [links[1], links[2]])
     assert cut.handle.restored()

@@ -86,11 +86,17 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_nothing_is_left_when_the_harness_is_killed(tmp_path: Path, fresh_run: str, links: Any, eventually: Any) -> None:
+def test_nothing_is_left_when_the_harness_is_killed(
+    tmp_path: Path, fresh_run: str, links: Any, eventually: Any
+) -> None:
     """SIGKILL of the harness in the middle of a partition: the reaper ends every process that keeps a namespace."""
     (tmp_path / "undo").mkdir()
     said = subprocess.run(
-        [sys.executable, "-c", _HARNESS, fresh_run, tmp_path], stdout=subprocess.PIPE, text=True, check=False, timeout=60
+        [sys.executable, "-c", _HARNESS, fresh_run, tmp_path],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert said.returncode == -signal.SIGKILL
     pids = list(map(int, said.stdout.split()))
@@ -109,6 +115,37 @@ def test_what_can_not_be_made_is_said(
     with pytest.raises(ChaosError, match="can't be made: ip: the disk is full"):
         make_links(folder, 2, fresh_run)
     assert proc.family(keepers(fresh_run)) == {}
+
+
+_NOBODY = """
+import os, subprocess, sys, tempfile
+from pathlib import Path
+from torchaos.harness.launchers.netns import keepers, make_links
+from torchaos.harness.network.cut import Cut
+from torchaos.harness.undo.handles import JobProcesses
+import json, random, socket  # from here on our own Python can't be read
+run = sys.argv[1]
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+sys.executable = "/usr/bin/python3"
+links = make_links(Path(tempfile.mkdtemp()), 2, run)
+print(*(subprocess.check_output(link.space.enter(["hostname"], Path("/")), text=True).strip() for link in links))
+cut = Cut("cut", links[:1], links[1:])
+cut.apply()
+print(cut.handle.restored())
+cut.handle.restore()
+print(cut.handle.restored())
+JobProcesses(keepers(run)).restore()
+"""
+
+
+def test_without_being_root(links: Any, fresh_run: str) -> None:
+    """Any user who may make user namespaces can make nodes, cut them apart and take that back."""
+    python = ["unshare", "--user", "--net", "/usr/bin/python3", "-S", "-E", "-c", "pass"]
+    may = subprocess.run(python, user=65534, group=65534, extra_groups=[], stderr=subprocess.PIPE, check=False)
+    if may.returncode:
+        pytest.skip(f"no user namespaces, or no /usr/bin/python3, for an ordinary user: {may.stderr.decode().strip()}")
+    said = subprocess.run([sys.executable, "-c", _NOBODY, fresh_run], stdout=subprocess.PIPE, text=True, check=False)
+    assert said.stdout.split() == ["node000", "node001", "False", "True"]
 
 
 def test_what_the_user_sets_stays() -> None:

@@ -16,7 +16,9 @@ from torchaos.harness.planner import make_plan
 from torchaos.harness.scenario import load
 
 REPOSITORY = Path(__file__).parents[2]
-SCENARIOS = sorted([*(REPOSITORY / "scenarios/network").glob("*.yaml"), *(REPOSITORY / "scenarios/node").glob("*.yaml")])
+SCENARIOS = sorted(
+    [*(REPOSITORY / "scenarios/network").glob("*.yaml"), *(REPOSITORY / "scenarios/node").glob("*.yaml")]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +31,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan(folder: Path, fault: dict[str, Any], launcher: str = "netns", **job: Any) -> Plan:
     text = {
-        "scenario": "made-up", "launcher": launcher, "faults": [{"when": {"step": 5}, **fault}], "assert": ["completed"],
+        "scenario": "made-up", "launcher": launcher, "assert": ["completed"],
+        "faults": [{"when": {"step": 5}, **fault}],
         "job": {"command": "torchrun --nnodes 2 --nproc-per-node 2 train.py", **job},
     }  # fmt: skip
     path = folder / "scenario.yaml"

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from torchaos.harness.agent.stamps import Stamps
@@ -19,6 +20,8 @@ from torchaos.harness.observe.collectives import Overdue
 from torchaos.harness.observe.log import LogSilence
 from torchaos.harness.observe.metrics import Idle
 from torchaos.harness.observe.opinion import Opinion
+from torchaos.harness.plan import Named, Plan, PlannedJob
+from torchaos.harness.rundir import RunDir
 
 BUSY = "while True: pass"
 REST = "import time; time.sleep(600)"
@@ -62,7 +65,7 @@ def test_one_that_works_is_not_quiet() -> None:
         with _ranks(REST, code) as ranks:
             idle = Idle()
             time.sleep(0.5)
-            assert _watch(idle, ranks, 1.2, seconds=2.0).quiet_s < 1.2, code
+            assert _watch(idle, ranks, 1.2, seconds=1.5).quiet_s < 1.2, code
 
 
 def test_one_stopped_among_spinning_ones_is_quiet() -> None:
@@ -124,3 +127,14 @@ def test_a_report_of_another_tool(tmp_path: Path) -> None:
         path.write_text(text)
         found = report.read(path)
         assert found == expected if expected else "error" in found
+
+
+def test_the_report_that_an_assertion_names_is_collected(tmp_path: Path) -> None:
+    """`{run}` stands for the job's folder; where no assertion names a report, there is none."""
+    folder = RunDir(tmp_path)
+    folder.job.mkdir()
+    (folder.job / "said.json").write_text('{"culprits": [2]}')
+    job = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0, None)
+    plan = Plan("made-up", "", 7, job, (), (Named("culprit_identified", {"report": "{run}/said.json"}),))
+    assert report.of_run(plan, folder) == {"culprits": [2]}
+    assert report.of_run(replace(plan, asserts=(Named("hang_detected", {}),)), folder) is None

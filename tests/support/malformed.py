@@ -108,6 +108,8 @@ CASES = (
     Case("step and time", "step: 25, phase: backward", "step: 25, time: 30s", "11:11", ("step", "time", "combined")),
     Case("an empty trigger", "{step: 25, phase: backward}", "{}", "11:11", ("says when",)),
     Case("a phase alone", "step: 25, phase: backward", "phase: backward", "11:11", ("every step",)),
+    Case("the start of a step", "step: 25, phase: backward", "step: 25, phase: start", "11:11", ("start", "attempt")),
+    Case("a target for what hits files", "process.kill", "checkpoint.truncate", "10:5", ("hits files", "remove target")),
     Case("nth of nothing", "step: 25, phase: backward", "step: 25, nth: 2", "11:11", ("nth", "phase")),
     Case("between the wrong way round", "step: 25", "step: {between: [30, 10]}", "11:18", ("smaller one first",)),
     Case("after nobody", "step: 25, phase: backward", "after: first", "11:19", ("'first'", "none")),

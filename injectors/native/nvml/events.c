@@ -6,9 +6,6 @@
 #include <string.h>
 #include <time.h>
 
-#define ASK(name, otherwise, ...) \
-    (real(SYM_##name) ? ((__typeof__(&serve_##name))real(SYM_##name))(__VA_ARGS__) : (otherwise))
-
 enum { MAX_SETS = 64, LOOK_MS = 2, NO_INSTANCE = -1 };
 
 typedef struct { EventSet set; u64 next, types[MAX_GPUS]; Device device[MAX_GPUS]; } Set;

@@ -74,6 +74,25 @@ Device simulated_device(unsigned gpu);
 int simulated_index(Device device);                      /* -1: no handle of ours */
 bool simulated_ready(void);                              /* initialised, and not shut down */
 
+/* What each function that is served does: it asks the driver first, then lays the orders over its answer. Where the driver
+ * says that the GPU does not have it, an order gives it. Nothing is written past what the caller's struct, by its
+ * version, has. */
+#define ASK(name, otherwise, ...) \
+    (real(SYM_##name) ? ((__typeof__(&serve_##name))real(SYM_##name))(__VA_ARGS__) : (otherwise))
+#define NEEDS(pointer) do { if (!(pointer)) return INVALID_ARGUMENT; } while (0)
+
+bool may_lay(int result);                                /* a value, or "not supported" */
+int settle(int result, int gpu, const char *key, u64 *value);     /* one number, under the order on `key` */
+int settle32(int result, int gpu, const char *key, unsigned *value);
+
+/* memory.c: as NVML numbers them; `location` -1 is the sum */
+enum { CORRECTED = 0, UNCORRECTED = 1, VOLATILE = 0, AGGREGATE = 1 };
+bool lay_ecc(int gpu, unsigned type, unsigned counter, int location, u64 *value);
+
+/* board.c */
+enum { SIMULATED_LINKS = 4 };
+void link_key(char *key, size_t size, unsigned link, const char *what);
+
 #define S(number, name, takes, served) SYM_##name = number,
 enum {
 #include "symbols.inc"

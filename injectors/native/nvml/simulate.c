@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NEEDS(pointer) do { if (!(pointer)) return INVALID_ARGUMENT; } while (0)
 #define GIVE(pointer, value) do { NEEDS(pointer); *(pointer) = (value); return SUCCESS; } while (0)
 
 static char handles[MAX_GPUS]; /* a handle is the address of one */

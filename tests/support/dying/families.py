@@ -111,8 +111,9 @@ FAMILIES = {
         Family("straggle-quota", (_fault("straggle.quota", STEP, **{"for": "150ms"}),)),
         Family("straggle-stop", (_fault("straggle.stop", STEP, **{"for": "150ms"}),)),
         *(
-            Family(f"storage-{kind.replace('_', '-')}", ({**_fault(f"storage.{kind}", STEP, **{"for": "150ms"}), "target": "all"},),
-                   steps=60)
+            Family(f"storage-{kind.replace('_', '-')}", (
+                {**_fault(f"storage.{kind}", STEP, **{"for": "150ms"}), "target": "all"},
+            ), steps=60)
             for kind in ("read_only", "full", "slow", "stall")
         ),
         Family("real-kill", (_fault("process.kill", STEP),), real=True),

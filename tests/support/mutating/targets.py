@@ -31,7 +31,7 @@ from torchaos.harness.agent.orders import Pending
 from torchaos.harness.agent.wire import ENV_ARMED, ENV_PLAN, ControlPage, Kind, Moment, Order
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.engine.bases import BaseKeeper
-from torchaos.harness.engine.faults import after_is_due
+from torchaos.harness.engine.due import after_is_due
 from torchaos.harness.history import base_of
 from torchaos.harness.judging.verdict import judge
 from torchaos.harness.plan import After, Plan

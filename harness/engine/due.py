@@ -1,0 +1,55 @@
+"""When a trigger that is seen from outside has come. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.history import History
+from torchaos.harness.plan import After
+
+
+def after_is_due(trigger: After, events: Sequence[Event], now_s: float) -> bool:
+    """`now_s` is CLOCK_MONOTONIC."""
+    start = _start_of(trigger, events)
+    if start is None:
+        return False
+    if trigger.checkpoints:
+        saves = [
+            e.mono_s for e in events if e.kind is Kind.SAVE_END and e.data["ok"] and e.rank == 0 and e.mono_s >= start
+        ]
+        if len(saves) < trigger.checkpoints:
+            return False
+        start = saves[trigger.checkpoints - 1]
+    return now_s >= start + trigger.delay_s
+
+
+def _start_of(trigger: After, events: Sequence[Event]) -> float | None:
+    if trigger.fault is None:
+        return next((event.mono_s for event in events if event.kind is Kind.JOB_STARTED), None)
+    hits = [e for e in events if e.kind is Kind.APPLYING and e.data["fault"] == trigger.fault]
+    if not hits:
+        return None
+    at, pids = hits[0].mono_s, {hit.data["pid"] for hit in hits}
+    if trigger.state == "applied":
+        return at
+    if trigger.state == "rolled_back":
+        return next((e.mono_s for e in events if e.kind is Kind.ROLLED_BACK and e.data["fault"] == trigger.fault), None)
+    if trigger.state == "felt":
+        return next(
+            (e.mono_s for e in events if e.kind is Kind.RANK_EXITED and e.data["pid"] in pids and e.mono_s >= at), None
+        )
+    return _recovered_at(History.of(events), hits)
+
+
+def _recovered_at(history: History, hits: Sequence[Event]) -> float | None:
+    """The first step beyond all before: of the very rank that was hit, where it lives on, else of a later attempt."""
+    at, ranks, hit = hits[0].mono_s, {one.rank for one in hits}, history.attempt_at(hits[0].mono_s)
+    number = hit.number if hit else 0
+    before = history.highest_step(before_s=at) or 0
+    reached = max((one.last_step or 0 for one in history.attempts if one.number <= number), default=0)
+    for one in history.executions:
+        lives_on = one.attempt == number and (one.rank in ranks or history.source == "log")
+        if one.mono_s > at and (one.global_step or 0) > (before if lives_on else reached):
+            return one.mono_s
+    return None

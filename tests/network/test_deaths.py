@@ -1,0 +1,95 @@
+"""Whenever the harness dies in the middle of network faults, nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness.agent.wire import ENV_RUN_ID
+from torchaos.harness.launchers.netns import keepers
+from torchaos.harness.undo import proc
+
+DEATHS = int(os.environ.get("DEATHS", "40"))
+LATEST_S = 1.2  # after the harness has its reaper
+
+_HARNESS = """
+import itertools, os, sys
+from pathlib import Path
+from torchaos.harness.contracts import JobSpec
+from torchaos.harness.launchers.netns import Netns
+from torchaos.harness.network.cut import Cut
+from torchaos.harness.network.shaper import Shape, Shaper
+from torchaos.harness.undo.client import Reaper
+run, folder = sys.argv[1], Path(sys.argv[2])
+launcher = Netns()
+spec = JobSpec(("true",), folder, {"TORCHAOS_RUN_ID": run}, folder / "logs" / "job-0.log", 0, 3)
+reaper = Reaper.start(folder, run)
+print(flush=True)
+reaper.guard("launcher", launcher.resources(spec), owner="launcher")
+links = [node.link for node in launcher.create(spec)]
+for number in itertools.count():
+    cut = Cut(f"cut-{number}", links[:1], links[1:])
+    shaper = Shaper(f"slow-{number}", links[1], Shape(delay=5.0))
+    for fault, handles, apply in (("cut", [cut.handle], cut.apply), ("slow", shaper.handles(), shaper.apply)):
+        reaper.guard(f"{fault}#{number}", handles, owner=fault)
+        apply()
+    for fault in ("slow", "cut"):
+        assert all(healed.verified for healed in reaper.heal(fault))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_nothing_is_left_of_many_deaths(tmp_path: Path, links: Any) -> None:
+    """SIGKILL at many random moments, from the making of the nodes to the healing of faults: every process that keeps a
+    namespace, queues packets or waits for anything is gone, and each handle is verified in the undo log."""
+    draw = random.Random(DEATHS)
+    for number in range(DEATHS):
+        folder, run = tmp_path / str(number), f"deaths-{os.getpid()}-{number}"
+        (folder / "undo").mkdir(parents=True)
+        harness = subprocess.Popen([sys.executable, "-c", _HARNESS, run, folder], stdout=subprocess.PIPE)
+        assert harness.stdout is not None
+        assert select.select([harness.stdout], [], [], 60)[0], "the harness did not start"
+        assert harness.stdout.readline(), "the harness ended"
+        time.sleep(draw.uniform(0, LATEST_S))
+        harness.send_signal(signal.SIGKILL)
+        harness.wait()
+        harness.stdout.close()
+        _await_nothing(run, folder)
+
+
+def _await_nothing(run: str, folder: Path) -> None:
+    end = time.monotonic() + 60
+    while (left := _of(run)) or (bad := _unhealed(folder)):
+        assert time.monotonic() < end, f"after 60 s: processes {left}, records {[] if left else bad}"
+        time.sleep(0.05)
+
+
+def _of(run: str) -> list[int]:
+    """Every process that has a mark of this run, whichever."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (image := proc.image(int(name))):
+            marks = [part for part in image[1].split(b"\0") if part.startswith(f"{ENV_RUN_ID}={run}".encode())]
+            found += [int(name)] if marks else []
+    assert keepers(run).startswith(run)
+    return found
+
+
+def _unhealed(folder: Path) -> list[str]:
+    states: dict[str, str] = {}
+    for line in (folder / "undo" / "undo.jsonl").read_bytes().split(b"\n")[:-1]:
+        said = json.loads(line)
+        if "record" in said:
+            states[said["record"]] = said["state"]
+    return [record for record, state in states.items() if state != "verified"]

@@ -32,8 +32,8 @@ class Slots:
         return cls(fault, {rank: ControlPage(path, create=True) for rank, path in paths.items()}, paths)
 
     def orders(self) -> Iterator[Order]:
-        """A fault in the rank that is triggered from outside fires at the next phase that its rank enters (at the next one
-        of its own kind, where it has one)."""
+        """A fault in the rank that is triggered from outside fires at the next phase that its rank enters (at the next
+        one of its own kind, where it has one)."""
         fault = self.fault
         when = fault.trigger if isinstance(fault.trigger, Moment) else Moment(0, None, phase_of(fault.inject))
         lease_s = LEASE_S if fault.duration_s is None else fault.duration_s

@@ -78,11 +78,9 @@ class ScenarioRun:
             self._note_stop(self._stopped)
         result = self._judged()
         if self._left and result.exit_code is not ExitCode.ROLLBACK:  # of a twin: its record is not the run's
-            passed = result.verdict is Verdict.PASSED
-            verdict, reason = (
-                (Verdict.ERROR, f"rollback: {self._left[0]}") if passed else (result.verdict, result.reason)
-            )
-            result = replace(result, verdict=verdict, reason=reason, exit_code=ExitCode.ROLLBACK)
+            result = replace(result, exit_code=ExitCode.ROLLBACK)
+            if result.verdict is Verdict.PASSED:
+                result = replace(result, verdict=Verdict.ERROR, reason=f"rollback: {self._left[0]}")
         write_atomically(self.folder.result, json.dumps(result.to_json(), indent=1) + "\n", private=True)
         return result
 

@@ -41,7 +41,7 @@ def changes(injector: Ordered, site: Site) -> Sequence[Handle]:
     """One new file in the folder of orders; taken back, it is gone."""
     folder = folder_of(site.pids)
     made = hashlib.sha256(_text(injector, site).encode()).hexdigest()
-    return [File.of(_path(folder, site.fault), folder, folder, made=made)]
+    return [File.of(_path(folder, site.fault), folder, site.undo_copies, made=made)]
 
 
 def apply(injector: Ordered, site: Site) -> None:

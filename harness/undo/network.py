@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +28,16 @@ class _InSpace:
         return Space(self.pid, self.start_ticks)
 
     def restore(self) -> None:
-        if self.space.alive() and not self._is_good():
-            self._take_back()
+        """Again where it fails: a tool that the dead harness had just started may come in between."""
+        for again in (True, True, True, False):
+            try:
+                if self.space.alive() and not self._is_good():
+                    self._take_back()
+                return
+            except OSError:
+                if not again and self.space.alive():
+                    raise
+                time.sleep(0.1)
 
     def restored(self) -> bool:
         return not self.space.alive() or self._is_good()

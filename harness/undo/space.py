@@ -43,6 +43,8 @@ class Space:
         """The standard output of a tool that is run in here. Raises OSError with what it said where it fails."""
         if not self.alive():
             raise ProcessLookupError(f"the network namespace of process {self.pid} is gone")
+        if os.path.samefile(f"/proc/{self.pid}/ns/net", "/proc/self/ns/net"):
+            raise PermissionError(f"process {self.pid} is in this machine's own network, in which nothing is changed")
         done = subprocess.run(
             self.enter(command), input=text, capture_output=True, text=True, timeout=TOOL_S, check=False
         )

@@ -240,6 +240,21 @@ def test_a_rank_that_died_in_its_hold_is_not_held_again(rank: Any, phase: Any) -
     assert page.read(page.FIRED) == 0
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_a_fault_that_is_called_off_costs_no_time(rank: Any, phase: Any, early: bool) -> None:
+    """The harness will not arm it any more: a rank that comes to the Moment, or waits there already, goes on."""
+    page = rank.page()
+    if early:
+        page.write(page.ARMED_PID, page.CALLED_OFF)
+    process = rank.start(JOB, orders=(rank.order(step=3, phase=phase.BACKWARD, hold_s=600.0),))
+    if not early:
+        wait_until(lambda: any(e.kind.value == "step" and e.step == 2 for e in rank.read()), rank.read)
+        page.write(page.ARMED_PID, page.CALLED_OFF)
+    ran = rank.wait(process)
+    assert ran.code == 0, ran.output
+    assert (ran.of("fault.held"), missed(ran)) == ([], [])
+
+
 def test_hold_at_the_start(rank: Any, phase: Any) -> None:
     """A rank that is to be held at its start waits there until it is armed, and has not done a line of the job's by
     then; it is held once in its attempt."""

@@ -33,7 +33,7 @@ def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def site(process: subprocess.Popen[bytes], fault: str = "gpu.lost") -> Any:
-    return SimpleNamespace(fault=fault, pids=[process.pid])
+    return SimpleNamespace(fault=fault, pids=[process.pid], undo_copies=Path(os.devnull))
 
 
 def handles_of(fault: Any, where: Any) -> list[Any]:

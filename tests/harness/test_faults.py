@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from torchaos.harness.agent.wire import ControlPage, Event, Kind, Moment, State, start_ticks
+from torchaos.harness.cli.interrupt import Interrupt, signals
 from torchaos.harness.cli.run import Planned, _apart
 from torchaos.harness.contracts import ChaosError, Need, RankProcess, Target, UsageError
 from torchaos.harness.engine.arming import Slots
 from torchaos.harness.engine.faults import FaultLife, Field
+from torchaos.harness.engine.permits import NotPermitted
 from torchaos.harness.engine.run import Run
+from torchaos.harness.engine.scenario_run import ScenarioRun
 from torchaos.harness.engine.site import NodeSite, Victim
 from torchaos.harness.journal import Journal
 from torchaos.harness.plan import After, Plan, PlannedFault, PlannedJob
 from torchaos.harness.planner import make_plan
+from torchaos.harness.result import ExitCode
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.scenario import load
-from torchaos.harness.undo.handles import from_json, to_json
+from torchaos.harness.undo.client import UndoError
+from torchaos.harness.undo.file import File
+from torchaos.harness.undo.handles import Process, from_json, to_json
 from torchaos.harness.undo.healer import Healed
+from torchaos.harness.undo.proc import stat
+from torchaos.harness.undo.recovery import LeftBehind
 
 LIMIT_S = 20.0
 
@@ -35,11 +47,16 @@ class InProcessReaper:
 
     def __init__(self) -> None:
         self._guarded: dict[str, list[Any]] = {}
+        self.lost = False
 
     def guard(self, record: str, handles: Any, owner: str, limit_s: float) -> None:
         self._guarded.setdefault(owner, []).extend(handles if isinstance(handles, list) else ())
 
-    def mark(self, record: str, state: str) -> None: ...
+    def mark(self, record: str, state: str, limit_s: float | None = None) -> None: ...
+
+    def check(self) -> None:
+        if self.lost:
+            raise UndoError("the reaper is gone")
 
     def heal(self, owner: str) -> list[Healed]:
         raw = [to_json(handle) for handle in self._guarded.pop(owner, [])]
@@ -140,6 +157,138 @@ def test_whatever_an_injector_raises_is_told(
     life.start()
     assert life.join(LIMIT_S)
     assert [event.data["reason"] for event in kinds(journal, Kind.MISSED)] == ["LookupError: no such device"]
+
+
+def test_a_fault_that_is_refused_lets_go_of_its_pacer(
+    folder: RunDir, journal: Journal, sleeper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it would change is not permitted: it is called off, so that no rank waits for it at its Moment."""
+    from torchaos.injectors.process_freeze import Freeze
+
+    def refuse(self: object, site: object) -> None:
+        raise NotPermitted("outside")
+
+    monkeypatch.setattr(Freeze, "changes", refuse)
+    fault = PlannedFault("freeze", "process.freeze", "node", Target((0,)), Moment(0, 3, None), {}, "", "")
+    life, slots = lives(fault, folder, journal, sleeper)
+    life.start()
+    assert life.join(LIMIT_S)
+    page = slots.pages[0]
+    assert page.read(page.ARMED_PID) == page.CALLED_OFF
+    assert page.read(page.GO) > 0
+    assert [event.data["reason"] for event in kinds(journal, Kind.MISSED)] == ["outside"]
+
+
+def test_nothing_is_injected_once_the_reaper_is_gone(folder: RunDir, journal: Journal, sleeper: int) -> None:
+    """It died after the fault had been guarded and before its Moment: the rank goes on, and nothing happens to it."""
+    fault = PlannedFault("freeze", "process.freeze", "node", Target((0,)), Moment(0, 3, None), {}, "", "")
+    life, slots = lives(fault, folder, journal, sleeper)
+    page = slots.pages[0]
+    life.start()
+    wait_until(lambda: page.read(page.ALLOWED) == 1, journal.snapshot)
+    life._on.reaper.lost = True  # type: ignore[attr-defined]
+    agent = threading.Thread(target=be_held, args=(page, 1), daemon=True)
+    agent.start()
+    assert life.join(LIMIT_S)
+    agent.join(LIMIT_S)
+    assert kinds(journal, Kind.APPLYING) == []
+    assert [event.data["reason"] for event in kinds(journal, Kind.MISSED)] == ["the reaper is gone"]
+
+
+def test_what_cannot_be_taken_back_is_exit_code_4_also_without_a_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run directory went, and with it what is needed to take something back: that is worse than no verdict."""
+    job = PlannedJob(("/bin/sleep", "600"), str(tmp_path), {}, 1, 1, 60.0)
+    folder, source = RunDir(tmp_path / "run"), tmp_path / "x.yaml"
+    source.write_text("")
+    scenario_run = ScenarioRun(Plan("x", "", 0, job, (), ()), folder, source, [])
+
+    def rot(run: Run) -> None:
+        lost = File.of(source, tmp_path, folder.undo)
+        run._reaper.guard("fault", [lost], owner="fault")
+        source.write_text("damaged")
+        shutil.rmtree(folder.root)
+
+    monkeypatch.setattr(Run, "_watch", rot)
+    with pytest.raises(LeftBehind, match="fault could not be taken back"):
+        scenario_run()
+
+
+def test_a_twin_that_leaves_something_is_exit_code_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record is not the run's, and yet no run may end as if nothing were left."""
+    job = PlannedJob(("/bin/true",), str(tmp_path), {}, 1, 1, 60.0)
+    source = tmp_path / "x.yaml"
+    source.write_text("")
+    scenario_run = ScenarioRun(Plan("x", "", 0, job, (), ()), RunDir(tmp_path / "run"), source, [])
+    scenario_run._left.append("job could not be taken back: it sleeps in the kernel")
+    assert scenario_run().exit_code is ExitCode.ROLLBACK
+
+
+def test_a_fault_that_lands_late_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is over while a fault is still being applied: it is taken back once more before the reaper goes."""
+    job = PlannedJob(("/bin/sleep", "600"), str(tmp_path), {}, 1, 1, 60.0)
+    run = Run(Plan("x", "", 0, job, (), ()), RunDir(tmp_path / "run").create())
+    sleep = subprocess.Popen(["sleep", "600"])
+    taken_back = threading.Event()
+
+    def stop() -> None:
+        taken_back.wait(LIMIT_S)
+        sleep.send_signal(signal.SIGSTOP)
+        os.waitpid(sleep.pid, os.WUNTRACED)
+        with suppress(UndoError):
+            run._reaper.mark("late", "applied")
+
+    class Life:
+        fault = PlannedFault("late", "process.freeze", "node", Target((0,)), After(0.0), {}, "", "")
+        thread = threading.Thread(target=stop)
+
+        def roll_back(self) -> None:
+            run._reaper.heal("late")
+            taken_back.set()
+
+        def join(self, timeout_s: float, hurried: Any = None) -> bool:
+            if taken_back.is_set():
+                self.thread.join(timeout_s)
+            return not self.thread.is_alive()
+
+    def watch() -> None:
+        run._reaper.guard("late", [Process.of(sleep.pid, "resume")], owner="late")
+        run._reaper.mark("late", "maybe_applied")
+        run._lives.append(Life())  # type: ignore[arg-type]
+        Life.thread.start()
+
+    monkeypatch.setattr(run, "_watch", watch)
+    try:
+        run()
+        assert (found := stat(sleep.pid))
+        assert found.state != "T"
+        assert run.left == []
+    finally:
+        sleep.kill()
+        sleep.wait()
+
+
+def test_a_signal_between_two_runs_ends_the_next(tmp_path: Path) -> None:
+    """It comes when one run is over and the next one not yet known: that one ends before it begins."""
+    plan = Plan("x", "", 0, PlannedJob(("/bin/true",), str(tmp_path), {}, 1, 1, 60.0), (), ())
+    one, interrupt = ScenarioRun(plan, RunDir(tmp_path / "run"), tmp_path / "x.yaml", []), Interrupt()
+    interrupt(signal.SIGTERM, None)
+    interrupt.ends(one)
+    assert one._stopped == "SIGTERM was received"
+
+
+def test_nohup_stays_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts torchaos so that it outlives the terminal means it; the other signals end it all the same."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals() as interrupt:
+            signal.raise_signal(signal.SIGHUP)
+            assert interrupt.reason is None
+            signal.raise_signal(signal.SIGTERM)
+            assert interrupt.reason == "SIGTERM was received"
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_nobody_is_waited_for_beyond_the_end_of_the_run(sleeper: int) -> None:

@@ -20,6 +20,7 @@ from torchaos.harness.planner import make_plan
 from torchaos.harness.scenario import load
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
+from torchaos.harness.undo.network import LinkUp
 
 Planned = Callable[..., Plan]
 KILL = {"inject": "process.kill", "target": {"rank": 1}, "when": {"step": 3}}
@@ -168,6 +169,7 @@ def test_touches_nothing_that_is_not_the_jobs(planned: Planned, tmp_path: Path) 
         (JobProcesses("run-2"), "another run"),
         (File.of(outside / "data", outside, copies), "nothing else is touched"),
         (PageSlot(str(inside / "link" / "data")), "nothing else is touched"),
+        (LinkUp(me.pid, me.start_ticks, "eth0"), "network of the whole host"),
     ):
         with pytest.raises(NotPermitted, match=says):
             permits.check_changes([handle])

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.engine import twin
+from torchaos.harness.engine.commands import at_work
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.undo import open_runs
 from torchaos.harness.undo.log import UndoLog, UndoRecord
@@ -54,6 +55,16 @@ def prune(out: Path, *options: str) -> str:
     assert done.exit_code == 0, done.output
     assert {"notes", "5-days", "6-days"} <= {path.name for path in out.iterdir()}, "what must never go is gone"
     return done.output
+
+
+def test_spares_a_run_that_has_guarded_nothing_yet(out: Path) -> None:
+    """In the middle of its twin it looks like one that was given up; what is judged goes, whoever is at work."""
+    for path in (out / "4-days" / "result.json", out / "4-days"):
+        path.is_dir() or path.write_text("{}")
+        os.utime(path, (time.time() - 4 * 86400,) * 2)
+    with at_work(["a scenario"]):
+        prune(out, "--older-than", "12h")
+        assert left(out) == {"1-days", "2-days", "3-days"}
 
 
 def test_by_age(out: Path) -> None:

@@ -59,9 +59,10 @@ def test_what_a_killed_harness_left_is_no_hindrance(trainer: Any, tmp_path: Path
     to, plan = RunDir(tmp_path / "run").create(), plan_of("train")
     twins = Twins(plan, leaves(trainer().record()), tmp_path / "cache")
     home = tmp_path / "cache" / "twins" / key_of(twins._plan)
-    for name in (f"run-0-{os.getpid()}", f".0-{os.getpid()}"):
+    for name in (f"run-0-{os.getpid()}", f".0-{os.getpid()}", "run-0-1", ".1-1"):
         (home / name / "events").mkdir(parents=True)
     assert twins.give(0, to)
+    assert {path.name for path in home.iterdir()} == {"0", "lock"}, "what nobody will ever look at is left"
 
 
 def test_waiting_for_another_run_can_be_given_up(trainer: Any, tmp_path: Path) -> None:

@@ -87,9 +87,9 @@ def _of(run: str) -> list[int]:
 
 
 def _unhealed(folder: Path) -> list[str]:
-    states: dict[str, str] = {}
+    states: dict[str, tuple[str, str]] = {}
     for line in (folder / "undo" / "undo.jsonl").read_bytes().split(b"\n")[:-1]:
         said = json.loads(line)
         if "record" in said:
-            states[said["record"]] = said["state"]
-    return [record for record, state in states.items() if state != "verified"]
+            states[said["record"]] = said["state"], said.get("why") or ""
+    return [f"{record} is {state}: {why}" for record, (state, why) in states.items() if state != "verified"]

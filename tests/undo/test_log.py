@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from torchaos.harness.agent.wire import ControlPage, start_ticks
 from torchaos.harness.undo import healer
 from torchaos.harness.undo.client import UndoError, heal_from_log
 from torchaos.harness.undo.file import File
-from torchaos.harness.undo.handles import to_json
+from torchaos.harness.undo.handles import PageSlot, to_json
 from torchaos.harness.undo.healer import Healer
 from torchaos.harness.undo.log import State, UndoLog, UndoRecord, path_of, read
+from torchaos.harness.undo.network import Names
 
 
 def _file(folder: Path, name: str) -> dict[str, Any]:
@@ -54,6 +56,27 @@ def test_a_damaged_line_is_said(run_dir: Path, tmp_path: Path, line: bytes) -> N
     healed = heal_from_log(run_dir)
     assert [(each.record, each.verified) for each in healed] == [("a", True), ("?", False)]
     assert "line 1" in healed[-1].reason
+
+
+@pytest.mark.parametrize("kind", ["file", "page_slot", "names"])
+def test_a_log_that_names_what_is_not_the_runs(run_dir: Path, tmp_path: Path, kind: str) -> None:
+    """Damaged, it may name anything: what no handle of this run can be about is left alone, and said."""
+    (tmp_path / "copies").mkdir()
+    page, text, me = ControlPage(tmp_path / "other.page", create=True), tmp_path / "names", os.getpid()
+    page.write(page.ALLOWED, 1)
+    text.write_text("another's")
+    (tmp_path / "data").write_text("good")
+    file = File.of(tmp_path / "data", tmp_path, tmp_path / "copies")
+    (tmp_path / "data").write_text("newer")
+    handles = {"file": file, "page_slot": PageSlot(str(tmp_path / "other.page")),
+               "names": Names(me, start_ticks(me) or 0, str(text), "mine")}  # fmt: skip
+    log = UndoLog(run_dir)
+    log.append(UndoRecord("a", "x", [to_json(handles[kind])]).to_line())
+    log.close()
+    (healed,) = heal_from_log(run_dir)
+    assert not healed.verified
+    assert "outside the run directory" in healed.reason
+    assert ((tmp_path / "data").read_text(), text.read_text(), page.read(page.ALLOWED)) == ("newer", "another's", 1)
 
 
 def test_one_writer(run_dir: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import netspace
 import pytest
 
 from torchaos.harness.undo.network import QDISC_MARK, NftTable, Qdisc, QueueRule, mark_of
+from torchaos.harness.undo.space import Space
 
 
 @pytest.mark.parametrize("kind", sorted(netspace.KINDS))
@@ -54,6 +56,18 @@ def test_a_qdisc_of_somebody_else_stays(spawn: Any, tmp_path: Path) -> None:
     shown = handle.space.run(["tc", "qdisc", "show", "dev", "lo"])
     assert "7:" in shown
     assert QDISC_MARK not in shown
+
+
+@pytest.mark.parametrize("kind", sorted(netspace.KINDS.keys() - {"names"}))
+def test_the_machines_own_network_is_never_touched(kind: str, spawn: Any, tmp_path: Path) -> None:
+    """A handle that names a process outside any namespace of ours is refused, whatever else it says."""
+    handle, _change = netspace.case_of(kind, spawn, tmp_path)
+    stranger = spawn()
+    wrong = dataclasses.replace(handle, **dataclasses.asdict(Space.of(stranger.pid)))  # type: ignore[type-var]
+    with pytest.raises(PermissionError, match="this machine's own network"):
+        wrong.restore()
+    with pytest.raises(PermissionError, match="this machine's own network"):
+        wrong.restored()
 
 
 @pytest.mark.parametrize("name", ["filter", "torchaos", "torchaos_a; flush", ""])

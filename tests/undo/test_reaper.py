@@ -100,6 +100,32 @@ def test_time_limit(reaper: Reaper, run_dir: Path, spawn: Any, state_of: Any, ev
     assert [each.verified for each in reaper.heal("x")] == [True]
 
 
+def test_time_limit_of_a_fault_that_has_been_applied(
+    reaper: Reaper, spawn: Any, state_of: Any, eventually: Any
+) -> None:
+    """A fault may wait long for its trigger and then last but shortly: the limit is counted again from there."""
+    victim = spawn()
+    reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x", limit_s=600.0)
+    _stop(victim.pid)
+    reaper.mark("a", "applied", limit_s=0.1)
+    eventually(lambda: state_of(victim.pid) in RUNS)
+
+
+def test_what_is_lost_is_known_at_once(run_dir: Path, eventually: Any) -> None:
+    """Long after the guard, and without another request: whoever asks before a fault is told that it is gone."""
+    with Reaper.start(run_dir, "test") as reaper:
+        reaper.check()
+        os.kill(reaper.pid, signal.SIGKILL)
+
+        def gone() -> bool:
+            with suppress(UndoError):
+                reaper.check()
+                return False
+            return True
+
+        eventually(gone)
+
+
 def test_irreversible(reaper: Reaper, run_dir: Path) -> None:
     """What can't be undone has a record that says why, and healing leaves it at that."""
     reaper.guard("kill", Irreversible("a dead rank can't be brought back"), owner="kill", limit_s=0.0)

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
+from torchaos.harness.cli import cli
 from torchaos.harness.undo import log, open_runs, proc
 from torchaos.harness.undo.open_runs import OpenRun
 from torchaos.harness.undo.recovery import LeftBehind, before_a_run, find, left_over, recover, why
@@ -136,6 +138,7 @@ def test_refuses_what_another_process_is_healing(killed: Killed) -> None:
     held = log.UndoLog(killed.run_dir)
     (run,), _bad = find(())
     assert "another process is healing" in recover(run).problem
+    assert [one.clean for one in before_a_run()] == [False]  # two runs at once: it is no reason to refuse either
     held.close()
     assert recover(run).clean
 
@@ -147,6 +150,19 @@ def test_no_run_where_something_cannot_be_healed(killed: Killed, state: Path) ->
     with pytest.raises(LeftBehind, match=r"job/data.*not what was saved.*torchaos recover"):
         before_a_run()
     assert len(list((state / "runs").iterdir())) == 1
+
+
+def test_what_cannot_be_read_can_be_forgotten(killed: Killed, state: Path, spawn: Any) -> None:
+    """An undo log that is none: no run starts over it, until somebody says that all is in order."""
+    for folder in (killed.run_dir, next((state / "runs").iterdir())):
+        log.path_of(folder).unlink()
+        log.path_of(folder).mkdir()
+    with pytest.raises(LeftBehind, match="forget"):
+        before_a_run()
+    shutil.rmtree(log.path_of(next((state / "runs").iterdir())))
+    done = CliRunner().invoke(cli, ["recover", "--forget"], catch_exceptions=False)
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, f"{killed.run_dir}: forgotten")
+    assert before_a_run() == []
 
 
 @pytest.mark.parametrize("spoil", ["link", "open", "garbage"])

@@ -1,7 +1,7 @@
 """Put what scenarios came to into a page: verdict_table.py PAGE.md RESULTS.json ...
 
-The results are those of `torchaos run SCENARIO --json RESULTS.json`. The table stands between the two marks of the page;
-a scenario that is not among the results keeps its line.
+The results are those of `torchaos run SCENARIO --json RESULTS.json`. The table stands between the two marks of the
+page; a scenario that is not among the results, or was not run to its end, keeps its line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def main(page: Path, files: list[Path]) -> None:
     lines = {name: line for line in old.splitlines() if (name := _name(line))}
     for file in files:
         for result in json.loads(file.read_text())["results"]:
-            lines[result["scenario"]] = _line(result)
+            if result["verdict"] != "error":
+                lines[result["scenario"]] = _line(result)
     rows = "\n".join(lines[name] for name in sorted(lines))
     page.write_text(f"{before}{BEGIN}\n{HEAD}{rows}\n{END}{after}")
 

@@ -13,10 +13,14 @@ from types import ModuleType
 from typing import Any, BinaryIO, Callable
 
 from .agent import Agent
-from .manifest import FOLDER, Helper, Manifest, Tee, Tensors, rest_of, spans_of_safetensors, spans_of_zip
+from .manifest import (
+    ALGORITHM, FOLDER, Helper, Manifest, Tee, Tensors, rest_of, spans_of_safetensors, spans_of_zip, with_crcs,
+)  # fmt: skip
 
 HOOK = "manifests"
 _KEPT = 3  # folders that DCP may be writing to at the same time
+_BEHIND = 16  # files that may wait for their CRCs; later ones do without
+_PATIENCE_S = 10.0  # for the CRCs at the end of the process
 Call = Callable[..., Any]
 _Spans = Callable[[BinaryIO, "dict[str, tuple[int, str]]"], "list[tuple[int, int, str]]"]
 
@@ -29,7 +33,7 @@ class Digesting:
         self._folder = Path(agent.plan.events).parent / "agent" / FOLDER
         self._number, self._lock = count(), threading.Lock()
         self._thread = threading.local()
-        self._helpers: list[Helper] = []
+        self._helpers: dict[str, Helper] = {}
         self._by_folder: dict[str, Manifest] = {}  # the newest of each folder that DCP saves to
         careful = agent.careful(HOOK)
         self._tee, self._tensors, self._handed = (
@@ -142,17 +146,24 @@ class Digesting:
     # -- all of them ---------------------------------------------------------------------------------------------
 
     def ended(self) -> None:
-        """The process ends: what is still being digested is waited for."""
-        self._finish()
+        """The process ends: what is still being digested is waited for, and for a while the CRCs."""
+        for name in ("digests", "layouts", "crcs"):
+            if name in self._helpers:
+                self._helpers[name].finish(_PATIENCE_S if name == "crcs" else None)
 
     def _helper(self) -> Helper:
-        if not self._helpers:
-            self._helpers.append(Helper())
-        return self._helpers[0]
+        """What a save waits for at its end."""
+        return self._helper_for("digests")
+
+    def _helper_for(self, what: str) -> Helper:
+        with self._lock:
+            if what not in self._helpers:
+                self._helpers[what] = Helper(4 if what == "digests" else 0, idle=what == "crcs")
+            return self._helpers[what]
 
     def _finish(self) -> None:
-        for helper in self._helpers:
-            helper.finish()
+        if "digests" in self._helpers:
+            self._helpers["digests"].finish()
 
     def _new_tee(self, target: Any) -> Tee | None:
         return Tee(target, self._helper) if hasattr(target, "write") else None
@@ -172,19 +183,56 @@ class Digesting:
             manifest.lose(path, tensors.error)
             manifest.write()
             return
-        file = open(path, "rb")  # noqa: SIM115 (the helper closes it)
+        file = self._opened(path)
 
+        def work() -> None:
+            try:
+                if isinstance(file, OSError):
+                    raise file
+                spans = spans_of(file, tensors.digests)
+                rest = rest_of(file, os.fstat(file.fileno()).st_size, spans)
+                manifest.add(path, file.fileno(), spans, rest)
+            except Exception as error:
+                manifest.lose(path, f"{type(error).__name__}: {error}")
+                manifest.write()
+                return
+            manifest.write()
+            self._crcs_later(manifest, path, file, spans)
+
+        self._helper_for("layouts").do(self._agent.careful(HOOK)(work))
+
+    def _opened(self, path: str) -> BinaryIO | OSError:
+        """By a thread of ours, so that no fault of the storage mistakes it for something that the job does."""
+        found: list[BinaryIO | OSError] = []
+
+        def work() -> None:
+            try:
+                found.append(open(path, "rb"))  # closed by whoever reads it
+            except OSError as error:
+                found.append(error)
+            finally:
+                done.set()
+
+        done = threading.Event()
+        self._helper().do(work)
+        done.wait()
+        return found[0]
+
+    def _crcs_later(self, manifest: Manifest, path: str, file: BinaryIO, spans: list[tuple[int, int, str]]) -> None:
         def work() -> None:
             with file:
                 try:
-                    spans = spans_of(file, tensors.digests)
-                    rest = rest_of(file, os.fstat(file.fileno()).st_size, spans)
-                    manifest.add(path, file.fileno(), spans, rest)
-                except Exception as error:
-                    manifest.lose(path, f"{type(error).__name__}: {error}")
-            manifest.write()
+                    found = with_crcs(file, spans)
+                except OSError:
+                    return
+            if found is not None:
+                manifest.add_crcs(path, found)
+                manifest.write()
 
-        self._helper().do(self._agent.careful(HOOK)(work))
+        if ALGORITHM == "crc32" or self._helper_for("crcs").waiting() >= _BEHIND:
+            file.close()
+        else:
+            self._helper_for("crcs").do(self._agent.careful(HOOK)(work))
 
     def _add_whole(self, path: str, save: str, tee: Tee, file: Any, about: os.stat_result | None = None) -> None:
         """A file of which every byte was digested on its way."""
@@ -203,7 +251,11 @@ class Digesting:
             manifest.lose(path, tee.error)
         else:
             digester = tee.digester
-            manifest.add_whole(path, about, digester.size, digester.digests())
+            digests = digester.digests()
+            manifest.add_whole(path, about, digester.size, digests)
+            again = self._opened(path) if about is not None else None
+            if again is not None and not isinstance(again, OSError):
+                self._crcs_later(manifest, path, again, [(0, digester.size, digests)])
         manifest.write()
 
     def _new(self, save: str) -> Manifest:

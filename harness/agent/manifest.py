@@ -6,8 +6,10 @@ are digested in memory while the save writes them; where they lie in the file, a
 directories), is read from the file afterwards, in the background. Digests are made by a helper thread, beside the save;
 a save waits for them at its end, because the tensors may change as soon as it is over.
 
-A manifest is a JSON file for each save and rank, in the run directory. For each CHUNK of a span there are 24 hex
-digits: xxh3, and the CRC-32, from which one flipped bit is found. Without the xxhash package there are 8, the CRC-32.
+A manifest is a JSON file for each save and rank, in the run directory. For each CHUNK of a span there are 16 hex
+digits, xxh3. The CRC-32, from which one flipped bit is found, takes several times as long: it is taken of the file in
+the background, of chunks whose xxh3 is that of the memory, and then there are 24. Without the xxhash package there are
+8, the CRC-32 of the memory.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ except ImportError:
     xxh3_64 = None
 
 VERSION, CHUNK, FOLDER = 1, 1 << 20, "manifests"
-ALGORITHM = "crc32" if xxh3_64 is None else "xxh3+crc32"
+ALGORITHM = "crc32" if xxh3_64 is None else "xxh3"
+THREAD = "torchaos"  # what the kernel calls our threads: storage faults spare them, for what they read proves nothing
 _ASIDE = 1 << 17  # bytes: fewer are digested at once, which takes less than handing them over
 _READ = 1 << 20
 
@@ -52,9 +55,10 @@ class Digester:
         at = 0
         while at < len(data):
             part = data[at : at + self._left]
-            self._crc = crc32(part, self._crc)
             if self._hash is not None:
                 self._hash.update(part)
+            else:
+                self._crc = crc32(part, self._crc)
             at += len(part)
             self._left -= len(part)
             self.size += len(part)
@@ -68,25 +72,36 @@ class Digester:
         return "".join(self._done)
 
     def _end(self) -> None:
-        self._done.append((self._hash.hexdigest() if self._hash is not None else "") + f"{self._crc:08x}")
+        self._done.append(self._hash.hexdigest() if self._hash is not None else f"{self._crc:08x}")
         self._begin()
 
 
 class Helper:
-    """The one thread that digests. It lives as long as the process, and holds at most a few tensors at a time."""
+    """A thread that works beside the job's. It lives as long as the process. `most`: what may wait for it at once, such
+    as tensors that it then holds; 0: any number. `idle`: it takes what processor time nobody else wants."""
 
-    def __init__(self) -> None:
-        self._queue: queue.Queue[Callable[[], None]] = queue.Queue(4)
+    def __init__(self, most: int = 4, idle: bool = False) -> None:
+        self._queue: queue.Queue[Callable[[], None]] = queue.Queue(most)
+        self._idle = idle
         threading.Thread(target=self._work, name="torchaos-manifest", daemon=True).start()
 
     def do(self, work: Callable[[], None]) -> None:
         self._queue.put(work)
 
-    def finish(self) -> None:
+    def finish(self, timeout_s: float | None = None) -> None:
         """Wait for all that was given to it."""
-        self._queue.join()
+        if timeout_s is None:
+            self._queue.join()
+            return
+        done = threading.Event()
+        self.do(done.set)
+        done.wait(timeout_s)
+
+    def waiting(self) -> int:
+        return self._queue.qsize()
 
     def _work(self) -> None:
+        _present(self._idle)
         while True:
             work = self._queue.get()
             try:
@@ -94,6 +109,16 @@ class Helper:
             finally:
                 del work  # the tensors that it holds
                 self._queue.task_done()
+
+
+def _present(idle: bool) -> None:
+    """Give this thread its name, and a low priority, where that can be done."""
+    try:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(THREAD)
+        if idle:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # on Linux, of one thread
+    except (AttributeError, OSError):
+        pass
 
 
 class Tee:
@@ -228,6 +253,21 @@ def rest_of(file: BinaryIO, size: int, spans: list[tuple[int, int, str]]) -> str
     return (digester.hexdigest() if digester is not None else "") + f"{crc:08x}"
 
 
+def with_crcs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]] | None:
+    """The same spans, with a CRC-32 behind each xxh3; None where the file is not what was in memory."""
+    found = []
+    for offset, length, digests in spans:
+        parts = []
+        file.seek(offset)
+        for number, at in enumerate(range(0, length, CHUNK)):
+            data, digest = file.read(min(CHUNK, length - at)), digests[16 * number : 16 * number + 16]
+            if xxh3_64(data).hexdigest() != digest:
+                return None
+            parts.append(f"{digest}{crc32(data):08x}")
+        found.append((offset, length, "".join(parts)))
+    return found
+
+
 def gaps(size: int, spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """What lies between spans, and before and after them: begin and end."""
     at = 0
@@ -264,6 +304,12 @@ class Manifest:
         entry = {"path": path, "dev": dev, "ino": ino, "size": size, "spans": spans, "rest": rest}
         with self._lock:
             self._files.append(entry)
+
+    def add_crcs(self, path: str, spans: list[tuple[int, int, str]]) -> None:
+        with self._lock:
+            for entry in self._files:
+                if entry["path"] == path:
+                    entry.update(spans=spans, algorithm=f"{ALGORITHM}+crc32")
 
     def lose(self, path: str, why: str) -> None:
         with self._lock:

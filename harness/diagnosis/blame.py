@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 
 from torchaos.harness.diagnosis.calls import Call, Calls, is_mutual, ranges
+from torchaos.harness.diagnosis.doubts import FEW, FRESH_S, weigh
 from torchaos.harness.diagnosis.slow import remarks
-from torchaos.harness.diagnosis.verdict import HIGH, LOW, MEDIUM, Diagnosis
+from torchaos.harness.diagnosis.verdict import HIGH, MEDIUM, Diagnosis
 from torchaos.harness.diagnosis.waits import Late, Node, Op, Waits, groups_of, waits
 
 _MOST_SENTENCES = 3
-_EARLY_S = 1.0  # a wait that was seen for less than this says nothing by itself
-_USUAL = 3.0  # nor does one below so many times a usual one
-_LONGEST_S = 60.0  # and after this it does, whatever is usual
-_FRESH_S = 600.0  # after a time-out a record is written soon, where its file's time is still that of the writing
-_GAPS = 20  # fewer than these teach nothing of what is usual
 
 
 def diagnose(calls: Calls) -> Diagnosis:
@@ -25,11 +20,12 @@ def diagnose(calls: Calls) -> Diagnosis:
     if not graph.ops and not graph.late:
         _given_up(calls, found)
         return found
-    for end in graph.ends():
+    ends = graph.ends()
+    for end in ends:
         _read_end(end, graph, calls, found)
     _weigh_unknown(calls, graph, found)
-    _too_early(calls, graph, found)
-    _too_many(graph, found)
+    proven = any(_mismatch(op, Diagnosis()) for end in ends for op in map(graph.ops.get, end) if op)
+    weigh(calls, graph, ends, proven, found)
     return found
 
 
@@ -158,51 +154,19 @@ def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
     """A rank of which nothing was recorded is blamed only where others wait for it and nobody else explains that."""
     unknown = {rank for rank in found.suspects if rank not in calls.ranks}
     if unknown and not found.culprits and found.suspects == unknown:
-        found.blame(sorted(unknown), MEDIUM)
+        found.blame(sorted(_alone_waited_for(unknown, graph)), MEDIUM)
     readable = {rank for rank in unknown if any(f"{rank}" in text for text in calls.problems)}
     for rank in readable - found.culprits:
         found.say(rank, "see the notes on its record")
 
 
-def _too_early(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """The records were written so soon after the waits began that a healthy job looks the same."""
-    begun = [call.created_s for op in graph.ops.values() for call in op.pending.values() if call.created_s]
-    written = [one.written_s for one in calls.ranks.values() if one.written_s]
-    if not begun or not written:
-        return
-    age = min(written) - min(begun)
-    if -1.0 < age < max(_EARLY_S, min(_LONGEST_S, _USUAL * _usual_gap_s(calls))):
-        _acquit(
-            found,
-            f"it was recorded {max(age, 0.0):.1f} s after the first wait began, which is too early to tell a hang",
-        )
-
-
-def _usual_gap_s(calls: Calls) -> float:
-    """The longest of the usual times between two calls of one rank: of twenty the second longest."""
-    worst = 0.0
-    for one in calls.ranks.values():
-        times = sorted(call.created_s for call in one.calls if call.created_s)
-        gaps = sorted(after - before for before, after in pairwise(times))
-        if len(gaps) >= _GAPS:
-            worst = max(worst, gaps[int(0.95 * (len(gaps) - 1))])
-    return worst
-
-
-def _too_many(graph: Waits, found: Diagnosis) -> None:
-    """Where more are missing than wait, the few that wait are only a little ahead, as a rule."""
-    waiting = {rank for op in graph.ops.values() for rank in op.pending}
-    absent = found.culprits - waiting
-    if len(absent) > len(waiting):
-        _acquit(
-            found, f"only {ranges(sorted(waiting))} {_have(len(waiting))} begun to wait, the others may be on their way"
-        )
-
-
-def _acquit(found: Diagnosis, why: str) -> None:
-    found.culprits.clear()
-    found.confidence = LOW if found.suspects else found.confidence
-    found.problems.append(why)
+def _alone_waited_for(unknown: set[int], graph: Waits) -> set[int]:
+    """Those without a record that some op waits for, and for nothing that is known. Whoever lives leaves a record; but
+    where more than a few did not, the records were not collected."""
+    if len(unknown) > FEW:
+        return set()
+    reasons = [graph.edges[key] for key, op in graph.ops.items() if op.pending and graph.edges[key] <= unknown]
+    return {rank for ranks in reasons for rank in ranks if isinstance(rank, int)}
 
 
 def _given_up(calls: Calls, found: Diagnosis) -> None:
@@ -228,7 +192,7 @@ def _timed_out(calls: Calls, call: Call) -> bool:
     written = [one.written_s for one in calls.ranks.values() if one.written_s]
     if not written or not call.created_s or not call.timeout_s:
         return False
-    return call.timeout_s <= min(written) - call.created_s < call.timeout_s + _FRESH_S
+    return call.timeout_s <= min(written) - call.created_s < call.timeout_s + FRESH_S
 
 
 def _waited_for(rank: int, graph: Waits) -> list[str]:

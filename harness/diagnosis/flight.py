@@ -124,10 +124,19 @@ def _rank_calls(dump: Mapping[str, Any], rank: int, written_s: float, torn: bool
     entries = [entry for entry in _list(dump.get("entries"))[-_MOST_ENTRIES:] if isinstance(entry, dict)]
     entries = entries[:-1] if torn else entries  # the last one is a part of one
     status = {str(key): value for key, value in _dict(dump.get("pg_status")).items() if isinstance(value, dict)}
+    torn = torn or _lacks_entries(entries, status)
     calls = _calls(entries, groups, status)
     entered, completed = _status(entries, groups, status, torn)
     clipped = not calls or calls[0].order > 0
     return RankCalls(rank, calls, groups, entered, completed, written_s, clipped, torn)
+
+
+def _lacks_entries(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Something is under way by its status, and no entry tells of anything."""
+    return not entries and any(
+        _int(one.get("last_enqueued_collective"), -1) > _int(one.get("last_completed_collective"), -1)
+        for one in status.values()
+    )
 
 
 def _groups(raw: Any) -> dict[str, tuple[int, ...]]:

@@ -58,7 +58,7 @@ class Run:
         self._stopped: dict[str, object] | None = None
         self._hurried = False
         self._lives: list[FaultLife] = []
-        self.left: list[str] = []  # once it is over: what could not be taken back, a sentence each
+        self._unverified: dict[str, str] = {}  # why, by owner; what is healed later leaves it again
 
     def stop(self, reason: str, interrupted: bool = True) -> None:
         """End the run early; everything is still healed, stopped and collected. `interrupted`: by somebody outside, so
@@ -69,6 +69,11 @@ class Run:
     def hurry(self) -> None:
         """From now on nothing is waited for, and no more evidence is read; everything is still taken back."""
         self._hurried = True
+
+    @property
+    def left(self) -> list[str]:
+        """Once it is over: what could not be taken back, a sentence each."""
+        return [f"{who} could not be taken back: {why}" for who, why in self._unverified.items()]
 
     def __call__(self) -> None:
         """Raises ChaosError when the job can't be started or its way back can't be guarded; by then all is clean."""
@@ -85,7 +90,6 @@ class Run:
     def _prepare(self, stack: ExitStack) -> None:
         self.journal = Journal(self.folder.events)
         stack.callback(self.journal.close)
-        stack.callback(self._note_what_is_left)
         if self._watcher:
             stack.enter_context(self._watcher(self.journal, self.plan))
         self._stage("prepare")
@@ -166,6 +170,8 @@ class Run:
         self._stage("heal")
         for life in reversed(self._lives):
             life.roll_back()
+        bad = [e.data for e in self.journal.snapshot() if e.kind is Kind.ROLLED_BACK and not e.data["verified"]]
+        self._unverified |= {one["fault"]: one["reason"] for one in bad}
 
     def _stop_job(self) -> None:
         self._stage("stop job")
@@ -197,15 +203,13 @@ class Run:
         except UndoError as error:  # said like any other: the exit code is 4, and what comes next still comes
             self._tell([Healed(what, {}, False, str(error))])
 
-    def _note_what_is_left(self) -> None:
-        undone = (e.data for e in self.journal.snapshot() if e.kind in (Kind.ROLLED_BACK, Kind.HEALED))
-        bad = [data for data in undone if not data["verified"]]
-        self.left = [f"{one.get('fault') or one.get('record')} could not be taken back: {one['reason']}" for one in bad]
-
     def _tell(self, healed: Sequence[Healed]) -> None:
         for one in healed:
             data = {"record": one.record, "handle": one.handle, "verified": one.verified, "reason": one.reason}
             self.journal.emit(Kind.HEALED, data)
+        bad = {_owner(one): one.reason for one in healed if not one.verified}
+        good = {_owner(one) for one in healed} - bad.keys()
+        self._unverified = {who: why for who, why in (self._unverified | bad).items() if who not in good}
 
     def _guard_resources(self, resources: Sequence[Handle], submission: int) -> None:
         """What a launcher is about to make. Raises UndoError, and then nothing is made."""
@@ -227,3 +231,8 @@ class Run:
 
     def _save(self, name: str, data: object) -> None:
         write_atomically(self.folder.artifacts / f"{name}.json", json.dumps(data, indent=1), private=True)
+
+
+def _owner(healed: Healed) -> str:
+    """Of the record "freeze#1.pages": the fault freeze."""
+    return healed.record.partition("#")[0]

@@ -51,7 +51,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     if faults:
         cases.insert(0, _faults_case(faults))
     rollback = _rollback_case(run)
-    verdict, reason = _overall(run, cases)
+    verdict, reason = _overall(run, twins, cases)
     if verdict is Verdict.PASSED and rollback.verdict is not Verdict.PASSED:
         verdict, reason = Verdict.ERROR, f"rollback: {rollback.reason}"
     first, last = (run.events[0], run.events[-1]) if run.events else (None, None)
@@ -178,22 +178,24 @@ def _owner(event: Event) -> str:
     return str(event.data.get("fault") or event.data.get("record"))
 
 
-def _overall(run: Record, cases: Sequence[Case]) -> tuple[Verdict, str]:
-    """A fault that did not land or was not felt makes everything inconclusive; then failed beats inconclusive."""
+def _overall(run: Record, twins: Sequence[Record], cases: Sequence[Case]) -> tuple[Verdict, str]:
+    """A fault that did not land or was not felt makes everything inconclusive, and so does a journal with lines that
+    can't be read, since nobody knows what they said; then failed beats inconclusive."""
     stopped = next((event.data for event in run.of_kind(Kind.STOPPED)), None)
     by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
     gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults"]
     if stopped and (stopped.get("interrupted", True) or not by_verdict[Verdict.FAILED]):
         return Verdict.INCONCLUSIVE, f"the run was ended early: {stopped['reason']}"
+    for whose, damaged in (("the journal", run.damaged), *(("the journal of a twin", one.damaged) for one in twins)):
+        if damaged:
+            many = f"{len(damaged)} of its lines can't be read, such as {damaged[0]}"
+            return Verdict.INCONCLUSIVE, f"{whose} is damaged: {many}"
     for found in (gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
         if found:
             return found[0].verdict, f"{found[0].name}: {found[0].reason}"
     stages = [str(event.data["stage"]) for event in run.of_kind(Kind.STAGE)]
     if stages and stages[-1] != "end":
         return Verdict.INCONCLUSIVE, f"the run was never finished: its last stage is {stages[-1]}"
-    if run.damaged:
-        many = f"{len(run.damaged)} of its lines can't be read, such as {run.damaged[0]}"
-        return Verdict.INCONCLUSIVE, f"the journal is damaged: {many}"
     if not cases:
         return Verdict.INCONCLUSIVE, "nothing was asserted and nothing was injected"
     return (
@@ -210,7 +212,8 @@ def _applied_in_words(hits: Sequence[Event]) -> str:
         ", ".join(f"pid {one.data['pid']}" for one in hits if one.data["pid"] is not None),
         f"attempt {hit.attempt}" if hit.attempt is not None else "",
     ]
-    return ", ".join(part for part in parts if part)
+    nodes = [str(one.data["node"]) for one in hits if one.data.get("node") is not None]
+    return ", ".join(part for part in parts if part) or (f"node {', '.join(nodes)}" if nodes else "once")
 
 
 def _rollback_in_words(run: Record, fault: str) -> str:

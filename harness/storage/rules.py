@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from torchaos.harness.agent.manifest import THREAD
+
 READS = frozenset({"open_read", "read", "readdir", "readlink"})
 LOOKS = frozenset({"getattr", "statfs"})
 WRITES = frozenset({
@@ -50,8 +52,11 @@ class Rules:
 
 
 def rank_of(pid: int) -> int | None:
-    """The rank whose process, or whose child, a thread belongs to; None for everybody else."""
+    """The rank whose process, or whose child, a thread belongs to; None for everybody else, and for the threads with
+    which the agent reads what was saved: what befalls them shows nothing of the job."""
     try:
+        if Path(f"/proc/{pid}/comm").read_text().strip() == THREAD:
+            return None
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return None

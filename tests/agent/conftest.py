@@ -92,7 +92,9 @@ class Rank:
         env: dict[str, str] | None = None, options: tuple[str, ...] = (),
     ) -> subprocess.Popen[str]:  # fmt: skip
         file = self.folder / "script.py"
-        file.write_text(textwrap.dedent(script))
+        text = textwrap.dedent(script)
+        if not file.exists() or file.read_text() != text:  # another rank may be about to read it
+            file.write_text(text)
         environment = {**self.environment(hooks, orders, attempt), **(env or {})}
         return subprocess.Popen(
             [sys.executable, *options, str(file)], env=environment, cwd=self.folder, text=True,

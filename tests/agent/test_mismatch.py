@@ -92,8 +92,9 @@ def test_each_is_late(rank: Any, agent_module: Callable[[str], Any]) -> None:
     assert (codes, seen) == ([0, 0], [[HEALTHY] * 6] * 2)
     (own,) = [stamps for stamps in agent_module("stamps").read_folder(rank.folder / "stamps") if stamps[0].rank == 1]
     gaps = [later.start_mono_s - (earlier.returned_mono_s or 0) for earlier, later in pairwise(own)]
-    late = [number for number, gap in enumerate(gaps, start=1) if gap >= 0.6]
-    assert late == [5, 7, 9, 11]
+    late = {number for number, gap in enumerate(gaps, start=1) if gap >= 0.6}
+    assert late >= {5, 7, 9, 11}
+    assert len(late) <= 6, f"{late}: a busy machine may add one or two of the other seven"
 
 
 @pytest.mark.parametrize(

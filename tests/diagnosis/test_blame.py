@@ -157,6 +157,53 @@ def test_dead_without_a_dump(dumps: Make) -> None:
     assert (found.culprits, found.confidence) == ({2}, "medium")
 
 
+def test_two_dead_without_dumps(dumps: Make) -> None:
+    """Both are named: whoever lives leaves a record."""
+    made = dumps(**{"0": range(6)})
+    _history(made, ranks=tuple(range(6)))
+    made.call((0, 1, 2, 3), "0")
+    del made.of[4], made.of[5]
+    assert made.diagnosis().culprits == {4, 5}
+
+
+def test_many_dumps_that_are_missing(dumps: Make) -> None:
+    """Where several were not collected, none of those ranks is named, and all are suspects."""
+    made = dumps(**{"0": range(8)})
+    _history(made, ranks=tuple(range(8)))
+    made.call((0, 1, 2, 3, 4), "0")
+    for rank in (5, 6, 7):
+        del made.of[rank]
+    found = made.diagnosis()
+    assert (found.culprits, found.suspects) == (set(), {5, 6, 7})
+
+
+def test_a_copy_of_a_healthy_moment(dumps: Make) -> None:
+    """The files' times are lost, one rank is about to enter what the others are in, and elsewhere a collective is in
+    flight that nobody holds up: the job went on. With files written when the time-out was due, the rank is named."""
+    made = dumps(a=(0, 1, 2, 3), b=(4, 5, 6, 7))
+    _history(made, "a")
+    _history(made, "b", (4, 5, 6, 7))
+    made.call((0, 1, 3), "a", at=1.0)
+    made.call((4, 5, 6, 7), "b", at=1.0)
+    found = made.diagnosis()
+    assert (found.culprits, found.confidence) == (set(), "low")
+    assert 2 in found.suspects
+    when = made.of[0]["entries"][-1]["time_created_ns"] / 1e9 + 610.0
+    for path in made.folder.iterdir():
+        os.utime(path, (when, when))
+    assert diagnose(read_folder(made.folder)).culprits == {2}
+
+
+def test_a_copy_where_a_stage_is_at_work(dumps: Make) -> None:
+    """Many wait for what a whole group of ranks will send: that is how a pipeline works."""
+    made = dumps(**{"0": range(8), **{f"p{rank}": (rank, rank + 4) for rank in range(4)}})
+    made.call(range(8), "0", done=True)
+    for rank in range(4):
+        made.send(rank + 4, rank, f"p{rank}", here=(rank,))
+    found = made.diagnosis()
+    assert (found.culprits, found.suspects) == (set(), {4, 5, 6, 7})
+
+
 def test_without_a_dump_and_nobody_waits(dumps: Make) -> None:
     """A dump that was not collected is no evidence of anything."""
     made = dumps(**{"0": ALL})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from torchaos.harness.contracts import RankProcess
+from torchaos.harness.diagnosis.job import ranks_of
+from torchaos.harness.undo import proc
 
 JOB = Path(__file__).with_name("jobs") / "recorded.py"
 CULPRIT = 1
@@ -25,7 +29,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
     out = tmp_path_factory.mktemp("recorded")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", str(JOB), str(out)]
     with open(out / "log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_pytest)
     try:
         end = time.monotonic() + 120
         while len(list(out.glob("done-*"))) < 3:
@@ -34,8 +38,22 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
             time.sleep(0.05)
         yield out, process.pid
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # torchrun puts its ranks into its own session
+        ranks = ranks_of(process.pid).values()
+        process.kill()
         process.wait()
+        end = time.monotonic() + 60
+        while left := [one.pid for one in ranks if _runs(one)]:
+            assert time.monotonic() < end, f"pids {left} outlive their torchrun"
+            time.sleep(0.02)
+
+
+def _runs(rank: RankProcess) -> bool:
+    now = proc.stat(rank.pid)
+    return now is not None and now.ticks == rank.start_ticks and now.state != "Z"
+
+
+def _end_with_pytest() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _diagnose(*arguments: object) -> tuple[int, str, str]:

@@ -107,6 +107,39 @@ def test_without_the_status_of_the_groups(real: tuple[Path, set[int]], tmp_path:
     assert found.culprits == found.suspects == truth, found.lines()
 
 
+def test_entries_may_be_missing(real: tuple[Path, set[int]], tmp_path: Path) -> None:
+    """A dump without entries, by whose status something is under way, is taken for what it is: no other is named."""
+    folder, truth = real
+    for rank in RANKS:
+        copied = _copy(folder, tmp_path / str(rank))
+        dump = pickle.loads((folder / f"_dump_{rank}").read_bytes())
+        (copied / f"_dump_{rank}").write_bytes(pickle.dumps({**dump, "entries": []}, 2))
+        found = diagnose(read_folder(copied))
+        assert truth - {rank} <= found.culprits <= truth, f"rank {rank} without entries"
+
+
+def test_several_dumps_may_be_missing(real: tuple[Path, set[int]], tmp_path: Path) -> None:
+    """Without three of the dumps, whichever, nobody is named who was not hit."""
+    folder, truth = real
+    draw = random.Random(7)
+    for number in range(12):
+        copied = _copy(folder, tmp_path / str(number))
+        for rank in draw.sample(RANKS, 3):
+            (copied / f"_dump_{rank}").unlink()
+        assert diagnose(read_folder(copied)).culprits <= truth
+
+
+def test_all_over(real: tuple[Path, set[int]], tmp_path: Path) -> None:
+    """The same calls, all of them over: nobody is to blame."""
+    folder, _ = real
+    for rank in RANKS:
+        dump = pickle.loads((folder / f"_dump_{rank}").read_bytes())
+        for entry in dump["entries"]:
+            entry.update(state="completed", retired=True)
+        (tmp_path / f"_dump_{rank}").write_bytes(pickle.dumps(dump, 2))
+    assert diagnose(read_folder(tmp_path)).culprits == set()
+
+
 def test_a_renamed_file(real: tuple[Path, set[int]], tmp_path: Path) -> None:
     """Where a name contradicts the groups that a dump is in, the groups are believed."""
     folder, truth = real

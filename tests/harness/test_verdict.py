@@ -126,6 +126,16 @@ def test_a_job_that_recovers_and_then_crashes_is_failed(trainer: Any) -> None:
     assert "exit code 1" in result.reason
 
 
+def test_nothing_is_failed_on_a_damaged_journal(trainer: Any) -> None:
+    """What the lines said that can't be read may have been what an assertion lacks; that goes for a twin's, too."""
+    run = trainer(kills=[(18, 1)]).record()
+    ended = at(run.events[-1], Kind.JOB_EXITED, {"submission": 0, "pid": 50, "exit_code": 1})
+    failed, damaged = plus(without(run, Kind.JOB_EXITED), ended), ("harness.jsonl:7",)
+    assert judged(failed, twins=[run]).verdict is Verdict.FAILED
+    for result in (judged(replace(failed, damaged=damaged)), judged(failed, twins=[replace(run, damaged=damaged)])):
+        assert (result.verdict, "harness.jsonl:7" in result.reason) == (Verdict.INCONCLUSIVE, True)
+
+
 def test_a_job_that_ends_early_with_code_0_is_failed_by_the_twin(trainer: Any) -> None:
     """A rank that leaves with code 0 may end the whole job, and the twin shows that there were steps left."""
     run = trainer(kills=[(18, 1)]).record()

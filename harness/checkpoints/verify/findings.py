@@ -23,11 +23,13 @@ class Findings:
     ) -> None:
         self._files, self._layout, self._manifests, self._saved = files, layout, manifests, saved
         self._places = Places(layout)
+        self._crcs: Sequence[tuple[Checksum, int]] = ()  # those of the format that differ
 
     def problems(self, found: Found) -> Iterator[Problem]:
         for path, why in found.errors.items():
             kind = Trouble.TORN if "cut off" in why else Trouble.UNREADABLE
             yield Problem(kind, f"{posixpath.basename(path)}: {why}", path)
+        self._crcs = found.crcs
         yield from self._digests(found.chunks)
         bad = [(chunk.path, chunk.offset, chunk.offset + chunk.length) for chunk in found.chunks]
         for checksum, crc in found.crcs:
@@ -60,14 +62,14 @@ class Findings:
     def _stale(self, path: str, bad: Sequence[BadChunk]) -> Problem | None:
         """Whether the file is that of another save."""
         for other in self._manifests.others(self._saved[path]) if self._manifests else ():
-            if all(other.crc_at(chunk.offset) == chunk.crc for chunk in bad):
+            if all(_is(chunk, other) for chunk in bad):
                 text = f"{posixpath.basename(path)}: it is not the one of this save, but that of {other.save}"
                 return Problem(Trouble.STALE, text, path)
         return None
 
     def _flipped(self, chunk: BadChunk) -> Problem | None:
         """The one bit whose flip makes the chunk what it was, if there is one."""
-        place = locate(chunk.crc ^ chunk.was, chunk.length)
+        place = self._by_format(chunk) if chunk.was is None else locate(chunk.crc ^ chunk.was, chunk.length)
         if place is None:
             return None
         byte, bit = place
@@ -79,6 +81,16 @@ class Findings:
         at = self._places.at(chunk.path, chunk.offset + byte)
         text = f"{posixpath.basename(chunk.path)}: {_bit(at, bit)} is flipped"
         return _problem(Trouble.DIGEST, text, chunk.path, at, chunk.offset + byte, bit)
+
+    def _by_format(self, chunk: BadChunk) -> tuple[int, int] | None:
+        """The one bit of the chunk whose flip explains the CRC that the format keeps, where the manifest has none."""
+        for checksum, crc in self._crcs:
+            where = checksum.extent
+            place = locate(crc ^ checksum.crc, where.length) if where.file == chunk.path else None
+            byte = where.offset + place[0] - chunk.offset if place else -1
+            if place and 0 <= byte < chunk.length:
+                return byte, place[1]
+        return None
 
     def _run(self, path: str, run: Sequence[BadChunk]) -> Problem:
         begin, end = run[0].offset, run[-1].offset + run[-1].length
@@ -111,6 +123,12 @@ class Findings:
             more = f", the first of {counts[key]}" if counts[key] > 1 else ""
             text = f"{posixpath.basename(one.path)}: {at.text} is NaN{more}"
             yield Problem(Trouble.NAN, text, one.path, at.tensor, at.element, offset=one.offset)
+
+
+def _is(chunk: BadChunk, other: Saved) -> bool:
+    """Whether the chunk is now what another save wrote there."""
+    digest, crc = other.digest_at(chunk.offset)
+    return digest == chunk.now if digest else crc == chunk.crc
 
 
 def _bit(at: Place, bit: int) -> str:

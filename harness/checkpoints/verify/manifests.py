@@ -23,13 +23,16 @@ _TENSORS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors", ".distcp", "
 __all__ = ["CHUNK", "Manifests", "Saved", "Span"]
 
 
+Digest = tuple[str | None, int | None]  # xxh3 in hex and CRC-32; None: it was not taken
+
+
 @dataclass(frozen=True)
 class Span:
     """A run of bytes that were in memory when they were saved, with a digest for each CHUNK of them."""
 
     offset: int
     length: int
-    digests: tuple[tuple[str | None, int], ...]  # xxh3 in hex (None: it was not there), CRC-32
+    digests: tuple[Digest, ...]
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,13 @@ class Saved:
     at_s: float
     attempt: int
 
-    def crc_at(self, offset: int) -> int | None:
-        """The CRC-32 of the chunk that begins there."""
+    def digest_at(self, offset: int) -> Digest:
+        """Of the chunk that begins there."""
         for span in self.spans:
             place, odd = divmod(offset - span.offset, CHUNK)
             if not odd and 0 <= place < len(span.digests):
-                return span.digests[place][1]
-        return None
+                return span.digests[place]
+        return None, None
 
 
 @dataclass
@@ -137,18 +140,18 @@ class Manifests:
 
 
 def _saved(manifest: Mapping[str, Any], raw: Mapping[str, Any]) -> Saved:
-    wide = manifest["algorithm"] == "xxh3+crc32"
-    spans = tuple(Span(int(offset), int(length), _digests(text, wide)) for offset, length, text in raw["spans"])
+    kind = str(raw.get("algorithm", manifest["algorithm"]))
+    spans = tuple(Span(int(offset), int(length), _digests(text, kind)) for offset, length, text in raw["spans"])
     return Saved(
         str(raw["path"]), str(manifest["save"]), int(raw["size"]), (int(raw["dev"]), int(raw["ino"])), spans,
         raw.get("rest"), float(manifest["wall_s"]), int(manifest["attempt"]),
     )  # fmt: skip
 
 
-def _digests(text: str, wide: bool) -> tuple[tuple[str | None, int], ...]:
-    if wide:
-        return tuple((text[at : at + 16], int(text[at + 16 : at + 24], 16)) for at in range(0, len(text), 24))
-    return tuple((None, int(text[at : at + 8], 16)) for at in range(0, len(text), 8))
+def _digests(text: str, kind: str) -> tuple[Digest, ...]:
+    first, width = {"xxh3+crc32": (16, 24), "xxh3": (16, 16), "crc32": (0, 8)}[kind]
+    parts = [text[at : at + width] for at in range(0, len(text), width)]
+    return tuple((part[:first] or None, int(part[first:], 16) if part[first:] else None) for part in parts)
 
 
 def _shared(one: str, other: str) -> int:

@@ -34,14 +34,15 @@ _WIDE = {"float32": np.float32, "complex64": np.float32, "float64": np.float64, 
 
 @dataclass(frozen=True)
 class BadChunk:
-    """A chunk whose digest is not the manifest's; `crc` is what it has now, `was` what it had."""
+    """A chunk whose digest is not the manifest's; `crc` and `now` are what it has now, `was` and `digest` what it had."""
 
     path: str
     offset: int
     length: int
     crc: int
-    was: int
+    was: int | None
     digest: str | None
+    now: str
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,12 @@ class Stream:
                 self._crcs[id(region)].append((piece.start, len(data), crc))
         if region.span:
             digest, was = region.span.digests[(piece.start - region.offset) // CHUNK]
-            bad = xxh3_64_hexdigest(data) != digest if digest else (crc if crc is not None else crc32(data)) != was
-            if bad:
-                now = crc if crc is not None else crc32(data)
+            mine = xxh3_64_hexdigest(data) if digest else ""
+            if mine != digest if digest else (crc if crc is not None else crc32(data)) != was:
+                crc = crc if crc is not None else crc32(data)
+                mine = mine or xxh3_64_hexdigest(data)
                 with self._lock:
-                    self._found.chunks.append(BadChunk(path, piece.start, len(data), now, was, digest))
+                    self._found.chunks.append(BadChunk(path, piece.start, len(data), crc, was, digest, mine))
         for begin, end, dtype in region.floats:
             first, last = max(begin, piece.start), min(end, piece.stop)
             if first < last:

@@ -1,6 +1,8 @@
 """A gloo job that leaves Flight Recorder dumps: healthy ones, and those of a stall in the user's code of one rank."""
 
+import ctypes
 import os
+import signal
 import sys
 import threading
 import time
@@ -11,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-CULPRIT = 1
+CULPRIT, _LONGEST_S = 1, 600
+_PDEATHSIG = 1  # linux/prctl.h
 c10d: Any = import_module("torch._C._distributed_c10d")
 
 
@@ -33,6 +36,12 @@ def stalled(out: Path) -> None:
     (out / f"done-{dist.get_rank()}").touch()
 
 
+def end_with_torchrun() -> None:
+    """Torchrun gives each rank a session of its own, so that nothing else ends one that waits in a collective."""
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    signal.alarm(_LONGEST_S)
+
+
 def main() -> None:
     out = Path(sys.argv[1])
     dist.init_process_group("gloo")
@@ -50,10 +59,11 @@ def main() -> None:
     dist.barrier()
     threading.Thread(target=stalled, args=[out], daemon=True).start()
     if dist.get_rank() == CULPRIT:
-        time.sleep(3600)
+        time.sleep(_LONGEST_S)
     dist.all_reduce(gradient)
 
 
 if __name__ == "__main__":
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    end_with_torchrun()
     main()

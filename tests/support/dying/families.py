@@ -69,13 +69,15 @@ def _fault(name: str, when: Mapping[str, Any], /, **more: Any) -> dict[str, Any]
 
 STEP: Mapping[str, Any] = {"step": 8, "phase": "backward"}
 RESUBMIT: Mapping[str, Any] = {"resubmit": {"times": 1, "delay": "50ms"}}
+UP: Mapping[str, Any] = {"steady_state": ["ranks_up"]}  # whatever the machine's load, there is somebody to hit
+UNTIL_STUCK: Mapping[str, Any] = {"stop": [{"no_progress": {"longer_than": "1500ms"}}]}
 STORE: Mapping[str, Any] = {"checkpoints": {"path": "{stage}/store"}}
 
 FAMILIES = {
     one.name: one
     for one in (
         Family("kill", (_fault("process.kill", STEP),)),
-        Family("kill-from-outside", (_fault("process.kill", {"time": "200ms"}),), steps=120),
+        Family("kill-from-outside", (_fault("process.kill", {"time": "200ms"}),), more=UP, steps=120),
         Family("kill-in-save", (
             {**_fault("process.kill", {"step": 11, "phase": "checkpoint_write"}), "target": {"rank": 0}},
         )),
@@ -86,7 +88,7 @@ FAMILIES = {
         Family("hold-gil", (_fault("process.hold_gil", STEP, **{"with": {"time": "100ms"}}),)),
         Family("terminate", (_fault("process.terminate", STEP, **{"with": {"grace": "200ms"}}),)),
         Family("freeze-for", (_fault("process.freeze", STEP, **{"for": "150ms"}),)),
-        Family("freeze-on", (_fault("process.freeze", STEP),), more={"stop": [{"wall": {"longer_than": "700ms"}}]}),
+        Family("freeze-on", (_fault("process.freeze", STEP),), more=UNTIL_STUCK),
         Family("freeze-again", (_fault("process.freeze", STEP, times=2, **{"for": "50ms"}),
                                 _fault("process.kill", {"step": 9, "attempt": 0}, id="second"))),
         Family("kill-agent", ({**_fault("process.kill_agent", STEP), "target": {"node": 0}},), RESUBMIT, restarts=0),
@@ -101,7 +103,7 @@ FAMILIES = {
         Family("two-at-once", (
             _fault("process.freeze", {"time": "200ms"}, **{"for": "300ms"}),
             {**_fault("dying.damage", {"after": "first"}, **{"with": {"folder": "{stage}/store"}}), "id": "second"},
-        ), STORE, steps=120),
+        ), STORE, UP, steps=120),
         Family("damage", (_fault("dying.damage", STEP, **{"with": {"folder": "{stage}/store"}}),), STORE),
         Family("twin", (_fault("process.kill", STEP),),
                more={"assert": ["completed", "loss_continuity"], "twin": {"runs": 1}}),

@@ -14,8 +14,17 @@ from typing import Any, BinaryIO, Callable
 
 from .agent import Agent
 from .manifest import (
-    ALGORITHM, FOLDER, Helper, Manifest, Tee, Tensors, rest_of, spans_of_safetensors, spans_of_zip, with_crcs,
-)  # fmt: skip
+    ALGORITHM,
+    FOLDER,
+    Helper,
+    Manifest,
+    Tee,
+    Tensors,
+    rest_of,
+    spans_of_safetensors,
+    spans_of_zip,
+    with_crcs,
+)
 
 HOOK = "manifests"
 _KEPT = 3  # folders that DCP may be writing to at the same time
@@ -207,7 +216,7 @@ class Digesting:
 
         def work() -> None:
             try:
-                found.append(open(path, "rb"))  # closed by whoever reads it
+                found.append(open(path, "rb"))  # noqa: SIM115 (whoever reads it closes it)
             except OSError as error:
                 found.append(error)
             finally:

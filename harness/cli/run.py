@@ -35,6 +35,9 @@ from torchaos.harness.secrecy import mask, mask_words
 from torchaos.harness.undo.recovery import LeftBehind, before_a_run
 
 
+GONE = (OSError, SystemExit)  # what rich makes of a terminal, or a pipe, that is no longer there
+
+
 @dataclass(frozen=True)
 class Planned:
     plan: Plan
@@ -71,7 +74,8 @@ def run(
             results.append(_run_one(one, console, interrupted))
             write_reports([*results, *pending[len(results) :]], junit_file, json_file)
     if len(results) > 1:
-        show.summary(results, console)
+        with suppress(*GONE):
+            show.summary(results, console)
     codes = [ExitCode(result.exit_code) for result in results]
     sys.exit(worst([*codes, ExitCode.INCONCLUSIVE] if len(results) < len(runs) else codes))
 
@@ -131,12 +135,12 @@ def _run_one(one: Planned, console: Console, interrupted: Interrupt) -> Result:
     try:
         result = _result_of(scenario_run)
     except ChaosError as error:
-        with suppress(OSError):
+        with suppress(*GONE):
             console.print(Text.assemble(("error: ", "bold red"), mask(str(error))), soft_wrap=True)
         code = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.INTERNAL
         code = ExitCode.ROLLBACK if isinstance(error, LeftBehind) else code
         return error_result(one.plan, one.folder, ChaosError(mask(str(error))), code)
-    with suppress(OSError):  # the terminal may be gone
+    with suppress(*GONE):
         show.show(result, console)
     return result
 

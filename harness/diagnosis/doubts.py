@@ -60,10 +60,8 @@ def _too_many(graph: Waits, found: Diagnosis) -> None:
     waiting = {rank for op in graph.ops.values() for rank in op.pending}
     absent = found.culprits - waiting
     if len(absent) > len(waiting):
-        _acquit(
-            found,
-            f"only {ranges(sorted(waiting))} {'has' if len(waiting) == 1 else 'have'} begun to wait, the others may be on their way",
-        )
+        have = "has" if len(waiting) == 1 else "have"
+        _acquit(found, f"only {ranges(sorted(waiting))} {have} begun to wait, the others may be on their way")
 
 
 def _lasted(calls: Calls, graph: Waits) -> bool:

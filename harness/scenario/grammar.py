@@ -101,8 +101,8 @@ class Target(Strict):
         given = sorted(self.model_fields_set)
         if len(given) != 1:
             raise ValueError(
-                f"a target names exactly one of rank, ranks, node, nodes, local_rank, count, percent and all; this one names "
-                f"{', '.join(given) or 'none'}"
+                "a target names exactly one of rank, ranks, node, nodes, local_rank, count, percent and all; "
+                f"this one names {', '.join(given) or 'none'}"
             )
         return self
 

@@ -113,6 +113,12 @@ class Rank:
         return sorted((wire.Event.from_line(line) for line in lines), key=lambda event: (event.mono_s, event.seq))
 
 
+@pytest.fixture(scope="session")
+def rank_in() -> Callable[[Path], Rank]:
+    """Makes a place for a job that several tests share."""
+    return Rank
+
+
 @pytest.fixture
 def rank(tmp_path: Path) -> Rank:
     return Rank(tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from typing import Any
 import pytest
 
 from torchaos.harness.contracts import RankProcess
+from torchaos.harness.diagnosis import blame
+from torchaos.harness.diagnosis.flight import read_folder
 from torchaos.harness.diagnosis.job import ranks_of
 from torchaos.harness.undo import proc
 
@@ -82,6 +86,15 @@ def test_dumps_of_a_healthy_moment(job: tuple[Path, int]) -> None:
     """The same job some seconds earlier: nobody is to blame."""
     found = _json(job[0] / "healthy")
     assert (found["culprits"], found["confidence"]) in (([], "none"), ([], "low"))
+
+
+def test_copies_that_lost_their_time(job: tuple[Path, int], tmp_path: Path) -> None:
+    """The times of the files say nothing: of the stall the same rank is named, and of the healthy moment nobody."""
+    for name, culprits in (("stalled", {CULPRIT}), ("stalled-json", {CULPRIT}), ("healthy", set())):
+        copied = shutil.copytree(job[0] / name, tmp_path / name)
+        for path in copied.iterdir():
+            os.utime(path, (2e9, 2e9))
+        assert blame.diagnose(read_folder(copied)).culprits == culprits, name
 
 
 def test_the_live_job(job: tuple[Path, int]) -> None:

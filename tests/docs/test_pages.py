@@ -93,4 +93,7 @@ def test_what_shows_a_promise_exists() -> None:
     named = re.findall(r"`((?:tests|ci)/[\w/]+\.py)(?:::(\w+))?`", (REPOSITORY / "docs" / "promises.md").read_text())
     assert len(named) > 20
     for file, test in named:
-        assert f"def {test}(" in (REPOSITORY / file).read_text() if test else (REPOSITORY / file).is_file(), (file, test)
+        assert f"def {test}(" in (REPOSITORY / file).read_text() if test else (REPOSITORY / file).is_file(), (
+            file,
+            test,
+        )

@@ -91,6 +91,7 @@ def test_plan_shows_the_smallest_scenario(torchaos: Torchaos, tmp_path: Path) ->
 
 
 @pytest.mark.job
+@pytest.mark.long  # `make demo` runs its like
 def test_the_smallest_scenario_runs(torchaos: Torchaos, tmp_path: Path) -> None:
     """The scenario of the README, with a plain DDP loop for the reader's train.py, is run as it stands, and passes."""
     (block,) = blocks("yaml", [REPOSITORY / "README.md"])

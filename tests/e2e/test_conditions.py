@@ -23,7 +23,10 @@ for step in range(start, 120):
 """
 
 
-@pytest.mark.parametrize(("step", "exit_code", "words"), [(25, 0, "every fault"), (3, 2, "not armed in time")])
+@pytest.mark.parametrize(
+    ("step", "exit_code", "words"),
+    [pytest.param(25, 0, "every fault", marks=pytest.mark.long), (3, 2, "not armed in time")],
+)
 def test_no_fault_before_the_steady_state(
     torchaos: RunScenario, reference: dict[str, Any], step: int, exit_code: int, words: str
 ) -> None:

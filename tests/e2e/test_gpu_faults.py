@@ -10,7 +10,7 @@ from chaos import REPOSITORY, RunScenario, left_over
 SCENARIOS = sorted(path for family in ("gpu", "numeric") for path in (REPOSITORY / "scenarios" / family).glob("*.yaml"))
 
 # What a short run keeps: one that goes through NVML, the health agent and a checkpoint, and one that the guard finds.
-SHORT = {"xid-79", "flipped-gradient"}
+SHORT = {"xid-79"}
 STAYS = {"thermal-slowdown", "single-bit-storm"}  # nobody has to leave for these
 
 pytestmark = pytest.mark.job

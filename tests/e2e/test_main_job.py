@@ -50,7 +50,9 @@ def test_judge_says_the_same_offline(torchaos: RunScenario, reference: dict[str,
     assert "outside: none" in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize(("step", "words"), [(61, "after the last step"), (90, "never landed")])
+@pytest.mark.parametrize(
+    ("step", "words"), [(61, "after the last step"), pytest.param(90, "never landed", marks=pytest.mark.long)]
+)
 def test_kill_after_the_end_is_inconclusive(
     torchaos: RunScenario, reference: dict[str, Any], step: int, words: str
 ) -> None:
@@ -65,8 +67,8 @@ def test_kill_after_the_end_is_inconclusive(
     ("part", "assertion", "words"),
     [
         ("rng", "loss_continuity", "RNG"),
-        ("optimizer", "loss_continuity", "optimizer"),
-        ("schedule", "loss_continuity", "schedule"),
+        pytest.param("optimizer", "loss_continuity", "optimizer", marks=pytest.mark.long),
+        pytest.param("schedule", "loss_continuity", "schedule", marks=pytest.mark.long),
         ("sampler", "sample_accounting", "sampler"),
     ],
 )

@@ -21,7 +21,13 @@ WITH: list[tuple[str, str | None, set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("script", "package", "lost"), WITH, ids=[row[0].removesuffix(".py") for row in WITH])
+@pytest.mark.parametrize(
+    ("script", "package", "lost"),
+    [
+        pytest.param(*row, id=row[0].removesuffix(".py"), marks=[pytest.mark.long] * (row[1] == "accelerate"))
+        for row in WITH
+    ],
+)
 def test_an_unmodified_trainer_is_seen_whole(
     torchaos: RunScenario, script: str, package: str | None, lost: set[str]
 ) -> None:

@@ -19,7 +19,16 @@ def test_a_closed_pipe_changes_no_exit_code(tmp_path: Path) -> None:
     os.close(reader)
     ends = []
     for number, output in enumerate((subprocess.DEVNULL, writer)):
-        command = [sys.executable, "-m", "torchaos.harness", "run", "short.yaml", "short.yaml", "--json", f"{number}.json"]
+        command = [
+            sys.executable,
+            "-m",
+            "torchaos.harness",
+            "run",
+            "short.yaml",
+            "short.yaml",
+            "--json",
+            f"{number}.json",
+        ]
         done = subprocess.run(
             command, cwd=tmp_path, env={**os.environ, "XDG_STATE_HOME": str(tmp_path)}, stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.PIPE, text=True, timeout=240, check=False,

@@ -23,7 +23,7 @@ def copy(ran: Any, folder: Path, *, without: str = "") -> Path:
     return folder
 
 
-@BOTH
+@BOTH_AT_LENGTH
 def test_killed_while_it_saves(form: str, gpt: Gpt, unfaulted: Gpt, bitwise: Gpt, tmp_path: Path) -> None:
     """A rank that dies while a checkpoint is written costs the steps since the one before, and changes no loss."""
     ran = gpt(form, tmp_path / "run", when=lambda log, folder: (folder / "step-16.partial").exists())
@@ -69,7 +69,7 @@ def test_preempted(gpt: Gpt, unfaulted: Gpt, bitwise: Gpt, tmp_path: Path) -> No
     bitwise(ran, unfaulted("ddp"))
 
 
-@BOTH
+@BOTH_AT_LENGTH
 def test_fewer_ranks(form: str, gpt: Gpt, unfaulted: Gpt, tmp_path: Path) -> None:
     """A checkpoint of two ranks goes on with one: the same global batches, so nearly the same losses (dropout)."""
     ran = gpt(form, copy(unfaulted(form), tmp_path / "run", without="step-24"), ranks=1)
@@ -98,6 +98,7 @@ def test_three_ranks(gpt: Gpt, bitwise: Gpt, tmp_path: Path) -> None:
     bitwise(ran, reference)
 
 
+@pytest.mark.long  # the end-to-end tests judge them
 @pytest.mark.parametrize("part", ["rng", "optimizer", "sampler", "schedule"])
 def test_broken_on_purpose(part: str, gpt: Gpt, unfaulted: Gpt, tmp_path: Path) -> None:
     """Each broken variant trains to its end and exits with 0, with other losses; only one has other learning rates."""

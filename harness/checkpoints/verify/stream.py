@@ -34,7 +34,7 @@ _WIDE = {"float32": np.float32, "complex64": np.float32, "float64": np.float64, 
 
 @dataclass(frozen=True)
 class BadChunk:
-    """A chunk whose digest is not the manifest's; `crc` and `now` are what it has now, `was` and `digest` what it had."""
+    """A chunk that is not as in the manifest. It has `crc` and `now`, its xxh3; it had `was` and `digest`."""
 
     path: str
     offset: int

@@ -22,7 +22,7 @@ ENV_INJECTION = "NVTX_INJECTION64_PATH"  # NVTX loads the library that it names,
 def library() -> Path:
     """Raises UsageError where it was not built with the package and can't be compiled."""
     for ready in (SOURCE.parent / NAME, _cache() / NAME):
-        if ready.exists():
+        if ready.exists() and not _outdated(ready):
             return ready
     compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
     if compiler is None:
@@ -34,6 +34,11 @@ def environment(pages: Path) -> dict[str, str]:
     """What the job's environment needs; `pages` is where the ranks' pages go. Raises UsageError as `library` does."""
     pages.mkdir(mode=0o700, exist_ok=True)
     return {ENV_INJECTION: str(library()), ENV_NVTX: str(pages)}
+
+
+def _outdated(ready: Path) -> bool:
+    """In a working tree, by an edit of the source since; the cache goes by the source's contents."""
+    return ready.parent == SOURCE.parent and ready.stat().st_mtime < SOURCE.stat().st_mtime
 
 
 def _compile(compiler: str, into: Path) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torchaos.harness.agent.fault import CheckpointFault
+from torchaos.harness.agent.wire import Count
 
 if TYPE_CHECKING:
     from torchaos.harness.checkpoints.damage import Edit
@@ -20,7 +21,7 @@ class Tracker(CheckpointFault):
     names an older one."""
 
     how: Literal["empty", "stale"] = "empty"
-    newest: int = 1
+    newest: Count = 1
     seed: int | None = None
 
     name: ClassVar[str] = "checkpoint.tracker"
@@ -35,7 +36,7 @@ class Tracker(CheckpointFault):
 class Permissions(CheckpointFault):
     """Nobody may read one file of tensors. Root may all the same: a job that runs as root does not feel it."""
 
-    newest: int = 1
+    newest: Count = 1
     seed: int | None = None
 
     name: ClassVar[str] = "checkpoint.permissions"

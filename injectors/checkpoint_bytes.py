@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torchaos.harness.agent.fault import CheckpointFault
+from torchaos.harness.agent.wire import Count
 
 if TYPE_CHECKING:
     from torchaos.harness.checkpoints.damage import Edit
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 class FlipBits(CheckpointFault):
     """`bits` bits are inverted, all in one tensor, or in the files that describe the tensors."""
 
-    bits: int = 1
+    bits: Count = 1
     place: Literal["tensor", "metadata"] = "tensor"
-    newest: int = 1
+    newest: Count = 1
     seed: int | None = None
 
     name: ClassVar[str] = "checkpoint.flip_bits"
@@ -36,8 +37,8 @@ class FlipBits(CheckpointFault):
 class ZeroBlock(CheckpointFault):
     """`bytes` bytes of one file read as zeros, as after a lost block; at a multiple of `bytes` from its start."""
 
-    bytes: int = 4096
-    newest: int = 1
+    bytes: Count = 4096
+    newest: Count = 1
     seed: int | None = None
 
     name: ClassVar[str] = "checkpoint.zero_block"
@@ -54,7 +55,7 @@ class Nan(CheckpointFault):
     as if it had been so in memory when it was saved: only the contents tell."""
 
     fix_crc: bool = False
-    newest: int = 1
+    newest: Count = 1
     seed: int | None = None
 
     name: ClassVar[str] = "checkpoint.nan"

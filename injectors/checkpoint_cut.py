@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torchaos.harness.agent.fault import CheckpointFault
+from torchaos.harness.agent.wire import Count, Share
 
 if TYPE_CHECKING:
     from torchaos.harness.checkpoints.damage import Edit
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 class Truncate(CheckpointFault):
     """One file of tensors ends early: at `keep` of its length, or where the seed says."""
 
-    keep: float | None = None
-    newest: int = 1
+    keep: Share | None = None
+    newest: Count = 1
     seed: int | None = None
 
     name: ClassVar[str] = "checkpoint.truncate"
@@ -35,7 +36,7 @@ class TornWrite(CheckpointFault):
     """One file has its full length, and from some block on it reads as zeros: its size reached the disk before a crash,
     and its data did not."""
 
-    newest: int = 1
+    newest: Count = 1
     seed: int | None = None
 
     name: ClassVar[str] = "checkpoint.torn_write"
@@ -51,7 +52,7 @@ class Delete(CheckpointFault):
     """One file is gone: of tensors, or one that describes them."""
 
     what: Literal["shard", "metadata"] = "shard"
-    newest: int = 1
+    newest: Count = 1
     seed: int | None = None
 
     name: ClassVar[str] = "checkpoint.delete"
@@ -68,7 +69,7 @@ class Partial(CheckpointFault):
     """The directory is there, and only part of its files: those that describe the others are missing, and so is half of
     the others; one is cut off."""
 
-    newest: int = 1
+    newest: Count = 1
     seed: int | None = None
 
     name: ClassVar[str] = "checkpoint.partial"

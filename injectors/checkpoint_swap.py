@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from torchaos.harness.agent.fault import CheckpointFault
+from torchaos.harness.agent.wire import Count
 
 if TYPE_CHECKING:
     from torchaos.harness.checkpoints.damage import Edit
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class StaleShard(CheckpointFault):
     """One file of tensors is that of the next older checkpoint, as after a write that was lost or a wrong copy."""
 
-    newest: int = 1
+    newest: Count = 1
     seed: int | None = None
 
     name: ClassVar[str] = "checkpoint.stale_shard"
@@ -33,7 +34,7 @@ class StaleShard(CheckpointFault):
 class ForeignShard(CheckpointFault):
     """One rank's file of tensors holds what another rank's file holds."""
 
-    newest: int = 1
+    newest: Count = 1
     seed: int | None = None
 
     name: ClassVar[str] = "checkpoint.foreign_shard"

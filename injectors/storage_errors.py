@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torchaos.harness.agent.fault import StorageFault
+from torchaos.harness.agent.fault import StorageFault, drawn
+from torchaos.harness.agent.wire import Size
 
 if TYPE_CHECKING:
     from torchaos.harness.storage.rules import Rules
@@ -17,7 +18,7 @@ class Error(StorageFault):
 
     error: Literal["EIO", "ENOSPC", "EDQUOT", "ESTALE", "EROFS", "EACCES"] = "EIO"
     on: Literal["writes", "reads", "both"] = "writes"
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = drawn()
 
     name: ClassVar[str] = "storage.error"
 
@@ -32,7 +33,7 @@ class FsyncError(StorageFault):
     """fsync fails: what was written may never have reached the disk."""
 
     error: Literal["EIO", "ENOSPC", "EDQUOT"] = "EIO"
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = drawn()
 
     name: ClassVar[str] = "storage.fsync_error"
 
@@ -46,7 +47,7 @@ class FsyncError(StorageFault):
 class ReadOnly(StorageFault):
     """Nothing can be written any more, as after a file system was mounted read-only because of errors."""
 
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = drawn()
 
     name: ClassVar[str] = "storage.read_only"
 
@@ -60,8 +61,8 @@ class ReadOnly(StorageFault):
 class Full(StorageFault):
     """The file system is full once `left` bytes more have been written; removing files makes no room."""
 
-    left: int = 0
-    ranks: tuple[int, ...] = ()
+    left: Size = 0
+    ranks: tuple[int, ...] = drawn()
 
     name: ClassVar[str] = "storage.full"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torchaos.harness.agent.fault import StorageFault
-from torchaos.harness.agent.wire import Seconds
+from torchaos.harness.agent.fault import StorageFault, drawn
+from torchaos.harness.agent.wire import Positive, Seconds
 
 if TYPE_CHECKING:
     from torchaos.harness.storage.rules import Rules
@@ -17,9 +17,9 @@ class Slow(StorageFault):
     """Each read or write takes `delay` longer, and at most `rate` bytes per second get through."""
 
     delay: Seconds = 0.05
-    rate: float | None = None
+    rate: Positive | None = None
     on: Literal["writes", "reads", "both"] = "writes"
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = drawn()
 
     name: ClassVar[str] = "storage.slow"
 
@@ -35,7 +35,7 @@ class Stall(StorageFault):
     `for` says how long. The kernel locks a folder in which a file is being made: others may have to wait there too."""
 
     on: Literal["writes", "reads", "all"] = "all"
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = drawn()
 
     name: ClassVar[str] = "storage.stall"
 

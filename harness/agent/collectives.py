@@ -77,13 +77,18 @@ class CollectiveHook:
             agent.saw("collectives")
             agent.enter(Phase.COLLECTIVE, call)
         try:
+
+            def handed_over() -> Any:
+                """The stamp says that the rank handed it to torch: after the faults, and of one kept back, then."""
+                number = stamping.begin(call) if stamping is not None else None
+                result = through()
+                if stamping is not None and number is not None:
+                    stamping.returned(number, call, result)
+                return result
+
             if call.instead is not None:
-                return call.instead(through)
-            # After the faults: the stamp says that the rank handed the collective to torch.
-            number = stamping.begin(call) if stamping is not None else None
-            result = through()
-            if stamping is not None and number is not None:
-                stamping.returned(number, call, result)
+                return call.instead(handed_over)
+            result = handed_over()
             if call.after is not None:
                 call.after()
             return result

@@ -61,7 +61,7 @@ class Digesting:
     def torch_save(self, original: Call, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch.save to a path or an open file."""
         target = kwargs.get("f", args[1] if len(args) > 1 else None)
-        if not self._on or kwargs.get("_use_new_zipfile_serialization") is False:
+        if not self._on or kwargs.get("_use_new_zipfile_serialization", args[4] if len(args) > 4 else True) is False:
             return original(*args, **kwargs)
         if not isinstance(target, (str, os.PathLike)):
             return self._through_tee(original, path, target, args, kwargs)
@@ -256,6 +256,8 @@ class Digesting:
                 manifest = self._new(save)
                 if save != path:
                     self._by_folder = {save: manifest, **dict(list(self._by_folder.items())[:_KEPT])}
+        if not tee.error and file is not None and about is not None and about.st_size != tee.digester.size:
+            tee.error = f"{about.st_size} bytes are in it, and {tee.digester.size} passed through Python"
         if tee.error:
             manifest.lose(path, tee.error)
         else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from torchaos.harness.record import Record
 
 Self = TypeVar("Self")
+DRAWN = "drawn"
+
+
+def drawn() -> Any:
+    """A field that `plan` fills, and no scenario: the ranks of the target."""
+    return field(default=(), metadata={DRAWN: True})
 
 
 class Fault:

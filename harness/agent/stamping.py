@@ -39,7 +39,7 @@ class Stamping:
         self.stamps = Stamps(path, who.rank, who.attempt, who.pid, wire.start_ticks(who.pid) or 0)
         self._flying: dict[int, Any] = {}  # Work by number
         self._waits: dict[int, int] = {}  # number by the address of a functional collective's result
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may save, and call a collective, in the midst of a look
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         c10d: Any = import_module("torch._C._distributed_c10d")
@@ -105,7 +105,7 @@ class Stamping:
             for number, work in list(self._flying.items()):
                 if work.is_completed():
                     self.stamps.ended(number)
-                    del self._flying[number]
+                    self._flying.pop(number, None)
 
     def _run(self) -> None:
         while not self._ended.wait(_PERIOD_S) and self._agent.on:

@@ -353,6 +353,20 @@ class _DurationSchema:
 Seconds = Annotated[float, _DurationSchema()]
 
 
+class _Limits:
+    """Bounds of a number, by the names that pydantic gives them."""
+
+    def __init__(self, **limits: float) -> None:
+        self._limits = limits
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {**handler(source), **self._limits}
+
+
+Count, Size = Annotated[int, _Limits(ge=1)], Annotated[int, _Limits(ge=0)]
+Share, Positive = Annotated[float, _Limits(ge=0.0, lt=1.0)], Annotated[float, _Limits(gt=0.0)]
+
+
 def attempt_of(environ: Mapping[str, str]) -> int:
     """The attempt that a rank belongs to. On several nodes it is counted by rounds of the rendezvous: each torchelastic
     agent counts only the restarts that it made itself. Raises ValueError for what is no number."""

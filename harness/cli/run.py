@@ -34,7 +34,6 @@ from torchaos.harness.scenario import load
 from torchaos.harness.secrecy import mask, mask_words
 from torchaos.harness.undo.recovery import LeftBehind, before_a_run
 
-
 GONE = (OSError, SystemExit)  # what rich makes of a terminal, or a pipe, that is no longer there
 
 

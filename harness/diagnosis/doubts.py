@@ -68,7 +68,7 @@ def _lasted(calls: Calls, graph: Waits) -> bool:
     """The times of the files bear out that it waited for long: they were written about when a time-out was due, or
     nothing was read from files. A copy has lost its time."""
     begun = [call.created_s for op in graph.ops.values() for call in op.pending.values() if call.created_s]
-    written = [one.written_s for one in calls.ranks.values() if one.written_s]
+    written = [one.written_s for one in calls.ranks.values() if one.written_s and one.copied]
     limits = [call.timeout_s for op in graph.ops.values() for call in op.pending.values() if call.timeout_s]
     return not written or not begun or min(written) - min(begun) < max(limits, default=0.0) + FRESH_S
 

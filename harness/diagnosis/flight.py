@@ -128,7 +128,7 @@ def _rank_calls(dump: Mapping[str, Any], rank: int, written_s: float, torn: bool
     calls = _calls(entries, groups, status)
     entered, completed = _status(entries, groups, status, torn)
     clipped = not calls or calls[0].order > 0
-    return RankCalls(rank, calls, groups, entered, completed, written_s, clipped, torn)
+    return RankCalls(rank, calls, groups, entered, completed, written_s, clipped, torn, copied=True)
 
 
 def _lacks_entries(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -49,7 +49,7 @@ class Permits:
 
     plan: Plan
     run_id: str
-    folders: Sequence[Path]  # the run directory, and the scenario's checkpoints
+    folders: Sequence[Path]  # the run directory first, and the scenario's checkpoints
     members: Callable[[], Mapping[int, int]]
     world_size: Callable[[], int | None]
     _ranks: set[int] = field(default_factory=set)  # hit so far
@@ -83,6 +83,13 @@ class Permits:
                     self.check_path(Path(handle.path))
             elif isinstance(handle, (File, PageSlot)) or hasattr(handle, "target"):
                 self.check_path(Path(getattr(handle, "path", "") or getattr(handle, "target", "")))
+            if isinstance(handle, File) and handle.copy:
+                self._check_copy(Path(handle.copy))
+
+    def _check_copy(self, copy: Path) -> None:
+        """Raises NotPermitted where whoever heals from the undo log would not believe that it is ours."""
+        if not copy.resolve().is_relative_to(self.folders[0].resolve()):
+            raise NotPermitted(f"{copy}: a copy outside the run directory; give File.of the site's undo_copies")
 
     def check_path(self, path: Path) -> None:
         """Raises NotPermitted unless it is in the run directory or among the job's checkpoints, links resolved."""

@@ -192,6 +192,8 @@ class Run:
     def _release(self) -> None:
         """The last of all: what is still guarded is taken back, and the reaper ends. Not while a fault is still being
         applied: the reaper takes that back again once it hears of it, and nobody would after this."""
+        if self._lives:
+            self._field.ended.set()
         late = [life.fault.id for life in self._lives if not life.join(LATE_S)]
         self._take_back("all", self._reaper.close)
         for name in late:

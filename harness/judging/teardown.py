@@ -13,7 +13,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.history import Attempt
 from torchaos.harness.record import Record
 
-_ABORT = -6
+ABORT = -6
 _LINE = "terminate called without an active exception"
 
 
@@ -36,7 +36,7 @@ def teardown_aborts(record: Record, final_step: int | None = None) -> list[Teard
         if last is None or last < (highest - 1 if final_step is None else final_step):
             continue
         codes = attempt.exit_codes
-        aborted = [rank for rank in codes if codes[rank] == _ABORT and _at_exit(record, attempt, rank)]
+        aborted = [rank for rank in codes if codes[rank] == ABORT and _at_exit(record, attempt, rank)]
         if aborted and not any(code is not None and code > 0 for code in codes.values()):
             found.append(TeardownAbort(attempt.number, aborted[0], last))
     return found

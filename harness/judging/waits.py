@@ -11,6 +11,7 @@ from statistics import median
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Evidence
+from torchaos.harness.judging.teardown import ABORT, teardown_aborts
 from torchaos.harness.record import Record
 
 _SHARE = 0.8  # of the time that the fault was on: what the others had under way when it came, they end first
@@ -72,10 +73,13 @@ def out_of_step(record: Record, fault: str) -> Evidence | None:
 
 
 def _broke(record: Record, hit: Event) -> Event | None:
+    fine = {0, None}
+    if hit.attempt in {one.attempt for one in teardown_aborts(record)}:
+        fine.add(ABORT)  # on its way out, when its work was done
     for event in record.events:
         if event.mono_s <= hit.mono_s:
             continue
-        failed = event.kind in (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE) and event.data["exit_code"] not in (0, None)
+        failed = event.kind in (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE) and event.data["exit_code"] not in fine
         if failed and event.attempt in (None, hit.attempt):
             return event
         if event.kind is Kind.STOPPED and not event.data.get("interrupted"):

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from torchaos.harness import registry
+from torchaos.harness.agent.fault import DRAWN
 from torchaos.harness.scenario.mistakes import words
 from torchaos.harness.scenario.yaml_source import Keys
 
@@ -18,7 +19,7 @@ Tell = Callable[..., None]  # the place, the text, and whether the key is meant 
 
 def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell) -> dict[str, Any]:
     """The parameters of a plug-in, typed; tells of those that don't fit, or are missing."""
-    known = {field.name: field for field in fields(found) if field.init}
+    known = {field.name: field for field in parameters_of(found)}
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
@@ -37,9 +38,14 @@ def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell)
     return values
 
 
+def parameters_of(found: Any) -> list[Field[Any]]:
+    """Those that a scenario may give."""
+    return [field for field in fields(found) if field.init and not field.metadata.get(DRAWN)]
+
+
 def schema_of(found: Any) -> dict[str, Any]:
     """JSON Schema of the parameters."""
-    properties = {field.name: _type(found, field).json_schema() for field in fields(found) if field.init}
+    properties = {field.name: _type(found, field).json_schema() for field in parameters_of(found)}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 

@@ -83,6 +83,7 @@ class UndoLog:
         path = path_of(run_dir)
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
         self._fd, self._lock = os.open(path, flags, 0o600), threading.Lock()
+        self._copy: int | None = None
         try:
             if os.fstat(self._fd).st_uid != os.geteuid():
                 raise PermissionError(f"{path}: the undo log is another user's")
@@ -107,13 +108,28 @@ class UndoLog:
                     os.ftruncate(self._fd, self._end)
                 raise
             self._end += len(data)
+            if self._copy is not None:
+                with suppress(OSError):  # the log itself has it
+                    os.write(self._copy, data)
+                    os.fsync(self._copy)
+
+    def keep_copy(self, path: Path) -> None:
+        """From now on all of it is there, too. Raises OSError."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._lock:
+            self._copy = os.open(path, flags, 0o600)
+            os.write(self._copy, os.pread(self._fd, self._end, 0))
+            os.fsync(self._copy)
+        sync_folder(path.parent)
 
     def header(self, about: Mapping[str, Any]) -> None:
         """Which run it is, and whose: an `OpenRun`."""
         self.append({**about, "version": VERSION})
 
     def close(self) -> None:
-        os.close(self._fd)
+        for fd in (self._fd, self._copy):
+            if fd is not None:
+                os.close(fd)
 
 
 def read(run_dir: Path) -> tuple[list[UndoRecord], list[int]]:

@@ -1,7 +1,7 @@
 """The runs of this user that may have something to take back, wherever their run directories lie.
 
     STATE/runs/RUN_ID/run.json          which run it is, see `OpenRun`
-    STATE/runs/RUN_ID/undo/undo.jsonl   a hard link to its undo log, where the file system allows one
+    STATE/runs/RUN_ID/undo/undo.jsonl   a hard link to its undo log; on another file system a copy that the reaper keeps
 
 STATE is $XDG_STATE_HOME/torchaos, by default ~/.local/state/torchaos; it survives a reboot. The reaper makes the entry
 before anything can be guarded; whoever has verified that nothing is left removes it. With the link an entry is itself a
@@ -99,11 +99,15 @@ def checked(folder: Path) -> Path:
     return folder
 
 
-def add(run: OpenRun) -> None:
-    """On disk when this returns, with a link to the undo log. Raises OSError."""
+def add(run: OpenRun) -> Path | None:
+    """On disk when this returns, with a link to the undo log; where none can be made, the place for a copy. Raises
+    OSError."""
     folder = private(_runs() / _name(run.run_id))
-    with suppress(OSError):  # on another file system there is no link, and healing needs the run directory
-        os.link(log.path_of(Path(run.run_dir)), log.path_of(private_parent(folder)))
+    place: Path | None = log.path_of(private_parent(folder))
+    with suppress(OSError):
+        log.path_of(folder).unlink(missing_ok=True)
+        os.link(log.path_of(Path(run.run_dir)), log.path_of(folder))
+        place = None
     partial = folder / ".run.json"
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(fd, "w") as file:
@@ -113,6 +117,7 @@ def add(run: OpenRun) -> None:
     partial.rename(folder / "run.json")
     for changed in (folder, folder.parent):
         sync_folder(changed)
+    return place
 
 
 def private_parent(folder: Path) -> Path:

@@ -146,6 +146,15 @@ def family(run_id: str, variable: str = ENV_RUN_ID) -> dict[int, int]:
     return {pid: table[pid].ticks for pid in members}
 
 
+def marks_of(run_id: str) -> set[str]:
+    """The marks of a run's processes: its id, and those of its helpers that begin with it and a dot."""
+    helpers, found = f"{ENV_RUN_ID}={run_id}.".encode(), {run_id}
+    for pid in _pids():
+        _line, environ = image(pid) or (b"", b"")
+        found |= {os.fsdecode(one.partition(b"=")[2]) for one in environ.split(b"\0") if one.startswith(helpers)}
+    return found
+
+
 def maps_deleted(path: str) -> list[int]:
     """The processes of this user that still have the deleted file `path` mapped."""
     line = f" {path} (deleted)\n".encode()

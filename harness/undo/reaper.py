@@ -151,7 +151,8 @@ def main(fd: int, run_dir: Path, run_id: str, harness: int) -> None:
         log = UndoLog(run_dir)
         run = OpenRun.of(run_id, run_dir, (harness, proc.ticks_of(harness)))
         log.header(asdict(run))
-        open_runs.add(run)
+        if (place := open_runs.add(run)) is not None:
+            log.keep_copy(place)
     except OSError as error:
         sock.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
         return

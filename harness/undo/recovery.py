@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.contracts import ChaosError
-from torchaos.harness.undo import log, open_runs
+from torchaos.harness.undo import log, open_runs, proc
 from torchaos.harness.undo.client import Busy, UndoError, heal_from_log
 from torchaos.harness.undo.handles import JobProcesses, to_json
 from torchaos.harness.undo.healer import Healed, Healer
@@ -146,6 +146,6 @@ def in_words(handle: Mapping[str, Any]) -> str:
 
 def _strays(run: OpenRun) -> list[Healed]:
     """Processes that carry the run's mark, whatever its log says: of a run directory that was deleted, mostly."""
-    marks = [JobProcesses(mark) for mark in (run.run_id, run.run_id + PROBES)]
+    marks = [JobProcesses(mark) for mark in sorted(proc.marks_of(run.run_id))]
     raw = [to_json(mark) for mark in marks if not mark.restored()]
     return Healer(None, [UndoRecord("strays", "job", raw)]).heal(None, "found by their mark") if raw else []

@@ -119,6 +119,22 @@ torch.save({"a": torch.zeros(100_000)}, folder + "/good.pt")
     assert set(manifests(rank.folder)) == {"good.pt"}
 
 
+def test_written_past_the_agent(rank: Any) -> None:
+    """torch.save's old form writes tensors past Python's file object: no manifest says that they are missing."""
+    ran = rank.run(
+        """
+import os, pickle, torch
+folder = os.environ["FOLDER"]
+with open(folder + "/old.pt", "wb") as file: torch.save({"a": torch.zeros(100_000)}, file, pickle, 2, False)
+torch.save({"a": torch.zeros(100_000)}, folder + "/new.pt")
+"""
+    )
+    assert ran.code == 0, ran.output
+    assert ran.failures == []
+    found = manifests(rank.folder)
+    assert {name: one["size"] for name, one in found.items()} == {"new.pt": (rank.folder / "new.pt").stat().st_size}
+
+
 @pytest.mark.parametrize("sizes", [[5], [1 << 20], [1000, (1 << 20) - 1000, 7], [(3 << 20) + 1]])
 def test_chunks(sizes: list[int], agent_module: Callable[[str], Any]) -> None:
     """Digests are of whole chunks, however the bytes come."""

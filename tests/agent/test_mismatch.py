@@ -91,7 +91,7 @@ def test_two_are_started_the_wrong_way_round(silent: Any) -> None:
     assert codes == [0, 0]
     assert peer[2] == [1.0 + 11.0, 10.0 + 2.0]
     assert own[2] == [10.0 + 2.0, 1.0 + 11.0]
-    assert [step for seen in (own, peer) for step in seen[:2] + seen[3:]] == [HEALTHY] * 14
+    assert [step for seen in (own, peer) for step in seen[:2] + seen[3:]] == [HEALTHY] * 16
     assert effects(rank, "Reorder3") == [True]
 
 

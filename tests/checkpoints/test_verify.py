@@ -102,6 +102,59 @@ def test_named_to_the_bit(real: Path, tmp_path: Path, kit: Any) -> None:
                 assert problem.kind is (Trouble.DIGEST if known else Trouble.CRC)
 
 
+def test_deepspeed(tmp_path: Path) -> None:
+    """A file that DeepSpeed's own sizes call for is missed: the last rank's too, all of them, and the model's."""
+    folder = tmp_path / "global_step4"
+    folder.mkdir()
+    model = {"module": {"w": torch.ones(4)}, "dp_world_size": 2, "ds_config": {"zero_optimization": {"stage": 1}}}
+    torch.save(model, folder / "mp_rank_00_model_states.pt")
+    optimizers = [f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in (0, 1)]
+    for name in optimizers:
+        torch.save({"optimizer_state_dict": {"exp_avg": torch.ones(2)}}, folder / name)
+    whole = verify(Local(), str(folder))
+    assert (whole.layout.format, whole.problems) == ("deepspeed", [])
+    for gone in (optimizers[1:], optimizers, ["mp_rank_00_model_states.pt"]):
+        copy = tmp_path / f"{len(gone)}-{gone[0]}" / folder.name
+        shutil.copytree(folder, copy)
+        for name in gone:
+            (copy / name).unlink()
+        found = verify(Local(), str(copy))
+        assert found.layout.format == "deepspeed"
+        assert [one.kind for one in found.problems] == [Trouble.TORN] * len(gone), found.problems
+
+
+def test_manifest_that_has_no_crcs_yet(tmp_path: Path, kit: Any) -> None:
+    """A job that was killed soon after a save leaves a manifest without CRCs: damage is found all the same, and the bit
+    is named where the format keeps a CRC. A shard of another save is told as that."""
+    run = tmp_path / "run"
+    script = (
+        "import sys, torch\nfrom safetensors.torch import save_file\n"
+        "for n in (1, 2):\n"
+        "    torch.save({'a': torch.full((500_000,), float(n))}, f'{sys.argv[1]}/step-{n}.pt')\n"
+        "    save_file({'a': torch.full((500_000,), float(n))}, f'{sys.argv[1]}/step-{n}.safetensors')"
+    )
+    with_agent(run, "-c", script, str(run))
+    for path in (run / "agent" / "manifests").glob("*.json"):
+        raw = json.loads(path.read_text())
+        for one in raw["files"]:
+            assert one.pop("algorithm") == "xxh3+crc32"
+            one["spans"] = [
+                (offset, length, "".join(text[at : at + 16] for at in range(0, len(text), 24)))
+                for offset, length, text in one["spans"]
+            ]
+        path.write_text(json.dumps(raw))
+    manifests = Manifests.load(run)
+    for name, bit in (("step-2.pt", True), ("step-2.safetensors", False)):
+        path = run / name
+        assert verify(Local(), str(path), manifests).code == 0
+        kit.flip(path, 1_500_000, 4)
+        (problem,) = verify(Local(), str(path), manifests).problems
+        assert (problem.kind, bool(problem.bits)) == (Trouble.DIGEST, bit)
+        shutil.copyfile(run / name.replace("2", "1"), path)
+        (problem, *_) = verify(Local(), str(path), manifests).problems
+        assert problem.kind is Trouble.STALE, problem
+
+
 def test_without_the_agents_hash(tmp_path: Path) -> None:
     """Where the job's Python has no xxhash, manifests hold CRCs, and a flipped bit is found and named all the same."""
     run = tmp_path / "run"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,9 @@ class Started:
     bench: Bench
     process: subprocess.Popen[str]
 
-    def end(self) -> tuple[int, str]:
+    def end(self, wait_s: float = 2 * WAIT_S) -> tuple[int, str]:
         """Exit code and output; never a traceback in it."""
-        output = self.process.communicate(timeout=2 * WAIT_S)[0]
+        output = self.process.communicate(timeout=wait_s)[0]
         assert "Traceback" not in output, output
         return self.process.returncode, output
 
@@ -101,7 +102,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
     for pid in clean.processes(made.tag, {os.getpid()}):  # of a test that failed
-        os.kill(pid, 9)
+        with suppress(ProcessLookupError):
+            os.kill(pid, 9)
 
 
 @pytest.fixture

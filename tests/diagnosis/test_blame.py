@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from torchaos.harness.diagnosis.blame import diagnose
+from torchaos.harness.diagnosis.calls import Call, Calls, RankCalls
 from torchaos.harness.diagnosis.flight import read_folder
 
 ALL = (0, 1, 2, 3)
@@ -192,6 +194,17 @@ def test_a_copy_of_a_healthy_moment(dumps: Make) -> None:
     for path in made.folder.iterdir():
         os.utime(path, (when, when))
     assert diagnose(read_folder(made.folder)).culprits == {2}
+
+
+def test_a_long_wait_that_is_looked_at_live() -> None:
+    """The agent's stamps tell the true time, however long ago it began: no doubt is cast on that."""
+    group = {"a": tuple(range(8))}
+    over = {rank: [Call(1, "a", "all_reduce", 1, done=True, created_s=1.0)] for rank in range(8)}
+    late = {rank: [*calls, Call(2, "a", "all_reduce", 2, created_s=2.0)] for rank, calls in over.items() if rank < 5}
+    ranks = {rank: RankCalls(rank, calls, group, written_s=7200.0) for rank, calls in {**over, **late}.items()}
+    assert diagnose(Calls(ranks, world=tuple(range(8)))).culprits == {5, 6, 7}
+    copies = {rank: replace(one, copied=True) for rank, one in ranks.items()}
+    assert diagnose(Calls(copies, world=tuple(range(8)))).culprits == set()
 
 
 def test_a_copy_where_a_stage_is_at_work(dumps: Make) -> None:

@@ -160,7 +160,7 @@ def test_touches_nothing_that_is_not_the_jobs(planned: Planned, tmp_path: Path) 
     (inside / "link").symlink_to(outside)
     me = Process.of(os.getpid(), "resume")
     permits = Permits(planned(KILL), "run-1", [inside], lambda: {me.pid: me.start_ticks}, lambda: 8)
-    copies = tmp_path
+    copies = inside
     permits.check_changes([me, File.of(inside / "data", inside, copies), JobProcesses("run-1.probes")])
     stranger = replace(me, pid=os.getppid())
     for handle, says in (
@@ -168,6 +168,7 @@ def test_touches_nothing_that_is_not_the_jobs(planned: Planned, tmp_path: Path) 
         (replace(me, start_ticks=me.start_ticks + 1), "not one of the job's"),
         (JobProcesses("run-2"), "another run"),
         (File.of(outside / "data", outside, copies), "nothing else is touched"),
+        (File.of(inside / "data", inside, outside), "a copy outside the run directory"),
         (PageSlot(str(inside / "link" / "data")), "nothing else is touched"),
         (LinkUp(me.pid, me.start_ticks, "eth0"), "network of the whole host"),
     ):

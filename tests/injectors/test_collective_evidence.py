@@ -136,6 +136,18 @@ def test_a_clean_end_is_no_proof_of_a_mismatch() -> None:
     assert out_of_step(record(usual(0), exited(12.0, 100, 0, 0), exited(12.0, 101, 0, 1)), "f") is None
 
 
+def test_an_abort_after_the_last_step_is_no_proof_of_a_mismatch() -> None:
+    """A job that is done may abort while its interpreter ends, which is torch's doing; in its midst it is proof."""
+    line = "terminate called without an active exception"
+    told = event(Kind.LOG_CAUSE, 12.0, {"cause": "teardown-abort", "line": line, "file": "job.log"})
+    here = {"start_ticks": 1, "world_size": 2, "node": 0}
+    ranks = [event(Kind.RANK_UP, 5.0, {"pid": 100 + rank, "local_rank": rank, **here}, rank) for rank in (0, 1)]
+    both = [usual(0), usual(1), steps(0, 10.2), steps(1, 10.2)]
+    done = [exited(12.1, 100, 0, 0), exited(12.1, 101, -6, 1)]
+    assert out_of_step(record(ranks, *both, told, done), "f") is None
+    assert out_of_step(record(ranks, *both, done), "f") is not None
+
+
 def test_a_hang_until_the_time_out_is_proof_of_a_mismatch() -> None:
     """The run had to be stopped, long after the last step of any rank."""
     stopped = event(Kind.STOPPED, 60.0, {"reason": "time-out", "interrupted": False})

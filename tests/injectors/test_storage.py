@@ -184,6 +184,28 @@ def test_no_folder_yet(tmp_path: Path) -> None:
         Operation("storage.error", tmp_path / "none", target=Target((1,))).apply()
 
 
+def test_what_the_agent_reads_proves_nothing(folder: Path, fault: Callable[..., Operation]) -> None:
+    """The agent's own threads, which read what was saved for its manifest, are not refused, and are no evidence."""
+    one = fault("storage.error", on="reads")
+    script = """
+import sys
+from pathlib import Path
+from torchaos.harness.agent.manifest import Helper
+found = []
+helper = Helper()
+helper.do(lambda: found.append(Path(sys.argv[1]).read_bytes()))
+helper.finish()
+assert found == [b"as it was"], found
+"""
+    environment = {**os.environ, "RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
+    argv = [sys.executable, "-c", script, str(folder / "old")]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    (probe,) = one.injector.probes(one.site)
+    probe.sample(one.site.emit)
+    assert not [data for _kind, data in one.events if data.get("what") == "spoilt"]
+
+
 def test_felt_needs_a_rank_that_was_hit(folder: Path, fault: Callable[..., Operation]) -> None:
     """A file system that nobody used proves nothing."""
     one = fault("storage.error")

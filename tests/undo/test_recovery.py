@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -84,14 +85,36 @@ def test_heals_though_the_run_directory_is_gone(killed: Killed, state_of: Any) -
     assert [each.handle["kind"] for each in done.healed if not each.verified] == ["file"]
 
 
-def test_finds_processes_by_their_mark_where_no_log_is_left(killed: Killed, state: Path) -> None:
+def test_finds_processes_by_their_mark_where_no_log_is_left(killed: Killed, state: Path, spawn: Any) -> None:
     """With neither run directory nor copy of the log the job's processes are still found and ended."""
     shutil.rmtree(killed.run_dir)
     log.path_of(next((state / "runs").iterdir())).unlink()
+    helper = spawn(env={ENV_RUN_ID: f"{killed.run_id}.a-helper"})
     (done,) = (recover(run) for run in find(())[0])
     assert proc.family(killed.run_id) == {}
+    assert helper.wait(20) == -signal.SIGKILL
     assert done.clean, why(done)
     assert "only its processes" in done.note
+
+
+def test_the_log_is_kept_twice_where_it_cannot_be_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registry and the run directory lie on different file systems: deleting the one leaves the other."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    (tmp_path / "run" / "undo").mkdir(parents=True)
+    undo, run = log.UndoLog(tmp_path / "run"), OpenRun.of("run", tmp_path / "run", (1, 1))
+    undo.header(dataclasses.asdict(run))
+    place = open_runs.add(run)
+    assert place is not None
+    undo.keep_copy(place)
+    undo.append(log.UndoRecord("fault", "fault").to_line())
+    undo.close()
+    assert place.read_bytes() == log.path_of(tmp_path / "run").read_bytes()
+    shutil.rmtree(tmp_path / "run")
+    assert [record.id for record in log.read(run.folder)[0]] == ["fault"]
 
 
 def test_after_a_reboot(killed: Killed, state: Path, state_of: Any) -> None:

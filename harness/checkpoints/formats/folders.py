@@ -12,13 +12,12 @@ from typing import Any
 from ..contents import Contents
 from ..files import Files
 from ..layout import Checkpoint, File, Problem, Trouble, Unreadable
-from . import dcp, dcp_safetensors, safetensors, torch_save
+from . import dcp, dcp_safetensors, deepspeed, safetensors, torch_save
 from .names import NUMBERED, is_torch
 
 _JSON = 1 << 26
 _OF = re.compile(r"^(?P<head>.+-)(?P<number>\d{5})-of-(?P<count>\d{5})(?P<tail>\.\w+)$")
 _RANKED = re.compile(r"^(rng_state|random_states)_(\d+)\.(pth|pkl)$")
-_DEEPSPEED = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
 
 
 def form_of(names: list[str], folder: str) -> str | None:
@@ -32,7 +31,7 @@ def form_of(names: list[str], folder: str) -> str | None:
         return "huggingface"
     if any(name.startswith("random_states_") and name.endswith(".pkl") for name in have):
         return "accelerate"
-    if any(name.endswith("_model_states.pt") for name in have):
+    if deepspeed.is_deepspeed(names):
         return "deepspeed"
     if any(name.endswith((".safetensors.index.json", ".bin.index.json")) for name in have):
         return "sharded"
@@ -103,18 +102,15 @@ def _check_sets(files: Files, folder: str, names: list[str], into: Checkpoint, p
                                   for n in range(1, min(int(whole["count"]), 9999) + 1)], have)  # fmt: skip
         if name.endswith(".index.json"):
             _check_index(files, folder, name, have, into, prefix)
-    for pattern, make in ((_RANKED, "{0}_{1}.{2}"), (_DEEPSPEED, "zero_pp_rank_{0}_mp_rank_{1}_optim_states.pt")):
-        found = [match.groups() for match in map(pattern.search, names) if match]
-        at = 1 if pattern is _RANKED else 0
-        ranks = sorted({int(groups[at]) for groups in found})
-        if found and len(ranks) < ranks[-1] + 1 <= 100_000:
-            parts = list(found[0])
-            for rank in sorted(set(range(ranks[-1] + 1)) - set(ranks)):
-                parts[at] = str(rank)
-                name = make.format(*parts)
-                into.problems.append(
-                    Problem(Trouble.TORN, f"{prefix}{name}: missing, and those of later ranks are there")
-                )
+    if deepspeed.is_deepspeed(names):
+        deepspeed.check(names, into, prefix)
+    found = [match.groups() for match in map(_RANKED.match, names) if match]
+    ranks = sorted({int(rank) for _, rank, _ in found})
+    if found and len(ranks) < ranks[-1] + 1 <= 100_000:
+        head, _, tail = found[0]
+        for rank in sorted(set(range(ranks[-1] + 1)) - set(ranks)):
+            text = f"{prefix}{head}_{rank}.{tail}: missing, and those of later ranks are there"
+            into.problems.append(Problem(Trouble.TORN, text))
 
 
 def _lacks(into: Checkpoint, prefix: str, wanted: list[str], have: set[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import posixpath
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -134,9 +135,12 @@ class Manifests:
         return [one for one in found if one.attempt == last]
 
     def others(self, saved: Saved) -> list[Saved]:
-        """Other saves of files of the same name and size."""
-        near = self._by_name.get(posixpath.basename(final_path(saved.path)), [])
-        return [one for one in near if one is not saved and one.size == saved.size]
+        """Other saves of files of the same size, and of the same name but for numbers."""
+        return [one for one in self.saved if one is not saved and one.size == saved.size and _kin(one) == _kin(saved)]
+
+
+def _kin(saved: Saved) -> str:
+    return re.sub(r"\d+", "#", posixpath.basename(final_path(saved.path)))
 
 
 def _saved(manifest: Mapping[str, Any], raw: Mapping[str, Any]) -> Saved:

@@ -31,8 +31,7 @@ class Damage(Fault):
         from torchaos.harness.undo.file import File
 
         root, made = Path(self.folder), hashlib.sha256(MADE).hexdigest()
-        copies = root.parent / "copies"
-        copies.mkdir(exist_ok=True)
+        copies = site.undo_copies
         plain = [File.of(root / name, root, copies) for name in ("flipped", "removed")]
         return plain + [File.of(root / name, root, copies, made) for name in ("replaced", "added")]
 

@@ -1,0 +1,43 @@
+"""DeepSpeed's `global_stepN/`: which files a checkpoint of ZeRO has, from the sizes that are in its own files.
+
+The names, with deepspeed 0.19.8: `mp_rank_00_model_states.pt` (ZeRO-3: `zero_pp_rank_0_mp_rank_00_model_states.pt`),
+and `[bf16_]zero_pp_rank_0_mp_rank_00_optim_states.pt` for each rank of data parallelism within each of model
+parallelism.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ..layout import Checkpoint, Problem, Trouble
+
+_OPTIMIZER = re.compile(r"^(?P<kind>|bf16_|fp16_)zero_pp_rank_(?P<data>\d+)_mp_rank_(?P<model>\d+)_optim_states\.pt$")
+_MODEL = re.compile(r"(?:^|_)mp_rank_(?P<model>\d+)_model_states\.pt$")
+_MOST = 100_000  # ranks
+
+
+def is_deepspeed(names: Sequence[str]) -> bool:
+    return any(_OPTIMIZER.match(name) or name.endswith("_model_states.pt") for name in names)
+
+
+def check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
+    """Notes each file that ought to be there and is not."""
+    parts = [match for match in map(_OPTIMIZER.match, names) if match]
+    have = {(int(part["model"]), int(part["data"])) for part in parts}
+    models = {int(match["model"]) for match in map(_MODEL.search, names) if match}
+    if not have and not _number(into, prefix, "ds_config.zero_optimization.stage"):
+        return
+    size = max([_number(into, prefix, "dp_world_size"), *(data + 1 for _, data in have)])
+    kind = parts[0]["kind"] if parts else ""
+    missing = [f"mp_rank_{one:02}_model_states.pt" for one in sorted({one for one, _ in have} - models)]
+    for model in sorted(models | {one for one, _ in have}):
+        lost = [data for data in range(min(size, _MOST)) if (model, data) not in have]
+        missing += [f"{kind}zero_pp_rank_{data}_mp_rank_{model:02}_optim_states.pt" for data in lost]
+    into.problems += [Problem(Trouble.TORN, f"{prefix}{name}: missing") for name in missing]
+
+
+def _number(into: Checkpoint, prefix: str, name: str) -> int:
+    """The highest that a file of the folder has under that name; 0 where there is none."""
+    found = [value for key, value in into.values.items() if key.startswith(prefix) and key.endswith(f".pt:{name}")]
+    return max((int(value) for value in found if value.isdigit()), default=0)

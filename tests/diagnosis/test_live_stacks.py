@@ -1,0 +1,81 @@
+"""Who is named in a job that is looked at live, by stacks and states alone: real processes, without torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from torchaos.harness.agent.wire import start_ticks
+from torchaos.harness.contracts import RankProcess
+from torchaos.harness.diagnosis import live
+from torchaos.harness.diagnosis.stacks import find_py_spy
+
+LIBRARY = "import time\ndef all_reduce(seconds): time.sleep(seconds)\n"
+FOREVER = "def train(): time.sleep(600)\ntrain()"
+WAITS = "collectives.all_reduce(600)"
+TURNS = """
+def train(): time.sleep(0.15)
+def step():
+    collectives.all_reduce(0.12)
+    train()
+    collectives.all_reduce(0.05)
+while True: step()
+"""
+pytestmark = pytest.mark.skipif(find_py_spy() is None, reason="needs py-spy: pip install py-spy")
+
+
+@contextmanager
+def _ranks(folder: Path, *codes: str) -> Iterator[dict[int, RankProcess]]:
+    """Processes whose collectives lie where torch has its own; all of them run their code when it is entered."""
+    library = folder / "torch" / "distributed" / "collectives.py"
+    library.parent.mkdir(parents=True)
+    library.write_text(LIBRARY)
+    running = []
+    for number, code in enumerate(codes):
+        script = folder / f"train{number}.py"
+        script.write_text(f"import sys, time\nsys.path[:0] = [{str(library.parent)!r}]\nimport collectives\n"
+                          f"print(flush=True)\n{code}\n")  # fmt: skip
+        running.append(subprocess.Popen([sys.executable, "-S", str(script)], stdout=subprocess.PIPE))
+    try:
+        for one in running:
+            assert one.stdout
+            one.stdout.readline()
+        yield {
+            rank: RankProcess(rank, rank, 0, one.pid, start_ticks(one.pid) or 0, 0, len(codes))
+            for rank, one in enumerate(running)
+        }
+    finally:
+        for one in running:
+            one.kill()
+            one.communicate()
+
+
+def test_one_that_never_comes_is_named(tmp_path: Path) -> None:
+    """It stays in its own code while the other stays in a collective."""
+    with _ranks(tmp_path, WAITS, FOREVER) as ranks:
+        found = live.diagnose(ranks)
+    assert found.culprits == {1}
+    assert "train" in found.evidence[1][0]
+
+
+def test_a_job_that_goes_on_has_no_culprit(tmp_path: Path) -> None:
+    """At any one moment some rank of a healthy job waits for another; not for long, though."""
+    with _ranks(tmp_path, TURNS, f"time.sleep(0.15)\n{TURNS}") as ranks:
+        for _ in range(3):
+            found = live.diagnose(ranks)
+            assert found.culprits == set(), found.lines()
+    assert any("go on" in one for one in found.problems)
+
+
+def test_one_that_is_stopped_is_named(tmp_path: Path) -> None:
+    """Whatever its stack says."""
+    with _ranks(tmp_path, WAITS, WAITS) as ranks:
+        os.kill(ranks[0].pid, signal.SIGSTOP)
+        assert live.diagnose(ranks).culprits == {0}

@@ -363,8 +363,10 @@ class _Limits:
         return {**handler(source), **self._limits}
 
 
-Count, Size = Annotated[int, _Limits(ge=1)], Annotated[int, _Limits(ge=0)]
-Share, Positive = Annotated[float, _Limits(ge=0.0, lt=1.0)], Annotated[float, _Limits(gt=0.0)]
+Count = Annotated[int, _Limits(ge=1)]
+Size = Annotated[int, _Limits(ge=0)]
+Share = Annotated[float, _Limits(ge=0.0, lt=1.0)]
+Positive = Annotated[float, _Limits(gt=0.0)]
 
 
 def attempt_of(environ: Mapping[str, str]) -> int:

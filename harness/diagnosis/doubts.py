@@ -28,6 +28,12 @@ def weigh(calls: Calls, graph: Waits, ends: list[set[Node]], proven: bool, found
     if not proven and not _lasted(calls, graph):
         _in_motion(ends, graph, found)
         _a_good_part(calls, found)
+        _others_at_work(calls, graph, found)
+        if found.culprits:
+            found.problems.append(
+                "the times of the files don't tell for how long anybody has waited; if the job was going on when they "
+                "were written, nobody is to blame"
+            )
 
 
 def _too_early(calls: Calls, graph: Waits, found: Diagnosis) -> None:
@@ -60,8 +66,9 @@ def _too_many(graph: Waits, found: Diagnosis) -> None:
     waiting = {rank for op in graph.ops.values() for rank in op.pending}
     absent = found.culprits - waiting
     if len(absent) > len(waiting):
-        have = "has" if len(waiting) == 1 else "have"
-        _acquit(found, f"only {ranges(sorted(waiting))} {have} begun to wait, the others may be on their way")
+        _acquit(
+            found, f"only {ranges(sorted(waiting))} {_have(len(waiting))} begun to wait, the others may be on their way"
+        )
 
 
 def _lasted(calls: Calls, graph: Waits) -> bool:
@@ -89,12 +96,26 @@ def _in_motion(ends: list[set[Node]], graph: Waits, found: Diagnosis) -> None:
 
 def _a_good_part(calls: Calls, found: Diagnosis) -> None:
     """As when the ranks of a whole pipeline stage are at work, and the others wait for what they will send."""
-    if len(found.culprits) > max(FEW, len(calls.world) // 4):
+    if len(found.culprits) > max(FEW, len(calls.world) // 8):
         _acquit(
             found,
             f"so many ranks ({len(found.culprits)} of {len(calls.world)}) may just be at work, and the times of the "
             "files don't tell how long the others have waited",
         )
+
+
+def _others_at_work(calls: Calls, graph: Waits, found: Diagnosis) -> None:
+    """Once a job has come to rest, whoever waits for nothing is waited for, among those with a group in common."""
+    waiting = {rank for op in graph.ops.values() for rank in op.pending} | set(graph.late)
+    groups = {members for one in calls.ranks.values() for members in one.groups.values()}
+    near = {rank for members in groups if found.culprits & {*members} for rank in members}
+    free = {rank for rank in near & calls.ranks.keys() if not calls.ranks[rank].torn} - waiting - found.suspects
+    if free and found.culprits:
+        _acquit(found, f"{ranges(sorted(free))} {_have(len(free))} nothing under way either, and nobody waits for that")
+
+
+def _have(many: int) -> str:
+    return "has" if many == 1 else "have"
 
 
 def _acquit(found: Diagnosis, why: str) -> None:

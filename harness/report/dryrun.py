@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, is_dataclass
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from torchaos.harness.contracts import Irreversible, UsageError
 from torchaos.harness.plan import Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.report.pen import Pen
 from torchaos.harness.report.text import masked, masked_command, name_in_words, pairs_in_words
+from torchaos.harness.scenario.parameters import parameters_of
 from torchaos.harness.words import moment_in_words, seconds_in_words, target_in_words
 
 _LABEL = 12
@@ -60,7 +61,7 @@ def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None
             pen.row([(pen.text(name, "bold"), 22)], pen.text(about), indent=3)
             if consent := getattr(found, "consent", ""):
                 pen.row([(Text(), 22)], pen.text(f"can hurt the host: needs the consent {consent}"), indent=3)
-            own = [one for one in fields(found) if one.init] if is_dataclass(found) else []
+            own = parameters_of(found) if is_dataclass(found) else []
             if own:
                 pen.row([(Text(), 22)], pen.text(", ".join(map(_parameter, own)), "dim"), indent=3)
     pen.gap()

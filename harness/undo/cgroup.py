@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from torchaos.harness.undo import proc
+
 PERIOD_US = 10_000  # a rank is held back for a few milliseconds at a time
 _PREFIX = "torchaos-"
 _EMPTY_S = 1.0  # a process that has just been moved may keep the group busy for a moment
@@ -75,7 +77,7 @@ def freezer_for(pid: int, name: str) -> FreezerCgroup:
         _number, controllers, path = line.split(":", 2)
         if "freezer" in controllers.split(","):
             home = mount / path.lstrip("/")
-            return FreezerCgroup(str(home / f"{_PREFIX}{name}-{pid}"), str(home))
+            return FreezerCgroup(str(home / _named(name, pid)), str(home))
     raise ValueError(f"pid {pid} is in no freezer cgroup")
 
 
@@ -109,13 +111,21 @@ def group_for(pid: int, name: str) -> CpuCgroup:
     parent = home if version == 1 else home.parent
     if version == 2 and "cpu" not in (parent / "cgroup.subtree_control").read_text().split():
         raise ValueError(f"{parent} gives its cgroups no share of the CPU; enable cpu in its cgroup.subtree_control")
-    return CpuCgroup(str(parent / f"{_PREFIX}{name}-{pid}"), str(home))
+    return CpuCgroup(str(parent / _named(name, pid)), str(home))
 
 
 def group_of(pid: int) -> CpuCgroup:
     """The group of ours that a process is in. Raises ValueError where it is in none, OSError where it is gone."""
     home, _version = home_of(pid)
     return CpuCgroup(str(home), str(home.parent))
+
+
+def _named(name: str, pid: int) -> str:
+    """By pid and start time: hierarchies are shared by containers, in which pids come again."""
+    found = proc.stat(pid)
+    if found is None:
+        raise ValueError(f"pid {pid} is gone")
+    return f"{_PREFIX}{name}-{pid}-{found.ticks}"
 
 
 def throttle(group: CpuCgroup, pid: int, cpus: float) -> None:

@@ -207,6 +207,16 @@ def test_a_long_wait_that_is_looked_at_live() -> None:
     assert diagnose(Calls(copies, world=tuple(range(8)))).culprits == set()
 
 
+def test_a_copy_where_others_are_at_work_too(dumps: Make) -> None:
+    """Rank 3 is late in one group; rank 1 of another is done with all that it called, and nobody waits for it."""
+    made = dumps(**{"0": ALL, "a": (0, 1), "b": (2, 3)})
+    _history(made)
+    made.call((0, 1), "a", done=True)
+    made.call((2,), "b", at=1.0)
+    found = made.diagnosis()
+    assert (found.culprits, 3 in found.suspects) == (set(), True)
+
+
 def test_a_copy_where_a_stage_is_at_work(dumps: Make) -> None:
     """Many wait for what a whole group of ranks will send: that is how a pipeline works."""
     made = dumps(**{"0": range(8), **{f"p{rank}": (rank, rank + 4) for rank in range(4)}})

@@ -71,7 +71,6 @@ def test_a_job_that_goes_on_has_no_culprit(tmp_path: Path) -> None:
         for _ in range(3):
             found = live.diagnose(ranks)
             assert found.culprits == set(), found.lines()
-    assert any("go on" in one for one in found.problems)
 
 
 def test_one_that_is_stopped_is_named(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from torchaos.harness import registry
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.contracts import ChaosError
+from torchaos.harness.scenario.parameters import check_parameters
 
 from .conftest import Operation, snapshot, state_of
 
@@ -195,3 +197,22 @@ def test_a_save_that_ends_meanwhile_is_not_hit(operate: Operate, torch_root: Pat
     done.injector.apply(done.site)
     assert {Path(one["file"]).name for one in done.damaged} == {"step-20.pt"}
     assert hashlib.sha256((torch_root / "step-30.pt").read_bytes()).hexdigest() == digest
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("checkpoint.flip_bits", {"bits": 0}),
+        ("checkpoint.nan", {"newest": 0}),
+        ("checkpoint.truncate", {"keep": 1.5}),
+        ("checkpoint.zero_block", {"bytes": 0}),
+        ("storage.full", {"left": -1}),
+        ("storage.slow", {"rate": 0.0}),
+        ("storage.slow", {"ranks": [1]}),
+    ],
+)
+def test_parameters_out_of_range(name: str, given: dict[str, Any]) -> None:
+    """A number that makes no sense, or a field that is no scenario's to fill, is refused where it stands."""
+    told: list[Any] = []
+    assert check_parameters(registry.injectors()[name], given, ("with",), lambda *said: told.append(said)) == {}
+    assert [said[0] for said in told] == [("with", *given)]

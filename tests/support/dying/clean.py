@@ -8,12 +8,15 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from torchaos.harness.agent.wire import ControlPage
 from torchaos.harness.undo import log, proc
+
+SETTLED_S = 3.0  # what others make and remove beside us is gone by then
 
 Tree = dict[str, tuple[int, int, str]]
 _OURS = re.compile("torchaos.*(first|second)")  # what the faults of our families are called: others may run, too
@@ -57,6 +60,12 @@ class Machine:
         self._before = dict(self._look())
 
     def left(self) -> list[str]:
+        end = time.monotonic() + SETTLED_S
+        while (found := self._left_now()) and time.monotonic() < end:
+            time.sleep(0.05)
+        return found
+
+    def _left_now(self) -> list[str]:
         after = dict(self._look())
         return [f"{what}: {thing}" for what in after for thing in sorted(after[what] - self._before[what])]
 
@@ -67,7 +76,7 @@ class Machine:
             yield "shared memory", set(os.listdir("/dev/shm"))
             yield "rule", _rules()
         yield "network namespace", {name for name in _names("/run/netns") if _OURS.search(name)}
-        yield "cgroup", {folder for folder in _cgroups() if _OURS.search(folder)}
+        yield "cgroup", {folder for folder in _cgroups() if _OURS.search(folder) and not _of_others(folder)}
         yield "temporary file", {name for name in os.listdir(self._temporary) if not name.startswith(_TORCHS_OWN)}
 
 
@@ -87,6 +96,14 @@ def _rules() -> set[str]:
         return set()
     done = subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True, check=False)
     return set(done.stdout.splitlines())
+
+
+def _of_others(cgroup: str) -> bool:
+    """Of a run beside this one: a process of another pid namespace reads as 0."""
+    try:
+        return "0" in Path(cgroup, "cgroup.procs").read_text().split()
+    except OSError:  # gone meanwhile
+        return True
 
 
 def _cgroups() -> Iterator[str]:

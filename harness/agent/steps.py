@@ -205,7 +205,7 @@ class StepHooks:
         samples = _joined([batch.rows for batch in segment.batches])
         if samples is not None:
             agent.saw("samples")
-        data = {
+        data: dict[str, Any] = {
             "losses": segment.losses, "samples": samples, "indices": _joined([one.indices for one in segment.batches]),
             "lr": segment.lr, "opt_step": segment.opt_step, "sched_step": segment.sched_step,
             "phases": agent.phases.take(), "skipped": segment.skipped,

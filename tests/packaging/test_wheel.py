@@ -54,8 +54,10 @@ def test_the_wheel_carries_the_licence(names: set[str]) -> None:
 def test_a_wheel_needs_no_compiler(checkout: Path, tmp_path: Path) -> None:
     """Where the C parts can't be compiled the wheel is built all the same, with their sources alone."""
     source = shutil.copytree(checkout, tmp_path / "source", ignore=shutil.ignore_patterns("build", "*.egg-info"))
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, source]
-    done = subprocess.run(command, env={**os.environ, "CC": "/bin/false"}, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    broken = {**os.environ, "CC": "/bin/false"}
+    command += ["-w", str(tmp_path), str(source)]
+    done = subprocess.run(command, env=broken, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:
         native = [name for name in archive.namelist() if "/native/nvtx/" in name]

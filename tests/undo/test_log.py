@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import ControlPage, start_ticks
+from torchaos.harness.contracts import Handle
 from torchaos.harness.undo import healer
 from torchaos.harness.undo.client import UndoError, heal_from_log
 from torchaos.harness.undo.file import File
@@ -68,7 +69,7 @@ def test_a_log_that_names_what_is_not_the_runs(run_dir: Path, tmp_path: Path, ki
     (tmp_path / "data").write_text("good")
     file = File.of(tmp_path / "data", tmp_path, tmp_path / "copies")
     (tmp_path / "data").write_text("newer")
-    handles = {"file": file, "page_slot": PageSlot(str(tmp_path / "other.page")),
+    handles: dict[str, Handle] = {"file": file, "page_slot": PageSlot(str(tmp_path / "other.page")),
                "names": Names(me, start_ticks(me) or 0, str(text), "mine")}  # fmt: skip
     log = UndoLog(run_dir)
     log.append(UndoRecord("a", "x", [to_json(handles[kind])]).to_line())

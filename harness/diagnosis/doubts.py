@@ -96,7 +96,7 @@ def _in_motion(ends: list[set[Node]], graph: Waits, found: Diagnosis) -> None:
 
 def _a_good_part(calls: Calls, found: Diagnosis) -> None:
     """As when the ranks of a whole pipeline stage are at work, and the others wait for what they will send."""
-    if len(found.culprits) > max(FEW, len(calls.world) // 8):
+    if len(found.culprits) > max(FEW, len(calls.world) // 4):
         _acquit(
             found,
             f"so many ranks ({len(found.culprits)} of {len(calls.world)}) may just be at work, and the times of the "
@@ -105,13 +105,17 @@ def _a_good_part(calls: Calls, found: Diagnosis) -> None:
 
 
 def _others_at_work(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """Once a job has come to rest, whoever waits for nothing is waited for, among those with a group in common."""
+    """Once a job has come to rest, whoever waits for nothing is stuck by itself. One or two may be, and nobody has come
+    to wait for them yet: suspects. Where there are more of them than culprits, the job was at work."""
     waiting = {rank for op in graph.ops.values() for rank in op.pending} | set(graph.late)
     groups = {members for one in calls.ranks.values() for members in one.groups.values()}
     near = {rank for members in groups if found.culprits & {*members} for rank in members}
-    free = {rank for rank in near & calls.ranks.keys() if not calls.ranks[rank].torn} - waiting - found.suspects
-    if free and found.culprits:
-        _acquit(found, f"{ranges(sorted(free))} {_have(len(free))} nothing under way either, and nobody waits for that")
+    free = {rank for rank in near & calls.ranks.keys() if not calls.ranks[rank].torn}
+    free -= waiting | found.suspects | found.culprits
+    if len(free) > len(found.culprits):
+        _acquit(found, f"{ranges(sorted(free))} have nothing under way either, and nobody waits for that")
+    elif free:
+        found.suspect(sorted(free), "it has nothing under way, and nobody waits for it: at work, or stuck by itself")
 
 
 def _have(many: int) -> str:

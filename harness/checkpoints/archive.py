@@ -39,9 +39,11 @@ def records(files: Files, path: str, offset: int, length: int) -> dict[str, Reco
     made: dict[str, Record] = {}
     for info in found:
         name = info.filename.partition("/")[2] or info.filename
-        head = files.read(path, offset + info.header_offset, _LOCAL.size)
-        if info.header_offset < 0 or len(head) < _LOCAL.size or info.header_offset + _LOCAL.size > length:
+        if not 0 <= info.header_offset <= length - _LOCAL.size:
             raise torn(f"its record {name} begins beyond its end")
+        head = files.read(path, offset + info.header_offset, _LOCAL.size)
+        if len(head) < _LOCAL.size:
+            raise torn(f"it ends before its record {name}")
         mark, _, _, method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(head)
         start = info.header_offset + _LOCAL.size + name_length + extra_length
         if mark != b"PK\3\4" or start + info.compress_size > length:

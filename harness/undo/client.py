@@ -99,6 +99,7 @@ class Reaper:
         except (UndoError, FutureTimeout) as error:
             why = str(error) or f"it did not start within {ANSWER_S:.0f} s"
             reaper._abandon(why)
+            open_runs.settle(run_id, run_dir)  # it may have died with its entry made
             raise UndoError(f"{run_dir}: the reaper is not armed: {why}; see undo/reaper.log there") from error
         return reaper
 

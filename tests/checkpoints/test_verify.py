@@ -292,6 +292,13 @@ def _until_it_listens(address: str, server: subprocess.Popen[bytes]) -> None:
     raise AssertionError(f"it does not listen: {last}")
 
 
+@pytest.mark.parametrize("file", sorted((Path(__file__).parent / "corpus").iterdir()), ids=lambda path: path.stem)
+def test_mutated_files(file: Path) -> None:
+    """A mutated file that verify once raised on is said to be damaged."""
+    done = CliRunner().invoke(cli, ["verify", str(file)])
+    assert (done.exit_code, done.exception and type(done.exception)) == (1, SystemExit), done.output
+
+
 def test_crc() -> None:
     """Two CRCs are joined, and a flipped bit is found from the difference of two, at any length."""
     draw = random.Random(2)

@@ -18,6 +18,7 @@ import pytest
 
 from torchaos.harness.agent.wire import ENV_RUN_ID, ControlPage
 from torchaos.harness.contracts import Irreversible, UsageError
+from torchaos.harness.undo import open_runs
 from torchaos.harness.undo.client import Reaper, UndoError, heal_from_log
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
@@ -263,6 +264,22 @@ def test_log_that_cannot_be_had(run_dir: Path) -> None:
         Reaper.start(run_dir, "test")
     with pytest.raises(UndoError, match="can't be started"):
         Reaper.start(run_dir / "missing", "test")
+
+
+def test_reaper_that_dies_before_it_is_armed(run_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Killed when its entry in the registry is made and nobody has been told, it leaves no entry behind."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if any('undo.reaper' in word for word in sys.orig_argv):\n"
+        "    def look(event, about):\n"
+        "        if event == 'open' and os.path.exists(os.path.join(str(about[0]), 'run.json')):\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    sys.addaudithook(look)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(UndoError, match="not armed"):
+        Reaper.start(run_dir, "test")
+    assert open_runs.entries() == ([], [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small tmpfs")

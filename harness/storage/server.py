@@ -23,6 +23,7 @@ from typing import Any
 import mfusepy
 
 from torchaos.harness.storage.rules import GROWS, Rules, rank_of
+from torchaos.harness.undo.mount import Mount
 
 _LOOK_S = 0.01
 _STAT = ("st_mode", "st_ino", "st_nlink", "st_uid", "st_gid", "st_size", "st_blocks", "st_blksize")
@@ -40,7 +41,7 @@ class Spoiler:
     def __call__(self, operation: str, path: str, size: int = 0) -> None:
         """Returns when the operation may go on; raises OSError where it is to fail."""
         rules = self._rules
-        if operation not in rules.operations or not self._on():
+        if operation not in rules.operations or not self.is_on():
             return
         rank = rank_of(mfusepy.fuse_get_context()[2])
         if rank not in rules.ranks:
@@ -53,16 +54,16 @@ class Spoiler:
         began = time.monotonic()
         self._say(operation, path, rank, rules.error or ("stall" if rules.stall else "delay"))
         delay = rules.delay_s + (size / rules.rate if rules.rate else 0.0)
-        while self._on() and (rules.stall or time.monotonic() - began < delay):
+        while self.is_on() and (rules.stall or time.monotonic() - began < delay):
             time.sleep(_LOOK_S)
         if rules.error:
             raise OSError(rules.number, os.strerror(rules.number))
 
     def free(self) -> bool:
         """Whether the file system has room, as statfs tells it."""
-        return self._rules.left is None or not self._on()
+        return self._rules.left is None or not self.is_on()
 
-    def _on(self) -> bool:
+    def is_on(self) -> bool:
         return self._switch.exists()
 
     def _say(self, operation: str, path: str, rank: int | None, what: str) -> None:
@@ -73,9 +74,20 @@ class Spoiler:
 class Served(mfusepy.Operations):  # type: ignore[misc]
     use_ns = True
 
-    def __init__(self, folder: str, spoil: Spoiler) -> None:
+    def __init__(self, folder: str, spoil: Spoiler, mount: Mount) -> None:
         self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._spoil = spoil
+        self._spoil, self._mount = spoil, mount
+
+    def init(self, path: str) -> None:
+        """It is mounted. Where the fault was taken back before that, nobody looks for the mount any more."""
+        if not self._spoil.is_on():
+            threading.Thread(target=self._leave, daemon=True).start()
+
+    def _leave(self) -> None:
+        try:
+            self._mount.restore()
+        finally:
+            os._exit(0)
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         self._spoil("getattr", path)
@@ -187,7 +199,7 @@ def _below(path: str) -> str:
 
 def main(folder: str, source: str, switch: str, log: str) -> int:
     rules = Rules.from_json(sys.stdin.read())
-    served = Served(folder, Spoiler(rules, Path(switch), Path(log)))
+    served = Served(folder, Spoiler(rules, Path(switch), Path(log)), Mount(folder, source))
     options = {"allow_other": True} if os.geteuid() == 0 else {}
     try:
         mfusepy.FUSE(

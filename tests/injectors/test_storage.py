@@ -17,7 +17,8 @@ import pytest
 from torchaos.harness import capabilities
 from torchaos.harness.contracts import ChaosError, Target
 from torchaos.harness.record import Record
-from torchaos.harness.undo.mount import mounts
+from torchaos.harness.storage.rules import Rules
+from torchaos.harness.undo.mount import Mount, mounts
 
 from .conftest import Operation
 
@@ -176,6 +177,21 @@ def test_the_server_ends_with_the_mount(folder: Path, fault: Callable[..., Opera
     while left := [path for path in Path("/proc").glob("[0-9]*/cmdline") if _holds(path, tag)]:
         assert time.monotonic() < end, f"{left} is left"
         time.sleep(0.05)
+
+
+def test_taken_back_before_it_is_mounted(folder: Path, tmp_path: Path) -> None:
+    """The harness dies while the server starts, and the reaper finds nothing mounted yet: the server leaves by itself."""
+    rules = Rules(("write",), (1,), error="EIO").to_json()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "torchaos.harness.storage.server", str(folder), "torchaos-late", str(tmp_path / "gone"),
+         str(tmp_path / "log")], stdin=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        server.communicate(rules, timeout=PATIENCE_S)
+        assert not [one for one in mounts() if one.target == str(folder)]
+    finally:
+        server.kill()
+        Mount(str(folder), "torchaos-late").restore()
 
 
 def test_no_folder_yet(tmp_path: Path) -> None:

@@ -33,16 +33,15 @@ def _our_names() -> Iterator[None]:
     def ours() -> dict[str, ModuleType]:
         return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torchaos"}
 
-    before = ours()
-    for name in before:
-        del sys.modules[name]
-    own = __name__.rpartition(".")[0]
-    for name in ("torchaos", "torchaos.harness"):
-        sys.modules[name] = ModuleType(name)
-        sys.modules[name].__path__ = []
-    sys.modules["torchaos.harness.agent"] = sys.modules[own]
-    sys.modules["torchaos.harness.agent.wire"] = wire
+    before, own = ours(), sys.modules[__name__.rpartition(".")[0]]
     try:
+        for name in before:
+            del sys.modules[name]
+        for name in ("torchaos", "torchaos.harness"):
+            sys.modules[name] = ModuleType(name)
+            sys.modules[name].__path__ = []
+        sys.modules["torchaos.harness.agent"] = own
+        sys.modules["torchaos.harness.agent.wire"] = wire
         yield
     finally:
         for name in ours():

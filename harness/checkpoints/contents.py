@@ -14,7 +14,8 @@ from .known import Array, Dtype, StorageRef, TensorRef
 from .layout import TensorEntry, Unreadable
 from .pickles import Global, Opaque
 
-_DEPTH, _ENTRIES, _SHORT, _LONG = 50, 3_000_000, 100, 16
+_DEPTH, _ENTRIES, _LONG = 50, 3_000_000, 16
+_SHORT = 1000  # characters: a path is kept as it is, so that the run's own folder can be told from another difference
 AddTensor = Callable[[str, TensorRef], None]
 
 

@@ -180,7 +180,7 @@ def test_the_server_ends_with_the_mount(folder: Path, fault: Callable[..., Opera
 
 
 def test_taken_back_before_it_is_mounted(folder: Path, tmp_path: Path) -> None:
-    """The harness dies while the server starts, and nothing is mounted yet for the reaper: the server leaves by itself."""
+    """The harness dies while the server starts, and the reaper finds no mount yet: the server leaves by itself."""
     rules = Rules(("write",), (1,), error="EIO").to_json()
     server = subprocess.Popen(
         [sys.executable, "-m", "torchaos.harness.storage.server", str(folder), "torchaos-late", str(tmp_path / "gone"),

@@ -26,12 +26,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator
 from zlib import crc32
 
-xxh3_64: Any
-try:
-    from xxhash import xxh3_64
-except ImportError:
-    xxh3_64 = None
 
+def _xxh3() -> Any:
+    """The hash, where the job's own Python has the package; else None."""
+    try:
+        from xxhash import xxh3_64
+    except ImportError:
+        return None
+    return xxh3_64
+
+
+xxh3_64: Any = _xxh3()
 VERSION, CHUNK, FOLDER = 1, 1 << 20, "manifests"
 ALGORITHM = "crc32" if xxh3_64 is None else "xxh3"
 THREAD = "torchaos"  # what the kernel calls our threads: storage faults spare them, for what they read proves nothing

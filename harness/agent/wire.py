@@ -299,6 +299,8 @@ class ControlPage:
 
     def __init__(self, path: str | Path, create: bool = False) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        if not create:
+            self._look(path)
         fd = os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
         try:
             if create:
@@ -311,8 +313,13 @@ class ControlPage:
         if create:
             self.write(self.BASE_ATTEMPT, -1)
             self.write(self.MAGIC, self._MAGIC)
-        elif self.read(self.MAGIC) != self._MAGIC:
-            raise ValueError(f"{path}: not a control page")
+
+    def _look(self, path: str | Path) -> None:
+        """Before it is opened to write, and without waiting for a fifo's writer: a damaged plan may name anything."""
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = file.read(self.SIZE + 1)
+        if len(found) != self.SIZE or not found.startswith(self.MARK):
+            raise ValueError(f"{path}: not a control page, which has {self.SIZE} bytes and a mark of its own")
 
     def read(self, word: int) -> int:
         return int(struct.unpack_from("<q", self._map, 8 * word)[0])

@@ -15,6 +15,7 @@ is kept: it is evidence that something was not restored.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -170,6 +171,8 @@ def _steps_at(value: float, known: Mapping[float, set[int]], from_one: bool) -> 
     """The global steps after which the counter stands at `value`: as seen before, else by counting on one by one."""
     if value in known:
         return set(known[value])
+    if not math.isfinite(value):  # of a damaged record
+        return set()
     if not known or value < min(known):
         return {int(value)} if from_one else set()
     last = max(known)

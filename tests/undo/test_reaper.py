@@ -277,6 +277,7 @@ def test_reaper_that_dies_before_it_is_armed(run_dir: Path, monkeypatch: pytest.
         "    sys.addaudithook(look)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with pytest.raises(UndoError, match="not armed"):
         Reaper.start(run_dir, "test")
     assert open_runs.entries() == ([], [])

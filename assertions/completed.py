@@ -10,8 +10,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import History
 from torchaos.harness.judging.agreement import history_of
-from torchaos.harness.judging.contents import checkpoints_of
-from torchaos.harness.judging.teardown import TeardownAbort, final_step, teardown_aborts
+from torchaos.harness.judging.teardown import TeardownAbort, aborts_at_exit, final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
 
@@ -29,13 +28,13 @@ class Completed:
         history = history_of(run, twins)
         due = self.steps if self.steps is not None else final_step(twins[0]) if twins else None
         aborts = teardown_aborts(run, due)
-        finding = _ending(run, aborts) or _steps(run, history, due, aborts) or _well(history, due, aborts)
+        finding = _ending(run, due, aborts) or _steps(run, history, due, aborts) or _well(history, due, aborts)
         code = next((event.data["exit_code"] for event in reversed(list(run.of_kind(Kind.JOB_EXITED)))), None)
         measured = {"exit_code": code, "last_step": history.last_step, "teardown_aborts": len(aborts)}
         return replace(finding, measured=measured, bound={} if due is None else {"exit_code": 0, "steps": due})
 
 
-def _ending(run: Record, aborts: Sequence[TeardownAbort]) -> Finding | None:
+def _ending(run: Record, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:
     """What is wrong with how the job ended."""
     stopped = next(iter(run.of_kind(Kind.STOPPED)), None)
     exits = list(run.of_kind(Kind.JOB_EXITED))
@@ -46,14 +45,13 @@ def _ending(run: Record, aborts: Sequence[TeardownAbort]) -> Finding | None:
     code = exits[-1].data["exit_code"]
     if code == 0:
         return None
-    if not (aborts and aborts[-1].attempt == run.history.attempts[-1].number):
-        return failed(f"the job ended with exit code {code}{_cause(run)}")
-    found = checkpoints_of(run)
-    if found and found[-1].good:
+    last = run.history.attempts[-1].number if run.history.attempts else None
+    if aborts and aborts[-1].attempt == last:
         return None  # all that went wrong was the way out, and what the job leaves is verified
-    return failed(
-        f"the job ended with exit code {code}: {_abort(aborts[-1])}; its last checkpoint could not be verified"
-    )
+    seen = [one for one in aborts_at_exit(run, due) if one.attempt == last]
+    if not seen:
+        return failed(f"the job ended with exit code {code}{_cause(run)}")
+    return failed(f"the job ended with exit code {code}: {_abort(seen[-1])}; its last checkpoint could not be verified")
 
 
 def _steps(run: Record, history: History, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:

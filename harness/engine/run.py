@@ -25,6 +25,7 @@ from torchaos.harness.engine.permits import Permits
 from torchaos.harness.engine.watches import Watches
 from torchaos.harness.environment import describe
 from torchaos.harness.journal import Journal
+from torchaos.harness.judging.teardown import has_aborted
 from torchaos.harness.launchers import job_for
 from torchaos.harness.observe import report
 from torchaos.harness.observe.watch import hangs_of
@@ -181,7 +182,8 @@ class Run:
 
     def _take_inventory(self) -> None:
         root = self._checkpoints()
-        if root and Need.INVENTORY in self.plan.collect and not self._hurried:
+        wanted = Need.INVENTORY in self.plan.collect or has_aborted(self.journal.snapshot())
+        if root and wanted and not self._hurried:
             self._stage("inventory")
             found = inventory.take(root, self.folder.root, given_up=self._is_hurried)
             # Paths that a job keeps in its checkpoints differ from run to run by the run's own folder alone.

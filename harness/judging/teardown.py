@@ -2,15 +2,18 @@
 
 A process group that was not destroyed makes the interpreter abort at exit (SIGABRT, "terminate called without an active
 exception"). torchrun then starts a job again that was done, and a trainer that resumes at its last step may train one
-step more. It is torch's doing: it is recognised, counted, and what came after it is left out of the judgement.
+step more. It is torch's doing (pytorch/pytorch#190489). Where the job's final checkpoint is verified, it is counted and
+set aside: what came after it is left out of the judgement. Where it is not, it is a failure like any other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.history import Attempt
+from torchaos.harness.judging.contents import checkpoints_of
 from torchaos.harness.record import Record
 
 ABORT = -6
@@ -25,7 +28,13 @@ class TeardownAbort:
 
 
 def teardown_aborts(record: Record, final_step: int | None = None) -> list[TeardownAbort]:
-    """The attempts that had done their last step when a rank aborted at interpreter exit.
+    """Those that are set aside: the final checkpoint, of that step or a later one, is there and whole."""
+    found = aborts_at_exit(record, final_step)
+    return [one for one in found if _is_verified(record, one)]
+
+
+def aborts_at_exit(record: Record, final_step: int | None = None) -> list[TeardownAbort]:
+    """The attempts that had done their last step when a rank aborted at interpreter exit, set aside or not.
 
     `final_step` is where the job ends, when that is known; otherwise an attempt was done when no later one got more
     than a step further."""
@@ -42,10 +51,22 @@ def teardown_aborts(record: Record, final_step: int | None = None) -> list[Teard
     return found
 
 
+def has_aborted(events: Iterable[Event]) -> bool:
+    """Whether it takes a look at the final checkpoint to judge this run, whatever is asserted."""
+    ends = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE)
+    return any(event.kind in ends and event.data["exit_code"] == ABORT for event in events)
+
+
 def final_step(record: Record) -> int | None:
     """The step with which the job was done: before any abort on the way out."""
     aborts = teardown_aborts(record)
     return aborts[0].last_step if aborts else record.history.last_step
+
+
+def _is_verified(record: Record, abort: TeardownAbort) -> bool:
+    kept = checkpoints_of(record)
+    newest = kept[-1] if kept else None
+    return newest is not None and newest.good and newest.step is not None and newest.step >= abort.last_step
 
 
 def _at_exit(record: Record, attempt: Attempt, rank: int) -> bool:

@@ -17,6 +17,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, ChaosError, Evidence, Finding, Need, Outcome, UsageError, inconclusive
 from torchaos.harness.engine.faults import injector_of
 from torchaos.harness.judging.gates import landed_wrong, not_outlived
+from torchaos.harness.judging.known import because, causes_in_words
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.plan import Named, Plan, PlannedFault
 from torchaos.harness.record import Record
@@ -24,7 +25,6 @@ from torchaos.harness.result import Case, ExitCode, FaultResult, Result, Verdict
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.words import moment_in_words, target_in_words
 
-_CONSEQUENCES = ("peer-gone",)  # what any death of a rank brings about: no news
 _OF_OUTCOME = {
     Outcome.PASSED: Verdict.PASSED,
     Outcome.FAILED: Verdict.FAILED,
@@ -52,7 +52,9 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         cases.insert(0, _faults_case(faults))
     rollback = _rollback_case(run)
     verdict, reason = _overall(run, twins, cases)
-    if verdict is Verdict.PASSED and rollback.verdict is not Verdict.PASSED:
+    if verdict is not Verdict.PASSED:
+        reason += because(run)
+    elif rollback.verdict is not Verdict.PASSED:
         verdict, reason = Verdict.ERROR, f"rollback: {rollback.reason}"
     first, last = (run.events[0], run.events[-1]) if run.events else (None, None)
     return Result(
@@ -241,6 +243,4 @@ def _environment(run: Record) -> Mapping[str, Any]:
 def _notes(run: Record) -> list[str]:
     notes = [str(event.data["text"]) for event in run.of_kind(Kind.NOTE)]
     notes += [f"the agent's hook {e.data['hook']} failed: {e.data['error']}" for e in run.of_kind(Kind.AGENT_FAILED)]
-    found = [event for event in run.of_kind(Kind.LOG_CAUSE) if event.data["cause"] not in _CONSEQUENCES]
-    causes = [f"{event.data['cause']}: {event.data.get('advice', event.data['line'])}" for event in found]
-    return list(dict.fromkeys(notes + causes))
+    return list(dict.fromkeys([*notes, *causes_in_words(run)]))

@@ -11,7 +11,7 @@ from statistics import median
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Evidence
-from torchaos.harness.judging.teardown import ABORT, teardown_aborts
+from torchaos.harness.judging.teardown import ABORT, aborts_at_exit
 from torchaos.harness.record import Record
 
 _SHARE = 0.8  # of the time that the fault was on: what the others had under way when it came, they end first
@@ -74,7 +74,7 @@ def out_of_step(record: Record, fault: str) -> Evidence | None:
 
 def _broke(record: Record, hit: Event) -> Event | None:
     fine = {0, None}
-    if hit.attempt in {one.attempt for one in teardown_aborts(record)}:
+    if hit.attempt in {one.attempt for one in aborts_at_exit(record)}:
         fine.add(ABORT)  # on its way out, when its work was done
     for event in record.events:
         if event.mono_s <= hit.mono_s:

@@ -1,83 +1,134 @@
-"""Failures in torch, gloo or NCCL that are known: a line of the log, its name, and what to do about it.
+"""Failures in torch, gloo, NCCL and CUDA that are known: a line of the log, its name, and what to do about it.
 
-A cause changes the reason that a verdict gives, never the verdict. Match text, never line numbers of torch's sources.
+A cause changes the reason that a verdict gives, never the verdict (judging/known.py; the one exception is in
+judging/teardown.py). Match text, never line numbers of torch's sources. The table is shown in docs/known-failures.md.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.probes.torchelastic import Said
+
+Whose = Literal["torch", "gloo", "NCCL", "CUDA", "the network", "another rank"]
 
 
 @dataclass(frozen=True)
 class Cause:
     name: str
+    whose: Whose  # where it lies; "another rank": that something died, no news about why
     pattern: re.Pattern[str]
     advice: str
-    after_restart: bool | None = (
-        None  # only in an attempt that is a restart inside torchrun (or only in one that is not)
-    )
+    seen: str  # torch versions in whose logs it was seen, by us or in the issues; empty: not known
+    issues: tuple[str, ...] = ()  # public ones, as owner/repository#number
+    after_restart: bool | None = None  # only in an attempt that torchrun restarted (or only in one that it did not)
+
+    @property
+    def of_the_stack(self) -> bool:
+        """Whether it is a failure of what the job is built on, and not of its network or of a peer."""
+        return self.whose in ("torch", "gloo", "NCCL")
 
 
-def _cause(name: str, pattern: str, advice: str, after_restart: bool | None = None) -> Cause:
-    return Cause(name, re.compile(pattern), advice, after_restart)
+def _cause(
+    name: str, whose: Whose, pattern: str, advice: str, seen: str, *issues: str, after_restart: bool | None = None
+) -> Cause:
+    return Cause(name, whose, re.compile(pattern), advice, seen, issues, after_restart)
 
 
+# The first that fits a line names it.
 CAUSES = (
     _cause(
-        "gloo-stale-store",
-        r"Gloo connectFullMesh failed.*(?:Connection refused|timed out)",
+        "gloo-stale-store", "torch", r"Gloo connectFullMesh failed.*(?:Connection refused|timed out|[Tt]imeout)",
         "after a restart the ranks read gloo addresses of the attempt before from torchrun's store, which it keeps; "
         "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the job's environment",
-        after_restart=True,
+        "2.5, 2.13", "pytorch/pytorch#135712", after_restart=True,
     ),
     _cause(
-        "gloo-connect",
-        r"Gloo connectFullMesh failed",
+        "gloo-connect", "gloo", r"Gloo connectFullMesh failed",
         "the ranks could not connect to each other; check GLOO_SOCKET_IFNAME and what lies between the nodes",
-        after_restart=False,
+        "2.13", "NVIDIA/Megatron-LM#877", after_restart=False,
     ),
     _cause(
-        "teardown-abort",
-        r"terminate called without an active exception",
+        "teardown-abort", "torch", r"terminate called without an active exception",
         "a process ended while threads of torch were still running; call destroy_process_group() at the end of the job",
+        "2.13", "pytorch/pytorch#190489",
     ),
     _cause(
-        "nccl-watchdog-timeout",
-        r"Watchdog caught collective operation timeout",
+        "nccl-watchdog-stuck", "NCCL", r"Heartbeat monitor timed out|watchdog got stuck for \d+ seconds",
+        "the thread that watches NCCL was itself stuck in CUDA or NCCL, or something held the GIL; it then ends the "
+        "process. TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is how long it waits",
+        "", "pytorch/pytorch#112518",
+    ),
+    _cause(
+        "nccl-watchdog-timeout", "NCCL", r"Watchdog caught collective operation timeout",
         "a collective did not finish in time: a rank is hung, slow, or in another collective; compare the last "
         "sequence numbers of the ranks; TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_FR_BUFFER_SIZE give a flight record",
+        "", "pytorch/pytorch#118369",
     ),
     _cause(
-        "gloo-timeout",
-        r"Timed out waiting \d+ms for (?:recv|send) operation",
+        "nccl-remote-error", "another rank", r"ncclRemoteError",
+        "NCCL lost the connection to another rank, which as a rule died first; look for the first rank that ended",
+        "", "NVIDIA/nccl#934",
+    ),
+    _cause(
+        "gloo-timeout", "gloo", r"Timed out waiting \d+ms for (?:recv|send) operation",
         "a collective did not finish in time: a rank is hung, slow, or in another collective",
+        "2.13",
     ),
     _cause(
-        "cuda-out-of-memory",
-        r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
+        "cuda-out-of-memory", "CUDA", r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
         "the GPU's memory was used up; memory of an earlier attempt is given back only when its process is gone",
+        "",
     ),
     _cause(
-        "rendezvous-closed",
-        r"RendezvousClosedError",
-        "this rendezvous id belongs to a job that ended; give every submission a new --rdzv-id",
+        "rendezvous-closed", "torch", r"RendezvousClosedError",
+        "this rendezvous belongs to a job that ended, or a node left it in order, which closes it for all; give every "
+        "submission a new --rdzv-id",
+        "", "pytorch/pytorch#147064", "pytorch/pytorch#67742",
     ),
     _cause(
-        "name-lookup",
+        "rendezvous-unreachable", "torch", r"RendezvousConnectionError|The connection to the C10d store has failed",
+        "a torchrun could not reach, or lost, the one that keeps the rendezvous; without that one no restart can work",
+        "1.10", "pytorch/pytorch#67581", "pytorch/pytorch#121944",
+    ),
+    _cause(
+        "store-clients-missing", "torch", r"DistStoreError: Timed out after \d+ seconds waiting for clients",
+        "not all ranks came to the store in time: one died while it started, or is in another attempt than the others",
+        "", "pytorch/pytorch#111805",
+    ),
+    _cause(
+        "port-in-use", "torch", r"EADDRINUSE|errno: 98 - Address already in use",
+        "a process of an earlier attempt, or of another job, still has the port; let torchrun choose one "
+        "(--rdzv-backend c10d --rdzv-endpoint localhost:0)",
+        "1.10 to 2.1", "pytorch/pytorch#73320", "pytorch/pytorch#126510",
+    ),
+    _cause(
+        "shared-memory-full", "torch", r"killed by signal: Bus error|insufficient shared memory \(shm\)",
+        "/dev/shm is full, and a killed attempt leaves its segments there; give it more room, or use fewer workers",
+        "", "pytorch/pytorch#5040",
+    ),
+    _cause(
+        "name-lookup", "the network",
         r"Name or service not known|Temporary failure in name resolution|No address associated with hostname"
         r"|gai error: -[235]\b|getaddrinfo failed",
         "a node could not look up the name of another one; check its /etc/hosts, or the name server",
+        "2.13",
     ),
     _cause(
-        "peer-gone",
-        r"Connection reset by peer|Connection closed by peer",
+        "store-gone", "another rank", r"Connection was likely closed\. Did the remote server shutdown or crash",
+        "the process that kept the store died, or left before the others were done with it",
+        "", "pytorch/pytorch#153586",
+    ),
+    _cause(
+        "peer-gone", "another rank", r"Connection reset by peer|Connection closed by peer",
         "a rank lost the connection to another one, which as a rule died first; look for the first rank that ended",
+        "2.13",
     ),
 )  # fmt: skip
+BY_NAME = {cause.name: cause for cause in CAUSES}
 
 _ANY = re.compile("|".join(f"(?:{cause.pattern.pattern})" for cause in CAUSES))
 _LONGEST = 500  # characters of a line that are kept

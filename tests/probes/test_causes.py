@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
 
-from torchaos.harness.probes.causes import CauseReader, cause_of
+from torchaos.harness.probes.causes import BY_NAME, CAUSES, CauseReader, cause_of
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
-LINES = (LOGS / "causes.log").read_text().splitlines()
-NAMES = [
-    "nccl-watchdog-timeout", "teardown-abort", "cuda-out-of-memory", "rendezvous-closed", "peer-gone", "gloo-timeout",
-]  # fmt: skip
+PAGE = Path(__file__).parents[2] / "docs" / "known-failures.md"
+with open(LOGS / "causes.tsv", newline="") as _file:
+    SAMPLES = list(csv.DictReader(_file, delimiter="\t", quoting=csv.QUOTE_NONE))
+ABORT = next(one["line"] for one in SAMPLES if one["cause"] == "teardown-abort")
 
 
-@pytest.mark.parametrize(("line", "name"), list(zip(LINES, NAMES, strict=True)))
-def test_a_known_line_has_a_name(line: str, name: str) -> None:
-    """Each line of the sample is recognised as what it is, with advice."""
-    cause = cause_of(line, restarts=0)
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda one: f"{one['cause']}, {one['source']}")
+def test_a_known_line_has_a_name(sample: dict[str, str]) -> None:
+    """Each line of the samples is recognised as what it is, with advice."""
+    cause = cause_of(sample["line"], restarts=0)
     assert cause is not None
-    assert (cause.name, bool(cause.advice)) == (name, True)
+    assert (cause.name, bool(cause.advice)) == (sample["cause"], True)
+
+
+def test_every_cause_has_a_sample() -> None:
+    """No pattern of the table is without a line of a log that it was taken from."""
+    assert {one["cause"] for one in SAMPLES} | {"gloo-stale-store"} == BY_NAME.keys()
+
+
+def test_the_page_shows_the_table() -> None:
+    """docs/known-failures.md has a row for each cause, with its versions and public issues, and no other row."""
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert rows == [
+        f"| `{one.name}` | {one.whose} | {one.seen or 'not known'} | {', '.join(one.issues) or 'none known'} "
+        f"| {one.advice} |"
+        for one in CAUSES
+    ]
 
 
 def test_the_stale_store_is_one_only_after_a_restart() -> None:
@@ -48,7 +64,7 @@ def test_a_real_log_of_a_failed_restart() -> None:
 def test_a_cause_is_not_told_endlessly() -> None:
     """A line that is printed in a loop is told a few times per attempt."""
     reader = CauseReader()
-    told = [reader.read(LINES[1], restarts) for restarts in (0, 1) for _ in range(50)]
+    told = [reader.read(ABORT, restarts) for restarts in (0, 1) for _ in range(50)]
     assert len([said for said in told if said]) == 2 * CauseReader.MOST
 
 

@@ -103,6 +103,10 @@ def _shaper() -> str | None:
     return _netem() or (_program("iptables-legacy")() and "packet queue")
 
 
+def _toxiproxy() -> str | None:
+    return shutil.which("toxiproxy-server") if util.find_spec("toxiproxy") else None
+
+
 def _fuse() -> str | None:
     """What harness/storage needs: the kernel's device, libfuse, and a binding to it."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK) or util.find_spec("mfusepy") is None:
@@ -169,6 +173,11 @@ CHECKS: dict[str, _Check] = {
         "delaying packets",
         _shaper,
         "needs a kernel with netem, or with NFQUEUE: apt-get install iptables",
+    ),
+    "toxiproxy": _Check(
+        "faults before an endpoint that the job reaches by its address",
+        _toxiproxy,
+        "put toxiproxy-server on the PATH (Toxiproxy's releases have it), and pip install 'torchaos[proxy]'",
     ),
     "freezer": _Check("ranks that no signal ends", _freezer, "needs the cgroup freezer of version 1"),
     "nvtx": _Check("stalling NCCL calls", _nvtx, "needs a C compiler: apt-get install gcc"),

@@ -16,11 +16,12 @@ from torchaos.harness.agent.wire import Event, Kind, Phase
 
 if TYPE_CHECKING:
     from torchaos.harness.network.link import Link
+    from torchaos.harness.proxy.server import Endpoint
     from torchaos.harness.record import Record
 
 Where = Literal["rank", "node"]
-# as_targeted: agents when the target names nodes, else ranks; nodes and files: no process that can be named beforehand
-Hits = Literal["ranks", "agents", "as_targeted", "nodes", "files"]
+# as_targeted: agents when the target names nodes, else ranks; the others: no process that can be named beforehand
+Hits = Literal["ranks", "agents", "as_targeted", "nodes", "files", "endpoints"]
 Emit = Callable[[Kind, Mapping[str, Any]], Event]
 
 
@@ -34,7 +35,7 @@ class UsageError(ChaosError):
 
 @dataclass(frozen=True)
 class Target:
-    """Whom a fault hits, resolved: ranks (global), or whole nodes by index; neither where it hits files."""
+    """Whom a fault hits, resolved: ranks (global), or whole nodes by index; neither where it hits files or endpoints."""
 
     ranks: tuple[int, ...]
     nodes: tuple[int, ...] = ()
@@ -88,6 +89,11 @@ class Site(Protocol):
 
     @property
     def cluster(self) -> Sequence[LiveNode]: ...
+
+    @property
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """The job's endpoints that a proxy stands before, by name, for a fault that hits those. Outside only."""
+        ...
 
     @property
     def step(self) -> int | None:

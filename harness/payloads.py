@@ -95,7 +95,7 @@ _CHECKS: Mapping[Kind, Mapping[str, Check]] = {
     Kind.RANK_UP: _RANK,
     Kind.RANK_STATE: {**_PROCESS, "state": _text},
     Kind.RANK_EXITED: {**_PROCESS, **_EXIT},
-    Kind.AGENT_STARTED: {**_RANK, "python": _text, "torch": _maybe(_text), "hooks": _each(_text)},
+    Kind.AGENT_STARTED: {**_RANK, "python": _text, "torch": _maybe(_text), "hooks": _each(_text), "group": _text},
     Kind.AGENT_FAILED: {"hook": _text, "error": _text},
     Kind.AGENT_ENDED: {"unseen": _each(_text)},
     Kind.STEP: _STEP,
@@ -111,6 +111,7 @@ _CHECKS: Mapping[Kind, Mapping[str, Check]] = {
     Kind.ROLLED_BACK: _UNDO,
     Kind.MISSED: {"fault": _text, "reason": _text},
     Kind.EFFECT: {"fault": _text, "effect": _text},
+    Kind.NETWORK: {"fault": _text, "counts": _by_name(_number), "measured": _by_name(_number)},
     Kind.GUARDED: {"record": _text, "handles": _each(_text), "why": _maybe(_text)},
     Kind.HEALED: {**_UNDO, "record": _text, "handle": _mapping},
 }

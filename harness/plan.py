@@ -52,6 +52,7 @@ class PlannedJob:
     nodes: int
     timeout_s: float
     checkpoints: str | None = None
+    endpoints: Mapping[str, str] = field(default_factory=dict)  # host:port by name
     log: Mapping[str, Any] | None = None
     resubmit_times: int = 0
     resubmit_delay_s: float = 0.0

@@ -8,8 +8,8 @@ import random
 import shlex
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,7 @@ def _job(job: Job, here: Path, attach: int | None) -> PlannedJob:
         nodes=nodes,
         timeout_s=job.timeout,
         checkpoints=fill(job.checkpoints.path, values) if job.checkpoints else None,
+        endpoints=dict(job.endpoints),
         log=job.log.model_dump(exclude_none=True) if job.log else None,
         resubmit_times=job.resubmit.times if job.resubmit else 0,
         resubmit_delay_s=job.resubmit.delay if job.resubmit else 0.0,

@@ -71,6 +71,8 @@ class FaultResult:
     rollback: str  # "not needed: a kill can't be undone", "verified", "INCOMPLETE: ..."
     verdict: Verdict
     reason: str
+    # What was asked of a network and what was measured, by name: {"delay_ms": {"asked": 50.0, "measured": 50.3}}
+    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from torchaos.harness.contracts import Target
 from torchaos.harness.plan import After
 
 
-def target_in_words(target: Target) -> str:
-    if not target.ranks:
-        return "files"
+def target_in_words(target: Target, endpoint: object = None) -> str:
+    """`endpoint`: of a fault that hits one, the parameter of that name."""
+    if not target.ranks and not target.nodes:
+        return f"endpoint {endpoint}" if endpoint else "files"
     nodes = _list("node", target.nodes)
     return f"{nodes} ({_list('rank', target.ranks)})" if target.nodes else _list("rank", target.ranks)
 

@@ -50,3 +50,6 @@ class Bandwidth(Fault):
         from torchaos.harness.network.evidence import counted
 
         return counted(record, fault, "overlimits")
+
+    def asked(self) -> dict[str, float]:
+        return {"rate_mbit": self.mbit}

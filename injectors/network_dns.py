@@ -40,6 +40,6 @@ class Dns(Fault):
                 file.write("127.0.0.1 localhost\n")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.network.evidence import unresolved
+        from torchaos.harness.network.evidence import logged
 
-        return unresolved(record, fault)
+        return logged(record, fault, "name-lookup", "the job could not look a name up")

@@ -30,11 +30,12 @@ class LinkDown(Fault):
     def changes(self, site: Site) -> Sequence[Handle]:
         from torchaos.harness.network.helper import helper_of
         from torchaos.harness.network.link import link_of
+        from torchaos.harness.network.metering import meter_handle
         from torchaos.harness.undo.network import LinkUp
 
         links = [link_of(live) for live in site.nodes]
         ports = [LinkUp(link.switch.pid, link.switch.start_ticks, link.port) for link in links]
-        return [*ports, *(helper_of(site.fault, link).handle for link in links)]
+        return [*ports, *(helper_of(site.fault, link).handle for link in links), meter_handle(site)]
 
     def apply(self, site: Site) -> None:
         from torchaos.harness.network.helper import helper_of
@@ -49,9 +50,14 @@ class LinkDown(Fault):
                 helper_of(site.fault, link).start(link.switch, ["sh", "-c", loop])
 
     def probes(self, site: Site) -> Sequence[Probe]:
+        from torchaos.harness.network.metering import measured
         from torchaos.harness.network.probes import resent
 
-        return resent(site)
+        return [*resent(site), *measured(site, self.asked())]
+
+    def asked(self) -> dict[str, float]:
+        """As long as it does not flap, all is lost."""
+        return {} if self.up else {"loss_percent": 100.0}
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         from torchaos.harness.network.evidence import counted, late

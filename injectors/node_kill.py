@@ -5,27 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.fault import NodeDeath
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where
+    from torchaos.harness.contracts import Evidence, Site
     from torchaos.harness.record import Record
 
 
 @dataclass(frozen=True)
-class Kill(Fault):
+class Kill(NodeDeath):
     """SIGKILL to every process of the job on the target nodes. Their peers get a reset: the kernel lives on."""
 
     name: ClassVar[str] = "node.kill"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "proc"})
-    lethal: ClassVar[bool] = True
-    hits: ClassVar[Hits] = "nodes"
-
-    def changes(self, site: Site) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
-        return Irreversible("a dead node can't be brought back; that is the scheduler's affair")
 
     def apply(self, site: Site) -> None:
         from torchaos.harness.network.nodes import kill

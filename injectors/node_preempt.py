@@ -7,30 +7,21 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.fault import NodeDeath
 from torchaos.harness.agent.wire import Kind, Seconds
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where
+    from torchaos.harness.contracts import Evidence, Site
     from torchaos.harness.record import Record
 
 
 @dataclass(frozen=True)
-class Preempt(Fault):
+class Preempt(NodeDeath):
     """SIGTERM to torchrun on the target nodes; whatever is left there after `notice` is killed."""
 
     notice: Seconds = 30.0
 
     name: ClassVar[str] = "node.preempt"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "proc"})
-    lethal: ClassVar[bool] = True
-    hits: ClassVar[Hits] = "nodes"
-
-    def changes(self, site: Site) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
-        return Irreversible("a dead node can't be brought back; that is the scheduler's affair")
 
     def apply(self, site: Site) -> None:
         from torchaos.harness.network.nodes import heads, kill, processes, send, tell

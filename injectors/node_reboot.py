@@ -6,30 +6,22 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.fault import NodeDeath
 from torchaos.harness.agent.wire import Kind, Seconds
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where
+    from torchaos.harness.contracts import Evidence, Site
     from torchaos.harness.record import Record
 
 
 @dataclass(frozen=True)
-class Reboot(Fault):
+class Reboot(NodeDeath):
     """As node.kill; after `away` the job's command is started again on the target nodes."""
 
     away: Seconds = 5.0
 
     name: ClassVar[str] = "node.reboot"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "proc"})
-    lethal: ClassVar[bool] = True
-    hits: ClassVar[Hits] = "nodes"
-
-    def changes(self, site: Site) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
-        return Irreversible("what was in memory is lost; the node itself comes back")
+    irreversible: ClassVar[str] = "what was in memory is lost; the node itself comes back"
 
     def apply(self, site: Site) -> None:
         from torchaos.harness.network.nodes import kill

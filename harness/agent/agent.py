@@ -119,7 +119,7 @@ class Agent:
         data = {
             "pid": self.who.pid, "start_ticks": wire.start_ticks(self.who.pid), "local_rank": self.who.local_rank,
             "world_size": self.who.world_size, "python": platform.python_version(), "torch": torch_version,
-            "hooks": list(self.hooks),
+            "hooks": list(self.hooks), "group": ":".join(os.environ.get(n, "") for n in ("MASTER_ADDR", "MASTER_PORT")),
         }  # fmt: skip
         self.emit(wire.Kind.AGENT_STARTED, data)
 

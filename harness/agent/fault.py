@@ -84,6 +84,56 @@ class OutsideFault(Fault):
         return import_module(self.mechanics).felt(self, record, fault)  # type: ignore[no-any-return]
 
 
+class CutFault(OutsideFault):
+    """Defaults for dropping what goes between nodes; `peers`, `direction`, `ports` and `percent` say what."""
+
+    hits: ClassVar[Hits] = "nodes"
+    needs: ClassVar[frozenset[str]] = frozenset({"links", "nft"})
+    mechanics: ClassVar[str] = "torchaos.harness.network.cuts"
+
+
+class ShapedFault(OutsideFault):
+    """Defaults for what is done to all that nodes send; for both directions, name all nodes. A method `shape` says
+    what, `counter` which number of the kernel shows it, and `asked` what a probe connection should measure."""
+
+    hits: ClassVar[Hits] = "nodes"
+    needs: ClassVar[frozenset[str]] = frozenset({"links", "shaper", "tc", "ss"})
+    mechanics: ClassVar[str] = "torchaos.harness.network.shapes"
+    counter: ClassVar[str]
+    words: ClassVar[str] = ""
+
+    @property
+    def least(self) -> float:
+        return 1.0
+
+
+class NodeDeath(Fault):
+    """Defaults for a fault that ends all of the job's processes on nodes."""
+
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "proc"})
+    lethal: ClassVar[bool] = True
+    hits: ClassVar[Hits] = "nodes"
+    irreversible: ClassVar[str] = "a dead node can't be brought back; that is the scheduler's affair"
+
+    def changes(self, site: Site) -> Irreversible:
+        return import_module("torchaos.harness.contracts").Irreversible(self.irreversible)  # type: ignore[no-any-return]
+
+
+class ProxyFault(OutsideFault):
+    """Defaults for a toxic of Toxiproxy before one of the job's endpoints: `endpoint` and `stream` say where, and
+    `attributes` how much, in the units of Toxiproxy (ms, KB/s)."""
+
+    hits: ClassVar[Hits] = "endpoints"
+    needs: ClassVar[frozenset[str]] = frozenset({"toxiproxy", "ss"})
+    mechanics: ClassVar[str] = "torchaos.harness.proxy.toxics"
+    toxic: ClassVar[str] = ""  # its type; empty: the proxy is down
+    proofs: ClassVar[tuple[str, ...]] = ("sent_bytes", "got_bytes")  # counts of proxy/traffic.py, any of them
+
+    def attributes(self) -> dict[str, Any]:
+        return {}
+
+
 class CheckpointFault(OutsideFault):
     """Defaults for damage to checkpoints: a field `seed`, None until it is drawn, and a method `edits`."""
 

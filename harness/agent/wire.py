@@ -108,6 +108,7 @@ FIELDS: Mapping[Kind, frozenset[str]] = {
     Kind.RANK_UP: frozenset({"pid", "start_ticks", "local_rank", "world_size", "node"}),
     Kind.RANK_STATE: frozenset({"pid", "state"}),  # state: the letter of /proc/PID/stat
     Kind.RANK_EXITED: frozenset({"pid", "start_ticks", "exit_code"}),  # negative: signal; None: unknown
+    # + group: the address of the store that torchelastic gave to all ranks of one rendezvous
     Kind.AGENT_STARTED: frozenset({"pid", "start_ticks", "local_rank", "world_size", "python", "torch", "hooks"}),
     Kind.AGENT_FAILED: frozenset({"hook", "error"}),
     Kind.AGENT_ENDED: frozenset({"unseen"}),  # hooks that were installed and never fired
@@ -129,6 +130,7 @@ FIELDS: Mapping[Kind, frozenset[str]] = {
     Kind.MISSED: frozenset({"fault", "reason"}),
     Kind.EFFECT: frozenset({"fault", "effect"}),  # what an injector saw of its own fault
     # What the kernel has counted on the job's own connections since the fault was applied, and round trips in ms.
+    # + measured: what a probe connection saw, by the names of what was asked for
     Kind.NETWORK: frozenset({"fault", "counts"}),
     Kind.GUARDED: frozenset({"record", "handles"}),
     Kind.HEALED: frozenset({"record", "handle", "verified"}),

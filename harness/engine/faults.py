@@ -174,7 +174,7 @@ class FaultLife:
             self._on.journal.emit(Kind.APPLYING, data, rank=victim.rank, attempt=victim.attempt)
         hit: list[int | None] = [live.node.index for live in site.nodes]
         for node in hit or [None]:
-            if not site.victims:  # it hits nodes, or files
+            if not site.victims:  # it hits nodes, files or endpoints
                 self._emit(Kind.APPLYING, {**about, "pid": None, "node": node})
         self._injector.apply(site)
         for change in self._changes:
@@ -236,13 +236,13 @@ class FaultLife:
         nodes = [live for live in cluster if live.node.index in self.fault.target.nodes]
         return NodeSite(
             self.fault.id, victims, self._emit, step, phase, release, on.ended, on.checkpoints, on.undo_copies,
-            nodes, cluster,
+            nodes, cluster, on.job.endpoints() if self._injector.hits == "endpoints" else {},
         )  # fmt: skip
 
     def _victims(self) -> list[Victim]:
         """The processes of the target as they are now. Raises ChaosError when one of them is not there."""
         hits = self._injector.hits
-        if hits in ("nodes", "files"):
+        if hits in ("nodes", "files", "endpoints"):
             return []
         if hits == "agents" or (hits == "as_targeted" and self.fault.target.nodes):
             return self._on.job.agents(self.fault.target.nodes)

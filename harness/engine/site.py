@@ -7,12 +7,16 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchaos.harness.agent.wire import Phase, start_ticks
 from torchaos.harness.contracts import ChaosError, Emit, LiveNode
+
+if TYPE_CHECKING:
+    from torchaos.harness.proxy.server import Endpoint
 
 
 class TargetGone(ChaosError):
@@ -55,6 +59,7 @@ class NodeSite:
     undo_copies: Path = Path(os.devnull)  # a dry run saves no copy
     nodes: Sequence[LiveNode] = ()
     cluster: Sequence[LiveNode] = ()
+    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
 
     @property
     def pids(self) -> Sequence[int]:

@@ -19,12 +19,14 @@ from torchaos.harness.engine.faults import injector_of
 from torchaos.harness.judging.gates import landed_wrong, not_outlived
 from torchaos.harness.judging.known import because, causes_in_words
 from torchaos.harness.judging.recovery import recoveries
+from torchaos.harness.judging.split import split_brain
 from torchaos.harness.plan import Named, Plan, PlannedFault
 from torchaos.harness.record import Record
 from torchaos.harness.result import Case, ExitCode, FaultResult, Result, Verdict
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.words import moment_in_words, target_in_words
 
+SPLIT_BRAIN = "split_brain"  # said of the run whatever was asserted, when there was one
 _OF_OUTCOME = {
     Outcome.PASSED: Verdict.PASSED,
     Outcome.FAILED: Verdict.FAILED,
@@ -50,6 +52,8 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     ]
     if faults:
         cases.insert(0, _faults_case(faults))
+    if split := split_brain(run):
+        cases.insert(0, Case(SPLIT_BRAIN, "assertion", Verdict.FAILED, split))
     rollback = _rollback_case(run)
     verdict, reason = _overall(run, twins, cases)
     if verdict is not Verdict.PASSED:
@@ -124,14 +128,26 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
     return FaultResult(
         id=fault.id,
         inject=fault.inject,
-        target=target_in_words(fault.target),
+        target=target_in_words(fault.target, fault.params.get("endpoint")),
         planned=moment_in_words(fault.trigger),
         applied=_applied_in_words(hits) if hits else None,
         evidence=evidence.what if evidence else None,
         rollback=_rollback_in_words(run, fault.id),
         verdict=verdict,
         reason=reason,
+        measured=_measured(run, fault),
     )
+
+
+def _measured(run: Record, fault: PlannedFault) -> dict[str, dict[str, float]]:
+    """What was asked of the network beside the last that was measured while the fault was on."""
+    found: dict[str, dict[str, float]] = {}
+    for name, asked in getattr(injector_of(fault), "asked", dict)().items():
+        for event in run.of_fault(fault.id, Kind.NETWORK):
+            said = {**event.data["counts"], **(event.data.get("measured") or {})}
+            if name in said:
+                found[name] = {"asked": asked, "measured": said[name]}
+    return found
 
 
 def _evidence(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Evidence | None, str]:
@@ -192,7 +208,8 @@ def _overall(run: Record, twins: Sequence[Record], cases: Sequence[Case]) -> tup
         if damaged:
             many = f"{len(damaged)} of its lines can't be read, such as {damaged[0]}"
             return Verdict.INCONCLUSIVE, f"{whose} is damaged: {many}"
-    for found in (gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
+    split = [case for case in by_verdict[Verdict.FAILED] if case.name == SPLIT_BRAIN]
+    for found in (split, gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
         if found:
             return found[0].verdict, f"{found[0].name}: {found[0].reason}"
     stages = [str(event.data["stage"]) for event in run.of_kind(Kind.STAGE)]

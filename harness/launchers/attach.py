@@ -6,7 +6,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,7 @@ from torchaos.harness.probes.log_adapters import Adapter
 from torchaos.harness.probes.metrics_file import MetricsFile
 from torchaos.harness.probes.ranks import RankWatch, exit_code
 from torchaos.harness.probes.sampling import Sampling
+from torchaos.harness.proxy.server import Endpoint
 from torchaos.harness.undo import proc
 
 _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "torch/distributed/run.py")
@@ -75,6 +76,10 @@ class Attached:
     def nodes(self) -> list[LiveNode]:
         """None that anything could be done to but its processes, and those are named by rank."""
         return []
+
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """None: the job has long been told where everything is."""
+        return {}
 
     def members(self) -> dict[int, int]:
         """Every living process of the job that was seen: start times (clock ticks since boot) by pid."""

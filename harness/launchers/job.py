@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
@@ -19,6 +19,8 @@ from torchaos.harness.probes.log_adapters import Adapter
 from torchaos.harness.probes.metrics_file import MetricsFile
 from torchaos.harness.probes.ranks import RankWatch
 from torchaos.harness.probes.sampling import Sampling
+from torchaos.harness.proxy.fronted import Fronted
+from torchaos.harness.proxy.server import Endpoint
 from torchaos.harness.undo import proc
 
 _TELL_ATTEMPT = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)
@@ -86,6 +88,10 @@ class Job:
         with self._lock:
             nodes = [run.node for run in self._runs.values()]
         return [LiveNode(node, self._run_id, self._members, self._start_again, self._keep_place) for node in nodes]
+
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """Those that a proxy stands before."""
+        return self._launcher.endpoints if isinstance(self._launcher, Fronted) else {}
 
     def members(self) -> dict[int, int]:
         """Every living process of the job: start times (clock ticks since boot) by pid."""

@@ -14,6 +14,7 @@ from torchaos.harness.launchers.job import Job
 from torchaos.harness.launchers.job_env import job_env
 from torchaos.harness.plan import Plan, PlannedJob
 from torchaos.harness.probes.log_adapters import LIGHTNING, adapter_for
+from torchaos.harness.proxy.fronted import Fronted
 from torchaos.harness.rundir import RunDir
 
 
@@ -30,6 +31,12 @@ def job_for(
         )
 
     launcher: Launcher = registry.find("launchers", plan.launcher)()
+    if job.endpoints:
+        proxied = {
+            fault.params["endpoint"] for fault in plan.faults
+            if registry.find("injectors", fault.inject).hits == "endpoints"
+        }  # fmt: skip
+        launcher = Fronted(launcher, job.endpoints, proxied, folder.root / "proxy")
 
     def spec_for(submission: int) -> JobSpec:
         argv = tuple(_filled(part, folder) for part in job.command)

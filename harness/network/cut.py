@@ -1,8 +1,10 @@
-"""Dropping what goes between nodes, in the switch: an nftables table of our own, put in place in one transaction."""
+"""Dropping what goes between nodes: an nftables table of our own, put in place in one transaction. It lies in the switch,
+or, where that is not the run's own, in each node that would hear something, before anything else sees the packet."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +13,7 @@ from torchaos.harness.network.link import Link, link_of
 from torchaos.harness.undo.network import NftTable, mark_of
 from torchaos.harness.undo.space import Space
 
-FAMILY = "bridge"
+SWITCH, NODE = "bridge", "netdev"  # families
 
 
 @dataclass(frozen=True)
@@ -26,28 +28,48 @@ class Cut:
     percent: float = 100.0
 
     @property
-    def switch(self) -> Space:
-        return self.sources[0].switch
-
-    @property
-    def handle(self) -> NftTable:
-        return NftTable(self.switch.pid, self.switch.start_ticks, FAMILY, mark_of(self.fault))
+    def handles(self) -> list[NftTable]:
+        family = NODE if self._in_nodes else SWITCH
+        return [NftTable(space.pid, space.start_ticks, family, mark_of(self.fault)) for space in self.scripts()]
 
     def apply(self) -> None:
         """Raises OSError."""
-        self.switch.run(["nft", "-f", "-"], self.script())
+        for space, script in self.scripts().items():
+            space.run(["nft", "-f", "-"], script)
 
-    def script(self) -> str:
+    def scripts(self) -> dict[Space, str]:
+        """By the place that each lies in."""
         ways = [(self.sources, self.sinks), *([(self.sinks, self.sources)] if self.both else [])]
-        rules = "\n".join(rule for froms, tos in ways for rule in self._rules(froms, tos))
+        if not self._in_nodes:
+            rules = [
+                rule for froms, tos in ways
+                for rule in self._rules(f"iifname {_ports(froms)} oifname {_ports(tos)}")
+            ]  # fmt: skip
+            return {self.sources[0].switch: self._table(SWITCH, "forward", rules)}
+        return {
+            link.space: self._table(NODE, f'ingress device "{link.device}"', self._heard(froms))
+            for froms, tos in ways for link in tos
+        }  # fmt: skip
+
+    @property
+    def _in_nodes(self) -> bool:
+        return self.sources[0].switch == self.sources[0].space
+
+    def _table(self, family: str, hook: str, rules: Sequence[str]) -> str:
+        lines = "\n".join(rules)
         return (
-            f"table {FAMILY} {mark_of(self.fault)} {{\n counter seen {{ }}\n counter dropped {{ }}\n"
-            f" chain links {{\n  type filter hook forward priority 0; policy accept;\n{rules}\n }}\n}}\n"
+            f"table {family} {mark_of(self.fault)} {{\n counter seen {{ }}\n counter dropped {{ }}\n"
+            f" chain links {{\n  type filter hook {hook} priority 0; policy accept;\n{lines}\n }}\n}}\n"
         )
 
-    def _rules(self, froms: Sequence[Link], tos: Sequence[Link]) -> list[str]:
+    def _heard(self, froms: Sequence[Link]) -> list[str]:
+        """Whoever does not know the other's hardware address any more asks for it; that is cut, too."""
+        addresses = ", ".join(link.address for link in froms)
+        asks = [] if self.ports or self.percent < 100 else [f"  arp saddr ip {{ {addresses} }} drop"]
+        return [*asks, *self._rules(f"ip saddr {{ {addresses} }}")]
+
+    def _rules(self, way: str) -> list[str]:
         """What is counted is TCP, in which all that a job's ranks and agents say to each other goes."""
-        way = f"iifname {_set(froms)} oifname {_set(tos)}"
         some = f" numgen random mod 10000 < {round(self.percent * 100)}" if self.percent < 100 else ""
         ports = ", ".join(map(str, self.ports))
         if ports:
@@ -60,15 +82,17 @@ class Cut:
         return [tcp, others]
 
 
-def counts(handle: NftTable) -> dict[str, int]:
-    """The packets that each counter of a table has counted; empty when the table is gone."""
-    try:
-        said = handle.space.run(["nft", "-j", "list", "counters", "table", handle.family, handle.table])
-    except OSError:
-        return {}
-    return {
-        one["counter"]["name"]: one["counter"]["packets"] for one in json.loads(said)["nftables"] if "counter" in one
-    }
+def counts(*handles: NftTable) -> dict[str, int]:
+    """The packets that each counter of these tables has counted; empty when the tables are gone."""
+    found: Counter[str] = Counter()
+    for handle in handles:
+        try:
+            said = handle.space.run(["nft", "-j", "list", "counters", "table", handle.family, handle.table])
+        except OSError:
+            continue
+        counters = [one["counter"] for one in json.loads(said)["nftables"] if "counter" in one]
+        found.update({one["name"]: one["packets"] for one in counters})
+    return dict(found)
 
 
 def sides(
@@ -86,5 +110,5 @@ def sides(
     return [link_of(live) for live in nodes], [link_of(live) for live in outside]
 
 
-def _set(links: Sequence[Link]) -> str:
+def _ports(links: Sequence[Link]) -> str:
     return "{ " + ", ".join(f'"{link.port}"' for link in links) + " }"

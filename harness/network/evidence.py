@@ -27,6 +27,10 @@ _WORDS = {
     "rtt_ms": "the round trip on the job's connections rose to {n} ms",
     "overlimits": "{n} packets of the job had to wait for the rate limit",
     "refused": "{n} connections of the job were refused",
+    "sent_bytes": "the job sent {n} bytes through the proxy",
+    "got_bytes": "the job got {n} bytes through the proxy",
+    "unanswered": "the job sent {n} bytes to the proxy, and got none back",
+    "ended": "{n} connections of the job to the proxy ended",
 }
 
 
@@ -42,12 +46,12 @@ def late(record: Record, fault: str, seconds: float) -> Evidence | None:
     return Evidence(f"no rank finished a step for {first.mono_s - hits[0]:.1f} s", ((first.source, first.seq),))
 
 
-def unresolved(record: Record, fault: str) -> Evidence | None:
-    """The job's log says that a name could not be looked up, while the fault was on."""
+def logged(record: Record, fault: str, cause: str, words: str) -> Evidence | None:
+    """The job's log has a line of that cause (see probes/causes.py) while the fault was on."""
     on = [event.mono_s for event in record.of_fault(fault, Kind.APPLYING)]
     off = [event.mono_s for event in record.of_fault(fault, Kind.ROLLED_BACK)]
     for event in record.of_kind(Kind.LOG_CAUSE):
         is_on = on and on[0] <= event.mono_s <= (off[0] + 1.0 if off else float("inf"))
-        if is_on and event.data["cause"] == "name-lookup":
-            return Evidence(f"the job could not look a name up: {event.data['line']}", ((event.source, event.seq),))
+        if is_on and event.data["cause"] == cause:
+            return Evidence(f"{words}: {event.data['line']}", ((event.source, event.seq),))
     return None

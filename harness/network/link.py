@@ -11,7 +11,7 @@ from torchaos.harness.undo.space import Space
 @dataclass(frozen=True)
 class Link:
     """`space` is the node's own network namespace, in which its end of the link is `device`. `switch` is where all
-    links come together: there the end of this one is `port`."""
+    links come together: there the end of this one is `port`. Where that is not the run's own, it is `space` again."""
 
     space: Space
     switch: Space

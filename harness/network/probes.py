@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from functools import partial
+from statistics import median
 
 from torchaos.harness.contracts import Site
 from torchaos.harness.network.cut import Cut, counts
@@ -16,7 +18,7 @@ from torchaos.harness.undo.network import NftTable
 def drops(site: Site, cut: Cut) -> Sequence[Watch]:
     """The job's own packets that a cut has dropped; known by the counters of the rules that drop them."""
     proof = at_least("dropped", 1, "the first packet of the job was dropped ({n} by now)")
-    return [Watch(site.fault, _links(site), proof, [partial(counts, cut.handle)])]
+    return [Watch(site.fault, _links(site), proof, [partial(counts, *cut.handles)])]
 
 
 def resent(site: Site) -> Sequence[Watch]:
@@ -36,10 +38,10 @@ def slower(site: Site, least_ms: float) -> Sequence[Watch]:
 
 
 def limited(site: Site) -> Sequence[Watch]:
-    """The packets that had to wait for a rate limit."""
+    """The packets that had to wait for a rate limit, and the rate at which what waits goes on."""
     proof = at_least("overlimits", 1, "{n} packets of the job had to wait for the rate limit")
     links = [link_of(live) for live in site.nodes]
-    return [Watch(site.fault, _links(site), proof, [partial(_overlimits, links)], period_s=0.25)]
+    return [Watch(site.fault, _links(site), proof, [_Limiter(links)], period_s=0.25)]
 
 
 def _links(site: Site) -> list[Link]:
@@ -51,15 +53,30 @@ def _longest(links: Sequence[Link]) -> Counts:
     return {"rtt_ms": max(found)} if found else {}
 
 
-def _overlimits(links: Sequence[Link]) -> Counts:
-    total = 0
-    for link in links:
-        try:
-            shown = json.loads(link.space.run(["tc", "-s", "-j", "qdisc", "show", "dev", link.device]))
-        except OSError:
-            continue
-        total += sum(one.get("overlimits", 0) for one in shown if one.get("kind") == "tbf")
-    return {"overlimits": total}
+class _Limiter:
+    """What the token buckets count. The rate is that of the job's own packets: the median between looks at both of
+    which some had to wait."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = links
+        self._last: dict[str, tuple[float, int, bool]] = {}  # by link: when, bytes sent, whether some wait
+        self._rates: list[float] = []  # Mbit/s
+
+    def __call__(self) -> Counts:
+        total = 0
+        for link in self._links:
+            try:
+                shown = json.loads(link.space.run(["tc", "-s", "-j", "qdisc", "show", "dev", link.device]))
+            except OSError:
+                continue
+            for one in (one for one in shown if one.get("kind") == "tbf"):
+                total += one.get("overlimits", 0)
+                now = time.monotonic(), one.get("bytes", 0), one.get("backlog", 0) > 0
+                before = self._last.get(link.name)
+                if before and before[2] and now[2]:
+                    self._rates.append(8e-6 * (now[1] - before[1]) / (now[0] - before[0]))
+                self._last[link.name] = now
+        return {"overlimits": total, **({"rate_mbit": round(median(self._rates), 3)} if self._rates else {})}
 
 
 def refusals(site: Site, tables: Sequence[NftTable]) -> Sequence[Watch]:

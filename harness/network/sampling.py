@@ -79,10 +79,11 @@ class Watch:
     _proved: bool = False
 
     def __post_init__(self) -> None:
-        self._before = self._before or read(self.links)
+        if self.links:
+            self._before = self._before or read(self.links)
 
     def sample(self, emit: Emit) -> None:
-        now = read(self.links)
+        now = read(self.links) if self.links else {}
         counts: dict[str, float] = {name: now[name] - before for name, before in self._before.items()}
         for one in self.more:
             counts.update(one())

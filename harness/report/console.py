@@ -11,7 +11,13 @@ from rich.text import Text
 from torchaos.harness.report import timeline
 from torchaos.harness.report.dryrun import catalogue, plan
 from torchaos.harness.report.pen import COLOURS, Pen
-from torchaos.harness.report.text import masked_command, name_in_words, pairs_in_words, value_in_words
+from torchaos.harness.report.text import (
+    masked_command,
+    measured_in_words,
+    name_in_words,
+    pairs_in_words,
+    value_in_words,
+)
 from torchaos.harness.result import Case, FaultResult, Recovery, Result, Verdict
 from torchaos.harness.words import seconds_in_words
 
@@ -70,6 +76,8 @@ def _fault(pen: Pen, fault: FaultResult) -> None:
         "evidence": fault.evidence or "none that it was felt",
         "rollback": fault.rollback,
     }
+    if fault.measured:
+        rows["measured"] = measured_in_words(fault.measured)
     if fault.verdict is not Verdict.PASSED:
         rows["verdict"] = f"{fault.verdict.value}: {fault.reason}"
     for label, text in rows.items():

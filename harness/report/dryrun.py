@@ -36,7 +36,8 @@ def plan(plan: Plan, console: Console) -> None:
     _rows(pen, _job(plan, plan.job))
     pen.heading("Faults")
     for fault in plan.faults:
-        title = pen.text(f"{fault.inject} {pen.marks.arrow} {target_in_words(fault.target)}", "bold")
+        target = target_in_words(fault.target, fault.params.get("endpoint"))
+        title = pen.text(f"{fault.inject} {pen.marks.arrow} {target}", "bold")
         if fault.id != fault.inject:
             title.append("  ").append_text(pen.text(fault.id, "dim"))
         pen.row([], title, indent=3)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.plan import Plan
 from torchaos.harness.report.text import on_one_line, shortened
+from torchaos.harness.words import target_in_words
 
 _STAGES = {
     "prepare": "", "run": "", "end": "", "launch": "starting the job", "collect": "collecting the evidence",
@@ -113,7 +114,9 @@ class Narrator:
         self._told.add(("applied", event.data["fault"]))
         pid, node = event.data["pid"], event.data.get("node")
         who = f"rank {event.rank}" if event.rank is not None else f"pid {pid}" if pid else f"node {node}"
-        who = "files" if event.rank is None and not pid and node is None else who
+        if event.rank is None and not pid and node is None:
+            fault = self._faults.get(str(event.data["fault"]))
+            who = target_in_words(fault.target, fault.params.get("endpoint")) if fault else "files"
         return Line(f"{self._fault(event)} hits {who}{_where(event)}", "bold yellow")
 
     def _applied(self, event: Event) -> Line | None:

@@ -63,6 +63,16 @@ def pairs_in_words(values: Mapping[str, Any], seconds: Collection[str] = ()) -> 
     return ", ".join(f"{name_in_words(name)} {value_in_words(name, value, seconds)}" for name, value in values.items())
 
 
+def measured_in_words(measured: Mapping[str, Mapping[str, float]]) -> str:
+    """`delay 50.3 ms (asked 50)`: names end in their unit."""
+    units = {"ms": " ms", "percent": " %", "mbit": " Mbit/s"}
+    parts = []
+    for name, both in measured.items():
+        what, _, unit = name.rpartition("_")
+        parts.append(f"{name_in_words(what)} {both['measured']:.4g}{units.get(unit, '')} (asked {both['asked']:g})")
+    return ", ".join(parts)
+
+
 def name_in_words(name: object) -> str:
     return on_one_line(name).removesuffix("_s").replace("_", " ")
 

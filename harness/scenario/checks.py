@@ -11,9 +11,10 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.probes.log_adapters import adapter_for
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.parameters import Tell, check_parameters
-from torchaos.harness.scenario.placeholders import PLACEHOLDERS, unknown_placeholders
+from torchaos.harness.scenario.placeholders import ENDPOINT, PLACEHOLDERS, unknown_placeholders
 from torchaos.harness.scenario.yaml_source import Keys
 
+_NO_RANKS = ("files", "endpoints")
 _SHELL = ("&&", "||", "|", ";", ">", "<", "&")
 
 
@@ -55,7 +56,7 @@ def _check_placeholders(scenario: Scenario, tell: Tell) -> None:
     if job.checkpoints:
         texts.append((("job", "checkpoints", "path"), job.checkpoints.path))
     for keys, text in texts:
-        for name in unknown_placeholders(text):
+        for name in unknown_placeholders(text, job.endpoints):
             near = registry.suggest(name, PLACEHOLDERS)
             hint = (
                 f"did you mean {{{near}}}?" if near else f"there are {', '.join(f'{{{one}}}' for one in PLACEHOLDERS)}"
@@ -81,15 +82,35 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
         injector = _class("injectors", fault.inject, (*at, "inject"), tell)
         if injector is not None:
             check_parameters(injector, fault.with_, (*at, "with"), tell)
-            if fault.target is None and injector.hits != "files":
+            if fault.target is None and injector.hits not in _NO_RANKS:
                 tell(at, f"the key 'target' is missing here; say whom {fault.inject} hits")
-            elif fault.target is not None and injector.hits == "files":
-                tell((*at, "target"), f"{fault.inject} hits files and no ranks; remove target", True)
+            elif fault.target is not None and injector.hits in _NO_RANKS:
+                tell((*at, "target"), f"{fault.inject} hits {injector.hits} and no ranks; remove target", True)
+            if injector.hits == "endpoints":
+                _check_endpoint(scenario, fault.with_.get("endpoint"), (*at, "with"), tell)
             lasting = "node" in injector.where or getattr(injector, "lasting", False)
             if fault.for_ is not None and not lasting:
                 tell((*at, "for"), f"{fault.inject} ends by itself; remove `for`, see its parameters")
             elif fault.for_ is not None and injector.lethal:
                 tell((*at, "for"), f"{fault.inject} can't be taken back, so `for` has no meaning; remove it")
+
+
+def _check_endpoint(scenario: Scenario, name: object, at: Keys, tell: Tell) -> None:
+    """It is one of the job's, and the job is led to the proxy that will stand before it."""
+    job = scenario.job
+    if name not in job.endpoints:
+        near = registry.suggest(str(name), job.endpoints)
+        hint = f"did you mean {near!r}?" if near else "name it there, as host:port"
+        tell((*at, "endpoint") if name else at, f"job.endpoints has no {name or 'endpoint'!r}; {hint}")
+        return
+    words = [job.command] if isinstance(job.command, str) else job.command
+    told = any(f"{{{ENDPOINT}{name}}}" in text for text in [*words, *job.env.values()])
+    if not told and not (name == "rendezvous" and scenario.launcher != "local"):
+        tell(
+            (*at, "endpoint"),
+            f"nothing leads the job to the proxy before {name}; write {{{ENDPOINT}{name}}} in its command or env where "
+            f"{job.endpoints[str(name)]} stands now",
+        )
 
 
 def _check_items(scenario: Scenario, tell: Tell) -> None:

@@ -75,6 +75,11 @@ class Job(Strict):
         default_factory=dict
     )
     checkpoints: Checkpoints | None = None
+    endpoints: Annotated[
+        dict[Annotated[str, Field(pattern=NAME)], Annotated[str, Field(pattern=r"^[^\s:/]+:\d{1,5}$")]],
+        Field(description="What the job reaches by an address, host:port by name; {endpoint.NAME} in command and env "
+              "is that address, or of the proxy that a fault puts before it. rendezvous: where the nodes meet."),
+    ] = Field(default_factory=dict)  # fmt: skip
     timeout: Annotated[Seconds, Field(description="The run is ended after this long.")] = 600.0
     world_size: Annotated[Count | None, Field(description="How many ranks, where the command does not say it.")] = None
     nodes: Annotated[Count | None, Field(description="How many nodes, where the command does not say it.")] = None
@@ -161,7 +166,7 @@ class Fault(Strict):
     id: Annotated[str | None, Field(pattern=NAME, description="How other faults and the report call it.")] = None
     target: Annotated[
         Target | None, BeforeValidator(lambda value: {"all": True} if value == "all" else value),
-        Field(description="Whom it hits. Faults that hit files have none."),
+        Field(description="Whom it hits. Faults that hit files or endpoints have none."),
     ] = None  # fmt: skip
     when: When
     with_: Annotated[dict[str, Any], Field(alias="with", description="The injector's parameters.")] = Field(

@@ -20,6 +20,7 @@ from torchaos.harness.undo.cgroup import CpuCgroup, FreezerCgroup
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.mount import Mount
 from torchaos.harness.undo.network import LinkUp, Names, NftTable, Qdisc, QueueRule
+from torchaos.harness.undo.proxy import Toxic
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Handle
@@ -179,6 +180,7 @@ _ALL: tuple[type[Handle], ...] = (
     Qdisc,
     QueueRule,
     Names,
+    Toxic,
 )
 REGISTRY: Mapping[str, type[Handle]] = {cls.kind: cls for cls in _ALL}
 

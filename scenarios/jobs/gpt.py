@@ -182,14 +182,14 @@ class Run:
         return news[2].item() / dist.get_world_size(), bool(news[0])
 
 
-def train(parallel: Parallel) -> None:
+def train(parallel: Parallel, store: type[Checkpoints] = Checkpoints) -> None:
     args = options()
     timeout = timedelta(seconds=args.step_timeout)
     device = start(timeout)
     if args.batch_size % dist.get_world_size():
         sys.exit(f"--batch-size {args.batch_size} can't be shared out evenly among {dist.get_world_size()} ranks")
     run = Run(args, parallel, device)
-    checkpoints = Checkpoints(args.checkpoint_dir, args.keep, timeout)
+    checkpoints = store(args.checkpoint_dir, args.keep, timeout)
     watch(timeout)
     done = checkpoints.restore(run.parts)
     log(f"{dist.get_world_size()} ranks on {device.type}, {done} of {args.steps} steps done")

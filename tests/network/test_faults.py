@@ -7,7 +7,9 @@ import socket
 import statistics
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torchaos.harness import capabilities
 from torchaos.harness.contracts import Handle
 from torchaos.harness.network.cut import Cut, counts
 from torchaos.harness.network.link import Link
+from torchaos.harness.network.metering import measured, meter_handle
 from torchaos.harness.network.sampling import read, round_trips
 from torchaos.harness.network.shaper import Shape, Shaper
 from torchaos.harness.undo.handles import from_json, to_json
@@ -62,15 +65,15 @@ def test_a_partition_drops_and_heals(links: list[Link], connection: Ends, undo: 
     was sent meanwhile comes after the cut is taken back."""
     assert _answers(connection, 20)
     cut = Cut("apart", [links[0]], [links[1], links[2]])
-    assert cut.handle.restored()
+    assert cut.handles[0].restored()
     cut.apply()
-    assert not cut.handle.restored()
+    assert not cut.handles[0].restored()
     assert not _answers(connection, 0.6)
-    assert counts(cut.handle)["dropped"] >= 1
+    assert counts(*cut.handles)["dropped"] >= 1
     assert read(links)["resent"] >= 1
-    undo(cut.handle)
+    undo(*cut.handles)
     assert _answers(connection, 20)
-    assert counts(cut.handle) == {}
+    assert counts(*cut.handles) == {}
 
 
 @_needs("links", "nft")
@@ -79,7 +82,7 @@ def test_a_one_way_cut(links: list[Link], wire: Any, undo: Any) -> None:
     cut = Cut("one-way", [links[1]], [links[0]], both=False)
     cut.apply()
     assert len(wire.send(20)) == 20
-    undo(cut.handle)
+    undo(*cut.handles)
 
 
 @_needs("links", "nft")
@@ -90,7 +93,7 @@ def test_only_some_ports_are_cut(links: list[Link], connection: Ends, wire: Any,
     cut.apply()
     assert not _answers(connection, 0.3)
     assert len(wire.send(20)) == 20
-    undo(cut.handle)
+    undo(*cut.handles)
     assert _answers(connection, 20)
 
 
@@ -100,7 +103,7 @@ def test_loss_is_what_was_asked_for(links: list[Link], wire: Any, undo: Any) -> 
     cut = Cut("loss", [links[0]], [links[1]], percent=20)
     cut.apply()
     came = len(wire.send(2000, gap_s=0.0002))
-    undo(cut.handle)
+    undo(*cut.handles)
     assert 1 - came / 2000 == pytest.approx(0.2, abs=0.04)
 
 
@@ -223,3 +226,56 @@ def test_tools_say_what_is_wrong(links: list[Link]) -> None:
     process.wait()
     with pytest.raises(ProcessLookupError, match="is gone"):
         space.run(["true"])
+
+
+class _Site:
+    """As much of a site as a meter needs: the first node is the target."""
+
+    def __init__(self, links: list[Link]) -> None:
+        live = [SimpleNamespace(node=SimpleNamespace(index=index, link=link)) for index, link in enumerate(links)]
+        self.fault, self.nodes, self.cluster = "metered", live[:1], live
+
+
+def _metered(links: list[Link], asked: dict[str, float], datagrams: int) -> dict[str, float]:
+    """What the meter says once it has sent so many."""
+    site: Any = _Site(links)
+    (probe,) = measured(site, asked)
+    told: list[dict[str, Any]] = []
+    end = time.monotonic() + 60
+    try:
+        while not told or told[-1]["datagrams"] < datagrams:
+            assert time.monotonic() < end, f"the meter said {told[-1:]}, and its exit code is {probe.process.poll()}"
+            probe.sample(lambda kind, data: told.append(dict(data)))  # type: ignore[arg-type, return-value]
+            time.sleep(0.05)
+    finally:
+        meter_handle(site).restore()
+        probe.process.wait()
+        probe.process.stdout.close()  # type: ignore[union-attr]
+    assert meter_handle(site).restored()
+    return told[-1]["measured"]  # type: ignore[no-any-return]
+
+
+@_needs("links", "shaper")
+def test_the_meter_sees_a_delay(links: list[Link], undo: Any) -> None:
+    """Of 25 ms that were asked for the meter's median is within a millisecond on a quiet machine, and never below; what
+    was not asked for it does not say, and its datagrams are no TCP of the job's."""
+    before = read(links)
+    shaper = Shaper("metered", links[0], Shape(delay=25.0))
+    shaper.apply()
+    said = _metered(links, {"delay_ms": 25.0, "loss_percent": 0.0}, 300)
+    undo(*shaper.handles())
+    assert said.keys() == {"delay_ms", "loss_percent"}
+    assert 24.9 <= said["delay_ms"] < 30.0
+    assert said["loss_percent"] == pytest.approx(0.0, abs=0.5)
+    assert _metered(links, {"delay_ms": 0.0}, 100)["delay_ms"] < 5.0
+    assert read(links) == before
+
+
+@_needs("links", "nft")
+def test_the_meter_sees_loss(links: list[Link], undo: Any) -> None:
+    """Of a fifth that is to be lost it counts a fifth, give or take 4 points, and all of it when all is dropped."""
+    for percent in (20.0, 100.0):
+        cut = Cut("metered", [links[0]], [links[1]], percent=percent)
+        cut.apply()
+        assert _metered(links, {"loss_percent": percent}, 1000)["loss_percent"] == pytest.approx(percent, abs=4.0)
+        undo(*cut.handles)

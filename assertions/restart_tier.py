@@ -1,0 +1,90 @@
+"""Which tier brought the job back after each fault: torchelastic in place, another node, or a scheduler from anew?
+
+The tiers are those of multi-level restart, as Baidu practises it; each costs more than the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.history import Attempt
+from torchaos.harness.judging.recovery import Landing, landings
+from torchaos.harness.judging.unseen import why_unplaced, why_unseen
+from torchaos.harness.record import Record
+
+Tier = Literal["none", "in_place", "node_replaced", "resubmitted"]
+TIERS: tuple[Tier, ...] = ("none", "in_place", "node_replaced", "resubmitted")
+_WORDS = {
+    "none": "went on without a restart",
+    "in_place": "was restarted in place, by torchelastic on the same nodes",
+    "node_replaced": "was restarted by torchelastic on other nodes, or on a node that was started anew",
+    "resubmitted": "was submitted again as a whole",
+}
+
+
+@dataclass(frozen=True)
+class RestartTier:
+    """The highest tier that was needed after each fault, until the job had got further than before it: at most `most`,
+    at least `least`. `node_replaced`: the set of nodes changed, or one of them was started again."""
+
+    name: ClassVar[str] = "restart_tier"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS})
+
+    most: Tier = "resubmitted"
+    least: Tier = "none"
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        return replace(self._judge(run), bound={"most": self.most, "least": self.least})
+
+    def _judge(self, run: Record) -> Finding:
+        landed = landings(run)
+        if not landed:
+            return inconclusive("no fault landed, so there was nothing to recover from")
+        if not run.history.executions:
+            return inconclusive(f"no step was seen, so nothing shows when the job went on: {why_unseen(run, 'steps')}")
+        if run.history.unplaced:
+            return inconclusive(why_unplaced(run, run.history.unplaced))
+        found = {one.fault: tier_of(run, one) for one in landed}
+        measured = {"tier": max((tier for tier in found.values() if tier), key=TIERS.index, default=None), **found}
+        for fault, tier in found.items():
+            if tier is None:
+                return failed(f"{fault}: no tier brought the job back: it never got further than before", **measured)
+            if TIERS.index(tier) > TIERS.index(self.most):
+                return failed(f"{fault}: the job {_WORDS[tier]}; at most {self.most} is allowed", **measured)
+            if TIERS.index(tier) < TIERS.index(self.least):
+                return failed(f"{fault}: the job {_WORDS[tier]}; at least {self.least} was expected", **measured)
+        return passed(
+            "; ".join(f"{fault}: the job {_WORDS[tier or 'none']}" for fault, tier in found.items()), **measured
+        )
+
+
+def tier_of(run: Record, landing: Landing) -> Tier | None:
+    """None when the job never got past the highest step before the fault."""
+    history = run.history
+    reached = history.highest_step(before_s=landing.at_s) or 0
+    past = [one for one in history.executions if one.mono_s > landing.at_s and (one.global_step or 0) > reached]
+    if not past:
+        return None
+    back = min(past, key=lambda one: one.mono_s)
+    lives = [one for one in history.attempts if landing.attempt <= one.number <= back.attempt]
+    steps = [_between(run, old, new) for old, new in pairwise(lives)]
+    return max(steps, key=TIERS.index, default="none")
+
+
+def _between(run: Record, old: Attempt, new: Attempt) -> Tier:
+    if old.submission != new.submission:
+        return "resubmitted"
+    again = any(
+        old.started_s < event.mono_s <= new.started_s and event.data["submission"] == new.submission
+        for event in run.of_kind(Kind.NODE_STARTED)
+    )
+    return "node_replaced" if again or _nodes(run, old) != _nodes(run, new) else "in_place"
+
+
+def _nodes(run: Record, attempt: Attempt) -> set[int]:
+    return {event.data["node"] for event in run.of_kind(Kind.RANK_UP) if event.attempt == attempt.number}

@@ -1,0 +1,41 @@
+"""Asks a Toxiproxy server on this network's loopback: python -m torchaos.harness.proxy.client PORT ORDER.
+
+ORDER is JSON: {"proxy": name, "add": [toxic, ...], "remove": prefix of names, "enabled": true}, each but for `proxy`
+only where it is wanted; {} only looks. Prints what the proxies are like afterwards, by name. A process of its own: the
+client's library keeps its server in a global, knows no time limit, and passes over most errors that a server reports:
+whoever asks ends it in time, and goes by what is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from toxiproxy import Toxiproxy
+
+
+def main(port: int, order: dict[str, Any]) -> dict[str, Any]:
+    server = Toxiproxy()
+    server.update_api_consumer("127.0.0.1", port)
+    proxies = server.proxies()
+    if "proxy" in order:
+        proxy = proxies[order["proxy"]]
+        for toxic in order.get("add", ()):
+            proxy.add_toxic(**toxic)
+        if prefix := order.get("remove"):
+            for name in [name for name in proxy.toxics() if name.startswith(prefix)]:
+                proxy.destroy_toxic(name)
+        if "enabled" in order:
+            proxy.enable() if order["enabled"] else proxy.disable()
+        proxies = server.proxies()
+    return {name: {"enabled": one.enabled, "toxics": sorted(one.toxics())} for name, one in proxies.items()}
+
+
+if __name__ == "__main__":
+    os.environ["NO_PROXY"] = "*"
+    try:
+        print(json.dumps(main(int(sys.argv[1]), json.loads(sys.argv[2]))))
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {error}")

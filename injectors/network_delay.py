@@ -1,0 +1,31 @@
+"""network.delay: what a node sends comes late, as over a long or a crowded way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchaos.harness.agent.fault import ShapedFault
+from torchaos.harness.agent.wire import Seconds
+
+
+@dataclass(frozen=True)
+class Delay(ShapedFault):
+    """Each packet comes so much later, give or take the jitter, in the order in which it was sent."""
+
+    delay: Seconds = 0.05
+    jitter: Seconds = 0.0
+
+    name: ClassVar[str] = "network.delay"
+    counter: ClassVar[str] = "rtt_ms"
+
+    @property
+    def least(self) -> float:
+        """Of a round trip, in ms."""
+        return max(1.0, 800 * (self.delay - self.jitter))
+
+    def shape(self) -> dict[str, float]:
+        return {"delay": 1e3 * self.delay, "jitter": 1e3 * self.jitter}
+
+    def asked(self) -> dict[str, float]:
+        return {"delay_ms": 1e3 * self.delay, "loss_percent": 0.0}

@@ -1,0 +1,61 @@
+"""network.duplicate, .reorder, .corrupt: what a node sends comes twice, in another order, or damaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchaos.harness.agent.fault import ShapedFault
+from torchaos.harness.agent.wire import Seconds
+
+
+@dataclass(frozen=True)
+class Duplicate(ShapedFault):
+    """So many of the packets come twice."""
+
+    percent: float = 10.0
+
+    name: ClassVar[str] = "network.duplicate"
+    counter: ClassVar[str] = "duplicates"
+    words: ClassVar[str] = "{n} segments of the job came twice"
+
+    def shape(self) -> dict[str, float]:
+        return {"duplicate": self.percent}
+
+    def asked(self) -> dict[str, float]:
+        return {"duplicate_percent": self.percent}
+
+
+@dataclass(frozen=True)
+class Reorder(ShapedFault):
+    """So many of the packets overtake those before them, which are delayed."""
+
+    percent: float = 25.0
+    delay: Seconds = 0.01
+
+    name: ClassVar[str] = "network.reorder"
+    counter: ClassVar[str] = "out_of_order"
+    words: ClassVar[str] = "{n} segments of the job came out of order"
+
+    def shape(self) -> dict[str, float]:
+        return {"reorder": self.percent, "delay": 1e3 * self.delay}
+
+    def asked(self) -> dict[str, float]:
+        return {"delay_ms": 1e3 * self.delay}  # of the median, which is not one that overtakes
+
+
+@dataclass(frozen=True)
+class Corrupt(ShapedFault):
+    """In so many of the packets one bit is another. TCP's checksum finds it, and they are sent again."""
+
+    percent: float = 5.0
+
+    name: ClassVar[str] = "network.corrupt"
+    counter: ClassVar[str] = "bad_checksums"
+    words: ClassVar[str] = "{n} segments of the job came with a bad checksum"
+
+    def shape(self) -> dict[str, float]:
+        return {"corrupt": self.percent}
+
+    def asked(self) -> dict[str, float]:
+        return {"loss_percent": self.percent}  # the receiving kernel drops a datagram whose checksum is bad

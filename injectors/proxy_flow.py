@@ -1,0 +1,58 @@
+"""proxy.latency, .bandwidth and .slicer: what goes to or from an endpoint of the job comes late, slowly, in crumbs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torchaos.harness.agent.fault import ProxyFault
+from torchaos.harness.agent.wire import Count, Positive, Seconds
+
+Stream = Literal["both", "upstream", "downstream"]  # upstream: what the job sends; downstream: what it gets
+
+
+@dataclass(frozen=True)
+class Latency(ProxyFault):
+    """All that goes through comes so much later, give or take the jitter."""
+
+    endpoint: str
+    latency: Seconds = 0.5
+    jitter: Seconds = 0.0
+    stream: Stream = "both"
+
+    name: ClassVar[str] = "proxy.latency"
+    toxic: ClassVar[str] = "latency"
+
+    def attributes(self) -> dict[str, Any]:
+        return {"latency": round(1e3 * self.latency), "jitter": round(1e3 * self.jitter)}
+
+
+@dataclass(frozen=True)
+class Bandwidth(ProxyFault):
+    """Each connection gets so many KB/s at most."""
+
+    endpoint: str
+    rate: Positive = 100.0
+    stream: Stream = "both"
+
+    name: ClassVar[str] = "proxy.bandwidth"
+    toxic: ClassVar[str] = "bandwidth"
+
+    def attributes(self) -> dict[str, Any]:
+        return {"rate": max(1, round(self.rate))}
+
+
+@dataclass(frozen=True)
+class Slicer(ProxyFault):
+    """Data goes on in slices of about `size` bytes, with `delay` between them."""
+
+    endpoint: str
+    size: Count = 64
+    delay: Seconds = 0.0
+    stream: Stream = "both"
+
+    name: ClassVar[str] = "proxy.slicer"
+    toxic: ClassVar[str] = "slicer"
+
+    def attributes(self) -> dict[str, Any]:
+        return {"average_size": self.size, "size_variation": self.size // 4, "delay": round(1e6 * self.delay)}

@@ -1,0 +1,85 @@
+"""restart_tier: in place, on another node, or submitted again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.restart_tier import RestartTier
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Assertion, Outcome
+
+KILL = [(18, 1)]
+
+
+def _on_nodes(run: Any, nodes: dict[tuple[int, int], int]) -> Any:
+    """The record with ranks on these nodes, by (attempt, rank)."""
+    events = [
+        replace(e, data={**e.data, "node": nodes[e.attempt, e.rank]})
+        if e.kind is Kind.RANK_UP and e.attempt is not None and e.rank is not None
+        else e
+        for e in run.events
+    ]
+    return replace(run, events=tuple(events))
+
+
+def test_in_place(trainer: Any) -> None:
+    """A restart inside torchelastic on the same nodes is the cheapest one."""
+    assert isinstance(RestartTier(), Assertion)
+    finding = RestartTier(most="in_place").judge(trainer(kills=KILL).record(), [])
+    assert (finding.outcome, finding.measured["tier"]) == (Outcome.PASSED, "in_place")
+    finding = RestartTier(least="node_replaced").judge(trainer(kills=KILL).record(), [])
+    assert (finding.outcome, "at least node_replaced was expected" in finding.reason) == (Outcome.FAILED, True)
+
+
+def test_no_restart_at_all(trainer: Any) -> None:
+    """A job that goes on by itself needed no tier."""
+    finding = RestartTier(most="none").judge(trainer(freeze=(18, 1, 3.0)).record(), [])
+    assert (finding.outcome, finding.measured) == (Outcome.PASSED, {"tier": "none", "freeze": "none"})
+
+
+def test_another_node(trainer: Any) -> None:
+    """A standby in the place of the dead node, or the same node started anew, is the second tier."""
+    run = trainer(kills=KILL).record()
+    standby = _on_nodes(run, {(0, 0): 0, (0, 1): 1, (1, 0): 0, (1, 1): 2})
+    finding = RestartTier(most="in_place").judge(standby, [])
+    assert (finding.outcome, finding.measured["kill"]) == (Outcome.FAILED, "node_replaced")
+    hit = next(e for e in run.events if e.kind is Kind.APPLYING)
+    again = {"submission": 0, "node": 1, "pid": 77}
+    back = Event(Kind.NODE_STARTED, "harness", 9_999, 0.0, hit.mono_s + 0.01, data=again)
+    started = replace(run, events=(*run.events, back))
+    assert RestartTier().judge(started, []).measured["kill"] == "node_replaced"
+
+
+def test_the_whole_job(trainer: Any) -> None:
+    """A scheduler that starts the job again is the last tier."""
+    run = trainer(kills=KILL, resubmitted=True).record()
+    finding = RestartTier(most="node_replaced").judge(run, [])
+    assert (finding.outcome, finding.measured["tier"]) == (Outcome.FAILED, "resubmitted")
+    assert RestartTier().judge(run, []).outcome is Outcome.PASSED
+
+
+def test_the_worst_of_several(trainer: Any) -> None:
+    """Every fault has its own tier, and the highest is what is bounded."""
+    run = trainer(kills=[(8, 1), (18, 1)]).record()
+    finding = RestartTier().judge(run, [])
+    assert (finding.outcome, finding.measured["tier"]) == (Outcome.PASSED, "in_place")
+
+
+def test_no_tier_helped(trainer: Any) -> None:
+    """A job that never got further than before was brought back by none."""
+    run = trainer(kills=KILL).record()
+    hit = next(e for e in run.events if e.kind is Kind.APPLYING)
+    cut = replace(run, events=tuple(e for e in run.events if e.mono_s <= hit.mono_s + 1 and e.attempt != 1))
+    finding = RestartTier().judge(cut, [])
+    assert (finding.outcome, "no tier brought the job back" in finding.reason) == (Outcome.FAILED, True)
+
+
+@pytest.mark.parametrize("kept", [(), (Kind.APPLYING, Kind.RANK_UP)])
+def test_nothing_seen_is_inconclusive(trainer: Any, kept: tuple[Kind, ...]) -> None:
+    """Without a fault, or without steps, there is nothing to say."""
+    run = trainer(kills=KILL).record()
+    finding = RestartTier().judge(replace(run, events=tuple(e for e in run.events if e.kind in kept)), [])
+    assert finding.outcome is Outcome.INCONCLUSIVE

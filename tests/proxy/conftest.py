@@ -1,0 +1,55 @@
+"""A Toxiproxy server of a run of its own, before a server that says back what it is told."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchaos.harness import capabilities
+from torchaos.harness.proxy.server import Endpoint, mark_of_server, start
+from torchaos.harness.undo.handles import JobProcesses
+
+
+@pytest.fixture
+def echo() -> Iterator[str]:
+    """The address of a server that sends back what it gets."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                one, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=answer, args=(one,), daemon=True).start()
+
+    def answer(one: socket.socket) -> None:
+        with one:
+            try:
+                while data := one.recv(1 << 16):
+                    one.sendall(data)
+            except OSError:
+                pass
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+@pytest.fixture
+def endpoint(echo: str, tmp_path: Path) -> Iterator[Endpoint]:
+    found = capabilities.check("toxiproxy")
+    if not found.present:
+        pytest.skip(f"no toxiproxy-server with its client ({found.detail}); {found.remedy}")
+    run = f"proxy-tests-{os.getpid()}-{time.monotonic_ns()}"
+    yield start({"echo": echo}, run, tmp_path / "proxy", None)["echo"]
+    handle = JobProcesses(mark_of_server(run))
+    handle.restore()
+    assert handle.restored()

@@ -1,0 +1,182 @@
+"""What each `proxy.*` fault does to a connection, what shows that it was felt, and that it is taken back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness import registry
+from torchaos.harness.agent.wire import EventFile, Kind
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.engine.site import NodeSite
+from torchaos.harness.journal import read_events
+from torchaos.harness.proxy import api
+from torchaos.harness.proxy.server import Endpoint
+from torchaos.harness.undo.handles import from_json, to_json
+
+
+def connect(address: str, timeout_s: float = 20.0) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    one = socket.create_connection((host, int(port)), timeout_s)
+    one.settimeout(timeout_s)
+    return one
+
+
+class Faulted:
+    """A fault on the endpoint, as a run would apply it, with the journal that its probes write."""
+
+    def __init__(self, folder: Path, endpoint: Endpoint, inject: str, **params: Any) -> None:
+        self._folder = folder / "events"
+        self._folder.mkdir()
+        self._file = EventFile(self._folder / "harness.jsonl", "harness")
+        self.site = NodeSite("a-fault", (), self._file.emit, endpoints={"echo": endpoint})
+        self.injector = registry.find("injectors", inject)(endpoint="echo", **params)
+        self.handles = self.injector.changes(self.site)
+        assert all(handle.restored() for handle in self.handles)
+        self.probes = self.injector.probes(self.site)
+        self._file.emit(Kind.APPLYING, {"fault": "a-fault", "phase": None, "global_step": None, "pid": None})
+        self.injector.apply(self.site)
+        assert not any(handle.restored() for handle in self.handles)
+
+    def felt(self) -> str | None:
+        for probe in self.probes:
+            probe.sample(self._file.emit)
+        events = tuple(read_events(self._folder))
+        record: Any = type("R", (), {
+            "events": events, "of_fault": lambda _, fault, *kinds: (e for e in events if e.kind in kinds),
+            "of_kind": lambda _, *kinds: (e for e in events if e.kind in kinds),
+        })()  # fmt: skip
+        found = self.injector.felt(record, "a-fault")
+        return found.what if found else None
+
+    def undo(self) -> None:
+        for handle in self.handles:
+            again = from_json(json.loads(json.dumps(to_json(handle))))
+            again.restore()
+            assert again.restored()
+
+
+@pytest.fixture
+def faulted(tmp_path: Path, endpoint: Endpoint) -> Callable[..., Faulted]:
+    return lambda inject, **params: Faulted(tmp_path, endpoint, inject, **params)
+
+
+def round_trip_s(one: socket.socket, size: int = 100) -> float:
+    before, got = time.monotonic(), 0
+    one.sendall(b"x" * size)
+    while got < size:
+        data = one.recv(1 << 16)
+        assert data, "the connection was closed"
+        got += len(data)
+    return time.monotonic() - before
+
+
+def test_latency(endpoint: Endpoint, faulted: Any) -> None:
+    """On a connection that stands, what is sent each way comes as late as was asked; nothing sent is no evidence; once
+    it is taken back, the connection is as quick as before."""
+    with connect(endpoint.listen) as one:
+        assert round_trip_s(one) < 0.15
+        fault = faulted("proxy.latency", latency=0.2)
+        assert fault.felt() is None
+        assert 0.4 <= round_trip_s(one) < 0.6
+        assert fault.felt() == "the job sent 100 bytes through the proxy"
+        fault.undo()
+        assert round_trip_s(one) < 0.15
+
+
+def test_bandwidth_of_one_direction(endpoint: Endpoint, faulted: Any) -> None:
+    """200 KB at 100 KB/s take two seconds; what comes back is evidence of nothing in the other direction."""
+    with connect(endpoint.listen) as one:
+        fault = faulted("proxy.bandwidth", rate=100.0, stream="downstream")
+        assert 1.6 < round_trip_s(one, 200_000) < 3.5
+        assert fault.felt() == "the job got 200000 bytes through the proxy"
+        fault.undo()
+
+
+def test_slices(endpoint: Endpoint, faulted: Any) -> None:
+    """100 bytes in slices of ten with 50 ms between them come late, and whole."""
+    with connect(endpoint.listen) as one:
+        fault = faulted("proxy.slicer", size=10, delay=0.05, stream="upstream")
+        assert round_trip_s(one) > 0.3
+        assert fault.felt()
+        fault.undo()
+
+
+def test_timeout(endpoint: Endpoint, faulted: Any) -> None:
+    """What is sent is not answered, and that it is not is the evidence; a connection made afterwards is answered."""
+    with connect(endpoint.listen, 0.5) as one:
+        fault = faulted("proxy.timeout")
+        one.sendall(b"x" * 50)
+        with pytest.raises(TimeoutError):
+            one.recv(1)
+        assert fault.felt() == "the job sent 50 bytes to the proxy, and got none back"
+    fault.undo()
+    with connect(endpoint.listen) as one:
+        assert round_trip_s(one) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("inject", "params"),
+    [("proxy.reset_peer", {}), ("proxy.limit_data", {"bytes": 40}), ("proxy.timeout", {"after": 0.1})],
+)
+def test_connections_end(endpoint: Endpoint, faulted: Any, inject: str, params: Any) -> None:
+    """The connection ends, the kernel says so, and a connection made after it is taken back is answered in full."""
+    with connect(endpoint.listen) as one:
+        round_trip_s(one)
+        fault = faulted(inject, **params)
+        with suppress(OSError):
+            one.sendall(b"x" * 100)
+            while one.recv(1 << 16):
+                pass
+    assert fault.felt() == "1 connections of the job to the proxy ended"
+    fault.undo()
+    with connect(endpoint.listen) as one:
+        round_trip_s(one)
+
+
+def test_down(endpoint: Endpoint, faulted: Any) -> None:
+    """Open connections end, new ones are refused, and come through again afterwards."""
+    with connect(endpoint.listen) as one:
+        round_trip_s(one)
+        fault = faulted("proxy.down")
+        with suppress(OSError):
+            assert one.recv(1) == b""
+    assert fault.felt() == "1 connections of the job to the proxy ended"
+    with pytest.raises(ConnectionRefusedError):
+        connect(endpoint.listen)
+    fault.undo()
+    with connect(endpoint.listen) as one:
+        round_trip_s(one)
+
+
+def test_a_server_that_hangs_is_told_of(endpoint: Endpoint, faulted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the server does not answer, applying and taking back raise, and nothing claims to be undone; a server that
+    is gone has taken its faults along."""
+    fault = faulted("proxy.latency", latency=0.2)
+    monkeypatch.setattr(api, "ASK_S", 2.0)
+    os.kill(endpoint.api.pid, signal.SIGSTOP)
+    for ask in (lambda: fault.injector.apply(fault.site), fault.handles[0].restore, fault.handles[0].restored):
+        with pytest.raises(TimeoutError, match="did not answer within 2 s"):
+            ask()
+    os.kill(endpoint.api.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while not fault.handles[0].restored():
+        assert time.monotonic() < deadline, "the server was killed, and its toxic is still there"
+    with pytest.raises(ProcessLookupError, match="is gone"):
+        fault.injector.apply(fault.site)
+
+
+def test_an_unknown_endpoint(endpoint: Endpoint, faulted: Any) -> None:
+    """A fault on an endpoint without a proxy says which."""
+    injector = registry.find("injectors", "proxy.down")(endpoint="other")
+    with pytest.raises(ChaosError, match=r"no proxy before other; name it in job\.endpoints"):
+        injector.changes(NodeSite("a-fault", (), lambda *a, **k: None, endpoints={"echo": endpoint}))  # type: ignore[arg-type, return-value]

@@ -18,6 +18,13 @@ CONSENT = click.option(
 SET = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value, such as job.timeout=2m."
 )
+REPEAT = click.option(
+    "--repeat", type=click.IntRange(1), metavar="N", help="Run each so often, with seeds counted up; all must pass."
+)
+AT_LEAST = click.option("--at-least", type=click.IntRange(1), metavar="K", help="K of the repetitions must pass.")
+_SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
+RATE = click.option("--rate", type=_SHARE, help="The share that passes must be shown to be at least this.")
+CONFIDENCE = click.option("--confidence", type=_SHARE, help="Of the bounds of that share.  [default: 0.95]")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -39,31 +39,44 @@ GONE = (OSError, SystemExit)  # what rich makes of a terminal, or a pipe, that i
 
 @dataclass(frozen=True)
 class Planned:
+from torchaos.harness.repeats.ask import Ask, ask_of
+from torchaos.harness.repeats.judged import Repeats
+from torchaos.harness.repeats.series import Series
     plan: Plan
     folder: RunDir
     source: Path
     options: tuple[str, ...]  # of the command line, as far as they change what is run
+from torchaos.harness.report.repeats import show as show_repeats
 
 
 @cli.command()
+from torchaos.harness.scenario.grammar import Repeat
 @FILES
 @click.option("--out", type=PATH, default=Path("torchaos-runs"), help="Where run directories go.", show_default=True)
 @SEED
-@click.option("--repeat", type=click.IntRange(1), default=1, help="Run each so often, with seeds counted up.")
+@REPEAT
+@AT_LEAST
+@RATE
+@CONFIDENCE
 @JUNIT
 @JSON
 @SET
 @ATTACH
 @CONSENT
 def run(
-    files: Sequence[Path], out: Path, seed: int | None, repeat: int, junit_file: Path | None, json_file: Path | None,
-    overrides: Sequence[str], attach: int | None, consent: Sequence[str],
+    files: Sequence[Path], out: Path, seed: int | None, repeat: int | None, at_least: int | None, rate: float | None,
+    confidence: float | None, junit_file: Path | None, json_file: Path | None, overrides: Sequence[str],
+    attach: int | None, consent: Sequence[str],
+    ask: Ask
 ) -> None:  # fmt: skip
     """Run scenarios against live jobs and judge them."""
     console = Console()
-    runs = _apart([one for file in files for one in _planned(file, overrides, seed, repeat, attach, out, consent)])
+    asked = partial(ask_of, times=repeat, at_least=at_least, rate=rate, confidence=confidence)
+    runs = _apart([one for file in files for one in _planned(file, overrides, seed, asked, attach, out, consent)])
     pending = [placeholder_result(one.plan, one.folder.root) for one in runs]
-    write_reports(pending, junit_file, json_file)  # gates fail closed: until a scenario is judged, it is an error
+    series = Series([(one.source, one.plan, one.ask) for one in runs])
+    # Gates fail closed: until a scenario is judged, it is an error.
+    write_reports(pending, junit_file, json_file, series.judged([]))
     results: list[Result] = []
     with signals() as interrupted, _at_work(runs):
         care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
@@ -71,12 +84,15 @@ def run(
             if interrupted.reason:
                 break
             results.append(_run_one(one, console, interrupted))
-            write_reports([*results, *pending[len(results) :]], junit_file, json_file)
+            write_reports([*results, *pending[len(results) :]], junit_file, json_file, series.judged(results))
+    repeats = series.judged(results, ended=True)
+    write_reports([*results, *pending[len(results) :]], junit_file, json_file, repeats)
     if len(results) > 1:
         with suppress(*GONE):
             show.summary(results, console)
-    codes = [ExitCode(result.exit_code) for result in results]
-    sys.exit(worst([*codes, ExitCode.INCONCLUSIVE] if len(results) < len(runs) else codes))
+            for one_series in repeats:
+                show_repeats(one_series, console)
+    sys.exit(worst(series.codes(results, repeats)))
 
 
 @contextmanager
@@ -89,36 +105,40 @@ def _at_work(runs: Sequence[Planned]) -> Iterator[None]:
         yield
 
 
-def write_reports(results: Sequence[Result], junit_file: Path | None, json_file: Path | None) -> None:
+def write_reports(
+    results: Sequence[Result], junit_file: Path | None, json_file: Path | None, repeats: Sequence[Repeats] = ()
+) -> None:
     try:
         if junit_file:
-            junit.write(results, junit_file)
+            junit.write(results, junit_file, repeats)
         if json_file:
-            jsonfile.write(results, json_file)
+            jsonfile.write(results, json_file, repeats)
     except OSError as error:
         raise UsageError(f"{error.filename}: the report can't be written: {error.strerror}") from error
 
 
 def _planned(
-    file: Path, overrides: Sequence[str], seed: int | None, repeat: int, attach: int | None, out: Path,
-    consent: Sequence[str],
+    file: Path, overrides: Sequence[str], seed: int | None, asked: Callable[[Repeat | None], Ask],
+    attach: int | None, out: Path, consent: Sequence[str],
 ) -> Iterator[Planned]:  # fmt: skip
     scenario = load(file, overrides)
     first = scenario.seed if seed is None else seed
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    for number in range(repeat):
+    for number in range(ask.times):
         plan = make_plan(scenario, file, first + number, attach, consent)
         name = f"{plan.scenario}-s{plan.seed}-{stamp}-{os.getpid()}"
         options = tuple(word for text in overrides for word in ("--set", text))
         options += ("--attach", str(attach)) if attach is not None else ()
         options += tuple(word for name in consent for word in ("--consent", name))
-        yield Planned(plan, RunDir((out / name).absolute()), file, options)
+        options += ("--repeat", "1") if scenario.repeat is not None else ()
+        yield Planned(plan, RunDir((out / name).absolute()), file, options, ask)
 
 
 def _apart(runs: Sequence[Planned]) -> list[Planned]:
     """Each with a folder of its own, also where two files describe the same scenario with the same seed."""
     seen = Counter[Path]()
     found = []
+    ask = asked(scenario.repeat)
     for one in runs:
         seen[one.folder.root] += 1
         again = f"-{number}" if (number := seen[one.folder.root]) > 1 else ""
@@ -166,7 +186,7 @@ def plan(
 ) -> None:  # fmt: skip
     """Resolve everything and change nothing: what a run would do, to whom, and when."""
     for file in files:
-        for one in _planned(file, overrides, seed, 1, attach, Path(), consent):
+        for one in _planned(file, overrides, seed, lambda _: Ask(), attach, Path(), consent):
             if as_json:
                 click.echo(one.plan.masked().to_json())
             else:

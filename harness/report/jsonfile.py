@@ -12,6 +12,12 @@
   `seconds` (the names of those figures that are durations)
 - `steps`: the highest global step that counts (null: none was seen); `attempts`; `twin`; `versions`; `notes`
 
+Where scenarios were repeated there is `repeats`, one for each: `scenario`, `asked`, `times`, `seeds`, `verdict`,
+`reason`, `exit_code`; `rate` of the scenario and `cases` of each case: `passed`, `failed`, `inconclusive`, and the
+bounds `low` and `high` of the true rate (each with `confidence`; null without SciPy); `figures`: `name`, `seconds`
+(whether it is a duration), `count`, `unseen`, `min`, `median`, `p90`, `max`; `of_rate`: whether one repetition that
+fails decides nothing.
+
 Not-a-number and infinities are the strings "nan", "inf" and "-inf". `Result.from_json` reads one result back.
 """
 
@@ -21,13 +27,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from torchaos.harness.repeats.judged import Repeats
+from torchaos.harness.report.repeats import as_json
 from torchaos.harness.report.text import masked_command
 from torchaos.harness.result import SCHEMA, Result, write_atomically
 
 
-def write(results: Sequence[Result], path: Path) -> None:
+def write(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = ()) -> None:
     """Replaces the file in one step; secrets in `reproduce` are masked. Raises OSError where it can't be written."""
     shown = [replace(result, reproduce=masked_command(result.reproduce)) for result in results]
-    found = {"schema": SCHEMA, "results": [result.to_json() for result in shown]}
+    found: dict[str, Any] = {"schema": SCHEMA, "results": [result.to_json() for result in shown]}
+    if repeats:
+        found["repeats"] = [as_json(one) for one in repeats]
     write_atomically(path, json.dumps(found, indent=1, allow_nan=False) + "\n")

@@ -14,7 +14,9 @@ from xml.etree import ElementTree
 
 from junit_xml import TestCase, TestSuite
 
+from torchaos.harness.repeats.judged import Repeats
 from torchaos.harness.report.placeholder import placeholder_result
+from torchaos.harness.report.repeats import as_result
 from torchaos.harness.report.text import (
     masked_command,
     on_one_line,
@@ -31,12 +33,16 @@ __all__ = ["placeholder_result", "text", "write"]
 _NAME, _MESSAGE, _TEXT = 200, 500, 8000
 
 
-def write(results: Sequence[Result], path: Path) -> None:
-    """One suite per result. Replaces the file in one step. Raises OSError where it can't be written."""
-    write_atomically(path, text(results))
+def write(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = ()) -> None:
+    """One suite per result, and one for each scenario that was repeated. Replaces the file in one step. Raises OSError
+    where it can't be written."""
+    write_atomically(path, text(results, repeats))
 
 
-def text(results: Sequence[Result]) -> str:
+def text(results: Sequence[Result], repeats: Sequence[Repeats] = ()) -> str:
+    """Of a scenario that is judged by its rate, the single repetitions are no cases: a failed one is no failure."""
+    by_rate = {one.scenario for one in repeats if one.of_rate}
+    results = [result for result in results if result.scenario not in by_rate]
     runs = Counter(result.scenario for result in results)
     same = Counter((result.scenario, result.seed) for result in results)
     root, seen = ElementTree.Element("testsuites"), Counter[tuple[str, int]]()
@@ -45,6 +51,8 @@ def text(results: Sequence[Result]) -> str:
         seen[key] += 1
         which = f"seed {result.seed}" + (f", run {seen[key]}" if same[key] > 1 else "")
         root.append(_suite(result, which, runs[result.scenario] > 1))
+    for one in repeats:
+        root.append(_suite(as_result(one), f"{one.times} repetitions", len(repeats) > 1))
     for name in ("tests", "failures", "errors"):
         root.set(name, str(sum(int(suite.get(name, 0)) for suite in root)))
     ElementTree.indent(root)

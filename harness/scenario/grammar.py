@@ -218,6 +218,25 @@ class Item(Strict):
 
     name: str
     params: dict[str, Any] = Field(default_factory=dict)
+class Repeat(Strict):
+    """How often the scenario is run, with seeds counted up, and how many of them must pass: all, unless said here."""
+
+    times: Count
+    at_least: Annotated[Count | None, Field(description="So many of them must pass.")] = None
+    rate: Annotated[
+        float | None, Field(gt=0, lt=1, description="The share that passes must be shown to be at least this.")
+    ] = None
+    confidence: Annotated[float, Field(gt=0, lt=1, description="Of the bounds of that share.")] = 0.95
+
+    @model_validator(mode="after")
+    def _one_criterion(self) -> Repeat:
+        if self.at_least is not None and self.rate is not None:
+            raise ValueError("at_least counts repetitions and rate asks for a share; write one of them")
+        if self.at_least is not None and self.at_least > self.times:
+            raise ValueError(f"at least {self.at_least} of {self.times} can never pass; write fewer, or more times")
+        return self
+
+
 
 
 Items = list[Annotated[Item, BeforeValidator(_item)]]
@@ -246,3 +265,6 @@ class Scenario(Strict):
     )
     launcher: str = "local"
     tags: list[str] = Field(default_factory=list)
+    repeat: Annotated[
+        Repeat | None, BeforeValidator(lambda value: {"times": value} if isinstance(value, int) else value)
+    ] = None

@@ -1,0 +1,50 @@
+"""Confidence bounds of a rate: exact, of Clopper and Pearson (Biometrika 26, 1934), as SciPy has them.
+
+SciPy is the extra `statistics`, and imported only here. Each bound is one-sided: the true rate is above `lower`, or
+below `upper`, with the given confidence. Of 0 failures in 200, the upper bound at 0.95 is 0.0149.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from importlib import import_module
+from typing import Any
+
+
+def lower(successes: int, trials: int, confidence: float) -> float | None:
+    """None where SciPy is not installed. Without any trial, 0."""
+    return _bound(successes, trials, confidence, "greater", "low")
+
+
+def upper(successes: int, trials: int, confidence: float) -> float | None:
+    """None where SciPy is not installed. Without any trial, 1."""
+    return _bound(successes, trials, confidence, "less", "high")
+
+
+def needed(rate: float, confidence: float) -> int:
+    """The fewest repetitions that show this rate (below 1) if all of them pass. Needs SciPy."""
+    enough = 1
+    while not _shows(enough, rate, confidence):
+        enough *= 2
+    return bisect_left(range(enough), True, lo=enough // 2, key=lambda trials: _shows(trials, rate, confidence))
+
+
+def _shows(trials: int, rate: float, confidence: float) -> bool:
+    return (lower(trials, trials, confidence) or 0.0) >= rate
+
+
+def _bound(successes: int, trials: int, confidence: float, side: str, which: str) -> float | None:
+    if not trials:
+        return 0.0 if which == "low" else 1.0
+    stats = _scipy()
+    if stats is None:
+        return None
+    interval = stats.binomtest(successes, trials, alternative=side).proportion_ci(confidence, method="exact")
+    return float(getattr(interval, which))
+
+
+def _scipy() -> Any:
+    try:
+        return import_module("scipy.stats")
+    except ImportError:
+        return None

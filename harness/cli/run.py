@@ -24,13 +24,18 @@ from torchaos.harness.engine.commands import at_work
 from torchaos.harness.engine.scenario_run import ScenarioRun, error_result
 from torchaos.harness.plan import Plan
 from torchaos.harness.planner import make_plan
+from torchaos.harness.repeats.ask import Ask, ask_of
+from torchaos.harness.repeats.judged import Repeats
+from torchaos.harness.repeats.series import Series
 from torchaos.harness.report import console as show
 from torchaos.harness.report import jsonfile, junit
 from torchaos.harness.report.live import Live
 from torchaos.harness.report.placeholder import placeholder_result
+from torchaos.harness.report.repeats import show as show_repeats
 from torchaos.harness.result import ExitCode, Result, worst
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.scenario import load
+from torchaos.harness.scenario.grammar import Repeat
 from torchaos.harness.secrecy import mask, mask_words
 from torchaos.harness.undo.recovery import LeftBehind, before_a_run
 
@@ -39,18 +44,14 @@ GONE = (OSError, SystemExit)  # what rich makes of a terminal, or a pipe, that i
 
 @dataclass(frozen=True)
 class Planned:
-from torchaos.harness.repeats.ask import Ask, ask_of
-from torchaos.harness.repeats.judged import Repeats
-from torchaos.harness.repeats.series import Series
     plan: Plan
     folder: RunDir
     source: Path
     options: tuple[str, ...]  # of the command line, as far as they change what is run
-from torchaos.harness.report.repeats import show as show_repeats
+    ask: Ask
 
 
 @cli.command()
-from torchaos.harness.scenario.grammar import Repeat
 @FILES
 @click.option("--out", type=PATH, default=Path("torchaos-runs"), help="Where run directories go.", show_default=True)
 @SEED
@@ -67,7 +68,6 @@ def run(
     files: Sequence[Path], out: Path, seed: int | None, repeat: int | None, at_least: int | None, rate: float | None,
     confidence: float | None, junit_file: Path | None, json_file: Path | None, overrides: Sequence[str],
     attach: int | None, consent: Sequence[str],
-    ask: Ask
 ) -> None:  # fmt: skip
     """Run scenarios against live jobs and judge them."""
     console = Console()
@@ -122,6 +122,7 @@ def _planned(
     attach: int | None, out: Path, consent: Sequence[str],
 ) -> Iterator[Planned]:  # fmt: skip
     scenario = load(file, overrides)
+    ask = asked(scenario.repeat)
     first = scenario.seed if seed is None else seed
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     for number in range(ask.times):
@@ -138,7 +139,6 @@ def _apart(runs: Sequence[Planned]) -> list[Planned]:
     """Each with a folder of its own, also where two files describe the same scenario with the same seed."""
     seen = Counter[Path]()
     found = []
-    ask = asked(scenario.repeat)
     for one in runs:
         seen[one.folder.root] += 1
         again = f"-{number}" if (number := seen[one.folder.root]) > 1 else ""

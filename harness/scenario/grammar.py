@@ -203,21 +203,6 @@ class Twin(Strict):
     runs: Annotated[int, Field(ge=0, le=5)] = 3
 
 
-def _item(value: Any) -> Any:
-    """`name` or `{name: {parameter: value}}`, or `{name: }`."""
-    if isinstance(value, str):
-        return {"name": value}
-    if isinstance(value, dict) and len(value) == 1:
-        name, params = next(iter(value.items()))
-        return {"name": name, "params": {} if params is None else params}
-    raise ValueError("write a name, or one name with its parameters: `- recovery_time: {catch_up: 60s}`")
-
-
-class Item(Strict):
-    """An assertion or a condition."""
-
-    name: str
-    params: dict[str, Any] = Field(default_factory=dict)
 class Repeat(Strict):
     """How often the scenario is run, with seeds counted up, and how many of them must pass: all, unless said here."""
 
@@ -237,6 +222,21 @@ class Repeat(Strict):
         return self
 
 
+def _item(value: Any) -> Any:
+    """`name` or `{name: {parameter: value}}`, or `{name: }`."""
+    if isinstance(value, str):
+        return {"name": value}
+    if isinstance(value, dict) and len(value) == 1:
+        name, params = next(iter(value.items()))
+        return {"name": name, "params": {} if params is None else params}
+    raise ValueError("write a name, or one name with its parameters: `- recovery_time: {catch_up: 60s}`")
+
+
+class Item(Strict):
+    """An assertion or a condition."""
+
+    name: str
+    params: dict[str, Any] = Field(default_factory=dict)
 
 
 Items = list[Annotated[Item, BeforeValidator(_item)]]
@@ -263,8 +263,8 @@ class Scenario(Strict):
     twin: Annotated[Twin, BeforeValidator(lambda value: {"runs": 0} if value == "none" else value)] = Field(
         default_factory=Twin
     )
-    launcher: str = "local"
-    tags: list[str] = Field(default_factory=list)
     repeat: Annotated[
         Repeat | None, BeforeValidator(lambda value: {"times": value} if isinstance(value, int) else value)
     ] = None
+    launcher: str = "local"
+    tags: list[str] = Field(default_factory=list)

@@ -18,7 +18,21 @@ from rich.text import Text
 
 from torchaos.harness.cli import care
 from torchaos.harness.cli.interrupt import Interrupt, signals
-from torchaos.harness.cli.options import ATTACH, CONSENT, FILES, JSON, JUNIT, PATH, SEED, SET, cli
+from torchaos.harness.cli.options import (
+    AT_LEAST,
+    ATTACH,
+    CONFIDENCE,
+    CONSENT,
+    FILES,
+    JSON,
+    JUNIT,
+    PATH,
+    RATE,
+    REPEAT,
+    SEED,
+    SET,
+    cli,
+)  # fmt: skip
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.engine.commands import at_work
 from torchaos.harness.engine.scenario_run import ScenarioRun, error_result

@@ -1,4 +1,4 @@
-"""What must hold before a fault comes (steady state), and what ends a run early (stop). All are pure.
+"""What must hold before a fault comes (steady state), what ends a run early (stop), and on purpose (until). All pure.
 
 They read the events as they come in. Steps are counted within the newest attempt, where they come from the agent; a
 job without one is judged by the steps that it logs.
@@ -7,13 +7,17 @@ job without one is judged by the steps that it logs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
+from torchaos.harness.agent.fault import DRAWN
 from torchaos.harness.agent.wire import Event, Kind, Seconds
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.engine.due import after_is_due
+from torchaos.harness.plan import After, PlannedFault
 
 Time = Annotated[Seconds, Field(gt=0)]
 
@@ -111,6 +115,33 @@ class Wall:
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
         started = next((event.mono_s for event in events if event.kind is Kind.JOB_STARTED), None)
         return None if started is None else now_s - started > self.longer_than
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """The job has recovered from every fault (or from those that `faults` names), and `rest` has gone by since."""
+
+    rest: Seconds = 0.0
+    faults: list[str] = field(default_factory=list)
+    lasting: list[str] = field(default_factory=list, metadata={DRAWN: True})  # those that have to be taken back first
+
+    name: ClassVar[str] = "recovered"
+
+    def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
+        return all(
+            after_is_due(After(self.rest, fault, "recovered", lasting=fault in self.lasting), events, now_s)
+            for fault in self.faults
+        )
+
+    @staticmethod
+    def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> dict[str, Any]:
+        """What the plan knows of it. Raises UsageError where there is no such fault."""
+        known = [fault.id for fault in faults]
+        wanted = list(params.get("faults") or known)
+        if strangers := [name for name in wanted if name not in known]:
+            raise UsageError(f"recovered: there is no fault {strangers[0]!r}; there are {', '.join(known) or 'none'}")
+        lasting = [fault.id for fault in faults if fault.id in wanted and fault.duration_s is not None]
+        return {"faults": wanted, "lasting": lasting}
 
 
 def _newest_attempt(events: Sequence[Event]) -> list[Event]:

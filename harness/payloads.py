@@ -67,7 +67,9 @@ _STEP: Mapping[str, Check] = {
     "phases": _by_name(_number), "skipped": _maybe(_truth),
 }  # fmt: skip
 _PROCESS: Mapping[str, Check] = {"pid": _whole, "start_ticks": _maybe(_whole), "local_rank": _maybe(_whole)}
-_RANK: Mapping[str, Check] = {**_PROCESS, "world_size": _maybe(_whole), "node": _maybe(_whole)}
+_RANK: Mapping[str, Check] = {
+    **_PROCESS, "world_size": _maybe(_whole), "node": _maybe(_whole), "inner_pid": _whole,
+}  # fmt: skip
 _HIT: Mapping[str, Check] = {
     "fault": _text,
     "phase": _maybe(_text),
@@ -82,7 +84,7 @@ _UNDO: Mapping[str, Check] = {"fault": _text, "verified": _truth, "reason": _may
 _CHECKS: Mapping[Kind, Mapping[str, Check]] = {
     Kind.STAGE: {"stage": _text},
     Kind.NOTE: {"text": _text},
-    Kind.STOPPED: {"reason": _text, "interrupted": _truth},
+    Kind.STOPPED: {"reason": _text, "interrupted": _truth, "enough": _truth},
     Kind.JOB_STARTED: {**_PROCESS, **_EXIT},
     Kind.JOB_EXITED: {**_PROCESS, **_EXIT},
     Kind.LOG_STEP: {"step": _maybe(_whole), "adapter": _text, "loss": _maybe(_number), "lr": _maybe(_number)},
@@ -112,6 +114,7 @@ _CHECKS: Mapping[Kind, Mapping[str, Check]] = {
     Kind.MISSED: {"fault": _text, "reason": _text},
     Kind.EFFECT: {"fault": _text, "effect": _text},
     Kind.NETWORK: {"fault": _text, "counts": _by_name(_number), "measured": _by_name(_number)},
+    Kind.CONTAINER: {"fault": _text, "node": _whole, "action": _text},
     Kind.GUARDED: {"record": _text, "handles": _each(_text), "why": _maybe(_text)},
     Kind.HEALED: {**_UNDO, "record": _text, "handle": _mapping},
 }

@@ -27,6 +27,8 @@ class After:
     fault: str | None = None  # None: after the job's launch
     state: str = "applied"  # applied, felt, recovered, rolled_back
     checkpoints: int = 0  # and this many checkpoints have been saved since
+    not_before_s: float = 0.0  # beside `fault`: and so long after the launch
+    lasting: bool = False  # that fault is taken back while the run goes on, and has to be before anything has recovered
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class PlannedJob:
     resubmit_times: int = 0
     resubmit_delay_s: float = 0.0
     attach_pid: int | None = None
+    container: Mapping[str, Any] = field(default_factory=dict)  # what the nodes are made from, where they are containers
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Plan:
     asserts: tuple[Named, ...]
     steady_state: tuple[Named, ...] = ()
     stop: tuple[Named, ...] = ()
+    until: tuple[Named, ...] = ()  # all of them together end the run on purpose
     launcher: str = "local"
     max_ranks: int | None = None
     max_nodes: int | None = None
@@ -111,7 +115,8 @@ class Plan:
         return cls(**{
             **raw, "job": PlannedJob(**{**raw["job"], "command": tuple(raw["job"]["command"])}),
             "faults": tuple(_fault(fault) for fault in raw["faults"]),
-            **{name: tuple(Named(**item) for item in raw[name]) for name in ("asserts", "steady_state", "stop")},
+            **{name: tuple(Named(**item) for item in raw.get(name, ())) for name in ("steady_state", "stop", "until")},
+            "asserts": tuple(Named(**item) for item in raw["asserts"]),
             **{name: tuple(raw.get(name, ())) for name in ("hooks", "needs", "never_ranks", "never_nodes", "consent")},
             "collect": tuple(Need(one) for one in raw["collect"]),
         })  # fmt: skip

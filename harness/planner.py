@@ -20,6 +20,7 @@ from torchaos.harness.contracts import Injector, Need, Target, UsageError, Where
 from torchaos.harness.engine.permits import beyond
 from torchaos.harness.environment import resolve_program
 from torchaos.harness.gpu import library
+from torchaos.harness.launchers.fits import misfit
 from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob, stream
 from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Item, Job, Limits, Scenario, When
 from torchaos.harness.scenario.parameters import check_parameters
@@ -33,6 +34,7 @@ _HOOKS_OF_NEED = {
     Need.CHECKPOINTS: ("checkpoints",),
     Need.INVENTORY: ("checkpoints",),
     Need.TWIN: (),
+    Need.LEFTOVERS: (),
     Need.STATE: ("state",),
     Need.COLLECTIVES: ("collectives", "stamps"),
     Need.HANGS: ("collectives", "stamps"),
@@ -45,6 +47,7 @@ _HOOKS_OF_PHASE: dict[Phase, tuple[str, ...]] = {
     Phase.COLLECTIVE: ("collectives",),
     Phase.OPTIMIZER: (),
     Phase.CHECKPOINT_WRITE: ("checkpoints",),
+    Phase.CHECKPOINT_WRITTEN: ("checkpoints",),
     Phase.CHECKPOINT_LOAD: ("checkpoints",),
 }
 # "any" draws among the phases that every training loop passes in every step.
@@ -56,8 +59,8 @@ def make_plan(
 ) -> Plan:
     """Raises UsageError where the scenario can't be carried out here; the text names the file and the fault."""
     job = _job(scenario.job, file.parent.absolute(), attach)
-    faults = tuple(
-        _fault(fault, scenario, job, file, stream(seed, fault.id or fault.inject)) for fault in scenario.faults
+    faults = _told_of_each_other(
+        [_fault(fault, scenario, job, file, stream(seed, fault.id or fault.inject)) for fault in scenario.faults]
     )
     _check_consent(scenario, faults, file, consent)
     asserts = tuple(_named("assertions", item) for item in scenario.assert_)
@@ -77,6 +80,7 @@ def make_plan(
         asserts=asserts,
         steady_state=tuple(_condition(item, file) for item in scenario.steady_state),
         stop=tuple(_condition(item, file) for item in scenario.stop),
+        until=tuple(_of_faults(_condition(item, file), faults) for item in scenario.until),
         launcher=scenario.launcher,
         max_ranks=limits.ranks,
         max_nodes=limits.nodes,
@@ -112,7 +116,8 @@ def _job(job: Job, here: Path, attach: int | None) -> PlannedJob:
     if attach is None:
         if not cwd.is_dir():
             raise UsageError(f"job.cwd: {cwd} is no folder")
-        command[0] = resolve_program(command[0], cwd)
+        if job.container is None or job.container.image == "host":
+            command[0] = resolve_program(command[0], cwd)
     per_node, nodes = world_of(command)
     nodes = job.nodes or nodes or 1
     world = job.world_size or (per_node * nodes if per_node else None)
@@ -131,7 +136,15 @@ def _job(job: Job, here: Path, attach: int | None) -> PlannedJob:
         resubmit_times=job.resubmit.times if job.resubmit else 0,
         resubmit_delay_s=job.resubmit.delay if job.resubmit else 0.0,
         attach_pid=attach,
+        container=_container(job, here, values),
     )
+
+
+def _container(job: Job, here: Path, values: Mapping[str, str]) -> dict[str, Any]:
+    if job.container is None:
+        return {}
+    mounts = [fill(one, values) for one in job.container.mounts]
+    return {"image": job.container.image, "mounts": [str(here / one) for one in mounts]}
 
 
 def world_of(command: Sequence[str]) -> tuple[int | None, int | None]:
@@ -172,11 +185,8 @@ def _fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: 
     if target.nodes == () and found.hits in ("agents", "nodes"):
         what = "a node's agent" if found.hits == "agents" else "whole nodes"
         raise UsageError(f"{file}: fault {name}: {fault.inject} hits {what}; write target: {{node: 0}}")
-    if "links" in found.needs and "links" not in getattr(registry.find("launchers", scenario.launcher), "needs", ()):
-        raise UsageError(
-            f"{file}: fault {name}: {fault.inject} needs links between nodes, and the launcher {scenario.launcher} "
-            "makes none; write launcher: netns, and two nodes or more"
-        )
+    if wrong := misfit(found, scenario.launcher):
+        raise UsageError(f"{file}: fault {name}: {wrong}")
     injector: Injector = found(**check_parameters(found, fault.with_, (), _silent)).plan(target, draw)
     return PlannedFault(
         id=name,
@@ -248,8 +258,20 @@ def _trigger(when: When, target: Target, draw: random.Random, usual: Phase | Non
         phase = Phase.COLLECTIVE if which else phase
         pacer = target.ranks[0] if target.ranks else 0
         return Moment(pacer, step, phase, when.attempt, when.nth, collectives=collectives)
-    delay = when.time if when.time is not None else when.delay
-    return After(delay, when.after, when.state, when.checkpoints or 0)
+    if when.after is not None:
+        return After(when.delay, when.after, when.state, when.checkpoints or 0, not_before_s=when.time or 0.0)
+    return After(when.time if when.time is not None else when.delay, None, when.state, when.checkpoints or 0)
+
+
+def _told_of_each_other(faults: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
+    """What waits for another fault's recovery waits for its being taken back too, where it lasts."""
+    lasting = {fault.id for fault in faults if fault.duration_s is not None}
+    return tuple(
+        replace(fault, trigger=replace(fault.trigger, lasting=True))
+        if isinstance(fault.trigger, After) and fault.trigger.state == "recovered" and fault.trigger.fault in lasting
+        else fault
+        for fault in faults
+    )
 
 
 def _hooks_of(fault: PlannedFault) -> tuple[str, ...]:
@@ -289,6 +311,12 @@ def _condition(item: Item, file: Path) -> Named:
         for name, value in named.params.items()
     }
     return Named(named.name, filled)
+
+
+def _of_faults(condition: Named, faults: Sequence[PlannedFault]) -> Named:
+    """With what the condition wants to know of the faults that were planned."""
+    told = getattr(registry.find("conditions", condition.name), "of_faults", None)
+    return replace(condition, params={**condition.params, **told(condition.params, faults)}) if told else condition
 
 
 def _check_machine(needs: Iterable[str], file: Path) -> None:

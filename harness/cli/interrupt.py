@@ -6,8 +6,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Protocol
 
-from torchaos.harness.engine.scenario_run import ScenarioRun
+
+class Endable(Protocol):
+    def stop(self, reason: str) -> None: ...
+    def hurry(self, reason: str) -> None: ...
 
 
 class Interrupt:
@@ -16,9 +20,9 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        self._target: ScenarioRun | None = None
+        self._target: Endable | None = None
 
-    def ends(self, target: ScenarioRun) -> None:
+    def ends(self, target: Endable) -> None:
         """From now on it is this run that a signal ends; one that came just before ends it, too."""
         self._target = target
         if self.reason:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torchaos.harness.agent.wire import Event, Kind
@@ -12,7 +13,7 @@ from torchaos.harness.plan import After
 def after_is_due(trigger: After, events: Sequence[Event], now_s: float) -> bool:
     """`now_s` is CLOCK_MONOTONIC."""
     start = _start_of(trigger, events)
-    if start is None:
+    if start is None or now_s < _launched_at(events) + trigger.not_before_s:
         return False
     if trigger.checkpoints:
         saves = [
@@ -24,22 +25,31 @@ def after_is_due(trigger: After, events: Sequence[Event], now_s: float) -> bool:
     return now_s >= start + trigger.delay_s
 
 
+def _launched_at(events: Sequence[Event]) -> float:
+    return next((event.mono_s for event in events if event.kind is Kind.JOB_STARTED), math.inf)
+
+
 def _start_of(trigger: After, events: Sequence[Event]) -> float | None:
     if trigger.fault is None:
-        return next((event.mono_s for event in events if event.kind is Kind.JOB_STARTED), None)
+        launched = _launched_at(events)
+        return launched if launched < math.inf else None
     hits = [e for e in events if e.kind is Kind.APPLYING and e.data["fault"] == trigger.fault]
     if not hits:
         return None
     at, pids = hits[0].mono_s, {hit.data["pid"] for hit in hits}
     if trigger.state == "applied":
         return at
+    back = next((e.mono_s for e in events if e.kind is Kind.ROLLED_BACK and e.data["fault"] == trigger.fault), None)
     if trigger.state == "rolled_back":
-        return next((e.mono_s for e in events if e.kind is Kind.ROLLED_BACK and e.data["fault"] == trigger.fault), None)
+        return back
     if trigger.state == "felt":
         return next(
             (e.mono_s for e in events if e.kind is Kind.RANK_EXITED and e.data["pid"] in pids and e.mono_s >= at), None
         )
-    return _recovered_at(History.of(events), hits)
+    if trigger.lasting and back is None:
+        return None
+    recovered = _recovered_at(History.of(events), hits)
+    return None if recovered is None else max(recovered, back or recovered) if trigger.lasting else recovered
 
 
 def _recovered_at(history: History, hits: Sequence[Event]) -> float | None:

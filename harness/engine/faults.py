@@ -21,6 +21,7 @@ from torchaos.harness.contracts import ChaosError, Handle, Injector, Irreversibl
 from torchaos.harness.engine.arming import Slots
 from torchaos.harness.engine.due import after_is_due
 from torchaos.harness.engine.permits import Permits
+from torchaos.harness.engine.seldom import Seldom
 from torchaos.harness.engine.site import NodeSite, Victim
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers.attach import Attached
@@ -156,7 +157,7 @@ class FaultLife:
             return armed
         self._guard(() if self._late else self._injector.changes(self._site()))
         page.write(page.GO, fired)  # taking the last one back let go of every hold there would ever be
-        page.write(page.ARMED_PID, pacer.pid)
+        page.write(page.ARMED_PID, pacer.own_pid)
         page.write(page.ALLOWED, fired + 1)
         self._armed([moment.pacer])
         return pacer
@@ -267,8 +268,15 @@ class FaultLife:
         trigger = self.fault.trigger
         if isinstance(trigger, Moment):
             return True
-        due = partial(after_is_due, trigger)
-        return self._on.wait_until(lambda: due(self._on.journal.snapshot(), time.monotonic()))
+        seldom = Seldom()
+
+        def due() -> bool:
+            if not seldom.due():
+                return False
+            with seldom:
+                return after_is_due(trigger, self._on.journal.snapshot(), time.monotonic())
+
+        return self._on.wait_until(due)
 
     def _armed(self, targets: Sequence[int]) -> None:
         self._emit(Kind.ARMED, {"fault": self.fault.id, "targets": list(targets)})

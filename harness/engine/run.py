@@ -28,6 +28,7 @@ from torchaos.harness.journal import Journal
 from torchaos.harness.judging.teardown import has_aborted
 from torchaos.harness.launchers import job_for
 from torchaos.harness.observe import report
+from torchaos.harness.observe.leftovers import Leftovers
 from torchaos.harness.observe.watch import hangs_of
 from torchaos.harness.observed import Watched
 from torchaos.harness.plan import Plan
@@ -61,11 +62,11 @@ class Run:
         self._lives: list[FaultLife] = []
         self._unverified: dict[str, str] = {}  # why, by owner; what is healed later leaves it again
 
-    def stop(self, reason: str, interrupted: bool = True) -> None:
+    def stop(self, reason: str, interrupted: bool = True, enough: bool = False) -> None:
         """End the run early; everything is still healed, stopped and collected. `interrupted`: by somebody outside, so
-        that what is unfinished says nothing about the job."""
+        that what is unfinished says nothing about the job. `enough`: on purpose, all was seen that was to be seen."""
         if self._stopped is None:
-            self._stopped = {"reason": reason, "interrupted": interrupted}
+            self._stopped = {"reason": reason, "interrupted": interrupted, "enough": enough}
 
     def hurry(self) -> None:
         """From now on nothing is waited for, and no more evidence is read; everything is still taken back."""
@@ -106,6 +107,7 @@ class Run:
         self._limit_s = plan.job.timeout_s + SPARE_S
         self._reaper.guard("probes", [JobProcesses(self.run_id + PROBES)], owner="probes")
         self._job = job_for(plan, self.folder, self.run_id, self.journal, self._guard_resources)
+        self._leftovers = Leftovers(plan, self._job.members)
         self._guards = Guards(self.folder.root)
         self._watches = Watches(plan, Watched(self.folder.root, root, self.run_id + PROBES), self.journal.emit)
         stack.callback(self._watches.stop)
@@ -126,6 +128,7 @@ class Run:
             processes = JobProcesses(self.run_id)
             self._reaper.guard("job", [processes], owner="job", limit_s=self._limit_s)
         self._job.start()
+        self._leftovers.start()
         self._watches.start()
         self._hangs.start()
         for life in self._lives:
@@ -144,6 +147,8 @@ class Run:
                 self.stop(trouble)
             elif broken:
                 self.stop(broken[0], interrupted=not broken[1])
+            elif enough := self._watches.enough(events, now):
+                self.stop(enough, interrupted=False, enough=True)
             elif now > end:
                 self.stop(f"the job took longer than its time-out of {self.plan.job.timeout_s:g} s", interrupted=False)
             self._bases.update(events)
@@ -152,6 +157,8 @@ class Run:
 
     def _collect(self) -> None:
         self._stage("collect")
+        if (left := self._leftovers.take(self._job.done and self._stopped is None, self._is_hurried)) is not None:
+            self._save("leftovers", left)
         self._field.ended.set()
         self._watches.stop()
         self._hangs.stop()

@@ -9,6 +9,7 @@ from typing import cast
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event
 from torchaos.harness.contracts import Condition, Emit, Probe
+from torchaos.harness.engine.seldom import Seldom
 from torchaos.harness.observed import Watched, last_reason
 from torchaos.harness.plan import Named, Plan
 
@@ -20,8 +21,10 @@ class Watches:
 
     def __init__(self, plan: Plan, at: Watched, emit: Emit) -> None:
         self._steady, self._stop, self._at = _conditions(plan.steady_state), _conditions(plan.stop), at
+        self._until, self._seldom = _conditions(plan.until), Seldom()
         probes = {
-            probe for one in (*self._steady.values(), *self._stop.values()) if hasattr(one, "probes")
+            probe
+            for one in (*self._steady.values(), *self._stop.values(), *self._until.values()) if hasattr(one, "probes")
             for probe in cast(Sequence[Probe], one.probes(at))
         }  # fmt: skip
         self._threads = [
@@ -49,6 +52,14 @@ class Watches:
                 about_job = bool(getattr(condition, "about_job", True))
                 return f"the stop condition {name} holds{f': {why}' if why else ''}", about_job
         return None
+
+    def enough(self, events: Sequence[Event], now_s: float) -> str | None:
+        """What ends the run on purpose, in words. It may be dear to tell, so it is asked seldom."""
+        if not self._until or not self._seldom.due():
+            return None
+        with self._seldom:
+            holds = all(condition.holds(events, now_s) for condition in self._until.values())
+        return f"enough was seen: {' and '.join(self._until)}" if holds else None
 
     def _look(self, probe: Probe, emit: Emit) -> None:
         while not self._at.ended.is_set():

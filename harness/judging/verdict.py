@@ -202,7 +202,8 @@ def _overall(run: Record, twins: Sequence[Record], cases: Sequence[Case]) -> tup
     stopped = next((event.data for event in run.of_kind(Kind.STOPPED)), None)
     by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
     gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults"]
-    if stopped and (stopped.get("interrupted", True) or not by_verdict[Verdict.FAILED]):
+    early = stopped and not stopped.get("enough", False)
+    if stopped and early and (stopped.get("interrupted", True) or not by_verdict[Verdict.FAILED]):
         return Verdict.INCONCLUSIVE, f"the run was ended early: {stopped['reason']}"
     for whose, damaged in (("the journal", run.damaged), *(("the journal of a twin", one.damaged) for one in twins)):
         if damaged:

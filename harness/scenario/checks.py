@@ -118,6 +118,7 @@ def _check_items(scenario: Scenario, tell: Tell) -> None:
         ("assert", "assertions", scenario.assert_),
         ("steady_state", "conditions", scenario.steady_state),
         ("stop", "conditions", scenario.stop),
+        ("until", "conditions", scenario.until),
     ]
     for key, group, items in groups:
         seen: set[str] = set()
@@ -130,6 +131,18 @@ def _check_items(scenario: Scenario, tell: Tell) -> None:
             if found is not None:
                 check_parameters(found, item.params, (*at, item.name), tell)
     _class("launchers", scenario.launcher, ("launcher",), tell)
+    _check_end(scenario, tell)
+
+
+def _check_end(scenario: Scenario, tell: Tell) -> None:
+    """A run that is ended on purpose is not the whole job, and a twin of it would have no end."""
+    if not scenario.until:
+        return
+    if scenario.twin.runs:
+        tell(("until",), "a run that until ends has no whole job to be compared with; write twin: none beside it", True)
+    for number, item in enumerate(scenario.assert_):
+        if item.name == "completed":
+            tell(("assert", number), "until ends the run before the job is done; remove completed, or until")
 
 
 def _class(group: str, name: str, at: Keys, tell: Tell) -> Any:

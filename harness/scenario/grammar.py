@@ -17,7 +17,8 @@ Index = Annotated[int, Field(ge=0)]
 
 
 PhaseName = Literal[
-    "any", "start", "data", "forward", "backward", "collective", "optimizer", "checkpoint_write", "checkpoint_load"
+    "any", "start", "data", "forward", "backward", "collective", "optimizer", "checkpoint_write", "checkpoint_written",
+    "checkpoint_load",
 ]
 
 
@@ -64,6 +65,19 @@ class Log(Strict):
     path: Annotated[str | None, Field(description="The file, where it is not the job's output.")] = None
 
 
+class Container(Strict):
+    """What each node is made from, where the launcher makes containers."""
+
+    image: Annotated[
+        str, Field(description="An image that the engine has; host: this machine's own programs and Python, read-only.")
+    ] = "host"
+    mounts: Annotated[
+        list[Annotated[str, Field(pattern=r"^[^:]+:/[^:]*(:ro)?$")]],
+        Field(description="Folders of this machine, SOURCE:TARGET or SOURCE:TARGET:ro. The run's own folder, the "
+              "working directory and the checkpoints are there without it."),
+    ] = Field(default_factory=list)  # fmt: skip
+
+
 class Job(Strict):
     command: Annotated[
         str | list[str],
@@ -83,6 +97,7 @@ class Job(Strict):
     timeout: Annotated[Seconds, Field(description="The run is ended after this long.")] = 600.0
     world_size: Annotated[Count | None, Field(description="How many ranks, where the command does not say it.")] = None
     nodes: Annotated[Count | None, Field(description="How many nodes, where the command does not say it.")] = None
+    container: Container | None = None
     log: Log | None = None
     resubmit: Resubmit | None = None
 
@@ -127,7 +142,9 @@ class When(Strict):
     min_bytes: Annotated[Index | None, Field(description="Of at least this size: what goes in or comes out.")] = None
     max_bytes: Annotated[Index | None, Field(description="Of at most this size.")] = None
     attempt: Annotated[Index | None, Field(description="Only in this attempt: 1 is after the first restart.")] = None
-    time: Annotated[Seconds | None, Field(description="So long after the launch.")] = None
+    time: Annotated[
+        Seconds | None, Field(description="So long after the launch; beside after: no sooner than that.")
+    ] = None
     after: Annotated[str | None, Field(description="After something happened to this earlier fault.")] = None
     state: Literal["applied", "felt", "recovered", "rolled_back"] = "applied"
     checkpoints: Annotated[Count | None, Field(description="Once so many checkpoints have been saved.")] = None
@@ -154,8 +171,6 @@ class When(Strict):
             raise ValueError("start comes once in each attempt; name the attempt, not a step")
         if "state" in outside and self.after is None:
             raise ValueError("state says what happened to another fault; name it with after")
-        if self.time is not None and self.after is not None:
-            raise ValueError("time counts from the launch and after from a fault; use after with delay")
         if "delay" in outside and not outside & {"after", "checkpoints"}:
             raise ValueError("delay counts from something; write time, or name after or checkpoints too")
         return self
@@ -255,6 +270,9 @@ class Scenario(Strict):
         default_factory=list
     )
     stop: Annotated[Items, Field(description="What ends the run early.")] = Field(default_factory=list)
+    until: Annotated[Items, Field(description="What ends the run on purpose: all of it together.")] = Field(
+        default_factory=list
+    )
     limits: Limits = Field(default_factory=Limits)
     consent: Annotated[
         list[str],

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.scenario.checks import check
@@ -16,9 +16,16 @@ from torchaos.harness.scenario.mistakes import most_telling, words
 from torchaos.harness.scenario.parameters import Tell
 from torchaos.harness.scenario.yaml_source import Keys, Problem, ScenarioError, Source, read, value_of
 
+Model = TypeVar("Model", bound=BaseModel)
+
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
     """Raises ScenarioError, a line per problem: `file:line:column: what; what to do`."""
+    return load_as(Scenario, path, overrides, check)
+
+
+def load_as(model: type[Model], path: Path, overrides: Sequence[str], check: Callable[[Model, Tell], None]) -> Model:
+    """`model`: what such a file holds; `check` tells what must hold between its parts. Raises ScenarioError."""
     source = read(path)
     set_in_file = [_override(source, text) for text in overrides]
     problems: list[Problem] = []
@@ -27,12 +34,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
         by_hand = next((".".join(map(str, at)) for at in set_in_file if keys[: len(at)] == at), None)
         problems.append(Problem(source.place(keys, key), f"--set {by_hand}: {text}" if by_hand else text))
 
-    scenario = _typed(source, tell)
-    if scenario is not None:
-        check(scenario, tell)
-    if problems or scenario is None:
+    found = _typed(model, source, tell)
+    if found is not None:
+        check(found, tell)
+    if problems or found is None:
         raise ScenarioError(path, problems)
-    return scenario
+    return found
 
 
 def _override(source: Source, text: str) -> Keys:
@@ -54,10 +61,10 @@ def _override(source: Source, text: str) -> Keys:
     return keys
 
 
-def _typed(source: Source, tell: Tell) -> Scenario | None:
+def _typed(model: type[Model], source: Source, tell: Tell) -> Model | None:
     try:
-        return Scenario.model_validate(source.data)
+        return model.model_validate(source.data)
     except ValidationError as error:
         for keys, found in most_telling(source, error).items():
-            tell(keys, words(found, keys), key=found["type"] == "extra_forbidden")
+            tell(keys, words(found, keys, model), key=found["type"] == "extra_forbidden")
         return None

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from torchaos.harness import registry
 from torchaos.harness.scenario.grammar import Scenario
@@ -45,10 +45,10 @@ def _in_file(source: Source, loc: Keys, kind: str) -> Keys:
     return keys
 
 
-def words(found: Any, keys: Keys) -> str:
+def words(found: Any, keys: Keys, model: type[BaseModel] = Scenario) -> str:
     kind, name = found["type"], next((key for key in reversed(keys) if isinstance(key, str)), "scenario")
     if kind == "extra_forbidden":
-        known = _keys_beside(found["loc"])
+        known = _keys_beside(found["loc"], model)
         near = registry.suggest(name, known)
         return f"unknown key {name!r}; {f'did you mean {near!r}?' if near else 'there are ' + ', '.join(known)}"
     if kind == "missing":
@@ -73,9 +73,9 @@ def _shown(value: Any) -> str:
     return "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
 
 
-def _keys_beside(loc: Keys) -> list[str]:
+def _keys_beside(loc: Keys, whole: type[BaseModel]) -> list[str]:
     """The keys that the grammar knows where the unknown one stands."""
-    model: Any = Scenario
+    model: Any = whole
     for part in loc[:-1]:
         if isinstance(part, str):
             model = next((found for found in _models_in(model, part)), model)

@@ -259,3 +259,18 @@ def test_attach_leaves_the_job_alive(torchaos: RunScenario, reference: dict[str,
     finally:
         job.terminate()
         job.wait(60)
+
+
+def test_a_job_without_an_end_is_ended_once_enough_was_seen(torchaos: RunScenario, reference: dict[str, Any]) -> None:
+    """The job would go on for hours: it is ended after the recovery from the second of two faults, and passes."""
+    endless = {**reference, "command": reference["command"].replace("--steps 60", "--steps 1000000")}
+    freeze = {"id": "freeze", "inject": "process.freeze", "target": {"rank": 0}, "for": "1s"}
+    scenario = kill_rank(endless, when={"step": 12}, until=[{"recovered": {"rest": "1s"}}], twin="none")
+    scenario["faults"][0]["id"] = "kill"
+    scenario["faults"].append({**freeze, "when": {"after": "kill", "state": "recovered", "delay": "500ms"}})
+    scenario["assert"] = ["recovery_time", "loss_continuity", "checkpoint_integrity"]
+    run = torchaos(scenario)
+    assert run.exit_code == 0, run
+    events = (run.folder / "events" / "harness.jsonl").read_text()
+    assert "enough was seen: recovered" in events
+    assert len(run.result["recoveries"]) == 2, run

@@ -1,0 +1,125 @@
+"""`torchaos gameday`: many faults over a long run, and the score of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markdown import Markdown
+
+from torchaos.harness.cli.interrupt import signals
+from torchaos.harness.cli.options import CONSENT, PATH, SEED, SET, cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.gameday import report
+from torchaos.harness.gameday.day import Day, DayRun
+from torchaos.harness.gameday.draw import cut, draw
+from torchaos.harness.gameday.grammar import GameDay
+from torchaos.harness.gameday.loader import load
+from torchaos.harness.gameday.presets import mix_of, presets
+from torchaos.harness.gameday.score import total, verdict_of
+from torchaos.harness.result import ExitCode, write_atomically
+
+
+@cli.command()
+@click.argument("file", required=False, type=PATH)
+@click.option("--out", type=PATH, default=Path("torchaos-days"), help="Where its directory goes.", show_default=True)
+@SEED
+@SET
+@CONSENT
+@click.option("--plan", "only_plan", is_flag=True, help="Print what was drawn, and do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="With --plan: as JSON.")
+@click.option("--resume", type=PATH, metavar="DIR", help="Go on with a game day that was ended.")
+@click.option("--keep", is_flag=True, help="Keep the run directories of rounds that passed, too.")
+@click.option(
+    "--presets", "list_presets", is_flag=True, help="Print the published tables that faults can be drawn from."
+)
+def gameday(
+    file: Path | None, out: Path, seed: int | None, overrides: Sequence[str], consent: Sequence[str], only_plan: bool,
+    as_json: bool, resume: Path | None, keep: bool, list_presets: bool,
+) -> None:  # fmt: skip
+    """Draw faults as a cluster does, for hours, and keep score."""
+    console = Console()
+    if list_presets:
+        console.print(Markdown(_tables()))
+        sys.exit(ExitCode.PASSED)
+    if (file is None) == (resume is None):
+        raise UsageError("give the file of a game day, or --resume and the directory of one")
+    if resume is not None:
+        plan = Day.read(resume)
+        day, folder = load(resume / "gameday.yaml", plan.overrides), resume.absolute()
+    else:
+        assert file is not None
+        day = load(file, overrides)
+        plan = _drawn(day, file, day.seed if seed is None else seed, overrides, consent)
+        folder = (out / f"{plan.name}-s{plan.seed}-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}").absolute()
+    if only_plan:
+        click.echo(json.dumps(plan.to_json(), indent=1)) if as_json else console.print(Markdown(report.drawn(plan)))
+        sys.exit(ExitCode.PASSED)
+    if resume is None:
+        assert file is not None
+        _create(folder, file, plan)
+    sys.exit(_run(day, plan, folder, keep, console))
+
+
+def _drawn(day: GameDay, file: Path, seed: int, overrides: Sequence[str], consent: Sequence[str]) -> Day:
+    mix = mix_of(day)
+    rounds = cut(day, draw(day, mix.risks, seed))
+    if not report.faults_of(rounds):
+        raise UsageError(f"{file}: no fault comes in {day.duration:g} s; write a longer duration, or other arrivals")
+    here = str(file.parent.absolute())
+    return Day(day.gameday, seed, here, tuple(overrides), tuple(consent), tuple(rounds), mix.without)
+
+
+def _create(folder: Path, file: Path, plan: Day) -> None:
+    try:
+        (folder / "job").mkdir(parents=True, mode=0o700)
+        folder.chmod(0o700)
+        write_atomically(folder / "gameday.yaml", file.read_text(), private=True)
+        write_atomically(folder / "day.json", json.dumps(plan.to_json(), indent=1) + "\n", private=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: it can't be made: {error.strerror}; choose another --out") from error
+
+
+def _run(day: GameDay, plan: Day, folder: Path, keep: bool, console: Console) -> ExitCode:
+    with signals() as interrupted:
+        run = DayRun(day, plan, folder, keep, click.echo)
+        interrupted.ends(run)
+        rounds, cut_short = run()
+    score = total(rounds)
+    code, why = verdict_of(score, day.score, rounds, cut_short)
+    text = report.page(plan, str(folder), rounds, score, code, why)
+    told = {
+        "verdict": code.name.lower(),
+        "why": why,
+        "score": asdict(score),
+        "rounds": [one.to_json() for one in rounds],
+    }
+    write_atomically(folder / "score.json", json.dumps(told, indent=1) + "\n", private=True)
+    write_atomically(folder / "report.md", text, private=True)
+    console.print(Markdown(text))
+    click.echo(f"Files: {folder}" + (f"; go on: torchaos gameday --resume {folder}" if cut_short else ""))
+    return code
+
+
+def _tables() -> str:
+    lines = []
+    for name, table in presets().tables.items():
+        lines += [f"## {name}", "", table.source, *([table.says] if table.says else []), ""]
+        lines += ["| cause | count | GPU time | stands for it |", "|---|---|---|---|"]
+        for one in table.causes:
+            stand_ins = presets().stand_ins.get(one.stands or "", [])
+            words = " or ".join(risk.inject for risk in stand_ins) or "nothing"
+            lines.append(f"| {one.cause} | {_figure(one.count)} | {_figure(one.gpu_time)} | {words} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"

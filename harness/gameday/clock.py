@@ -1,0 +1,119 @@
+"""Where the wall-clock time of a round went. Pure.
+
+The window begins with the end of the round's first step, since its start-up belongs to the round and not to any fault,
+and ends with the last step, or with the end of the run where the job made no more steps. Within it, each moment is one
+of: *productive* (steps that count in the end), *lost* (steps done again), *checkpoint* (training stood still
+to save), *stalled* (what is beyond one usual step, of one that took longer than LONG times that) and *down* (no step
+was being made: from the last step of one attempt to the first of the next).
+
+ETTR = productive / wall (Meta, arXiv 2410.21680: productive runtime by wall-clock time; ByteRobust, arXiv 2509.16293).
+Runtime goodput = (training - lost) / wall, in which saving and stalls count as training (Google's ML goodput).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from statistics import median
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.history import History
+from torchaos.harness.record import Record
+
+LONG = 3.0  # times the usual step
+
+
+@dataclass(frozen=True)
+class Clock:
+    """All in seconds; `wall_s` is the sum of the others."""
+
+    productive_s: float = 0.0
+    lost_s: float = 0.0
+    checkpoint_s: float = 0.0
+    stalled_s: float = 0.0
+    down_s: float = 0.0
+
+    @property
+    def wall_s(self) -> float:
+        return float(sum(getattr(self, one.name) for one in fields(self)))
+
+    @property
+    def ettr(self) -> float | None:
+        return self.productive_s / self.wall_s if self.wall_s else None
+
+    @property
+    def goodput(self) -> float | None:
+        return (self.wall_s - self.down_s - self.lost_s) / self.wall_s if self.wall_s else None
+
+    def __add__(self, other: Clock) -> Clock:
+        return Clock(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A step of all ranks. `at_s`: when the last rank had done it, CLOCK_MONOTONIC; `counts`: in the end."""
+
+    attempt: int
+    local_step: int
+    at_s: float
+    counts: bool
+
+
+def clock_of(run: Record) -> Clock:
+    steps = steps_of(run.history)
+    if not steps:
+        return Clock()
+    usual = usual_s(steps)
+    saving = _saving(run.history)
+    found = Clock()
+    for before, after in pairwise(steps):
+        took = after.at_s - before.at_s
+        if after.attempt != before.attempt:
+            found += Clock(down_s=took)
+            continue
+        saved = min(saving.get((after.attempt, before.local_step), 0.0), took)
+        stalled = max(0.0, took - saved - usual) if took - saved > LONG * usual else 0.0
+        rest = took - saved - stalled
+        found += Clock(
+            rest if after.counts else 0.0, 0.0 if after.counts else rest, saved if after.counts else 0.0, stalled
+        )
+        if not after.counts:
+            found += Clock(lost_s=saved)
+    return found + Clock(down_s=_stuck_s(run, steps[-1].at_s))
+
+
+def steps_of(history: History) -> list[Ended]:
+    """In order of time: one for each step of each attempt, over when its last rank was."""
+    counting = {(one.attempt, one.local_step) for one in history.counting().values()}
+    ends: dict[tuple[int, int], float] = defaultdict(float)
+    for one in history.executions:
+        key = (one.attempt, one.local_step)
+        ends[key] = max(ends[key], one.mono_s)
+    found = [Ended(attempt, step, at_s, (attempt, step) in counting) for (attempt, step), at_s in ends.items()]
+    return sorted(found, key=lambda one: one.at_s)
+
+
+def usual_s(steps: list[Ended]) -> float:
+    """The median step, in seconds; 0 where there are too few to say."""
+    gaps = [b.at_s - a.at_s for a, b in pairwise(steps) if a.attempt == b.attempt]
+    return median(gaps) if gaps else 0.0
+
+
+def _saving(history: History) -> Mapping[tuple[int, int], float]:
+    """How long training stood still to save after each step, in seconds, by (attempt, local step)."""
+    found: dict[tuple[int, int], float] = defaultdict(float)
+    for save in history.saves:
+        found[save.attempt, save.local_step] += save.blocked_s
+    return found
+
+
+def _stuck_s(run: Record, last_s: float) -> float:
+    """From the last step to the end of a run that did not end on purpose: the job was down, or stood still."""
+    stopped = next(run.of_kind(Kind.STOPPED), None)
+    if stopped is not None:
+        return 0.0 if stopped.data.get("enough") else max(0.0, stopped.mono_s - last_s)
+    exited = list(run.of_kind(Kind.JOB_EXITED))
+    failed = bool(exited) and exited[-1].data["exit_code"] not in (0, None)
+    return max(0.0, exited[-1].mono_s - last_s) if failed else 0.0

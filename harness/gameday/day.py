@@ -1,0 +1,216 @@
+"""Runs a game day, round by round, each in a process of its own; goes on where an earlier process was ended.
+
+gameday.yaml              the file as it was
+day.json                  all that was drawn (Day): what is left of it is what has no score yet
+lock                      held by whoever runs it, and by the round under way
+job/                      what `{day}` stands for: the job's own state from round to round
+rounds/NNN/scenario.yaml  the round as an ordinary scenario; run/: its run directories; console.log; results.json
+rounds/NNN/score.json     what it came to (RoundScore), and how long it took
+score.json, report.md     of the whole day
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.gameday.draw import Drawn, Round
+from torchaos.harness.gameday.grammar import GameDay, Risk
+from torchaos.harness.gameday.outcomes import Outcome
+from torchaos.harness.gameday.rounds import scenario_of
+from torchaos.harness.gameday.score import RoundScore, score_round
+from torchaos.harness.record import Record
+from torchaos.harness.result import ExitCode, Result, write_atomically
+from torchaos.harness.rundir import RunDir
+
+_JUDGED = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
+
+
+@dataclass(frozen=True)
+class Day:
+    """The plan of a game day, as day.json holds it."""
+
+    name: str
+    seed: int
+    here: str  # the folder of the file
+    overrides: tuple[str, ...]
+    consent: tuple[str, ...]
+    rounds: tuple[Round, ...]
+    without: tuple[tuple[str, float, str], ...] = ()  # causes of a preset that nothing stands for here
+
+    def to_json(self) -> dict[str, Any]:
+        rounds = [
+            {**asdict(one), "faults": [{**asdict(f), "risk": _risk(f.risk)} for f in one.faults]}
+            for one in self.rounds
+        ]
+        return {**asdict(replace(self, rounds=())), "rounds": rounds}
+
+    @classmethod
+    def read(cls, folder: Path) -> Day:
+        """Raises UsageError where there is none, or it is damaged."""
+        try:
+            raw = json.loads((folder / "day.json").read_text())
+            rounds = tuple(
+                Round(one["number"], one["start_s"], tuple(_drawn(fault) for fault in one["faults"]))
+                for one in raw["rounds"]
+            )
+            lists = {name: tuple(raw[name]) for name in ("overrides", "consent")}
+            return cls(**{**raw, **lists, "rounds": rounds, "without": tuple(tuple(one) for one in raw["without"])})
+        except OSError as error:
+            raise UsageError(f"{folder}: no game day: {error.strerror}; give the directory of one") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{folder}/day.json: it is damaged: {error}; begin a new game day") from error
+
+
+def _risk(risk: Risk) -> dict[str, Any]:
+    """As the file of a game day would say it."""
+    lasts = {} if risk.for_ is None else {"for": f"{risk.for_:.3f}s"}
+    return risk.model_dump(by_alias=True, exclude_none=True) | lasts
+
+
+def _drawn(raw: dict[str, Any]) -> Drawn:
+    return Drawn(raw["id"], raw["at_s"], Risk.model_validate(raw["risk"]))
+
+
+class DayRun:
+    """`stop` and `hurry` may be called from a signal handler; the round under way is then ended in order."""
+
+    def __init__(self, day: GameDay, plan: Day, folder: Path, keep: bool, tell: Callable[[str], None]) -> None:
+        self._day, self._plan, self._folder, self._keep, self._tell = day, plan, folder, keep, tell
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopped = ""
+
+    def stop(self, reason: str) -> None:
+        self._stopped = self._stopped or reason
+        if self._child and self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
+
+    def hurry(self, reason: str) -> None:
+        """The second signal that the round gets hurries it."""
+        self.stop(reason)
+
+    def __call__(self) -> tuple[list[RoundScore], str]:
+        """The scores of all rounds so far, and why the day ended before its time (empty: it did not). Raises ChaosError
+        where a round can't be carried out, UsageError where somebody else is at this day."""
+        with self._locked() as lock:
+            done, elapsed_s = self._earlier()
+            why = ""
+            for one in self._plan.rounds[len(done) :]:
+                mine = self._in_time(one, elapsed_s)
+                why = self._stopped or self._given_up(done)
+                if why or (one.faults and not mine.faults):
+                    break
+                begun = time.monotonic()
+                score = self._run(mine, lock)
+                elapsed_s += time.monotonic() - begun
+                if self._stopped:  # what was cut short is no evidence; with --resume it is done again
+                    why = self._stopped
+                    break
+                self._write_score(score, elapsed_s)
+                done.append(score)
+                if score.exit_code not in _JUDGED:
+                    why = f"round {score.number}: {score.reason}"
+                    break
+            return done, why or self._given_up(done)
+
+    def _in_time(self, one: Round, elapsed_s: float) -> Round:
+        """Without the faults that could not be over before the day is, late as it may be by now."""
+        left = self._day.duration - elapsed_s
+        rest = self._day.rest
+        due = [f for f in one.faults if f.at_s - one.start_s + (f.risk.for_ or 0.0) + rest <= left]
+        return replace(one, faults=tuple(due))
+
+    def _given_up(self, done: Sequence[RoundScore]) -> str:
+        many = self._day.give_up
+        newest = done[-many:]
+        stuck = [any(fault.outcome is Outcome.STUCK for fault in one.faults) for one in newest]
+        return f"the job got stuck in {many} rounds in a row" if len(newest) == many and all(stuck) else ""
+
+    def _run(self, one: Round, lock: int) -> RoundScore:
+        home = self._home(one.number)
+        if home.exists():  # an earlier process was ended in the middle of it
+            home.rename(home.with_name(f"{home.name}-cut-short-{time.time_ns()}"))
+        home.mkdir(parents=True, mode=0o700)
+        scenario = scenario_of(self._day, one, Path(self._plan.here), self._folder / "job")
+        (home / "scenario.yaml").write_text(yaml.safe_dump(scenario, sort_keys=False, width=120))
+        self._tell(f"round {one.number}: {len(one.faults)} faults")
+        command = [
+            sys.executable, "-m", "torchaos.harness", "run", str(home / "scenario.yaml"), "--out", str(home / "run"),
+            "--json", str(home / "results.json"), "--seed", str(self._plan.seed),
+            *(word for name in self._plan.consent for word in ("--consent", name)),
+        ]  # fmt: skip
+        with open(home / "console.log", "wb") as log:
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=(lock,),
+                start_new_session=True,
+            )  # fmt: skip
+            if self._stopped:
+                self.stop(self._stopped)
+            code = self._child.wait()
+        return self._scored(one.number, home, code)
+
+    def _scored(self, number: int, home: Path, code: int) -> RoundScore:
+        try:
+            raw = json.loads((home / "results.json").read_text())["results"][0]
+            result = Result.from_json(raw)
+            folder = RunDir(Path(result.run_dir))
+            if code not in _JUDGED:
+                return RoundScore(number, result.verdict.value, result.reason, code, result.run_dir)
+            score = score_round(number, Record.load(folder), result)
+        except (OSError, ValueError, KeyError, IndexError, UsageError) as error:
+            told = (home / "console.log").read_text(errors="replace").strip().splitlines()[-1:]
+            raise ChaosError(f"round {number} left no result: {told[0] if told else error}; see {home}") from error
+        if score.exit_code == ExitCode.PASSED and not self._keep:
+            shutil.rmtree(folder.root)
+        return score
+
+    def _earlier(self) -> tuple[list[RoundScore], float]:
+        """What an earlier process has done, and for how long, in seconds."""
+        done, elapsed_s = list[RoundScore](), 0.0
+        for one in self._plan.rounds:
+            path = self._home(one.number) / "score.json"
+            if not path.exists():
+                break
+            try:
+                raw = json.loads(path.read_text())
+                elapsed_s = float(raw.pop("elapsed_s"))
+                done.append(RoundScore.from_json(raw))
+            except (ValueError, KeyError, TypeError) as error:
+                raise UsageError(f"{path}: it is damaged: {error}; remove it, and the round is done again") from error
+        return done, elapsed_s
+
+    def _write_score(self, score: RoundScore, elapsed_s: float) -> None:
+        text = json.dumps({**score.to_json(), "elapsed_s": elapsed_s}, indent=1)
+        write_atomically(self._home(score.number) / "score.json", text + "\n", private=True)
+
+    def _home(self, number: int) -> Path:
+        return self._folder / "rounds" / f"{number:03d}"
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        lock = os.open(self._folder / "lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(lock)
+            raise UsageError(
+                f"{self._folder}: this game day, or a round of it, is under way; wait for it, or `torchaos halt`"
+            ) from error
+        try:
+            yield lock
+        finally:
+            os.close(lock)

@@ -1,0 +1,75 @@
+"""What happens when: the whole game day, drawn from the seed before anything is done. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, count
+
+from torchaos.harness.gameday.grammar import Arrivals, GameDay, Risk
+from torchaos.harness.plan import stream
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One fault of the day. `at_s`: seconds on the day's clock."""
+
+    id: str
+    at_s: float
+    risk: Risk
+
+
+@dataclass(frozen=True)
+class Round:
+    """`start_s`: on the day's clock; the faults come at their `at_s` less this, after the round's launch."""
+
+    number: int
+    start_s: float
+    faults: tuple[Drawn, ...]
+
+
+def draw(day: GameDay, risks: Sequence[Risk], seed: int) -> list[Drawn]:
+    """Every fault of the day, in order. What each is, is drawn from a stream of its own, so that a longer day begins
+    with a shorter one. One that could not be over by the end of the day is left out."""
+    weights = list(accumulate(risk.weight for risk in risks))
+    found = []
+    for number, at_s in enumerate(arrivals(day.arrivals, day.duration, stream(seed, "arrivals"))):
+        risk = stream(seed, f"fault {number}").choices(risks, cum_weights=weights)[0]
+        if at_s + (risk.for_ or 0.0) + day.rest <= day.duration:
+            found.append(Drawn(f"f{number:03d}-{risk.inject}", round(at_s, 3), risk))
+    return found
+
+
+def arrivals(when: Arrivals, duration_s: float, random_stream: random.Random) -> Iterator[float]:
+    """Seconds on the day's clock, up to its end."""
+    if when.trace is not None:
+        gaps: Iterator[float] = iter([b - a for a, b in zip([0.0, *when.trace], when.trace, strict=False)])
+    elif when.every is not None:
+        gaps = (when.every for _ in count())
+    else:
+        mean = when.mtbf or duration_s
+        gaps = (random_stream.expovariate(1 / mean) for _ in count())
+    for at_s in accumulate(gaps):
+        if at_s > duration_s:
+            return
+        yield at_s
+
+
+def cut(day: GameDay, faults: Sequence[Drawn]) -> list[Round]:
+    """Into rounds: a new one after so many faults, or so much time. A quiet one still trains for its length."""
+    found: list[Round] = []
+    start_s, mine = 0.0, list[Drawn]()
+    for fault in [*faults, None]:
+        while (fault.at_s if fault else day.duration) - start_s > day.round.length:
+            found.append(Round(len(found), start_s, tuple(mine)))
+            start_s, mine = start_s + day.round.length, []
+        if fault is None:
+            break
+        mine.append(fault)
+        if len(mine) == day.round.faults:
+            found.append(Round(len(found), start_s, tuple(mine)))
+            start_s, mine = fault.at_s, []
+    if mine or not found:
+        found.append(Round(len(found), start_s, tuple(mine)))
+    return found

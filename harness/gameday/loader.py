@@ -1,0 +1,31 @@
+"""Loads the file of a game day; all that is wrong with it is said at once, each with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from torchaos.harness.gameday.grammar import GameDay
+from torchaos.harness.gameday.rounds import as_scenario
+from torchaos.harness.scenario.checks import check
+from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.loader import load_as
+from torchaos.harness.scenario.parameters import Tell
+
+_ANYWHERE = Path("/")  # only for the checks, which look at no folder
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> GameDay:
+    """Raises ScenarioError, a line per problem: `file:line:column: what; what to do`."""
+
+    def checked(day: GameDay, tell: Tell) -> None:
+        try:
+            scenario = Scenario.model_validate(as_scenario(day, _ANYWHERE, _ANYWHERE))
+        except ValidationError as error:
+            tell((), f"no scenario can be made of it: {error.errors()[0]['msg']}")
+            return
+        check(scenario, tell)
+
+    return load_as(GameDay, path, overrides, checked)

@@ -1,0 +1,89 @@
+"""What came of each fault of a round. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from torchaos.harness.gameday.clock import steps_of, usual_s
+from torchaos.harness.record import Record
+from torchaos.harness.result import Case, FaultResult, Recovery, Result, Verdict
+
+_SLOWER = 1.5  # times the steps before the round's first fault
+_FEW = 10  # steps that are needed to say how long one takes
+# An assertion of which a failure says what went wrong; of any other it is damage.
+_LOST_WORK, _SPEED = {"no_lost_work"}, {"recovery_time", "restarts", "checkpoint_overhead", "straggler_tolerated"}
+
+
+class Outcome(str, Enum):
+    RECOVERED = "recovered"
+    DEGRADED = "degraded"  # it went on, slower or with fewer ranks
+    LOST_WORK = "lost work"  # it went on from an older checkpoint than it had
+    DAMAGED = "silent damage"  # it went on, and what it computes is not what it was
+    STUCK = "stuck"  # it never got beyond the step that it had reached
+    UNPROVED = "unproved"  # the fault did not land, or nothing shows that it was felt
+
+
+@dataclass(frozen=True)
+class FaultOutcome:
+    id: str
+    inject: str
+    outcome: Outcome
+    reason: str
+    parts: Mapping[str, float | None]  # of the recovery, in seconds since the fault
+    lost_steps: int | None = None
+
+
+def outcomes_of(run: Record, result: Result) -> list[FaultOutcome]:
+    """One for each fault of the plan. What an assertion found wrong in a round is put down to the last fault that the
+    job had to come back from: what came before it had been recovered from, and that much is known of it."""
+    recoveries = {one.fault: one for one in result.recoveries}
+    found = [_of(fault, recoveries.get(fault.id)) for fault in result.faults]
+    for name, case in _wrong(result).items():
+        at = next((n for n in reversed(range(len(found))) if found[n].outcome is not Outcome.UNPROVED), None)
+        if at is not None and found[at].outcome is Outcome.RECOVERED:
+            outcome = Outcome.LOST_WORK if name in _LOST_WORK else Outcome.DAMAGED
+            found[at] = _with(found[at], outcome, f"{name}: {case.reason}")
+    slower = _slower(run)
+    if slower and found and found[-1].outcome is Outcome.RECOVERED:
+        found[-1] = _with(found[-1], Outcome.DEGRADED, slower)
+    return found
+
+
+def _of(fault: FaultResult, recovery: Recovery | None) -> FaultOutcome:
+    parts, lost = (recovery.parts, recovery.lost_steps) if recovery else ({}, None)
+    outcome, reason = Outcome.RECOVERED, fault.evidence or ""
+    if fault.applied is None or (fault.evidence is None and fault.verdict is Verdict.INCONCLUSIVE):
+        outcome, reason = Outcome.UNPROVED, fault.reason
+    elif fault.verdict is Verdict.FAILED or parts.get("caught_up") is None:
+        outcome, reason = Outcome.STUCK, fault.reason
+    elif fault.verdict is Verdict.INCONCLUSIVE:
+        outcome, reason = Outcome.UNPROVED, fault.reason
+    return FaultOutcome(fault.id, fault.inject, outcome, reason, parts, lost)
+
+
+def _wrong(result: Result) -> dict[str, Case]:
+    return {
+        case.name: case for case in result.cases
+        if case.kind == "assertion" and case.verdict is Verdict.FAILED and case.name not in _SPEED
+    }  # fmt: skip
+
+
+def _with(one: FaultOutcome, outcome: Outcome, reason: str) -> FaultOutcome:
+    return FaultOutcome(one.id, one.inject, outcome, reason, one.parts, one.lost_steps)
+
+
+def _slower(run: Record) -> str:
+    """In words, where the job was clearly slower after the last recovery than before the first fault, or smaller."""
+    attempts = [one for one in run.history.attempts if one.first_step is not None]
+    if attempts and attempts[-1].world_size < attempts[0].world_size:
+        return f"the job went on with {attempts[-1].world_size} of {attempts[0].world_size} ranks"
+    hits = [event.mono_s for event in run.events if event.kind.value == "fault.applying"]
+    steps = steps_of(run.history)
+    before = [one for one in steps if hits and one.at_s < min(hits)]
+    after = [one for one in steps if one.attempt == steps[-1].attempt and hits and one.at_s > max(hits)][-2 * _FEW :]
+    if len(before) <= _FEW or len(after) <= _FEW:
+        return ""
+    was, now = usual_s(before), usual_s(after)
+    return f"a step takes {now:.3f} s, and took {was:.3f} s before" if now > _SLOWER * was else ""

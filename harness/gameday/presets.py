@@ -1,0 +1,110 @@
+"""Published tables of what fails, and the injector that stands for each cause (presets.yaml has the sources)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import yaml
+from pydantic import Field
+
+from torchaos.harness import capabilities, registry
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.gameday.grammar import GameDay, Risk
+from torchaos.harness.scenario.grammar import Strict
+
+
+class Cause(Strict):
+    """`count` and `gpu_time` are the table's own figures, whatever their unit: only shares matter."""
+
+    cause: str
+    count: float | None = Field(default=None, strict=False)
+    gpu_time: float | None = Field(default=None, strict=False)
+    stands: str | None = None  # in `stand_ins`; None: nothing stands for it
+
+
+class Table(Strict):
+    source: str
+    says: str = ""
+    causes: list[Cause]
+
+
+class Presets(Strict):
+    stand_ins: dict[str, list[Risk]]
+    tables: dict[str, Table]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """`risks`: what may be drawn. `without`: causes that are left out, with their weight, and why."""
+
+    risks: tuple[Risk, ...]
+    without: tuple[tuple[str, float, str], ...] = ()
+
+
+@cache
+def presets() -> Presets:
+    text = (files("torchaos.harness.gameday") / "presets.yaml").read_text()
+    return Presets.model_validate(yaml.safe_load(text))
+
+
+def mix_of(day: GameDay) -> Mix:
+    """What may be drawn here. Raises UsageError where there is no such preset, or nothing in it can be done here."""
+    if day.preset is None:
+        return Mix(tuple(day.faults))
+    known = presets()
+    table = known.tables.get(day.preset.name)
+    if table is None:
+        near = registry.suggest(day.preset.name, known.tables)
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known.tables)}"
+        raise UsageError(f"there is no preset {day.preset.name!r}; {hint}")
+    risks, without = list(day.faults), list[tuple[str, float, str]]()
+    for one in table.causes:
+        weight = one.count if day.preset.by == "count" else one.gpu_time
+        if weight is None:
+            continue
+        stand_in, why = _first_possible(known.stand_ins.get(one.stands or "", []), day)
+        if stand_in is None:
+            without.append((one.cause, weight, why))
+        else:
+            risks.append(stand_in.model_copy(update={"weight": weight, "cause": one.cause}))
+    if not any(one.count if day.preset.by == "count" else one.gpu_time for one in table.causes):
+        raise UsageError(f"the preset {day.preset.name} has no figures by {day.preset.by}; write the other one")
+    if not risks:
+        raise UsageError(f"nothing of the preset {day.preset.name} can be done here: {_reasons(without)}")
+    return Mix(tuple(risks), tuple(without))
+
+
+def _first_possible(stand_ins: Sequence[Risk], day: GameDay) -> tuple[Risk | None, str]:
+    """Or None, and why the last of them can't be done."""
+    why = "no injector stands for it"
+    for risk in stand_ins:
+        why = _why_not(risk, day)
+        if not why:
+            return risk, ""
+    return None, why
+
+
+def _reasons(without: Sequence[tuple[str, float, str]]) -> str:
+    return "; ".join(sorted({why for _, _, why in without}))
+
+
+def _why_not(risk: Risk, day: GameDay) -> str:
+    """Why a fault can't be done to this job on this machine; empty where it can."""
+    injector = registry.find("injectors", risk.inject)
+    launcher = registry.find("launchers", day.launcher)
+    offered: frozenset[str] = getattr(launcher, "needs", frozenset())
+    if "links" in injector.needs and "links" not in offered:
+        return f"{risk.inject} needs links between nodes, and the launcher {day.launcher} makes none"
+    if getattr(injector, "consent", "") and injector.consent not in day.consent:
+        return f"{risk.inject} needs the consent {injector.consent}"
+    if injector.hits == "files" and day.job.checkpoints is None:
+        return f"{risk.inject} hits checkpoints, and job.checkpoints does not say where they are"
+    if injector.hits in ("agents", "nodes") and "links" not in offered and day.job.resubmit is None:
+        return f"{risk.inject} ends torchrun, and nobody starts it again; write job.resubmit"
+    for name in sorted(injector.needs - {"links"}):
+        if not (found := capabilities.check(name)).present:
+            return f"{risk.inject} needs {name}: {found.detail}"
+    return ""

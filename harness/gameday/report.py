@@ -1,0 +1,109 @@
+"""A game day on one page, in Markdown: the verdict and why, the score, what came of each kind of fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchaos.harness.gameday.day import Day
+from torchaos.harness.gameday.draw import Round
+from torchaos.harness.gameday.outcomes import Outcome
+from torchaos.harness.gameday.score import RoundScore, Score, Spread
+from torchaos.harness.result import ExitCode
+from torchaos.harness.words import seconds_in_words
+
+_VERDICTS = {ExitCode.PASSED: "passed", ExitCode.FAILED: "failed", ExitCode.INCONCLUSIVE: "inconclusive"}
+
+
+def page(day: Day, folder: str, rounds: Sequence[RoundScore], score: Score, code: ExitCode, why: Sequence[str]) -> str:
+    parts = [
+        [f"# {day.name}: {_VERDICTS.get(code, 'error')}", "", *(f"- {text}" for text in why)],
+        _score(score),
+        _kinds(score),
+        _parts(score),
+        _to_look_at(rounds, folder),
+        _without(day),
+        ["", f"Seed {day.seed}, {len(rounds)} of {len(day.rounds)} rounds. The plan: {folder}/day.json"],
+    ]
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def drawn(day: Day) -> str:
+    """The plan, before anything is done."""
+    rows = [
+        f"| {fault.id} | {one.number} | {seconds_in_words(fault.at_s)} | {fault.risk.inject} | {fault.risk.cause} |"
+        for one in day.rounds
+        for fault in one.faults
+    ]
+    head = ["| fault | round | at | what | stands for |", "|---|---|---|---|---|"]
+    many = sum(len(one.faults) for one in day.rounds)
+    return "\n".join([f"# {day.name}: {many} faults in {len(day.rounds)} rounds", "", *head, *rows, *_without(day), ""])
+
+
+def _share(share: float | None) -> str:
+    return "not seen" if share is None else f"{share:.1%}"
+
+
+def _score(score: Score) -> list[str]:
+    clock, wall = score.clock, score.clock.wall_s or 1.0
+    rows = [
+        ("effective training time ratio (ETTR)", _share(clock.ettr)),
+        ("expected from interval, restart and MTBF", _share(score.expected_ettr)),
+        ("runtime goodput", _share(clock.goodput)),
+        ("wall-clock time", seconds_in_words(clock.wall_s)),
+        ("lost: done again", f"{seconds_in_words(clock.lost_s)} ({clock.lost_s / wall:.1%})"),
+        ("down: between the attempts", f"{seconds_in_words(clock.down_s)} ({clock.down_s / wall:.1%})"),
+        ("stalled", f"{seconds_in_words(clock.stalled_s)} ({clock.stalled_s / wall:.1%})"),
+        ("stood still for checkpoints", f"{seconds_in_words(clock.checkpoint_s)} ({clock.checkpoint_s / wall:.1%})"),
+        ("invalid training time (interruptions × recovery + checkpoints)", seconds_in_words(score.invalid_s)),
+        ("lost GPU hours", f"{score.gpu_hours_lost:.3g}"),
+        ("mean time between interruptions", seconds_in_words(score.mtbf_s)),
+        ("checkpoint interval in use", seconds_in_words(score.interval_s)),
+        ("best one for that (Young, Daly)", seconds_in_words(score.best_interval_s)),
+    ]
+    return ["", "| score | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+
+
+def _kinds(score: Score) -> list[str]:
+    seen = [one.value for one in Outcome if score.outcomes.get(one.value)]
+    rows = [
+        f"| {inject} | {' | '.join(str(found.get(name, 0)) for name in seen)} |"
+        for inject, found in sorted(score.kinds.items())
+    ]
+    total = f"| all | {' | '.join(str(score.outcomes[name]) for name in seen)} |"
+    return ["", f"| fault | {' | '.join(seen)} |", "|---" * (len(seen) + 1) + "|", *rows, total] if seen else []
+
+
+def _parts(score: Score) -> list[str]:
+    rows = [_spread(part.replace("_", " "), found) for part, found in score.parts.items() if found]
+    if lost := score.lost_steps:
+        rows.append(f"| lost steps | {lost.count} | {lost.mean:.1f} | {lost.median:g} | {lost.p90:g} | {lost.most:g} |")
+    head = ["", "| since the fault | times | mean | median | p90 | most |", "|---|---|---|---|---|---|"]
+    return [*head, *rows] if rows else []
+
+
+def _spread(name: str, found: Spread) -> str:
+    values = " | ".join(seconds_in_words(value) for value in (found.mean, found.median, found.p90, found.most))
+    return f"| {name} | {found.count} | {values} |"
+
+
+def _to_look_at(rounds: Sequence[RoundScore], folder: str) -> list[str]:
+    """Every fault that was not simply recovered from, and the rounds that they were in."""
+    lines = []
+    for one in rounds:
+        bad = [fault for fault in one.faults if fault.outcome is not Outcome.RECOVERED]
+        lines += [f"- round {one.number}, {fault.id}: **{fault.outcome.value}**: {fault.reason}" for fault in bad]
+        if bad or one.verdict != "passed":
+            again = f"`torchaos run {folder}/rounds/{one.number:03d}/scenario.yaml`"
+            lines.append(f"  - round {one.number} is {one.verdict} ({one.reason}); again: {again}")
+    return ["", "## To look at", "", *lines] if lines else []
+
+
+def _without(day: Day) -> list[str]:
+    if not day.without:
+        return []
+    lines = [f"- {cause} ({weight:g}): {why}" for cause, weight, why in day.without]
+    return ["", "## Causes of the preset that nothing stands for here", "", *lines]
+
+
+def faults_of(rounds: Sequence[Round]) -> int:
+    return sum(len(one.faults) for one in rounds)

@@ -1,0 +1,103 @@
+"""From a round of a game day to an ordinary scenario, as one would write it by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.gameday.draw import Drawn, Round
+from torchaos.harness.gameday.grammar import GameDay, Risk
+from torchaos.harness.scenario.placeholders import fill_some
+
+# What holds in every round where the game day says nothing: all that needs no twin.
+USUAL = ("recovery_time", "loss_continuity", "sample_accounting", "checkpoint_integrity")
+
+
+def scenario_of(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, Any]:
+    """In the words of the scenario grammar. `here`: the folder of the day's file; `home`: what `{day}` stands for."""
+    asserts: list[Any] = [{item.name: item.params} for item in day.assert_] or list(USUAL)
+    quiet = {"wall": {"longer_than": _seconds(_length(day, one))}}
+    return {
+        "scenario": f"{day.gameday}-round-{one.number:03d}",
+        "description": f"Round {one.number} of the game day {day.gameday}: {len(one.faults)} faults.",
+        "job": _job(day, one, here, home),
+        "faults": [_fault(day, one, number) for number in range(len(one.faults))],
+        "assert": asserts,
+        "steady_state": _items(day.steady_state) or ["ranks_up", {"steps": {"at_least": 2}}],
+        "stop": [*_items(day.stop), *_stuck(day)],
+        "until": [{"recovered": {"rest": _seconds(day.rest)}}, quiet],
+        "limits": _limits(day),
+        "consent": list(day.consent),
+        "twin": "none",
+        "launcher": day.launcher,
+        "tags": list(day.tags),
+    }
+
+
+def as_scenario(day: GameDay, here: Path, home: Path) -> dict[str, Any]:
+    """All that a round may hold, in the order of the file: for the checks that scenarios go through."""
+    every = [Drawn(f"risk-{number}", 0.0, risk) for number, risk in enumerate(day.faults)]
+    return scenario_of(day, Round(0, 0.0, tuple(every)), here, home)
+
+
+def _job(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, Any]:
+    values = {"day": str(home), "here": str(here)}
+    job: dict[str, Any] = _filled(day.job.model_dump(exclude_none=True, exclude_defaults=True), values)
+    job["cwd"] = str((here / fill_some(day.job.cwd, values)).absolute())
+    if "resubmit" in job:
+        job["resubmit"] = {**job["resubmit"], "delay": _seconds(day.job.resubmit.delay if day.job.resubmit else 0.0)}
+    # However long each of them takes to be recovered from, up to the patience of the game day.
+    lasting = sum((fault.risk.for_ or 0.0) + day.rest + day.patience for fault in one.faults)
+    job["timeout"] = _seconds(max(day.job.timeout, _length(day, one) + lasting + day.patience))
+    return job
+
+
+def _limits(day: GameDay) -> dict[str, Any]:
+    limits: dict[str, Any] = day.limits.model_dump(exclude_none=True, exclude_defaults=True)
+    return limits | ({"duration": _seconds(day.limits.duration)} if day.limits.duration is not None else {})
+
+
+def _length(day: GameDay, one: Round) -> float:
+    """How long the round goes on at least, in seconds: to its last fault, or for its whole length where it has none."""
+    length = one.faults[-1].at_s - one.start_s if one.faults else min(day.round.length, day.duration - one.start_s)
+    return max(length, 1.0)
+
+
+def _fault(day: GameDay, one: Round, number: int) -> dict[str, Any]:
+    fault, risk = one.faults[number], one.faults[number].risk
+    when: dict[str, Any] = {"time": _seconds(fault.at_s - one.start_s)}
+    if number and day.gate == "recovered":
+        when |= {"after": one.faults[number - 1].id, "state": "recovered", "delay": _seconds(day.rest)}
+    return {"inject": risk.inject, "id": fault.id, "when": when, **_rest_of(risk)}
+
+
+def _rest_of(risk: Risk) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if risk.target is not None:
+        found["target"] = risk.target.model_dump(exclude_none=True)
+    if risk.with_:
+        found["with"] = dict(risk.with_)
+    if risk.for_ is not None:
+        found["for"] = _seconds(risk.for_)
+    return found
+
+
+def _stuck(day: GameDay) -> list[Any]:
+    own = {item.name for item in day.stop}
+    return [] if "no_progress" in own else [{"no_progress": {"longer_than": _seconds(day.patience)}}]
+
+
+def _items(items: Any) -> list[Any]:
+    return [{item.name: item.params} for item in items]
+
+
+def _filled(value: Any, values: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(one, values) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_filled(one, values) for one in value]
+    return fill_some(value, values) if isinstance(value, str) else value
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3f}s"

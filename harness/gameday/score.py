@@ -1,0 +1,208 @@
+"""The score of a game day: what its rounds add up to, what that means, and whether it is within its bounds. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any
+
+from torchaos.harness.gameday.clock import Clock, clock_of
+from torchaos.harness.gameday.grammar import Bounds
+from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome, outcomes_of
+from torchaos.harness.judging.recovery import PARTS
+from torchaos.harness.record import Record
+from torchaos.harness.result import ExitCode, Result, Verdict
+
+
+@dataclass(frozen=True)
+class RoundScore:
+    """Small, and all that is kept of a round once it is judged."""
+
+    number: int
+    verdict: str
+    reason: str
+    exit_code: int
+    run_dir: str
+    world_size: int = 0
+    clock: Clock = field(default_factory=Clock)
+    faults: tuple[FaultOutcome, ...] = ()
+    saves_s: tuple[float, ...] = ()  # how long training stood still for each checkpoint, in seconds
+    intervals_s: tuple[float, ...] = ()  # of training between two checkpoints
+    failed: tuple[str, ...] = ()  # assertions, each with its reason
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> RoundScore:
+        """Raises KeyError, TypeError or ValueError where this is none."""
+        faults = tuple(FaultOutcome(**{**one, "outcome": Outcome(one["outcome"])}) for one in raw["faults"])
+        lists = {name: tuple(raw[name]) for name in ("saves_s", "intervals_s", "failed")}
+        return cls(**{**raw, **lists, "clock": Clock(**raw["clock"]), "faults": faults})
+
+
+def score_round(number: int, run: Record, result: Result) -> RoundScore:
+    wrong = tuple(
+        f"{case.name}: {case.reason}"
+        for case in result.cases
+        if case.kind == "assertion" and case.verdict is Verdict.FAILED
+    )
+    saves = _saves(run)
+    world = next((one.world_size for one in run.history.attempts if one.world_size), run.plan.job.world_size)
+    return RoundScore(
+        number, result.verdict.value, result.reason, int(result.exit_code), result.run_dir, world, clock_of(run),
+        tuple(outcomes_of(run, result)), tuple(blocked for _, _, blocked in saves),
+        tuple(b - a for (one, a, _), (other, b, _) in pairwise(saves) if one == other), wrong,
+    )  # fmt: skip
+
+
+def _saves(run: Record) -> list[tuple[int, float, float]]:
+    """(attempt, when it was begun, for how long training stood still), one for each step after which any file was
+    written."""
+    found: dict[tuple[int, int], tuple[float, float]] = {}
+    for save in run.history.saves:
+        begun, blocked = found.get((save.attempt, save.local_step), (save.begun_s, 0.0))
+        found[save.attempt, save.local_step] = min(begun, save.begun_s), blocked + save.blocked_s
+    return [(attempt, begun, blocked) for (attempt, _step), (begun, blocked) in sorted(found.items())]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of what was measured several times."""
+
+    count: int
+    mean: float
+    median: float
+    p90: float  # nearest rank
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        if not values:
+            return None
+        ordered = sorted(values)
+        return cls(len(values), fmean(values), median(values), ordered[math.ceil(0.9 * len(values)) - 1], ordered[-1])
+
+
+@dataclass(frozen=True)
+class Score:
+    rounds: int
+    clock: Clock
+    outcomes: Mapping[str, int]  # how many faults came to what
+    kinds: Mapping[str, Mapping[str, int]]  # the same, by injector
+    parts: Mapping[str, Spread | None]  # of the recoveries, in seconds since the fault
+    lost_steps: Spread | None
+    checkpoint_s: Spread | None  # for which training stood still, of each checkpoint
+    gpu_hours_lost: float
+    mtbf_s: float | None  # of wall-clock time, by faults that the job had to come back from
+    interval_s: float | None  # of training between two checkpoints, the median
+    best_interval_s: float | None
+    expected_ettr: float | None
+    invalid_s: float | None
+    problems: tuple[str, ...] = ()
+    unjudged: tuple[str, ...] = field(default=())  # rounds whose verdict is no evidence
+
+
+def total(rounds: Sequence[RoundScore]) -> Score:
+    faults = [fault for one in rounds for fault in one.faults]
+    clock = sum((one.clock for one in rounds), Clock())
+    interruptions = [fault for fault in faults if fault.lost_steps is not None and fault.parts.get("first_step")]
+    parts = {part: Spread.of([at for one in faults if (at := one.parts.get(part)) is not None]) for part in PARTS}
+    saves = Spread.of([blocked for one in rounds for blocked in one.saves_s])
+    intervals = [interval for one in rounds for interval in one.intervals_s]
+    mtbf = clock.wall_s / len(interruptions) if interruptions else None
+    interval, write = median(intervals) if intervals else None, saves.mean if saves else None
+    back = Spread.of([fault.parts["first_step"] or 0.0 for fault in interruptions])
+    kinds: dict[str, Counter[str]] = {}
+    for fault in faults:
+        kinds.setdefault(fault.inject, Counter())[fault.outcome.value] += 1
+    return Score(
+        rounds=len(rounds),
+        clock=clock,
+        outcomes=Counter(fault.outcome.value for fault in faults),
+        kinds=kinds,
+        parts=parts,
+        lost_steps=Spread.of([fault.lost_steps for fault in interruptions if fault.lost_steps is not None]),
+        checkpoint_s=saves,
+        gpu_hours_lost=sum((one.clock.wall_s - one.clock.productive_s) * one.world_size for one in rounds) / 3600,
+        mtbf_s=mtbf,
+        interval_s=interval,
+        best_interval_s=best_interval_s(write, mtbf),
+        expected_ettr=expected_ettr(mtbf, back.mean if back else None, interval, write),
+        invalid_s=sum(at for one in faults if (at := one.parts.get("caught_up")) is not None) + clock.checkpoint_s,
+        problems=tuple(f"round {one.number}: {text}" for one in rounds for text in one.failed),
+        unjudged=tuple(
+            f"round {one.number}: {one.reason}" for one in rounds if one.verdict in ("inconclusive", "error")
+        ),
+    )  # fmt: skip
+
+
+def best_interval_s(write_s: float | None, mtbf_s: float | None) -> float | None:
+    """Of training between two checkpoints: sqrt(2 * write * MTBF) (Young 1974; Daly 2006, first order)."""
+    return math.sqrt(2 * write_s * mtbf_s) if write_s is not None and mtbf_s is not None else None
+
+
+def expected_ettr(
+    mtbf_s: float | None, restart_s: float | None, interval_s: float | None, write_s: float | None
+) -> float | None:
+    """E[ETTR] = (1 - (restart + interval / 2) / MTBF) / (1 + write / interval) (arXiv 2410.21680, without a
+    queue); `restart_s`: from the fault to the first step."""
+    if mtbf_s is None or restart_s is None or not interval_s or write_s is None:
+        return None
+    return max(0.0, 1 - (restart_s + interval_s / 2) / mtbf_s) / (1 + write_s / interval_s)
+
+
+def verdict_of(
+    score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str
+) -> tuple[ExitCode, list[str]]:
+    """The exit code, and a sentence for each bound that does not hold. `cut_short`: why the day ended early."""
+    broken = [text for text in _broken(score, bounds) if text]
+    if any(one.exit_code == ExitCode.ROLLBACK for one in rounds):
+        return ExitCode.ROLLBACK, ["something could not be taken back; see `torchaos recover`", *broken]
+    if broken:
+        return ExitCode.FAILED, broken
+    faults = sum(score.outcomes.values())
+    unproved = score.outcomes.get(Outcome.UNPROVED.value, 0)
+    if cut_short:
+        return ExitCode.INCONCLUSIVE, [f"the game day did not take its time: {cut_short}"]
+    if not faults or not score.clock.wall_s:
+        return ExitCode.INCONCLUSIVE, ["no fault landed" if score.clock.wall_s else "no step was seen"]
+    if unproved > bounds.unproved * faults:
+        return ExitCode.INCONCLUSIVE, [
+            f"{unproved} of {faults} faults did not land, or nothing shows that they were felt"
+        ]
+    unknown = [name for name, found in _measured(score).items() if getattr(bounds, name) is not None and found is None]
+    if unknown:
+        return ExitCode.INCONCLUSIVE, [f"nothing was seen that tells the {unknown[0]}"]
+    return ExitCode.PASSED, [f"{faults - unproved} of {faults} faults were felt and recovered from"]
+
+
+def _measured(score: Score) -> dict[str, float | None]:
+    caught, lost, clock = score.parts.get("caught_up"), score.lost_steps, score.clock
+    return {
+        "ettr": clock.ettr,
+        "goodput": clock.goodput,
+        "mttr": caught.mean if caught else None,
+        "mttr_p90": caught.p90 if caught else None,
+        "lost_steps": lost.most if lost else 0,
+        "checkpoint_share": clock.checkpoint_s / clock.wall_s if clock.wall_s else None,
+        "stuck": score.outcomes.get(Outcome.STUCK.value, 0),
+        "damaged": len(score.problems),
+        "lost_work": score.outcomes.get(Outcome.LOST_WORK.value, 0),
+    }
+
+
+def _broken(score: Score, bounds: Bounds) -> list[str]:
+    measured = _measured(score)
+    found = []
+    for name, value in measured.items():
+        bound, more_is_better = getattr(bounds, name), name in ("ettr", "goodput")
+        if bound is None or value is None or (value >= bound if more_is_better else value <= bound):
+            continue
+        word = "at least" if more_is_better else "at most"
+        found.append(f"{name.replace('_', ' ')} is {value:.4g}, and is to be {word} {bound:g}")
+    return found + list(score.problems[: 3 if len(score.problems) > bounds.damaged else 0])

@@ -1,0 +1,222 @@
+"""The score: where the time of a round went, what came of each fault, and the verdict on the whole day."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Target
+from torchaos.harness.gameday.clock import Clock, clock_of
+from torchaos.harness.gameday.grammar import Bounds
+from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
+from torchaos.harness.gameday.score import (
+    RoundScore,
+    Spread,
+    best_interval_s,
+    expected_ettr,
+    score_round,
+    total,
+    verdict_of,
+)
+from torchaos.harness.judging.verdict import verdict_of as judged
+from torchaos.harness.plan import After, Named, PlannedFault
+from torchaos.harness.record import Record
+from torchaos.harness.result import ExitCode
+
+
+def with_kill(run: Record, *asserts: str) -> Record:
+    """As planned: one kill from outside."""
+    fault = PlannedFault("kill", "process.kill", "node", Target((1,)), After(1.0), {}, "", "")
+    plan = replace(run.plan, faults=(fault,), asserts=tuple(Named(name, {}) for name in asserts))
+    return replace(run, plan=plan)
+
+
+def scored(run: Record) -> RoundScore:
+    return score_round(0, run, judged(run, [], "/run"))
+
+
+def test_a_quiet_round_is_productive_but_for_its_checkpoints(trainer: Any) -> None:
+    """Nothing is lost, down or stalled; saving is what a save takes."""
+    clock = clock_of(trainer(steps=30, every=5, save_s=0.05).record())
+    assert (clock.lost_s, clock.down_s, clock.stalled_s) == (0.0, 0.0, 0.0)
+    assert clock.ettr is not None
+    assert 0.5 < clock.ettr < 1.0
+    assert clock.goodput == 1.0
+    assert clock.checkpoint_s > 0
+
+
+def test_every_second_is_accounted_for(trainer: Any) -> None:
+    """From the first step to the last, in a round with a kill: the parts add up to the wall-clock time."""
+    run = trainer(kills=[(18, 1)]).record()
+    clock = clock_of(run)
+    ends = [e.mono_s for e in run.events if e.kind is Kind.STEP]
+    first = max(e.mono_s for e in run.events if e.kind is Kind.STEP and e.step == 1 and e.attempt == 0)
+    assert clock.wall_s == pytest.approx(max(ends) - first)
+    assert clock.lost_s > 0
+    assert clock.down_s > 0
+
+
+def test_steps_that_are_done_again_count_once(trainer: Any) -> None:
+    """Killed in step 18 and resumed from 15: what steps 16 and 17 took the first time is lost, and counts once."""
+    run = trainer(kills=[(18, 1)], save_s=0.0).record()
+    ends = {e.step: e.mono_s for e in run.events if e.kind is Kind.STEP and e.attempt == 0}
+    clock = clock_of(run)
+    assert clock.lost_s == pytest.approx(ends[17] - ends[15])
+    # The first step of the attempt that came back has no step before it: it is part of the time that the job was down.
+    quiet = clock_of(trainer(save_s=0.0).record())
+    assert clock.productive_s == pytest.approx(quiet.productive_s - (ends[16] - ends[15]))
+
+
+def test_a_hang_is_stalled_time(trainer: Any) -> None:
+    """All but one usual step of a step that took three seconds."""
+    quiet, hung = clock_of(trainer().record()), clock_of(trainer(freeze=(10, 1, 3.0)).record())
+    assert hung.stalled_s == pytest.approx(3.0, rel=0.05)
+    assert hung.productive_s == pytest.approx(quiet.productive_s, rel=0.05)
+
+
+def test_a_job_that_never_came_back_was_down_to_the_end(trainer: Any) -> None:
+    """From the last step to the moment that the run was ended; a run that was ended on purpose has no such time."""
+    run = trainer(kills=[(18, 1)]).record()
+    dead = [e for e in run.events if e.attempt in (0, None) and e.kind is not Kind.JOB_EXITED]
+    last = max(e.mono_s for e in dead if e.kind is Kind.STEP)
+    for enough, down in ((False, 60.0), (True, 0.0)):
+        data = {"reason": "no_progress", "interrupted": False, "enough": enough}
+        stopped = Event(Kind.STOPPED, "harness", 9999, 0.0, last + 60.0, data=data)
+        assert clock_of(replace(run, events=(*dead, stopped))).down_s == pytest.approx(down)
+
+
+def test_no_step_no_score(trainer: Any) -> None:
+    """Of a run without a step nothing is said."""
+    run = trainer().record()
+    clock = clock_of(replace(run, events=tuple(e for e in run.events if e.kind is not Kind.STEP)))
+    assert (clock.wall_s, clock.ettr, clock.goodput) == (0.0, None, None)
+
+
+def test_what_came_of_a_kill(trainer: Any) -> None:
+    """Recovered, with its parts and the steps that were done again."""
+    (fault,) = scored(with_kill(trainer(kills=[(18, 1)]).record())).faults
+    assert (fault.outcome, fault.lost_steps) == (Outcome.RECOVERED, 2)
+    assert fault.parts["caught_up"]
+
+
+def test_damage_is_put_down_to_the_fault(trainer: Any) -> None:
+    """A trainer that forgets its sampler comes back, and the score says what it lost."""
+    run = with_kill(trainer(kills=[(18, 1)], broken=frozenset({"sampler"})).record(), "sample_accounting")
+    one = scored(run)
+    assert one.faults[0].outcome is Outcome.DAMAGED
+    assert one.faults[0].reason.startswith("sample_accounting: ")
+    assert one.failed
+
+
+def test_stuck_is_not_recovered(trainer: Any) -> None:
+    """No step after the fault, and the run was ended for it."""
+    run = with_kill(trainer(kills=[(18, 1)]).record())
+    dead = [e for e in run.events if e.attempt in (0, None)]
+    assert scored(replace(run, events=tuple(dead))).faults[0].outcome is Outcome.STUCK
+
+
+def test_a_fault_that_never_landed_is_unproved(trainer: Any) -> None:
+    """It is neither recovered from nor stuck."""
+    assert scored(with_kill(trainer().record())).faults[0].outcome is Outcome.UNPROVED
+
+
+def test_a_smaller_job_is_degraded(trainer: Any) -> None:
+    """It went on with one rank of two."""
+    run = with_kill(trainer(kills=[(18, 1)], worlds={1: 1}, global_batch=True).record())
+    assert scored(run).faults[0].outcome is Outcome.DEGRADED
+
+
+def test_round_scores_survive_the_disk(trainer: Any) -> None:
+    """As JSON and back they are the same."""
+    one = scored(with_kill(trainer(kills=[(18, 1)]).record()))
+    assert RoundScore.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def rounds(*outcomes: Outcome, **more: Any) -> list[RoundScore]:
+    parts = {"first_step": 2.0, "caught_up": 4.0}
+    faults = tuple(FaultOutcome(f"f{n}", "process.kill", one, "", parts, 3) for n, one in enumerate(outcomes))
+    clock = Clock(productive_s=80.0, lost_s=5.0, checkpoint_s=5.0, down_s=10.0)
+    given = {"clock": clock, "faults": faults, "saves_s": (0.5,) * 10, "intervals_s": (10.0,) * 9, **more}
+    return [RoundScore(0, "passed", "", 0, "/run", 2, **given)]
+
+
+def verdict(found: list[RoundScore], cut_short: str = "", **bounds: Any) -> tuple[ExitCode, list[str]]:
+    return verdict_of(total(found), Bounds(**bounds), found, cut_short)
+
+
+def test_a_day_within_its_bounds_passes() -> None:
+    """Each bound just so."""
+    found = rounds(*[Outcome.RECOVERED] * 4)
+    code, _ = verdict(found, ettr=0.8, goodput=0.85, mttr="4s", mttr_p90="4s", lost_steps=3, checkpoint_share=0.05)
+    assert code is ExitCode.PASSED
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"ettr": 0.81},
+        {"goodput": 0.86},
+        {"mttr": "3.9s"},
+        {"mttr_p90": "3.9s"},
+        {"lost_steps": 2},
+        {"checkpoint_share": 0.04},
+    ],
+)
+def test_each_bound_can_fail_the_day(bounds: dict[str, Any]) -> None:
+    """And is named, with what was measured."""
+    code, why = verdict(rounds(*[Outcome.RECOVERED] * 4), **bounds)
+    assert code is ExitCode.FAILED
+    assert why[0].startswith(next(iter(bounds)).replace("_", " "))
+
+
+@pytest.mark.parametrize(
+    ("found", "cut_short", "code"),
+    [
+        (rounds(Outcome.RECOVERED, Outcome.STUCK), "", ExitCode.FAILED),
+        (rounds(Outcome.RECOVERED, failed=("loss_continuity: differs",)), "", ExitCode.FAILED),
+        (rounds(Outcome.RECOVERED, Outcome.UNPROVED), "", ExitCode.INCONCLUSIVE),
+        (rounds(), "", ExitCode.INCONCLUSIVE),
+        ([], "", ExitCode.INCONCLUSIVE),
+        (rounds(Outcome.RECOVERED), "SIGTERM was received", ExitCode.INCONCLUSIVE),
+        ([replace(rounds(Outcome.RECOVERED)[0], exit_code=4)], "", ExitCode.ROLLBACK),
+    ],
+)
+def test_no_day_passes_in_doubt(found: list[RoundScore], cut_short: str, code: ExitCode) -> None:
+    """Stuck or damaged is failed; unproved, empty or cut short is inconclusive; what was not taken back is exit 4."""
+    assert verdict(found, cut_short)[0] is code
+
+
+def test_a_bound_on_what_was_not_seen_is_no_pass() -> None:
+    """No recovery was measured, so its bound can't hold."""
+    found = [replace(one, faults=tuple(replace(f, parts={}) for f in one.faults)) for one in rounds(Outcome.RECOVERED)]
+    assert verdict(found, mttr="10s")[0] is ExitCode.INCONCLUSIVE
+
+
+def test_formulas() -> None:
+    """Young's interval and Meta's estimate, worked out by hand."""
+    assert best_interval_s(2.0, 400.0) == pytest.approx(40.0)
+    assert expected_ettr(1000.0, 30.0, 40.0, 2.0) == pytest.approx((1 - 50 / 1000) / 1.05)
+    assert expected_ettr(10.0, 30.0, 40.0, 2.0) == 0.0
+    assert expected_ettr(None, 30.0, 40.0, 2.0) is None
+
+
+def test_spread_is_by_nearest_rank() -> None:
+    """Of one to ten the ninth is the 90 % mark."""
+    found = Spread.of([float(n) for n in range(10, 0, -1)])
+    assert found is not None
+    assert (found.count, found.mean, found.median, found.p90, found.most) == (10, 5.5, 5.5, 9.0, 10.0)
+    assert Spread.of([]) is None
+
+
+def test_the_sum_of_the_rounds() -> None:
+    """Times add up, faults are counted by outcome and by kind, and GPU hours by the size of the job."""
+    found = total(rounds(Outcome.RECOVERED, Outcome.STUCK) + rounds(Outcome.RECOVERED))
+    assert found.clock.wall_s == 200.0
+    assert found.outcomes == {"recovered": 2, "stuck": 1}
+    assert found.kinds == {"process.kill": {"recovered": 2, "stuck": 1}}
+    assert found.gpu_hours_lost == pytest.approx(40 * 2 / 3600)
+    assert found.mtbf_s == pytest.approx(200 / 3)

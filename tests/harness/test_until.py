@@ -1,0 +1,103 @@
+"""Runs that are ended on purpose, and what waits for another fault's recovery."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.conditions import Recovered
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.engine.due import after_is_due
+from torchaos.harness.engine.seldom import SHARE, Seldom
+from torchaos.harness.plan import After
+from torchaos.harness.planner import make_plan
+from torchaos.harness.scenario import load
+
+SCENARIO = """\
+scenario: endless
+job: {command: "torchrun --nproc-per-node 2 train.py"}
+faults:
+  - {id: stop, inject: process.freeze, target: {rank: 1}, when: {time: 2s}, for: 3s}
+  - {id: kill, inject: process.kill, target: {rank: 0}, when: {after: stop, state: recovered, delay: 1s, time: 20s}}
+until: [{recovered: {rest: 5s}}]
+twin: none
+assert: [recovery_time]
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "endless.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_plan_knows_what_lasts(tmp_path: Path) -> None:
+    """What waits for the recovery from a freeze waits for its end too, and no sooner than so long after the launch."""
+    path = written(tmp_path, SCENARIO)
+    plan = make_plan(load(path), path, 0)
+    assert plan.faults[1].trigger == After(1.0, "stop", "recovered", not_before_s=20.0, lasting=True)
+    assert plan.until[0].params == {"rest": 5.0, "faults": ["stop", "kill"], "lasting": ["stop"]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("twin: none\n", "", "twin: none"),
+        ("assert: [recovery_time]", "assert: [recovery_time, completed]", "remove completed"),
+        ("rest: 5s", "rest: 5s, faults: [bang]", "there is no fault 'bang'"),
+    ],
+)
+def test_what_can_not_be_beside_until(tmp_path: Path, old: str, new: str, words: str) -> None:
+    """A run without an end of its own has no twin, does not complete, and waits for faults that there are."""
+    path = written(tmp_path, SCENARIO.replace(old, new))
+    with pytest.raises(UsageError, match=words):
+        make_plan(load(path), path, 0)
+
+
+def test_a_fault_that_lasts_has_to_be_taken_back_first(trainer: Any) -> None:
+    """The ranks go on between two beats of a slow-down, which is no recovery from it."""
+    run = trainer(freeze=(10, 1, 3.0)).record()
+    hit, end = next(run.of_kind(Kind.APPLYING)), run.events[-1].mono_s
+    on = [e for e in run.events if e.kind is not Kind.ROLLED_BACK]
+    back = Event(Kind.ROLLED_BACK, "harness", 9999, end, end, data={"fault": "freeze", "verified": True, "reason": ""})
+    after = After(0.0, hit.data["fault"], "recovered", lasting=True)
+    assert after_is_due(replace(after, lasting=False), on, end)
+    assert not after_is_due(after, on, end)
+    back = replace(back, data={**back.data, "fault": hit.data["fault"]})
+    assert after_is_due(after, [*on, back], end)
+
+
+def test_no_sooner_than_so_long_after_the_launch(trainer: Any) -> None:
+    """Both have to be: the other fault's recovery, and the time."""
+    run = trainer(kills=[(18, 1)]).record()
+    launch = next(run.of_kind(Kind.JOB_STARTED)).mono_s
+    after = After(0.0, "kill", "recovered", not_before_s=1000.0)
+    assert not after_is_due(after, run.events, launch + 999.0)
+    assert after_is_due(after, run.events, launch + 1000.0)
+
+
+def test_recovered_is_all_of_them_and_a_rest(trainer: Any) -> None:
+    """One fault that was not recovered from, or a rest that is not over, and it does not hold."""
+    run = trainer(kills=[(18, 1)]).record()
+    end = run.events[-1].mono_s
+    assert Recovered(0.0, ["kill"]).holds(run.events, end)
+    assert not Recovered(100.0, ["kill"]).holds(run.events, end)
+    assert not Recovered(0.0, ["kill", "later"]).holds(run.events, end)
+
+
+def test_what_is_dear_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an answer that took a second the next one is due only SHARE seconds later."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    seldom = Seldom()
+    assert seldom.due()
+    with seldom:
+        now[0] += 1.0
+    now[0] += SHARE - 0.5
+    assert not seldom.due()
+    now[0] += 0.5
+    assert seldom.due()

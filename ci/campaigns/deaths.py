@@ -1,6 +1,6 @@
 """Kill the harness, its reaper and the job at every point of a run, and count what is left behind: it must be nothing.
 
-    python ci/campaigns/deaths.py [--count N] [--real N] [--seed S] [--jobs N] [--minutes M]
+    python ci/campaigns/deaths.py [--count N] [--real N] [--seed S] [--jobs N] [--only FAMILY] [--minutes M]
 
 --count deaths are of runs whose job is a stand-in: a small script that gives its ranks torchelastic's environment,
 drives the agent through a training loop, and imports no torch. --real deaths are of real torchrun jobs. Each is died
@@ -11,14 +11,18 @@ rule or file in /dev/shm can be overlooked. Exit code 1 where anything was left.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import math
+import os
 import random
 import sys
 import time
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
@@ -26,12 +30,34 @@ from dying import campaign
 from dying.families import FAMILIES
 from dying.scene import Death, Told
 
+import torchaos.harness
+import torchaos.injectors
+
 Done = list[tuple[Death, Told]]
 
 
 def main() -> int:
+    options, begun = parsed(), time.monotonic()
+    compile_all()
+    print(f"namespaces of their own: {'yes' if campaign.alone() else 'no; processes are told by a mark'}", flush=True)
+    done: Done = []
+    with open(options.table or os.devnull, "w", buffering=1) as table:
+        on_told = partial(tell, table, begun)
+        if options.count:
+            done += stage(options, options.count, False, options.jobs, on_told)
+        if options.real:
+            done += stage(options, options.real, True, max(1, options.jobs // 2), on_told)
+    leaks = sum(bool(told.leaks) for _death, told in done)
+    died = sum(told.died for _death, told in done)
+    print(f"\nhandles that were restored: {', '.join(sorted(handles(done)))}")
+    seconds = time.monotonic() - begun
+    print(f"{died} deaths, {len(done) - died} runs that went to their end, {leaks} leaks; {seconds:.0f} s")
+    return 1 if leaks else 0
+
+
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=1200, help="deaths with stand-ins")
+    parser.add_argument("--count", type=int, default=1400, help="deaths with stand-ins")
     parser.add_argument("--real", type=int, default=100, help="deaths with real torchrun jobs")
     parser.add_argument("--seed", type=int, default=0, help="which of all possible deaths")
     parser.add_argument("--jobs", type=int, default=4, help="how many stand-ins at a time; of real jobs, half as many")
@@ -40,36 +66,44 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], metavar="FAMILY", help="leave out the others")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no death after so long")
     options = parser.parse_args()
-    begun = time.monotonic()
-    print(f"namespaces of their own: {'yes' if campaign.alone() else 'no; processes are told by a mark'}", flush=True)
-    done: Done = []
-    for count, real, jobs in ((options.count, False, options.jobs), (options.real, True, max(1, options.jobs // 2))):
-        if count:
-            done += stage(options, count, real, jobs, begun + 60 * options.minutes)
-    if options.table:
-        options.table.write_text("".join(json.dumps({**asdict(death), **asdict(told)}) + "\n" for death, told in done))
-    leaks = sum(bool(told.leaks) for _death, told in done)
-    died = sum(told.died for _death, told in done)
-    seconds = time.monotonic() - begun
-    print(f"\n{died} deaths, {len(done) - died} runs that went to their end, {leaks} leaks; {seconds:.0f} s")
-    return 1 if leaks else 0
+    if strange := [name for name in options.only if name not in FAMILIES]:
+        parser.error(f"there is no family {', '.join(strange)}; there are: {', '.join(FAMILIES)}")
+    options.end_s = time.monotonic() + 60 * options.minutes
+    return options
 
 
-def stage(options: argparse.Namespace, count: int, real: bool, jobs: int, end_s: float) -> Done:
+def stage(options: argparse.Namespace, count: int, real: bool, jobs: int, on_told: campaign.OnTold) -> Done:
     families = [one.name for one in FAMILIES.values() if one.real is real and one.name in (options.only or FAMILIES)]
-    traced = campaign.play([Death(name, ()) for name in families], jobs, options.keep, on_told=tell)
+    traced = campaign.play([Death(name, ()) for name in families], jobs, options.keep, on_told)
     ways = [way for death, told in traced for way in campaign.strata(death.family, campaign.points_of(told.trace))]
     deaths = campaign.choose(ways, count, random.Random(options.seed))
     possible = sum(len(pool) for _name, pool in ways)
-    print(f"{'real torchrun jobs' if real else 'stand-ins'}: {len(deaths)} of {possible} possible deaths", flush=True)
-    done = traced + campaign.play(deaths, jobs, options.keep, tell, end_s)
-    show(done)
+    journal = {one for name, pool in ways if name == "journal" for one in pool}
+    among = f"{len(journal & set(deaths))} of {len(journal)} of the harness at journal points"
+    kind = "real torchrun jobs" if real else "stand-ins"
+    print(f"{kind}: {len(deaths)} of {possible} possible deaths, among them {among}", flush=True)
+    done = traced + campaign.play(deaths, jobs, options.keep, on_told, options.end_s)
+    if done:
+        show(done)
     return done
 
 
-def tell(death: Death, told: Told) -> None:
+def tell(table: TextIO, begun: float, death: Death, told: Told) -> None:
+    table.write(json.dumps({**asdict(death), **asdict(told)}) + "\n")
     for leak in told.leaks:
-        print(f"LEAK {death}: {leak}", flush=True)
+        print(f"LEAK after {time.monotonic() - begun:.0f} s: {death}: {leak}", flush=True)
+
+
+def handles(done: Done) -> set[str]:
+    """Kinds of handles that a reaper took back in any of them."""
+    lines = (line.split() for _death, told in done for line in told.trace)
+    return {words[3] for words in lines if words[:3] == ["reaper", "after", "restore"]}
+
+
+def compile_all() -> None:
+    """Once, since nobody who may be killed writes byte code."""
+    for folder in (*torchaos.harness.__path__, *torchaos.injectors.__path__, Path(campaign.__file__).parent):
+        compileall.compile_dir(folder, quiet=2)
 
 
 def show(done: Done) -> None:

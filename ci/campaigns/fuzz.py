@@ -40,6 +40,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.part:
         return work(options)
+    known = names()
+    if strange := [name for name in options.only if name not in known]:
+        parser.error(f"there is no target {', '.join(strange)}; there are: {', '.join(known)}")
     begun = time.monotonic()
     sums = hand_out(options)
     bad = sum(sum(found.values()) for _count, found in sums.values())
@@ -51,6 +54,12 @@ def main() -> int:
     total = sum(count for count, _found in sums.values())
     print(f"\n{total} inputs, {bad} of them bad; {time.monotonic() - begun:.0f} s")
     return 1 if bad else 0
+
+
+def names() -> list[str]:
+    from mutating.targets import TARGETS
+
+    return [one.name for one in TARGETS]
 
 
 def hand_out(options: argparse.Namespace) -> dict[str, tuple[int, Counter[str]]]:

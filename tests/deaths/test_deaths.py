@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from dying import campaign
+from dying import campaign, worker
 from dying.families import FAMILIES
-from dying.scene import At, Death
+from dying.scene import At, Death, Scene, Told
 
+REPOSITORY = Path(__file__).parents[2]
 H, R, J = "harness", "reaper", "job"
 
 
@@ -33,6 +38,9 @@ SAMPLE = [
     Death("kill-in-recovery", (at("harness after event rank.exited", H, J),)),
     Death("twin", (at("harness after event job.started", H, R),)),
     Death("attach", (at("harness after event fault.applied", H),)),
+    Death("checkpoint-delete", (at("harness after event fault.applied", H, R, nth=2),)),
+    Death("network-delay", (at("harness after event fault.applied", H),)),
+    Death("node-reboot", (at("harness after event effect", H, R),)),
 ]
 
 
@@ -60,15 +68,63 @@ def _assert_nothing_left(deaths: Sequence[Death], folder: Path, least: int) -> N
     assert sum(told.died for _death, told in done) >= least, [str(death) for death, told in done if not told.died]
 
 
+def _ours() -> set[str]:
+    return {fault["inject"] for family in FAMILIES.values() for fault in family.faults}
+
+
 def test_every_injector_of_processes_has_a_family() -> None:
     """A process fault that is added without a family in the campaign fails here."""
-    ours = {fault["inject"] for family in FAMILIES.values() for fault in family.faults}
-    there = {path.stem.replace("process_", "process.", 1) for path in _injectors("process_*.py")}
-    assert there <= ours
+    there = {path.stem.replace("process_", "process.", 1) for path in (REPOSITORY / "injectors").glob("process_*.py")}
+    assert there <= _ours()
 
 
-def _injectors(pattern: str) -> list[Path]:
-    return sorted((Path(__file__).parents[2] / "injectors").glob(pattern))
+def test_every_family_of_scenarios_is_died() -> None:
+    """Of each folder of ready scenarios the campaign has every group of injectors, such as network.* and cuda.*."""
+    texts = [path.read_text() for path in (REPOSITORY / "scenarios").glob("*/*.yaml")]
+    groups = {name for text in texts for name in re.findall(r"inject: (\w+)\.", text)}
+    assert groups >= {"process", "network", "checkpoint"}
+    assert groups <= {name.partition(".")[0] for name in _ours()}
+
+
+@pytest.mark.parametrize("arguments", [["--only", "nope"], ["--only", "kill", "--only", "a family"]])
+def test_a_family_that_is_not_there(arguments: list[str]) -> None:
+    """One clear error that lists those there are, not a traceback, and not a campaign of nothing."""
+    command = [sys.executable, str(REPOSITORY / "ci" / "campaigns" / "deaths.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"there is no family {arguments[-1]}; there are: kill, " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_can_not_be_cleared_away_is_a_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount that a run left does not end the campaign: it is told, and gone before the next death."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a tmpfs")
+
+    def leave_a_mount(scene: Scene, death: Death) -> Told:
+        place = tmp_path / "stage" / "left"
+        place.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place)], check=True)
+        return Told(died=True)
+
+    monkeypatch.setattr(Scene, "play", leave_a_mount)
+    told = worker.die(tmp_path / "stage", False, SAMPLE[0], tmp_path)
+    assert told.leaks
+    assert "the campaign itself failed" in told.leaks[0]
+    assert not (tmp_path / "stage").exists()
+
+
+def test_a_worker_that_ends_is_a_leak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has seen then what is left; the deaths that follow are died by another one."""
+    (tmp_path / "worker.py").write_text("import sys\nsys.stdin.readline()\nsys.exit(9)\n")
+    monkeypatch.setattr(campaign, "WORKER", tmp_path / "worker.py")
+    done = campaign.play(SAMPLE[:2], 1, tmp_path / "leaks")
+    assert [told.leaks for _death, told in done] == [["the campaign's worker ended with exit code 9"]] * 2
+
+
+def test_there_is_nothing_to_choose_from() -> None:
+    """A stage without families is no error: --only may name real jobs alone."""
+    assert campaign.choose([], 5, random.Random(1)) == []
 
 
 def test_the_choice_holds_every_event_first() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mutating.guard import Guard
 from mutating.inputs import CORPUS
-from mutating.targets import TARGETS, Target
+from mutating.targets import TARGETS, Target, UndoTarget
+
+from torchaos.harness.undo.handles import REGISTRY
 
 CAMPAIGN = Path(__file__).parents[2] / "ci" / "campaigns" / "fuzz.py"
 
@@ -70,6 +73,23 @@ def test_the_guard_sees_harm(guard: Guard, tmp_path: Path) -> None:
 def test_the_corpus_is_that_of_a_target() -> None:
     """A regression input in a folder that no target reads would never be tried."""
     assert {path.name for path in CORPUS.iterdir()} <= {one.name for one in TARGETS} | {"run"}
+
+
+def test_a_target_that_is_not_there() -> None:
+    """One clear error, not a campaign of no inputs that found nothing."""
+    done = subprocess.run(
+        [sys.executable, str(CAMPAIGN), "--only", "nope"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "there is no target nope; there are: scenario, " in done.stderr
+
+
+def test_every_kind_of_handle_is_damaged(guard: Guard, tmp_path: Path) -> None:
+    """The undo log that damaged ones are made from names each kind there is."""
+    target = UndoTarget(tmp_path.resolve(), guard)
+    target.end()
+    records = [json.loads(line) for raw in target.whole.values() for line in raw.splitlines()]
+    assert {one["kind"] for record in records for one in record.get("handles", ())} == set(REGISTRY)
 
 
 @pytest.mark.long

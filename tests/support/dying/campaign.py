@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -43,55 +44,61 @@ def play(
     for death in deaths:
         waiting.put(death)
     done: list[tuple[Death, Told]] = []
-    problems: list[Exception] = []
-    lock, isolated = threading.Lock(), alone()
+    lock = threading.Lock()
 
-    def work(folder: Path) -> None:
-        try:
-            with _worker(folder, isolated, keep) as process:
-                assert process.stdin
-                assert process.stdout
-                while True:
-                    if waiting.empty() or time.monotonic() > end_s:
-                        process.stdin.close()
-                        return
-                    try:
-                        death = waiting.get_nowait()
-                    except Empty:
-                        continue
-                    process.stdin.write(json.dumps([death.family, death.at]) + "\n")
-                    process.stdin.flush()
-                    told = Told(**json.loads(process.stdout.readline()))
-                    with lock:
-                        done.append((death, told))
-                        on_told(death, told)
-        except Exception as error:
-            problems.append(error)
+    def work(worker: Worker) -> None:
+        with suppress(Empty):
+            while time.monotonic() < end_s:
+                death = waiting.get_nowait()
+                told = worker.die(death)
+                with lock:
+                    done.append((death, told))
+                    on_told(death, told)
+        worker.close()
 
-    with tempfile.TemporaryDirectory(prefix="dying-") as folder:
-        places = [Path(folder, str(number)) for number in range(workers)]
-        threads = [threading.Thread(target=work, args=(place,)) for place in places]
-        for place, thread in zip(places, threads, strict=True):
-            place.mkdir()
+    with tempfile.TemporaryDirectory(prefix="dying-", ignore_cleanup_errors=True) as folder:
+        threads = [threading.Thread(target=work, args=(Worker(Path(folder, str(n)), keep),)) for n in range(workers)]
+        for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    if problems:
-        raise problems[0]
     return done
 
 
-def _worker(folder: Path, isolated: bool, keep: Path) -> subprocess.Popen[str]:
-    keep.mkdir(parents=True, exist_ok=True)
-    command = [
-        *(NAMESPACES if isolated else ()),
-        sys.executable,
-        str(WORKER),
-        str(folder),
-        *(["alone"] if isolated else []),
-    ]
-    env = {**os.environ, "DYING_KEEP": str(keep.absolute())}
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+class Worker:
+    """A process that plays one death after another, in namespaces of its own where it can have them."""
+
+    def __init__(self, folder: Path, keep: Path) -> None:
+        self._folder, self._keep, self._isolated = folder, keep.absolute(), alone()
+        self._keep.mkdir(parents=True, exist_ok=True)
+        self._process: subprocess.Popen[str] | None = None
+
+    def die(self, death: Death) -> Told:
+        """A worker that ends over it is a leak as well: nobody has seen that the machine is clean."""
+        process = self._process = self._process or self._start()
+        assert process.stdin
+        assert process.stdout
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps([death.family, death.at]) + "\n")
+            process.stdin.flush()
+        line = process.stdout.readline()
+        if line.endswith("\n"):
+            return Told(**json.loads(line))
+        self.close()
+        return Told(died=False, leaks=[f"the campaign's worker ended with exit code {process.returncode}"])
+
+    def close(self) -> None:
+        if self._process:
+            with suppress(BrokenPipeError), self._process:
+                pass
+        self._process = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._folder.mkdir(exist_ok=True)
+        inside, said = (NAMESPACES, ("alone",)) if self._isolated else ((), ())
+        command = [*inside, sys.executable, str(WORKER), str(self._folder), *said]
+        env = {**os.environ, "DYING_KEEP": str(self._keep)}
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
 
 def points_of(trace: Sequence[str]) -> list[Point]:
@@ -148,7 +155,7 @@ def choose(ways: Sequence[tuple[str, list[Death]]], count: int, draw: random.Ran
         pools.setdefault(name, []).extend(deaths)
     for pool in pools.values():
         draw.shuffle(pool)
-    chosen = pools.pop("journal")[: math.ceil(0.6 * count)]
+    chosen = pools.pop("journal", [])[: math.ceil(0.6 * count)]
     while len(chosen) < count and any(pools.values()):
         for pool in pools.values():
             if pool and len(chosen) < count:

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from torchaos.harness.agent.wire import ControlPage
+from dying.stand_in.checkpoint import checkpoint
+from torchaos.harness.agent.wire import ControlPage, Kind
 from torchaos.harness.undo import log, proc
+from torchaos.harness.undo.mount import mounts
 
 SETTLED_S = 3.0  # what others make and remove beside us is gone by then
 
@@ -111,6 +113,15 @@ def _cgroups() -> Iterator[str]:
         yield root
 
 
+def unmount_all(stage: Path) -> list[str]:
+    """What is mounted below goes, so that a leak of one death is not in the way of the next; which could not go."""
+    problems = []
+    for one in reversed([one.target for one in mounts() if Path(one.target).is_relative_to(stage)]):
+        done = subprocess.run(["umount", "-l", one], capture_output=True, text=True, check=False)
+        problems += [f"mount that can't be unmounted: {done.stderr.strip()}"] if done.returncode else []
+    return problems
+
+
 def undo_log(run_dir: Path) -> list[str]:
     """Every record has been taken back and looked at, and no control page lets a rank fire."""
     problems = []
@@ -137,3 +148,29 @@ def journals(run_dir: Path) -> list[str]:
             except ValueError:
                 problems.append(f"{path.name}:{number}: not an event")
     return problems
+
+
+def checkpoints(run_dir: Path) -> list[str]:
+    """Each holds what the job saved, to the byte, and none is missing: damage to them has been taken back."""
+    folder, problems = run_dir / "checkpoints", []
+    for path in folder.glob("step-*.safetensors"):  # a stand-in's
+        if path.read_bytes() != checkpoint(int(path.stem[5:])):
+            problems.append(f"checkpoint {path.name}: not as it was saved")
+    for manifest in folder.glob("step-*[0-9]/manifest.json"):  # of a real job, which keeps digests of what it saves
+        for name, digest in json.loads(manifest.read_bytes())["files"].items():
+            file = manifest.with_name(name)
+            if not file.exists() or hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest() != digest:
+                problems.append(f"checkpoint {manifest.parent.name}: {name} is not as it was saved")
+    problems += [f"checkpoint folder: {path.name} in it is ours" for path in folder.rglob("*torchaos*")]
+    missing = {path for path in _saved(run_dir) if path.suffix == ".safetensors" and not path.exists()}
+    return problems + [f"checkpoint {path.name}: gone" for path in sorted(missing)]
+
+
+def _saved(run_dir: Path) -> Iterator[Path]:
+    """What the job said it had saved."""
+    for path in (run_dir / "events").glob("rank*.jsonl"):
+        for line in path.read_bytes().split(b"\n"):
+            with suppress(ValueError, KeyError):
+                event = json.loads(line)
+                if event["kind"] == Kind.SAVE_END.value and event["data"]["ok"]:
+                    yield Path(event["data"]["path"])

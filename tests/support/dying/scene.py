@@ -18,6 +18,7 @@ from dying.families import BARE_PYTHON, FAMILIES, STAND_IN, Family
 from torchaos.harness.undo import proc
 
 HERE = Path(__file__).parent
+LOOK_S = 0.02
 END_S, RECOVER_S = 120.0, 60.0  # on a busy machine; a quiet one needs a second or two
 LIVES_ON = {0, 1, 2, 4, 5}  # exit codes of a harness whose reaper or job died: never bad usage, never a signal's
 STORE = {"flipped": b"weights" * 100, "removed": b"optimizer", "replaced": b"rng" * 10}
@@ -78,9 +79,12 @@ class Scene:
         if attached:
             struck = any(line.startswith("died ") and "job" in line for line in told.trace)
             told.leaks += self._end_attached(spared, {attached} if struck else set())
-        told.leaks += [*machine.left(), *clean.differences(store, clean.tree(self._stage / "store"))]
+        told.leaks += machine.left()
+        if told.leaks:
+            self._clear_away()
+        told.leaks += clean.differences(store, clean.tree(self._stage / "store"))
         for run_dir in self._run_dirs():
-            told.leaks += [*clean.undo_log(run_dir), *clean.journals(run_dir)]
+            told.leaks += [*clean.undo_log(run_dir), *clean.journals(run_dir), *clean.checkpoints(run_dir)]
         told.leaks += [f"registry entry {path.name}" for path in self._stage.glob("home/torchaos/runs/*")]
         told.leaks += self._said(told)
         told.seconds = time.monotonic() - begun
@@ -122,13 +126,20 @@ class Scene:
                     return problems
             if time.monotonic() > deadline:
                 return list(left.values())
-            time.sleep(0.004)
+            time.sleep(LOOK_S)
         if not recovered and self._both_are_dead(harness, {}):
             return self._recover(self._stage, self.env({}))
         return []
 
     def _both_are_dead(self, harness: int, left: dict[int, str]) -> bool:
         return self._codes.get(harness) == -signal.SIGKILL and not any("undo.reaper" in line for line in left.values())
+
+    def _clear_away(self) -> None:
+        """What was left, and has been told, is not to be in the way of the next death, nor of reading files."""
+        for pid in self._left(set()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        clean.unmount_all(self._stage)
 
     def _left(self, spared: set[int]) -> dict[int, str]:
         self._reap()

@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -17,11 +18,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from dying.scene import Death, Scene
-from torchaos.harness.cli import cli
-from torchaos.harness.undo.client import UndoError, heal_from_log
+from dying import clean
+from dying.scene import Death, Scene, Told
 
 PR_SET_CHILD_SUBREAPER = 36
+_COPIED = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 
 
 def main(folder: Path, alone: bool) -> None:
@@ -33,24 +34,34 @@ def main(folder: Path, alone: bool) -> None:
     keep = Path(os.environ["DYING_KEEP"])
     for number, line in enumerate(sys.stdin):
         family, at = json.loads(line)
-        stage = folder / f"{os.getpid()}-{number}"
-        told = Scene(stage, alone, recover).play(Death(family, tuple((p, n, tuple(who)) for p, n, who in at)))
+        death = Death(family, tuple((point, nth, tuple(who)) for point, nth, who in at))
+        told = die(folder / f"{os.getpid()}-{number}", alone, death, keep)
+        print(json.dumps(asdict(told)), flush=True)
+
+
+def die(stage: Path, alone: bool, death: Death, keep: Path) -> Told:
+    """Whatever goes wrong here, too, is told as a leak: nobody has seen then that the machine is clean."""
+    told = Told(died=False)
+    try:
+        told = Scene(stage, alone, recover).play(death)
         if told.leaks:
-            kept = Path(tempfile.mkdtemp(prefix=f"{family}-", dir=keep))
-            shutil.copytree(stage, kept, symlinks=True, dirs_exist_ok=True)
+            kept = Path(tempfile.mkdtemp(prefix=f"{death.family}-", dir=keep))
+            shutil.copytree(stage, kept, symlinks=True, dirs_exist_ok=True, ignore=_no_files)
             told.leaks.append(f"all of it is in {kept}")
         shutil.rmtree(stage)
-        print(json.dumps(asdict(told)), flush=True)
+    except Exception as error:
+        told.leaks += [f"the campaign itself failed: {error!r:.500}", *clean.unmount_all(stage)]
+        shutil.rmtree(stage, ignore_errors=True)
+    return told
+
+
+def _no_files(folder: str, names: list[str]) -> list[str]:
+    """Sockets and fifos can't be copied."""
+    return [name for name in names if stat.S_IFMT(os.lstat(os.path.join(folder, name)).st_mode) not in _COPIED]
 
 
 def recover(stage: Path, env: dict[str, str]) -> list[str]:
     """What a user does after harness and reaper are both dead: `torchaos recover`."""
-    if "recover" not in cli.commands:
-        try:
-            healed = [one for log in stage.rglob("undo/undo.jsonl") for one in heal_from_log(log.parent.parent)]
-        except UndoError as error:
-            return [str(error)]
-        return [f"recovery: {one.record}: {one.reason}" for one in healed if not one.verified]
     command = [sys.executable, "-m", "torchaos.harness", "recover"]
     with open(stage / "console", "ab") as console:
         code = subprocess.run(command, cwd=stage, env=env, stdout=console, stderr=console, check=False).returncode

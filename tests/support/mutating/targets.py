@@ -43,7 +43,7 @@ from torchaos.harness.rundir import RunDir
 from torchaos.harness.scenario import load
 from torchaos.harness.undo import proc
 from torchaos.harness.undo.client import heal_from_log
-from torchaos.harness.undo.handles import PageSlot
+from torchaos.harness.undo.handles import REGISTRY, PageSlot
 
 LIMIT_S = 20.0  # for one input, on a busy machine
 
@@ -273,30 +273,35 @@ class UndoTarget(_FileOfRun):
         data.write_bytes(b"good")
         found, seen = data.stat(), proc.stat(self._victim.pid)
         assert seen
-        about = {"pid": self._victim.pid, "start_ticks": seen.ticks}
+        victim, nobody = {"pid": self._victim.pid, "start_ticks": seen.ticks}, {"pid": 2**22, "start_ticks": 1}
+        engine = {"engine": f"unix://{self.run}/docker.sock", "run_id": "x"}
         handles: list[dict[str, Any]] = [
-            {"kind": "process", **about, "action": "resume"},
+            {"kind": "process", **victim, "action": "resume"},
             {"kind": "job_processes", "run_id": "the-run-of-nobody"},
             {"kind": "page_slot", "path": str(self.run / "agent" / "pages" / "process.kill-rank1.page")},
             {"kind": "file", "path": str(data), "root": str(data.parent), "copy": str(self.run / "undo" / "0.copy"),
              "sha256": "770e607624d689265ca6c44884d0807d9b054d23c473c106c72be9de08b7376c", "mode": 0o644,
              "uid": 0, "gid": 0, "mtime_ns": found.st_mtime_ns, "inode": found.st_ino, "born_ns": 0},
-            {"kind": "names", **about, "path": str(self.run / "job" / "hosts"), "text": "127.0.0.1 localhost"},
-            {"kind": "nft_table", "pid": 2**22, "start_ticks": 1, "family": "inet", "table": "torchaos_x"},
+            {"kind": "names", **victim, "path": str(self.run / "job" / "hosts"), "text": "127.0.0.1 localhost"},
+            {"kind": "nft_table", **nobody, "family": "inet", "table": "torchaos_x"},
+            {"kind": "link_up", **nobody, "device": "eth0"},
+            {"kind": "qdisc", **nobody, "device": "eth0"},
+            {"kind": "queue_rule", **nobody, "chain": "torchaos_x"},
+            {"kind": "mount", "target": str(self.run / "job"), "tag": "torchaos-x"},
+            {"kind": "cpu_cgroup", "path": str(self.run / "torchaos-x"), "home": str(self.run)},
+            {"kind": "freezer_cgroup", "path": str(self.run / "torchaos-x"), "home": str(self.run)},
+            {"kind": "memory_cgroup", "path": str(self.run / "torchaos-x"), "home": str(self.run)},
+            {"kind": "containers", **engine}, {"kind": "docker_network", **engine}, {"kind": "docker_image", **engine},
+            {"kind": "container", **engine, "id": "c0ffee", "part": "running", "good": {}},
+            {"kind": "toxic", **nobody, "port": 1, "proxy": "s3", "mark": "torchaos_x"},
         ]  # fmt: skip
         (self.run / "undo" / "0.copy").write_bytes(b"good")
         (self.run / "job" / "hosts").write_text("")
+        about = {"state": "planned", "owner": "x", "limit_s": 60.0, "irreversible": None}
         records = [
-            {
-                "record": str(n),
-                "state": "planned",
-                "owner": "x",
-                "limit_s": 60.0,
-                "handles": [one],
-                "irreversible": None,
-            }
-            for n, one in enumerate(handles)
-            if one["kind"] in log_kinds()
+            {"record": str(number), **about, "handles": [one]}
+            for number, one in enumerate(handles)
+            if one["kind"] in REGISTRY
         ]
         lines = [json.loads(line) for line in (self.run / "undo" / "undo.jsonl").read_text().splitlines()[:1]] + records
         (self.run / "undo" / "undo.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -312,12 +317,6 @@ class UndoTarget(_FileOfRun):
         if self._victim.poll() is not None:
             self.__class__.prepare(self)
             self.__dict__.pop("whole", None)
-
-
-def log_kinds() -> frozenset[str]:
-    from torchaos.harness.undo.handles import REGISTRY
-
-    return frozenset(REGISTRY)
 
 
 class AgentPlanTarget(_FileOfRun):

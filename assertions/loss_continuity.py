@@ -9,14 +9,22 @@ from typing import ClassVar
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import History
 from torchaos.harness.judging import agreement
-from torchaos.harness.judging.agreement import Difference, Steps, before, differences, history_of, until, untold
+from torchaos.harness.judging.agreement import (
+    ROUNDING,
+    Difference,
+    Steps,
+    before,
+    differences,
+    history_of,
+    until,
+    untold,
+)
 from torchaos.harness.judging.causes import likeliest_cause
 from torchaos.harness.judging.recovery import landings
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
 
-_ROUNDING = 1e-5  # relative; float32 sums in another order differ by about 1e-7, and training makes it grow
 _BLIND = "without a twin, steps that were done only once were compared with nothing"
 
 
@@ -106,7 +114,7 @@ class _Comparison:
         first = self._nearest(self._ours)
         if first and self._is_rounding():
             return inconclusive(
-                f"{_words(first, 'in the twin')} No difference is larger than {_ROUNDING:g} of the value, and with "
+                f"{_words(first, 'in the twin')} No difference is larger than {ROUNDING:g} of the value, and with "
                 "three ranks or more DDP sums in another order after any restart (its buckets are rebuilt after the "
                 "first step; find_unused_parameters=True stops that), so this may be rounding. Give a tolerance.",
                 **_measured(first),
@@ -121,7 +129,7 @@ class _Comparison:
         if self._basis != "bitwise" or max(len(by_rank) for by_rank in self._ours.values()) < 3:
             return False
         return all(
-            one.what == "loss" and one.relative <= _ROUNDING
+            one.what == "loss" and one.relative <= ROUNDING
             for one in differences(self._ours, self._twins[0], self._allowed)
         )
 

@@ -280,6 +280,7 @@ class Need(str, Enum):
     TWIN = "twin"
     STATE = "state"  # a check sum of the parameters after each step, and the gradient's norm
     HANGS = "hangs"  # observed from outside: suspected, declared, and who is to blame
+    LEFTOVERS = "leftovers"  # processes, ports and shared memory that are still there when the job has ended
     COLLECTIVES = "collectives"  # when each began and ended, in the files of agent/stamps.py
 
 

@@ -52,6 +52,9 @@ class Trainer:
     seed: int = 7
     noise: float = 0.0  # of another machine, say
     save_s: float = 0.05
+    apart: int | None = None  # a rank whose parameters are its own after a resume
+    parts: bool = False  # every rank holds a part of the parameters
+    state_seen: bool = False  # the parameters' check sums and the gradient's norm
     _events: list[Event] = field(default_factory=list)
     _now: float = 100.0
     _saved: dict[int, State] = field(default_factory=dict)
@@ -127,26 +130,31 @@ class Trainer:
     def _step(self, attempt: int, world: int, state: State, step: int, local: int) -> None:
         size = self.batch * self.world // world if self.global_batch else self.batch
         first, state.position = state.position * self.batch * self.world, state.position + 1
-        lr = 0.1 * (1 - state.sched_step / (2 * self.steps))
-        losses = []
+        lr, counted = 0.1 * (1 - state.sched_step / (2 * self.steps)), state.sched_step
+        parts = [list(range(first + rank * size, first + (rank + 1) * size)) for rank in range(world)]
+        noise = [self._noise.random() * 1e-7 if self.noise else 0.0 for _rank in range(world)]
+        losses = [
+            state.weight + 0.01 * state.rngs[rank].random() + 1e-4 * (sum(parts[rank]) % 97) + noise[rank]
+            for rank in range(world)
+        ]
+        state.opt_step, state.sched_step = state.opt_step + 1, state.sched_step + 1
+        state.momentum = 0.9 * state.momentum + sum(losses) / world
+        state.weight -= 0.01 * lr * state.momentum * (1 + 1 / state.opt_step)
         for rank in range(world):
-            indices = list(range(first + rank * size, first + (rank + 1) * size))
-            noise = self._noise.random() * 1e-7 if self.noise else 0.0
-            losses.append(state.weight + 0.01 * state.rngs[rank].random() + 1e-4 * (sum(indices) % 97) + noise)
+            own = f"-{rank}" if self.parts or (attempt and rank == self.apart) else ""
             data: dict[str, Any] = {
                 "losses": [losses[rank]] if self.losses_seen else [],
-                "samples": [f"d{index}" for index in indices] if self.samples_seen else [None] * size,
-                "indices": indices if self.samples_seen else None, "lr": [lr],
-                "opt_step": state.opt_step + 1 if self.counters_seen else None,
-                "sched_step": state.sched_step if self.counters_seen else None, "phases": {}, "skipped": False,
+                "samples": [f"d{index}" for index in parts[rank]] if self.samples_seen else [None] * size,
+                "indices": parts[rank] if self.samples_seen else None, "lr": [lr],
+                "opt_step": state.opt_step if self.counters_seen else None,
+                "sched_step": counted if self.counters_seen else None, "phases": {}, "skipped": False,
             }  # fmt: skip
+            if self.state_seen:
+                data |= {"norm": losses[rank], "parameters": f"{state.weight!r}{own}"}
             if not self.log_only:
                 self.emit(Kind.STEP, data, rank, attempt, local)
         if self.log_only and step % self.log_only == 0:
             self.emit(Kind.LOG_STEP, {"step": step, "adapter": "regex", "loss": losses[0], "lr": lr})
-        state.opt_step, state.sched_step = state.opt_step + 1, state.sched_step + 1
-        state.momentum = 0.9 * state.momentum + sum(losses) / world
-        state.weight -= 0.01 * lr * state.momentum * (1 + 1 / state.opt_step)
         if step % self.every == 0:
             self._save(attempt, world, state, step, local)
 

@@ -1,0 +1,91 @@
+"""Did the job leave nothing behind when it ended: no process, no port, no shared memory, no GPU memory?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.judging.teardown import final_step
+from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class CleanExit:
+    """Once the command had ended by itself, and a few seconds more, nothing of the job was left. A job that has made
+    its last step and does not end is failed."""
+
+    name: ClassVar[str] = "clean_exit"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LEFTOVERS, Need.TWIN})
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        stopped = next(iter(run.of_kind(Kind.STOPPED)), None)
+        if stopped:
+            return _never_ended(run, twins, str(stopped.data["reason"]))
+        left = run.artifacts.get("leftovers")
+        if not isinstance(left, Mapping):
+            return inconclusive("it was not looked at what the job left: it was attached to, or never ended")
+        processes, shared = left.get("processes") or [], left.get("shared_memory") or []
+        own, strange = [one for one in shared if one["of_job"]], [one for one in shared if not one["of_job"]]
+        gpu = left.get("gpu_memory")
+        measured = {"processes": len(processes), "shared_memory": len(own), "waited_s": left.get("waited_s")}
+        told = [*_processes(processes, gpu or []), *_shared(own)]
+        if told:
+            too = " The twin leaves such things too: it is the job's way, and not the fault's doing." * _any_left(twins)
+            return failed(f"the job had ended, and left {' and '.join(told)}.{too}", **measured)
+        if strange:
+            names = ", ".join(str(one["name"]) for one in strange[:3])
+            return inconclusive(
+                f"{len(strange)} new entries in /dev/shm ({names}) may be the job's, or another's: no process of the "
+                "job was seen to use them",
+                **measured,
+            )
+        unseen = "; GPU memory was not looked at" if gpu is None else ""
+        return passed(f"nothing was left of the job: no process, no port, no shared memory{unseen}", **measured)
+
+
+def _never_ended(run: Record, twins: Sequence[Record], reason: str) -> Finding:
+    due = final_step(twins[0]) if twins else None
+    last = run.history.last_step
+    if due is None or last is None or last < due:
+        return inconclusive(f"the job did not end by itself ({reason}), so nothing can be said of what it left")
+    ranks = run.history.attempts[-1].ranks
+    alive = sorted(rank for rank, process in ranks.items() if process.exit_code is None)
+    done = max(one.mono_s for one in run.history.executions)
+    stopped = next(event.mono_s for event in run.of_kind(Kind.STOPPED))
+    who = f"rank {', '.join(map(str, alive))} was" if alive else "its command was"
+    return failed(
+        f"the job was done after step {last} and did not end: {who} still there {stopped - done:.0f} s later "
+        f"({reason}). Likeliest a thread that is no daemon, or a child, waits for something that never comes.",
+        seconds=round(stopped - done, 1),
+    )
+
+
+def _processes(processes: Sequence[Mapping[str, Any]], gpu: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not processes:
+        return []
+    first = processes[0]
+    ports = sorted({port for one in processes for port in one["ports"]})
+    listening = f", listening on port {', '.join(map(str, ports))}" if ports else ""
+    used = sum(int(one["bytes"]) for one in gpu)
+    holding = f", holding {used / 2**20:.0f} MiB of GPU memory" if used else ""
+    many = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
+    return [f"{many} (pid {first['pid']}: {first['command'][:80]}{listening}{holding})"]
+
+
+def _shared(own: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not own:
+        return []
+    size = sum(int(one["bytes"]) for one in own)
+    many = "1 entry" if len(own) == 1 else f"{len(own)} entries"
+    return [f"{many} in /dev/shm ({own[0]['name']}; {size} bytes in all)"]
+
+
+def _any_left(twins: Sequence[Record]) -> bool:
+    found = [twin.artifacts.get("leftovers") for twin in twins]
+    return any(
+        isinstance(one, Mapping) and (one.get("processes") or any(s["of_job"] for s in one.get("shared_memory") or []))
+        for one in found
+    )

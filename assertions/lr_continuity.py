@@ -1,0 +1,161 @@
+"""Did the learning rate go on as if nothing had happened?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, zip_longest
+from typing import ClassVar
+
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.history import Execution, History
+from torchaos.harness.judging.agreement import LEARNED_FACTOR, Steps, before, history_of, relative, until
+from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.resumes import resumed_in_words
+from torchaos.harness.judging.teardown import final_step
+from torchaos.harness.judging.unseen import why_unplaced, why_unseen
+from torchaos.harness.record import Record
+
+_ROUNDING = 1e-9  # relative: a schedule may be computed in closed form or step by step
+_FEW = 4  # steps that show of which other steps the rates are
+
+
+@dataclass(frozen=True)
+class Differing:
+    step: int
+    rank: int
+    group: int
+    ours: float | None
+    theirs: float | None
+
+    @property
+    def relative(self) -> float:
+        return 1.0 if self.ours is None or self.theirs is None else relative(self.ours, self.theirs)
+
+
+@dataclass(frozen=True)
+class LrContinuity:
+    """The learning rate of every parameter group, step by step and rank by rank, is the twin's. `tolerance` is
+    relative; without one it is 1e-9, and more where the twins differ among themselves, as where the schedule follows
+    the loss."""
+
+    name: ClassVar[str] = "lr_continuity"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.TWIN})
+
+    tolerance: float | None = None
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        history = history_of(run, twins)
+        if not history.executions:
+            return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
+        if not any(one.lr for one in history.executions):
+            return inconclusive(
+                "no learning rate was seen: no optimizer of torch's made a step, and no log tells of it"
+            )
+        if history.unplaced:
+            return inconclusive(why_unplaced(run, history.unplaced))
+        allowed = _ROUNDING if self.tolerance is None else self.tolerance
+        if not twins:
+            return replace(_redone(history, allowed), bound={"tolerance": allowed})
+        steps = [until(twin.history.by_step(), final_step(twin)) for twin in twins]
+        if self.tolerance is None:
+            noise = [one.relative for a, b in combinations(steps, 2) for one in _differences(a, b, 0.0)]
+            allowed = max(allowed, LEARNED_FACTOR * max(noise, default=0.0))
+        return replace(_compared(run, history, steps, allowed), bound={"tolerance": allowed})
+
+
+def _compared(run: Record, history: History, twins: Sequence[Steps], allowed: float) -> Finding:
+    landed, theirs = landings(run), twins[0]
+    early = before(history, landed[0].at_s if landed else float("inf"))
+    invalid = next(_differences(early, theirs, allowed), None)
+    if invalid:
+        return inconclusive(f"the twin is no measure for this run: before any fault, {_words(invalid, 'in the twin')}")
+    ours = history.by_step()
+    first = next(_differences(ours, theirs, allowed), None)
+    if first:
+        attempt = ours[first.step][first.rank].attempt
+        story = f"{_words(first, 'in the twin')} {_story(history, ours, theirs, first, attempt)}"
+        return failed(story, step=first.step, rank=first.rank, group=first.group, relative_difference=first.relative)
+    common = ours.keys() & theirs.keys()
+    blind = next((step for step in sorted(common) if not _seen(ours[step]) or not _seen(theirs[step])), None)
+    if blind is not None or not common:
+        where = "in no step" if blind is None else f"in step {blind}"
+        return inconclusive(f"the learning rate was not seen {where} on all ranks, here or in the twin")
+    return passed(f"the learning rates of all {len(common)} steps are the twin's", steps=len(common))
+
+
+def _redone(history: History, allowed: float) -> Finding:
+    """Without a twin: each step that was done again, against its first execution."""
+    pairs = [(old, new) for old, new in history.redone() if old.lr and new.lr]
+    if not pairs:
+        return inconclusive("there is no twin, and no step was done twice: nothing to compare the learning rates with")
+    for old, new in pairs:
+        step = new.global_step or 0
+        first = next(_differences({step: {new.rank: new}}, {step: {old.rank: old}}, allowed), None)
+        if first:
+            return failed(_words(first, "the first time"), step=step, rank=new.rank)
+    return passed(
+        f"{len(pairs)} steps that were done again had the learning rates of the first time; without a twin, steps that "
+        "were done only once were compared with nothing"
+    )
+
+
+def _differences(ours: Steps, theirs: Steps, allowed: float) -> Iterator[Differing]:
+    """In order of step; ranks that both have, and what both could see. After a change of the number of ranks any rank
+    of the twin's will do, since all follow one schedule."""
+    for step in sorted(ours.keys() & theirs.keys()):
+        for rank, one in sorted(ours[step].items()):
+            other = theirs[step].get(rank) or next(iter(theirs[step].values()))
+            for group, (mine, twins) in enumerate(zip_longest(one.lr, other.lr) if one.lr and other.lr else ()):
+                found = Differing(step, rank, group, mine, twins)
+                if found.relative > allowed:
+                    yield found
+
+
+def _story(history: History, ours: Steps, theirs: Steps, first: Differing, attempt: int) -> str:
+    resumed = resumed_in_words(history, attempt)
+    mine = {step: _rate(by_rank, first) for step, by_rank in ours.items() if _in(by_rank, first.rank, attempt)}
+    twins = {step: _rate(by_rank, first) for step, by_rank in theirs.items()}
+    window = [step for step in sorted(mine) if step >= first.step][:_FEW]
+    if len(window) > 1 and len({mine[step] for step in window}) == 1 and len({twins.get(step) for step in window}) > 1:
+        return f"It stays at {first.ours:g} {resumed}: the schedule is no longer heeded, or was not restored."
+    shift = _shift(mine, twins, window)
+    if shift is None:
+        return f"The rates are those of no other steps of the twin's {resumed}: the schedule was not restored."
+    if window[0] + shift == min(twins):
+        return f"They are the twin's from step {min(twins)} on, {resumed}: the schedule was started again."
+    steps = "one step" if abs(shift) == 1 else f"{abs(shift)} steps"
+    where = "ahead: it made steps while it was put back" if shift > 0 else "behind: it was saved before its own step"
+    return f"The schedule is {steps} {where}, {resumed}."
+
+
+def _shift(mine: Mapping[int, float | None], twins: Mapping[int, float | None], window: Sequence[int]) -> int | None:
+    """By how many steps the rates are off, the nearest; None where that does not explain them."""
+    shifts = sorted((other - window[0] for other in twins if other != window[0]), key=abs)
+    return next((by for by in shifts if all(_near(mine[step], twins.get(step + by)) for step in window)), None)
+
+
+def _near(one: float | None, other: float | None) -> bool:
+    return one is not None and other is not None and relative(one, other) <= _ROUNDING
+
+
+def _rate(by_rank: Mapping[int, Execution], first: Differing) -> float | None:
+    one = by_rank.get(first.rank) or next(iter(by_rank.values()))
+    return one.lr[first.group] if first.group < len(one.lr) else None
+
+
+def _in(by_rank: Mapping[int, Execution], rank: int, attempt: int) -> bool:
+    return rank in by_rank and by_rank[rank].attempt == attempt
+
+
+def _seen(by_rank: Mapping[int, Execution]) -> bool:
+    return all(one.lr for one in by_rank.values())
+
+
+def _words(first: Differing, other: str) -> str:
+    group = f" of parameter group {first.group}" if first.group else ""
+    told = ["none" if rate is None else f"{rate:.6g}" for rate in (first.ours, first.theirs)]
+    return (
+        f"the learning rate{group} differs first in step {first.step} on rank {first.rank}: {told[0]} instead of "
+        f"{told[1]} {other}."
+    )

@@ -1,0 +1,82 @@
+"""Did every resume go on from the newest complete checkpoint, so that no more was lost than had to be?"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.judging.resumes import Resume, resumes
+from torchaos.harness.judging.unseen import why_unplaced, why_unseen
+from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class NoLostWork:
+    """Each attempt went on from the newest complete checkpoint of the ones before, and lost at most `steps` steps,
+    where that is given. A checkpoint that a fault damaged need not be taken."""
+
+    name: ClassVar[str] = "no_lost_work"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.CHECKPOINTS})
+
+    steps: int | None = None
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        history = run.history
+        if not history.executions:
+            return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
+        found = resumes(run)
+        if not found:
+            return inconclusive("the job never resumed, so nothing could be lost")
+        finding = self._worst(run, found)
+        lost = [one.reached - one.attempt.base for one in found if one.attempt.base is not None]
+        measured = {"resumes": len(found), "lost_steps": max(lost, default=None)}
+        bound = {} if self.steps is None else {"steps": self.steps}
+        return replace(finding, measured={**measured, **finding.measured}, bound=bound)
+
+    def _worst(self, run: Record, found: Sequence[Resume]) -> Finding:
+        said = [self._of(run, one) for one in found]
+        by_outcome = sorted(said, key=lambda one: ("failed", "inconclusive", "passed").index(one.outcome.value))
+        return by_outcome[0]
+
+    def _of(self, run: Record, one: Resume) -> Finding:
+        attempt, base = one.attempt, one.attempt.base
+        if base is None:
+            return inconclusive(why_unplaced(run, (attempt.number,)))
+        lost = max(0, one.reached - base)
+        begun = "started from scratch" if base == 0 and attempt.loaded is None else f"went on from step {base}"
+        if one.best and base < one.best.step:
+            return failed(
+                f"attempt {attempt.number} {begun}, though the checkpoint of step {one.best.step} "
+                f"({posixpath.basename(one.best.path)}) had been complete since before: {one.best.step - base} steps "
+                f"more were lost than had to be. {_cause(one, base)}",
+                base=base, newest=one.best.step, needless=one.best.step - base,
+            )  # fmt: skip
+        if self.steps is not None and lost > self.steps:
+            return failed(f"attempt {attempt.number} {begun}: {lost} steps were lost, and {self.steps} are allowed")
+        if one.newer and base < one.newer.step:
+            return inconclusive(
+                f"attempt {attempt.number} {begun}; the checkpoint of step {one.newer.step} had just been written, and "
+                "nothing shows whether the job was done with it"
+            )
+        if one.best is None:
+            return inconclusive(
+                f"attempt {attempt.number} {begun}, and no checkpoint was seen to be complete before it"
+            )
+        return passed(
+            f"every resume went on from the newest complete checkpoint; in the last, step {base}, of {one.reached} "
+            "that had been done",
+            base=base, newest=one.best.step,
+        )  # fmt: skip
+
+
+def _cause(one: Resume, base: int) -> str:
+    loaded = one.attempt.loaded
+    other = f" Moreover {one.attempt.conflicts[0]}." if one.attempt.conflicts else ""
+    if loaded is not None:
+        return f"It loaded {posixpath.basename(loaded)}: likeliest its choice of the newest is at fault.{other}"
+    if base == 0:
+        return "No checkpoint was loaded: likeliest it did not find what names the newest one, or could not load it."
+    return f"Which checkpoint was loaded was not seen.{other}"

@@ -1,0 +1,211 @@
+"""Are the model's parameters what they would be without the fault, and the same on every rank that holds a replica?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.history import Execution, History
+from torchaos.harness.judging.agreement import ROUNDING, Steps, before, differences, history_of, relative, until
+from torchaos.harness.judging.causes import likeliest_cause
+from torchaos.harness.judging.contents import checkpoints_of, clashes
+from torchaos.harness.judging.corruption import SHARDED
+from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.resumes import resumed_in_words
+from torchaos.harness.judging.teardown import final_step, teardown_aborts
+from torchaos.harness.judging.unseen import why_unplaced, why_unseen
+from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class ParameterDigest:
+    """The check sum of the parameters after each step is the same on all ranks that hold replicas, and the twin's: at
+    every checkpoint and at the end. Ranks whose parameters differ in the twin too hold parts and no replicas. With
+    `replicas_only` the twin says only that."""
+
+    name: ClassVar[str] = "parameter_digest"
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN}
+    )
+
+    replicas_only: bool = False
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        history = history_of(run, twins)
+        if not history.executions:
+            return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
+        if not any(one.parameters for one in history.executions):
+            return inconclusive("no parameters were seen: no optimizer of torch's made a step in a rank with the agent")
+        if history.unplaced:
+            return inconclusive(why_unplaced(run, history.unplaced))
+        finding = _Digests(run, history, twins).finding(self.replicas_only)
+        return replace(finding, bound={"replicas_only": True} if self.replicas_only else {})
+
+
+class _Digests:
+    def __init__(self, run: Record, history: History, twins: Sequence[Record]) -> None:
+        self._run, self._history, self._twins = run, history, twins
+        self._theirs = [until(twin.history.by_step(), final_step(twin)) for twin in twins]
+        last = max(self._theirs[0], default=0) if twins else None
+        self._ours = until(history.by_step(), last if last and teardown_aborts(run, last) else None)
+        landed = landings(run)
+        self._early = before(history, landed[0].at_s if landed else float("inf"))
+
+    def finding(self, replicas_only: bool) -> Finding:
+        apart = self._apart()
+        if apart is not None:
+            return apart
+        replicas = self._replicas()
+        if replicas_only or not self._twins:
+            why = "" if replicas_only else "; without a twin, what all replicas share can't be told"
+            return passed(f"{replicas}{why}") if self._are_replicas else inconclusive(f"{replicas}{why}")
+        return self._against_the_twin(replicas)
+
+    # -- between the ranks ---------------------------------------------------------------------------------------
+
+    @property
+    def _are_replicas(self) -> bool:
+        """Whether the ranks are known to hold the same parameters when nothing goes wrong."""
+        healthy = self._theirs[0] if self._twins else self._early
+        seen = [_differ(by_rank) for by_rank in healthy.values()]
+        return True not in seen and False in seen
+
+    def _apart(self) -> Finding | None:
+        if not self._are_replicas:
+            return None
+        first = next((step for step in sorted(self._ours) if _differ(self._ours[step])), None)
+        if first is None:
+            return None
+        by_rank = self._ours[first]
+        base = next(one.parameters for one in by_rank.values())
+        odd = [rank for rank, one in by_rank.items() if one.parameters != base]
+        until_ = [step for step in sorted(self._ours) if _differ(self._ours[step])]
+        attempt = next(iter(by_rank.values())).attempt
+        resumed = resumed_in_words(self._history, attempt)
+        return failed(
+            f"replicas are no longer equal: after step {first} the parameters of rank {_list(odd)} are not those of "
+            f"rank {min(by_rank)}, {resumed}, and so in {len(until_)} steps in all. {self._why_apart(first, attempt)}",
+            step=first, rank=odd[0], steps=len(until_),
+        )  # fmt: skip
+
+    def _why_apart(self, step: int, attempt: int) -> str:
+        life = self._history.attempt(attempt)
+        if life is None or life.base is None or (life.base == 0 and not life.number):
+            return "It had not been restarted by then: likeliest the fault itself changed the parameters of a rank."
+        if step > life.base + 1:
+            return "The ranks began alike: likeliest the optimizer's state of one of them was not restored."
+        norms = [one.norm for one in self._ours[step].values() if one.norm is not None]
+        if len(norms) > 1 and max(relative(norms[0], norm) for norm in norms) > ROUNDING:
+            return "Their gradients differ too, which DDP makes equal: likeliest they are no longer averaged."
+        return "Their gradients are equal: likeliest not all ranks loaded the same weights or optimizer state."
+
+    def _replicas(self) -> str:
+        if not self._are_replicas:
+            return "the ranks hold parts of the model, or are alone, so there are no replicas to compare"
+        steps = [step for step, by_rank in self._ours.items() if _differ(by_rank) is False]
+        return f"the replicas are equal after each of {len(steps)} steps"
+
+    # -- with the twin -------------------------------------------------------------------------------------------
+
+    def _against_the_twin(self, replicas: str) -> Finding:
+        theirs = self._theirs[0]
+        invalid = _first(self._early, theirs)
+        varying = next((step for other in self._theirs[1:] if (step := _first(other, theirs)) is not None), None)
+        if invalid is not None or varying is not None:
+            what = "before any fault" if invalid is not None else "between the twins themselves"
+            return inconclusive(
+                f"{replicas}; whether they are the twin's can't be told: they differ {what}, in step "
+                f"{invalid if invalid is not None else varying}. Bitwise equality is nothing to ask of this job: "
+                "`replicas_only: true` asks for the replicas alone",
+            )
+        first = _first(self._ours, theirs)
+        if first is not None:
+            return self._other(replicas, first)
+        common = [step for step in self._ours if step in theirs and _told(self._ours[step], theirs[step])]
+        due = sorted({s.global_step for s in self._run.history.saves if s.global_step and s.global_step in theirs})
+        missed = [step for step in (*due, max(theirs)) if step not in common]
+        if missed:
+            return inconclusive(
+                f"{replicas}; the parameters after step {missed[0]} were not seen on the same ranks as in the twin"
+            )
+        where = f"at {len(due)} checkpoints and " if due else ""
+        return passed(
+            f"{replicas}, and the parameters are the twin's after all {len(common)} steps, {where}at the end",
+            steps=len(common), checkpoints=len(due),
+        )  # fmt: skip
+
+    def _other(self, replicas: str, first: int) -> Finding:
+        theirs, by_rank = self._theirs[0], self._ours[first]
+        rank = next(rank for rank in sorted(by_rank) if by_rank[rank].parameters != theirs[first][rank].parameters)
+        attempt = by_rank[rank].attempt
+        saved = sorted({s.global_step for s in self._run.history.saves if s.global_step and s.global_step >= first})
+        words = (
+            f"the parameters differ from the twin's first after step {first}, on rank {rank}, "
+            f"{resumed_in_words(self._history, attempt)}{self._by(first, rank)}."
+        )
+        measured = {"step": first, "rank": rank, "bad_checkpoints": len(saved)}
+        if self._may_be_rounding():
+            return inconclusive(
+                f"{replicas}; {words} No loss differs by more than {ROUNDING:g}, and with three ranks or more DDP sums "
+                "in another order after any restart, so this may be rounding: see loss_continuity.",
+                **measured,
+            )
+        return failed(f"{words} {self._why_other(first, rank)}{self._reached(saved)}", **measured)
+
+    def _by(self, first: int, rank: int) -> str:
+        """How far off: a check sum does not tell, the gradient's norm of that step does."""
+        mine, twins = self._ours[first][rank].norm, self._theirs[0][first][rank].norm
+        if mine is None or twins is None:
+            return ""
+        if mine == twins:
+            return " (the gradient's norm is the same)"
+        return f" (the gradient's norm is {mine:.6g} instead of {twins:.6g}, {relative(mine, twins):.2g} off)"
+
+    def _why_other(self, first: int, rank: int) -> str:
+        found = next(differences(self._ours, self._theirs[0], 0.0), None)
+        if found is not None:
+            return likeliest_cause(self._history, self._ours, self._theirs[0], found)
+        if self._ours[first][rank].norm == self._theirs[0][first][rank].norm:
+            return "Losses and gradients agree: likeliest the optimizer's state, or what it is told, was not restored."
+        return "The losses agree and the gradients don't: likeliest they are averaged or scaled in another way."
+
+    def _reached(self, saved: Sequence[int | None]) -> str:
+        if not saved:
+            return ""
+        ours, theirs = checkpoints_of(self._run), checkpoints_of(self._twins[0])
+        names = [one.name for one in clashes(ours or [], theirs or []) if one.kind == "tensor"]
+        which = f" ({names[0]} and {len(set(names)) - 1} more tensors)" if names else ""
+        return f" It reached {len(saved)} checkpoints, first that of step {saved[0]}{which}."
+
+    def _may_be_rounding(self) -> bool:
+        if max(len(by_rank) for by_rank in self._ours.values()) < 3:
+            return False
+        return all(one.relative <= ROUNDING for one in differences(self._ours, self._theirs[0], 0.0))
+
+
+def _differ(by_rank: Mapping[int, Execution]) -> bool | None:
+    """Whether the ranks hold different parameters; None where that can't be told."""
+    sums = [one.parameters for one in by_rank.values()]
+    if len(sums) < 2 or any(one is None or one.startswith(SHARDED) for one in sums):
+        return None
+    return len(set(sums)) > 1
+
+
+def _told(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) -> bool:
+    return ours.keys() == theirs.keys() and all(
+        one.parameters is not None for by_rank in (ours, theirs) for one in by_rank.values()
+    )
+
+
+def _first(ours: Steps, theirs: Steps) -> int | None:
+    """The first step, of those that both saw on the same ranks, after which the parameters differ."""
+    common = sorted(step for step in ours.keys() & theirs.keys() if _told(ours[step], theirs[step]))
+    return next(
+        (s for s in common if any(one.parameters != theirs[s][rank].parameters for rank, one in ours[s].items())), None
+    )
+
+
+def _list(ranks: Sequence[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks)

@@ -1,0 +1,95 @@
+"""lr_continuity: a schedule that goes on passes, and one that does not is told by how it is off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.lr_continuity import LrContinuity
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import Assertion, Outcome
+
+KILL = [(18, 1)]
+
+
+def _rate(step: int) -> float:
+    """The builder's schedule."""
+    return 0.1 * (1 - (step - 1) / 60)
+
+
+def _times(by: float) -> Callable[[int], float]:
+    return lambda step: _rate(step) * by
+
+
+def _with_rates(run: Any, rate: Callable[[int], float], base: int = 15) -> Any:
+    """The record with other learning rates after the resume."""
+    events = [
+        replace(e, data={**e.data, "lr": [rate(base + (e.step or 0))]}) if e.kind is Kind.STEP and e.attempt == 1 else e
+        for e in run.events
+    ]
+    return replace(run, events=tuple(events))
+
+
+def test_a_schedule_that_goes_on_passes(trainer: Any) -> None:
+    """With a kill, with three, and on fewer ranks."""
+    twin = trainer().record()
+    assert isinstance(LrContinuity(), Assertion)
+    for how in ({"kills": KILL}, {"kills": [(18, 1), (16, 0), (23, 1)]}, {"kills": KILL, "worlds": {1: 1}}):
+        finding = LrContinuity().judge(trainer(**how).record(), [twin])
+        assert finding.outcome is Outcome.PASSED, finding.reason
+        assert finding.measured["steps"] == 30
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [
+        (lambda step: _rate(step - 15), "They are the twin's from step 1 on, after the resume from step 15"),
+        (lambda step: _rate(step + 1), "The schedule is one step ahead"),
+        (lambda step: _rate(step - 1), "The schedule is one step behind"),
+        (lambda step: _rate(step + 3), "The schedule is 3 steps ahead"),
+        (lambda step: 0.1, "It stays at 0.1 after the resume from step 15: the schedule is no longer heeded"),
+        (lambda step: _rate(step) * 1.5, "those of no other steps"),
+    ],
+    ids=["again", "ahead", "behind", "far ahead", "constant", "other"],
+)
+def test_how_it_is_off_is_told(trainer: Any, rate: Callable[[int], float], words: str) -> None:
+    """The first step and rank, both rates, and which steps' rates they are."""
+    run = _with_rates(trainer(kills=KILL).record(), rate)
+    finding = LrContinuity().judge(run, [trainer().record()])
+    assert finding.outcome is Outcome.FAILED
+    assert "differs first in step 16 on rank 0" in finding.reason
+    assert words in finding.reason
+
+
+def test_a_schedule_that_follows_the_loss_gets_the_twins_own_spread(trainer: Any) -> None:
+    """Where the twins' rates differ among themselves, as much is allowed to the run; beyond it is failed."""
+    twins = [_with_rates(trainer(kills=KILL).record(), _times(by)) for by in (1.0, 1.001)]
+    near = _with_rates(trainer(kills=KILL).record(), _times(1.002))
+    far = _with_rates(trainer(kills=KILL).record(), _times(1.01))
+    assert LrContinuity().judge(near, twins).outcome is Outcome.PASSED
+    assert LrContinuity().judge(far, twins).outcome is Outcome.FAILED
+    assert LrContinuity(tolerance=0.05).judge(far, twins[:1]).outcome is Outcome.PASSED
+
+
+def test_without_a_twin_steps_done_again_are_compared(trainer: Any) -> None:
+    """And a job that did none twice is inconclusive."""
+    assert LrContinuity().judge(trainer(kills=KILL).record(), []).outcome is Outcome.PASSED
+    again = LrContinuity().judge(_with_rates(trainer(kills=KILL).record(), lambda step: _rate(step - 15)), [])
+    assert (again.outcome, "the first time" in again.reason) == (Outcome.FAILED, True)
+    assert LrContinuity().judge(trainer().record(), []).outcome is Outcome.INCONCLUSIVE
+
+
+def test_what_is_no_measure_or_unseen_is_inconclusive(trainer: Any) -> None:
+    """A twin with other rates before the fault, and a job that shows none."""
+    other = trainer(steps=40).record()
+    before = LrContinuity().judge(trainer(kills=KILL).record(), [other])
+    assert (before.outcome, "before any fault" in before.reason) == (Outcome.INCONCLUSIVE, True)
+    run = trainer(kills=KILL).record()
+    blind = replace(run, events=tuple(
+        replace(e, data={**e.data, "lr": []}) if e.kind is Kind.STEP else e for e in run.events
+    ))  # fmt: skip
+    assert LrContinuity().judge(blind, [trainer().record()]).outcome is Outcome.INCONCLUSIVE
+    assert LrContinuity().judge(run, [blind]).outcome is Outcome.INCONCLUSIVE

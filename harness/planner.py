@@ -35,7 +35,6 @@ _HOOKS_OF_NEED = {
     Need.INVENTORY: ("checkpoints",),
     Need.TWIN: (),
     Need.LEFTOVERS: (),
-    Need.LEFTOVERS: (),
     Need.STATE: ("state",),
     Need.COLLECTIVES: ("collectives", "stamps"),
     Need.HANGS: ("collectives", "stamps"),

@@ -21,6 +21,7 @@ from torchaos.harness.engine.permits import beyond
 from torchaos.harness.environment import resolve_program
 from torchaos.harness.gpu import library
 from torchaos.harness.launchers.fits import misfit
+from torchaos.harness.network.transport import Machine, transport_of
 from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob, stream
 from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Item, Job, Limits, Scenario, When
 from torchaos.harness.scenario.parameters import check_parameters
@@ -187,6 +188,13 @@ def _fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: 
         raise UsageError(f"{file}: fault {name}: {fault.inject} hits {what}; write target: {{node: 0}}")
     if wrong := misfit(found, scenario.launcher):
         raise UsageError(f"{file}: fault {name}: {wrong}")
+    if getattr(found, "on_collectives", False) and not fault.with_.get("ports"):
+        over = transport_of({**os.environ, **job.env}, job.nodes, Machine.this())
+        if not over.is_tcp:
+            raise UsageError(
+                f"{file}: fault {name}: {fault.inject} can't reach this job's collectives, which go over {over.name} "
+                f"({over.why}); {over.instead}"
+            )
     injector: Injector = found(**check_parameters(found, fault.with_, (), _silent)).plan(target, draw)
     return PlannedFault(
         id=name,

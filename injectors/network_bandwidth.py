@@ -23,6 +23,7 @@ class Bandwidth(Fault):
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"links", "tc"})
     hits: ClassVar[Hits] = "nodes"
+    on_collectives: ClassVar[bool] = True
 
     def changes(self, site: Site) -> Sequence[Handle]:
         from torchaos.harness.network.link import link_of

@@ -26,6 +26,7 @@ class LinkDown(Fault):
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"links"})
     hits: ClassVar[Hits] = "nodes"
+    on_collectives: ClassVar[bool] = True
 
     def changes(self, site: Site) -> Sequence[Handle]:
         from torchaos.harness.network.helper import helper_of

@@ -25,6 +25,7 @@ class Reset(Fault):
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"links", "ss"})
     hits: ClassVar[Hits] = "nodes"
+    on_collectives: ClassVar[bool] = True
 
     def changes(self, site: Site) -> Irreversible:
         from torchaos.harness.contracts import Irreversible

@@ -35,6 +35,7 @@ class Fault:
     late: ClassVar[bool] = (
         False  # `changes` can be told at the Moment only, such as which checkpoint is the newest then
     )
+    on_collectives: ClassVar[bool] = False  # it hits what goes between ranks over TCP, and that only
     hooks: ClassVar[tuple[str, ...]] = ()  # of the agent, that its proof needs
     consent: ClassVar[str] = ""  # such as kmsg, cgroup, clock, host-network: it can hurt the host beyond the job
 
@@ -89,6 +90,7 @@ class CutFault(OutsideFault):
 
     hits: ClassVar[Hits] = "nodes"
     needs: ClassVar[frozenset[str]] = frozenset({"links", "nft"})
+    on_collectives: ClassVar[bool] = True
     mechanics: ClassVar[str] = "torchaos.harness.network.cuts"
 
 
@@ -98,6 +100,7 @@ class ShapedFault(OutsideFault):
 
     hits: ClassVar[Hits] = "nodes"
     needs: ClassVar[frozenset[str]] = frozenset({"links", "shaper", "tc", "ss"})
+    on_collectives: ClassVar[bool] = True
     mechanics: ClassVar[str] = "torchaos.harness.network.shapes"
     counter: ClassVar[str]
     words: ClassVar[str] = ""

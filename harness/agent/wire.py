@@ -80,6 +80,7 @@ class Kind(str, Enum):
     MISSED = "fault.missed"
     EFFECT = "fault.effect"
     NETWORK = "network.sample"
+    CONTAINER = "container.event"
     GUARDED = "undo.guarded"
     HEALED = "undo.healed"
     HANG_SUSPECTED = "hang.suspected"
@@ -132,6 +133,7 @@ FIELDS: Mapping[Kind, frozenset[str]] = {
     # What the kernel has counted on the job's own connections since the fault was applied, and round trips in ms.
     # + measured: what a probe connection saw, by the names of what was asked for
     Kind.NETWORK: frozenset({"fault", "counts"}),
+    Kind.CONTAINER: frozenset({"fault", "node", "action"}),  # what the engine has told of a node's container
     Kind.GUARDED: frozenset({"record", "handles"}),
     Kind.HEALED: frozenset({"record", "handle", "verified"}),
     # By our observers, from outside. ranks: the culprits, as far as they are known; since_s: CLOCK_MONOTONIC

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Evidence
 from torchaos.harness.record import Record
@@ -46,12 +48,13 @@ def late(record: Record, fault: str, seconds: float) -> Evidence | None:
     return Evidence(f"no rank finished a step for {first.mono_s - hits[0]:.1f} s", ((first.source, first.seq),))
 
 
-def logged(record: Record, fault: str, cause: str, words: str) -> Evidence | None:
-    """The job's log has a line of that cause (see probes/causes.py) while the fault was on."""
+def logged(record: Record, fault: str, cause: str, words: str, naming: Sequence[str] = ("",)) -> Evidence | None:
+    """The job's log has a line of that cause (see probes/causes.py) while the fault was on, that names one of these.
+    """
     on = [event.mono_s for event in record.of_fault(fault, Kind.APPLYING)]
     off = [event.mono_s for event in record.of_fault(fault, Kind.ROLLED_BACK)]
     for event in record.of_kind(Kind.LOG_CAUSE):
         is_on = on and on[0] <= event.mono_s <= (off[0] + 1.0 if off else float("inf"))
-        if is_on and event.data["cause"] == cause:
+        if is_on and event.data["cause"] == cause and any(one in event.data["line"] for one in naming):
             return Evidence(f"{words}: {event.data['line']}", ((event.source, event.seq),))
     return None

@@ -118,6 +118,13 @@ CAUSES = (
         "2.13",
     ),
     _cause(
+        "endpoint", "the network",
+        r"Could not connect to the endpoint URL|Cannot connect to host \S+:\d|(?:Connect|Read) timeout on endpoint URL"
+        r"|Connection was closed before we received a valid response from endpoint",
+        "the job could not use an object store, or another service; look at that, and at what lies in between",
+        "",
+    ),
+    _cause(
         "store-gone", "another rank", r"Connection was likely closed\. Did the remote server shutdown or crash",
         "the process that kept the store died, or left before the others were done with it",
         "", "pytorch/pytorch#153586",

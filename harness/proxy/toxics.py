@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, Evidence, Handle, Probe, Site
 from torchaos.harness.network.evidence import counted, logged
 from torchaos.harness.network.sampling import Watch
 from torchaos.harness.proxy.server import Endpoint
-from torchaos.harness.proxy.traffic import Traffic
+from torchaos.harness.proxy.traffic import Traffic, connections
 from torchaos.harness.record import Record
 from torchaos.harness.undo.network import mark_of
 from torchaos.harness.undo.proxy import Toxic
@@ -45,9 +46,13 @@ def apply(fault: ProxyFault, site: Site) -> None:
         {"type": fault.toxic, "name": f"{mark}_{stream}", "stream": stream, "attributes": dict(fault.attributes())}
         for stream in streams
     ]
+    before = connections(one)
     said = one.api.ask(proxy=one.name, **({"add": toxics} if toxics else {"enabled": False})).get(one.name, {})
     if not {toxic["name"] for toxic in toxics} <= {*said.get("toxics", ())} or said.get("enabled") is not bool(toxics):
         raise ChaosError(f"Toxiproxy did not do what it was told before {one.name}: it says {said}")
+    site.emit(Kind.EFFECT, {"fault": site.fault, "effect": f"{one.name} is reached by {one.listen}", "at": one.listen})
+    if not toxics and (ended := len(before.keys() - connections(one).keys())):
+        site.emit(Kind.NETWORK, {"fault": site.fault, "counts": {"ended": ended}})
 
 
 def probes(fault: ProxyFault, site: Site) -> Sequence[Probe]:
@@ -61,10 +66,12 @@ def probes(fault: ProxyFault, site: Site) -> Sequence[Probe]:
 
 def felt(fault: ProxyFault, record: Record, name: str) -> Evidence | None:
     """What the kernel counted on the job's connections to the proxy while the fault was on; for one that breaks them,
-    also what the job's log says."""
+    also that the job's log says of the proxy's address, which nobody else has, that it could not be used."""
     found = counted(record, name, *_proofs(fault))
-    breaks = "ended" in fault.proofs
-    return found or (logged(record, name, "endpoint", "the job could not use it") if breaks else None)
+    if found or "ended" not in fault.proofs:
+        return found
+    addresses = [str(event.data["at"]) for event in record.of_fault(name, Kind.EFFECT) if "at" in event.data]
+    return logged(record, name, "endpoint", "the job could not use it", addresses)
 
 
 def _proofs(fault: ProxyFault) -> tuple[str, ...]:

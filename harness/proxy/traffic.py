@@ -17,13 +17,13 @@ class Traffic:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._first = self._look()  # by peer: bytes received and sent by the proxy
+        self._first = connections(endpoint)  # by peer: bytes received and sent by the proxy
         self._last: dict[str, tuple[int, int]] = dict(self._first)
         self._gone: dict[str, int] = {}  # how often a connection from that peer ended
         self._living = set(self._first)
 
     def __call__(self) -> dict[str, float]:
-        now = self._look()
+        now = connections(self._endpoint)
         for peer in self._living - now.keys():
             self._gone[peer] = self._gone.get(peer, 0) + 1
         self._living = set(now)
@@ -37,15 +37,17 @@ class Traffic:
             "unanswered": sent if not got else 0,
         }  # fmt: skip
 
-    def _look(self) -> Mapping[str, tuple[int, int]]:
-        port = self._endpoint.listen.rpartition(":")[2]
-        try:
-            said = self._endpoint.api.run(["ss", "-tinHO", "state", "established", f"( sport = :{port} )"])
-        except OSError:  # the server is gone: so are its connections
-            return {}
-        found = {}
-        for line in said.splitlines():
-            info = {name: int(number) for name, number in _INFO.findall(line)}
-            peer = line.split()[3] if len(line.split()) > 3 else line
-            found[peer] = (info.get("bytes_received", 0), info.get("bytes_sent", 0))
-        return found
+
+def connections(endpoint: Endpoint) -> Mapping[str, tuple[int, int]]:
+    """The established ones, by peer: bytes that the proxy has got from it, and sent to it."""
+    port = endpoint.listen.rpartition(":")[2]
+    try:
+        said = endpoint.api.run(["ss", "-tinHO", "state", "established", f"( sport = :{port} )"])
+    except OSError:  # the server is gone: so are its connections
+        return {}
+    found = {}
+    for line in said.splitlines():
+        info = {name: int(number) for name, number in _INFO.findall(line)}
+        peer = line.split()[3] if len(line.split()) > 3 else line
+        found[peer] = (info.get("bytes_received", 0), info.get("bytes_sent", 0))
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, is_dataclass
@@ -14,6 +15,7 @@ from rich.text import Text
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Moment
 from torchaos.harness.contracts import Irreversible, UsageError
+from torchaos.harness.network.transport import Machine, transport_of
 from torchaos.harness.plan import Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.report.pen import Pen
 from torchaos.harness.report.text import masked, masked_command, name_in_words, pairs_in_words
@@ -47,7 +49,7 @@ def plan(plan: Plan, console: Console) -> None:
     pen.heading("Judged by")
     twins = int(plan.twin.get("runs", 0))
     against = f"{twins} fault-free {'twin' if twins == 1 else 'twins'} at most, from the cache where there is one"
-    _rows(pen, {one.name: _given("assertions", one) or "no bounds given" for one in plan.asserts}, width=22)
+    _rows(pen, {one.name: given("assertions", one) or "no bounds given" for one in plan.asserts}, width=22)
     _rows(pen, {"against": against if twins else "no twin"}, width=22)
     pen.gap()
 
@@ -74,6 +76,12 @@ def _rows(pen: Pen, rows: Mapping[str, str], indent: int = 3, width: int = _LABE
             pen.row([(pen.text(name_in_words(label), "dim"), width)], pen.text(text), indent=indent)
 
 
+def _transport(plan: Plan) -> str:
+    """Of a job that is started here."""
+    over = transport_of({**os.environ, **plan.job.env}, plan.job.nodes, Machine.this())
+    return f"{over.name}: {over.why}"
+
+
 def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
     command = masked_command(shlex.join(job.command))
     nodes = f"{job.nodes} {'node' if job.nodes == 1 else 'nodes'}"
@@ -88,6 +96,8 @@ def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
         "directory": job.cwd,
         "environment": ", ".join(f"{name}={value}" for name, value in masked(job.env).items()),
         "size": f"{job.world_size} ranks on {nodes}, launcher {plan.launcher}",
+        "collectives": _transport(plan) if job.nodes > 1 else "",
+        "endpoints": ", ".join(f"{name} {address}" for name, address in job.endpoints.items()),
         "checkpoints": job.checkpoints or "none named",
         "time-out": seconds_in_words(job.timeout_s),
         "resubmit": again if job.resubmit_times else "",
@@ -112,7 +122,7 @@ def _fault(fault: PlannedFault) -> dict[str, str]:
     return {
         "when": moment_in_words(fault.trigger) + held,
         "applied": "by the agent in the rank" if fault.where == "rank" else "from outside the rank",
-        "with": _given("injectors", Named(fault.inject, fault.params)),
+        "with": given("injectors", Named(fault.inject, fault.params)),
         "again": f"{_times(fault.times)} in all" if fault.times > 1 else "",
         "undo": f"none: {undo}" if undo else f"taken back {until}",
     }
@@ -132,10 +142,10 @@ def _no_undo(fault: PlannedFault) -> str | None:
 
 def _named(named: tuple[Named, ...]) -> str:
     """Conditions."""
-    return "; ".join(f"{one.name} {_given('conditions', one)}".strip() for one in named)
+    return "; ".join(f"{one.name} {given('conditions', one)}".strip() for one in named)
 
 
-def _given(group: str, one: Named) -> str:
+def given(group: str, one: Named) -> str:
     """Its parameters, with the unit of those that are durations."""
     try:
         seconds = registry.seconds_of(registry.find(group, one.name))

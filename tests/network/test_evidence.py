@@ -102,21 +102,26 @@ def test_a_proof_is_a_sentence_with_its_number() -> None:
     assert proof({}) is None
 
 
+def _only(cut: Cut) -> str:
+    """The one script, for the switch."""
+    (script,) = cut.scripts().values()
+    return script
+
+
 def _link(port: str) -> Link:
-    space = Space(2, 1)
-    return Link(space, space, "eth0", port, "10.0.0.1", "node", "/hosts", "run")
+    return Link(Space(3, 1), Space(2, 1), "eth0", port, "10.0.0.1", "node", "/hosts", "run")
 
 
 def test_the_rules_of_a_cut() -> None:
     """Both directions or one, all protocols or TCP ports alone, everything or a share."""
     a, b = [_link("port0")], [_link("port1")]
-    whole = Cut("f", a, b).script()
+    whole = _only(Cut("f", a, b))
     assert whole.count(" drop\n") == 4
-    one_way = Cut("f", a, b, both=False).script()
+    one_way = _only(Cut("f", a, b, both=False))
     assert one_way.count('iifname { "port0" }') == 2
     assert 'iifname { "port1" }' not in one_way
-    assert "numgen random mod 10000 < 250 " in Cut("f", a, b, percent=2.5).script()
-    ports = Cut("f", a, b, both=False, ports=[29400, 7]).script()
+    assert "numgen random mod 10000 < 250 " in _only(Cut("f", a, b, percent=2.5))
+    ports = _only(Cut("f", a, b, both=False, ports=[29400, 7]))
     assert "tcp sport { 29400, 7 }" in ports
     assert "tcp dport { 29400, 7 }" in ports
     assert "l4proto" not in ports

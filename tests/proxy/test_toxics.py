@@ -38,21 +38,23 @@ class Faulted:
         self._folder = folder / "events"
         self._folder.mkdir()
         self._file = EventFile(self._folder / "harness.jsonl", "harness")
-        self.site = NodeSite("a-fault", (), self._file.emit, endpoints={"echo": endpoint})
+        self.emit = self._file.emit
+        self.site = NodeSite("a-fault", (), self.emit, endpoints={"echo": endpoint})
         self.injector = registry.find("injectors", inject)(endpoint="echo", **params)
         self.handles = self.injector.changes(self.site)
         assert all(handle.restored() for handle in self.handles)
-        self.probes = self.injector.probes(self.site)
-        self._file.emit(Kind.APPLYING, {"fault": "a-fault", "phase": None, "global_step": None, "pid": None})
+        self.emit(Kind.APPLYING, {"fault": "a-fault", "phase": None, "global_step": None, "pid": None})
         self.injector.apply(self.site)
+        self.probes = self.injector.probes(self.site)  # as a run does it: when the fault is on
         assert not any(handle.restored() for handle in self.handles)
 
     def felt(self) -> str | None:
         for probe in self.probes:
-            probe.sample(self._file.emit)
+            probe.sample(self.emit)
         events = tuple(read_events(self._folder))
         record: Any = type("R", (), {
-            "events": events, "of_fault": lambda _, fault, *kinds: (e for e in events if e.kind in kinds),
+            "events": events,
+            "of_fault": lambda _, fault, *kinds: (e for e in events if e.kind in kinds and e.data["fault"] == fault),
             "of_kind": lambda _, *kinds: (e for e in events if e.kind in kinds),
         })()  # fmt: skip
         found = self.injector.felt(record, "a-fault")
@@ -156,6 +158,19 @@ def test_down(endpoint: Endpoint, faulted: Any) -> None:
     fault.undo()
     with connect(endpoint.listen) as one:
         round_trip_s(one)
+
+
+def test_the_log_names_the_proxy(endpoint: Endpoint, faulted: Any) -> None:
+    """Where no connection stood when it went down, a line of the job's log that names the proxy's address is evidence;
+    one about another address is none."""
+    fault = faulted("proxy.down")
+    assert fault.felt() is None
+    line = 'Could not connect to the endpoint URL: "http://{}/checkpoints"'
+    fault.emit(Kind.LOG_CAUSE, {"cause": "endpoint", "line": line.format("127.0.0.1:1")})
+    assert fault.felt() is None
+    fault.emit(Kind.LOG_CAUSE, {"cause": "endpoint", "line": line.format(endpoint.listen)})
+    assert fault.felt().startswith("the job could not use it: Could not connect")
+    fault.undo()
 
 
 def test_a_server_that_hangs_is_told_of(endpoint: Endpoint, faulted: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
+from torchaos.harness.diagnosis import misplaced
 from torchaos.harness.diagnosis.calls import Call, Calls, is_mutual, ranges
 from torchaos.harness.diagnosis.doubts import FEW, FRESH_S, weigh
 from torchaos.harness.diagnosis.slow import remarks
 from torchaos.harness.diagnosis.verdict import HIGH, MEDIUM, Diagnosis
 from torchaos.harness.diagnosis.waits import Late, Node, Op, Waits, groups_of, waits
+from torchaos.harness.diagnosis.words import have, named, waited_for
 
-_MOST_SENTENCES = 3
+_OF_ALL = 3  # where more than one of so many left no record, the records were not collected
 
 
 def diagnose(calls: Calls) -> Diagnosis:
@@ -21,19 +21,18 @@ def diagnose(calls: Calls) -> Diagnosis:
         _given_up(calls, found)
         return found
     ends = graph.ends()
+    wrong = misplaced.read_mismatches(graph, found)
     for end in ends:
-        _read_end(end, graph, calls, found)
+        if not end & wrong:
+            _read_end(end, graph, calls, found)
     _weigh_unknown(calls, graph, found)
-    proven = any(_mismatch(op, Diagnosis()) for end in ends for op in map(graph.ops.get, end) if op)
-    weigh(calls, graph, ends, proven, found)
+    weigh(calls, graph, ends, bool(wrong), found)
     return found
 
 
 def _read_end(end: set[Node], graph: Waits, calls: Calls, found: Diagnosis) -> None:
     ranks = sorted(node for node in end if isinstance(node, int))
     ops = [graph.ops[node] for node in end if node in graph.ops]
-    if any(_mismatch(op, found) for op in ops):
-        return
     late = next((node.rank for node in end if isinstance(node, Late)), None)
     if late is not None:
         _read_late(late, graph.late[late], late in graph.stale, found)
@@ -48,19 +47,21 @@ def _read_end(end: set[Node], graph: Waits, calls: Calls, found: Diagnosis) -> N
 def _read_absent(rank: int, graph: Waits, calls: Calls, found: Diagnosis) -> None:
     """Others wait for it, and nothing under way holds it up."""
     if rank not in calls.ranks:
-        found.suspect([rank], *_waited_for(rank, graph), "nothing was recorded of it: it is gone, or was not asked")
+        found.suspect([rank], *waited_for(rank, graph), "nothing was recorded of it: it is gone, or was not asked")
     elif rank in graph.stale:
         found.suspect([rank], "its record is older than the others': they are done with what it had not entered then")
+    elif calls.ranks[rank].torn:
+        found.suspect([rank], *waited_for(rank, graph), "its record is torn: what it did last is not known")
     else:
         last = max(calls.ranks[rank].calls, key=lambda call: call.order, default=None)
         words = "it has nothing under way itself"
         if last:
-            words += f"; the last it called was {_named(last)}" + (f", {last.where}" if last.where else "")
-        found.blame([rank], HIGH, *_waited_for(rank, graph), words)
+            words += f"; the last it called was {named(last)}" + (f", {last.where}" if last.where else "")
+        found.blame([rank], HIGH, *waited_for(rank, graph), words)
 
 
 def _read_late(rank: int, op: Op, stale: bool, found: Diagnosis) -> None:
-    words = f"it is still in {op.name}, which {ranges(sorted(op.done))} {_have(len(op.done))} finished"
+    words = f"it is still in {op.name}, which {ranges(sorted(op.done))} {have(len(op.done))} finished"
     if stale:
         found.suspect([rank], f"{words}, but its record is older than the others': they have gone further since")
     else:
@@ -96,7 +97,7 @@ def _not_gone_on(op: Op, graph: Waits) -> set[int]:
 
 def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, calls: Calls, found: Diagnosis) -> None:
     """They wait for each other. A send that nobody takes does not hold up its rank, as a rule: without those it may
-    open. Else the one that most wait for is in the wrong place."""
+    open."""
     senders = {
         rank for rank in ranks
         if all(rank == op.key[1] for op in ops if rank in op.pending and len(op.key) == 4)
@@ -114,46 +115,15 @@ def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, 
                     _read_absent(node, graph, calls, found)
         if inside:
             return
-    votes = Counter({op.key: len(op.pending) for op in ops if op.missing})
-    best = votes.most_common(1)[0][1] if votes else 0
-    named = {frozenset(graph.ops[key].missing) for key, many in votes.items() if many == best}
-    words = f"{ranges(ranks)} wait for each other: they called their collectives in different orders"
-    if len(named) == 1 and (wrong := next(iter(named))) and len(wrong) < best:
-        for rank in wrong:
-            found.blame([rank], MEDIUM, words, *_waited_for(rank, graph), *_is_in(rank, graph))
-    else:
-        for rank in ranks:
-            found.suspect([rank], words, *_is_in(rank, graph))
-
-
-def _mismatch(op: Op, found: Diagnosis) -> bool:
-    """At the same number, some call another operation than the others, or with other sizes or types."""
-    if len(op.key) != 2:
-        return False
-    calls = {rank: call for rank, call in (*op.pending.items(), *op.done.items()) if call is not None}
-    about = next((call.about for call in calls.values()), "")
-    called: dict[int, object] = {rank: call.op for rank, call in calls.items()}
-    given: dict[int, object] = {rank: call.shape for rank, call in calls.items() if call.shape}
-    for what, kinds in (("calls", called), ("gives", given)):
-        (usual, many), *others = Counter(kinds.values()).most_common() or [(None, 0)]
-        if not others:
-            continue
-        odd = [rank for rank, kind in kinds.items() if kind != usual]
-        for rank in sorted(odd if many > len(odd) else kinds):
-            rest = sorted(other for other in kinds if kinds[other] != kinds[rank])
-            words = f"as number {op.seq} of {about} it {what} {kinds[rank]}, and not {kinds[rest[0]]} as {ranges(rest)}"
-            if many > len(odd):
-                found.blame([rank], HIGH, words)
-            else:
-                found.suspect([rank], words)
-        return True
-    return False
+    misplaced.read_circle(ranks, ops, graph, found)
 
 
 def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """A rank of which nothing was recorded is blamed only where others wait for it and nobody else explains that."""
-    unknown = {rank for rank in found.suspects if rank not in calls.ranks}
-    if unknown and not found.culprits and found.suspects == unknown:
+    """A rank of which nothing was recorded, or not all, is blamed only where others wait for it and nobody else
+    explains that."""
+    unknown = {rank for rank in found.suspects if rank not in calls.ranks or calls.ranks[rank].torn}
+    few = len(unknown) == 1 or len(unknown) * _OF_ALL <= len(calls.world)
+    if unknown and few and not found.culprits and found.suspects == unknown:
         found.blame(sorted(_alone_waited_for(unknown, graph)), MEDIUM)
     readable = {rank for rank in unknown if any(f"{rank}" in text for text in calls.problems)}
     for rank in readable - found.culprits:
@@ -181,7 +151,7 @@ def _given_up(calls: Calls, found: Diagnosis) -> None:
         if not call or not is_mutual(call.op) or not behind or len(behind) > len(done):
             continue
         if set(done) | set(behind) == set(group.members):
-            words = f"{ranges(sorted(done))} {_have(len(done))} ended {_named(call)}, which it never entered"
+            words = f"{ranges(sorted(done))} {have(len(done))} ended {named(call)}, which it never entered"
             if _timed_out(calls, call):
                 found.blame(behind, MEDIUM, f"{words}: they gave it up")
             else:
@@ -193,28 +163,3 @@ def _timed_out(calls: Calls, call: Call) -> bool:
     if not written or not call.created_s or not call.timeout_s:
         return False
     return call.timeout_s <= min(written) - call.created_s < call.timeout_s + FRESH_S
-
-
-def _waited_for(rank: int, graph: Waits) -> list[str]:
-    ops = [op for op in graph.ops.values() if rank in op.missing | op.unknown and op.pending]
-    ops.sort(key=lambda op: (min(call.created_s or 0.0 for call in op.pending.values()), op.seq))
-    more = len(ops) - _MOST_SENTENCES
-    found = [
-        f"{ranges(sorted(op.pending))} {'waits' if len(op.pending) == 1 else 'wait'} in {op.name}, "
-        + ("which it never entered" if rank in op.missing else "and nothing shows that it entered it")
-        for op in ops[:_MOST_SENTENCES]
-    ]
-    return [*found, f"and so in {more} more"] if more > 0 else found
-
-
-def _is_in(rank: int, graph: Waits) -> list[str]:
-    ops = [op for op in graph.ops.values() if rank in op.pending]
-    return [f"it is in {op.name}" for op in ops[:_MOST_SENTENCES]]
-
-
-def _named(call: Call) -> str:
-    return f"{call.op} {call.seq} of {call.about or call.group}"
-
-
-def _have(many: int) -> str:
-    return "has" if many == 1 else "have"

@@ -39,6 +39,7 @@ class RankCalls:
     written_s: float | None = None  # not later than this was it recorded, on the clock of `created_s`
     clipped: bool = False  # older calls are missing
     torn: bool = False  # newer calls may be missing
+    moving: bool = False  # something of it had come to its end a moment before it was recorded
     copied: bool = False  # `written_s` may be the time of a copy, and much too late
 
     @property

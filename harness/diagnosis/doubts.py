@@ -14,6 +14,7 @@ from torchaos.harness.diagnosis.verdict import LOW, Diagnosis
 from torchaos.harness.diagnosis.waits import Node, Waits
 
 _EARLY_S = 1.0  # a wait that was seen for less than this says nothing by itself
+_UNKNOWN_S = 10.0  # nor less than this where no older calls were kept to learn from
 _USUAL = 3.0  # nor does one below so many times a usual one
 _LONGEST_S = 60.0  # and after this it does, whatever is usual
 FRESH_S = 600.0  # after a time-out a record is written soon, where its file's time is still that of the writing
@@ -25,6 +26,8 @@ def weigh(calls: Calls, graph: Waits, ends: list[set[Node]], proven: bool, found
     """`proven`: by what was called, whatever the time; mismatched collectives are."""
     _too_early(calls, graph, found)
     _too_many(graph, found)
+    if not proven:
+        _still_moving(calls, graph, found)
     if not proven and not _lasted(calls, graph):
         _in_motion(ends, graph, found)
         _a_good_part(calls, found)
@@ -42,22 +45,34 @@ def _too_early(calls: Calls, graph: Waits, found: Diagnosis) -> None:
     written = [one.written_s for one in calls.ranks.values() if one.written_s]
     if not begun or not written:
         return
+    usual = _usual_gap_s(calls)
+    only_active = not usual and all(one.clipped for one in calls.ranks.values())
+    bound = _UNKNOWN_S if only_active else max(_EARLY_S, min(_LONGEST_S, _USUAL * usual))
     age = min(written) - min(begun)
-    if -1.0 < age < max(_EARLY_S, min(_LONGEST_S, _USUAL * _usual_gap_s(calls))):
+    if -1.0 < age < bound:
         _acquit(
             found,
             f"it was recorded {max(age, 0.0):.1f} s after the first wait began, which is too early to tell a hang",
         )
 
 
+def _still_moving(calls: Calls, graph: Waits, found: Diagnosis) -> None:
+    """Somebody who waits was done with something else a moment before."""
+    waiting = {rank for op in graph.ops.values() for rank in op.pending} - found.culprits
+    moving = sorted(rank for rank in waiting if rank in calls.ranks and calls.ranks[rank].moving)
+    if moving and found.culprits:
+        _acquit(found, f"{ranges(moving)} {_have(len(moving))} ended a collective a moment before it was recorded")
+
+
 def _usual_gap_s(calls: Calls) -> float:
-    """The longest of the usual times between two calls of one rank: of twenty the second longest."""
+    """The longest of the usual times between two calls of one rank: the third longest, since the first steps and a
+    checkpoint are none. A host may run ahead of its device by as much as the time between two steps."""
     worst = 0.0
     for one in calls.ranks.values():
         times = sorted(call.created_s for call in one.calls if call.created_s)
         gaps = sorted(after - before for before, after in pairwise(times))
         if len(gaps) >= _GAPS:
-            worst = max(worst, gaps[int(0.95 * (len(gaps) - 1))])
+            worst = max(worst, gaps[-3])
     return worst
 
 
@@ -96,7 +111,7 @@ def _in_motion(ends: list[set[Node]], graph: Waits, found: Diagnosis) -> None:
 
 def _a_good_part(calls: Calls, found: Diagnosis) -> None:
     """As when the ranks of a whole pipeline stage are at work, and the others wait for what they will send."""
-    if len(found.culprits) > max(FEW, len(calls.world) // 4):
+    if len(found.culprits) > max(FEW, len(calls.world) // 8):
         _acquit(
             found,
             f"so many ranks ({len(found.culprits)} of {len(calls.world)}) may just be at work, and the times of the "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -128,7 +128,24 @@ def _rank_calls(dump: Mapping[str, Any], rank: int, written_s: float, torn: bool
     calls = _calls(entries, groups, status)
     entered, completed = _status(entries, groups, status, torn)
     clipped = not calls or calls[0].order > 0
-    return RankCalls(rank, calls, groups, entered, completed, written_s, clipped, torn, copied=True)
+    moving = not torn and _moving(entries, status)
+    return RankCalls(rank, calls, groups, entered, completed, written_s, clipped, torn, moving, copied=True)
+
+
+def _moving(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Torch asks the device what is over when it dumps; its watchdog, which retires what is over and keeps the status,
+    looks ten times a second. Where the dump knows of an end and the watchdog does not, it is a moment old."""
+    over = [entry for entry in entries if entry.get("state") == "completed"]
+    if any(entry.get("retired") is True for entry in over):  # else this recorder may never say so
+        return any(entry.get("retired") is False for entry in over)
+    if over or any(entry.get("retired") for entry in entries):
+        return False
+    active = Counter(str(entry.get("pg_id")) for entry in entries)  # only what is under way was dumped
+    messages = {str(entry.get("pg_id")) for entry in entries if entry.get("is_p2p")}  # whose numbers have gaps
+    return any(
+        _int(one.get("last_enqueued_collective"), -1) - _int(one.get("last_completed_collective"), -1) > active[name]
+        for name, one in status.items() if active and name not in messages
+    )  # fmt: skip
 
 
 def _lacks_entries(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -47,6 +47,12 @@ class Group:
     calls: dict[int, dict[int, Call]]  # by rank, by number: of several parts the last
     last: dict[int, int]  # the highest number that a rank has entered, of those with a record
 
+    @property
+    def description(self) -> str:
+        """In the words of whoever made it, which groups of one kind share; empty where there are none."""
+        call = next((one for calls in self.calls.values() for one in calls.values()), None)
+        return call.about.removesuffix(f" ({self.name})") if call and call.about.endswith(")") else ""
+
     def most_done(self) -> dict[int, int]:
         return {
             rank: max((n for n, call in calls.items() if call.done), default=-1) for rank, calls in self.calls.items()
@@ -168,6 +174,7 @@ class Waits:
     edges: dict[Node, set[Node]]
     stale: set[int]  # their record is older than the others'
     late: dict[int, Op]  # in an op that others are done with; what these hold up waits for the node Late(rank)
+    groups: dict[str, Group] = field(default_factory=dict)
 
     def ends(self) -> list[set[Node]]:
         return _ends(self.edges)
@@ -199,7 +206,7 @@ def waits(calls: Calls) -> Waits:
     for rank in late:
         edges[rank].add(Late(rank))
         edges.setdefault(Late(rank), set())
-    return Waits(ops, dict(edges), _stale(groups, ops), late)
+    return Waits(ops, dict(edges), _stale(groups, ops), late, groups)
 
 
 def _late(ops: Mapping[Node, Op]) -> dict[int, Op]:

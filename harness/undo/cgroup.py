@@ -1,7 +1,7 @@
-"""Cgroups of our own: processes in them get less CPU time (version 1 and 2), or are frozen (version 1).
+"""Cgroups of our own: processes in them get less CPU time or memory (version 1 and 2), or are frozen (version 1).
 
 Only a group that we made is ever written to; the processes are moved into it and back. Sources of the formats:
-Documentation/admin-guide/cgroup-v1/cgroups.rst, scheduler/sched-bwc.rst and cgroup-v2.rst of the Linux kernel.
+Documentation/admin-guide/cgroup-v1/cgroups.rst and memory.rst, scheduler/sched-bwc.rst, cgroup-v2.rst of Linux.
 """
 
 from __future__ import annotations
@@ -70,6 +70,23 @@ class FreezerCgroup(CpuCgroup):
         super().restore()
 
 
+@dataclass(frozen=True)
+class MemoryCgroup(CpuCgroup):
+    """Our group of the memory controller: its limit goes with it, and what its processes hold stays charged to them."""
+
+    kind: ClassVar[str] = "memory_cgroup"
+
+    def killed(self) -> int:
+        """How many processes the kernel has killed for its limit; 0 where it is gone."""
+        for name in ("memory.events", "memory.oom_control"):  # version 2, version 1
+            try:
+                lines = (Path(self.path) / name).read_text().splitlines()
+            except OSError:
+                continue
+            return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+        return 0
+
+
 def freezer_for(pid: int, name: str) -> FreezerCgroup:
     """A group of our own below the process's. Makes nothing. Raises OSError or ValueError."""
     mount = _mounted("cgroup", "freezer")
@@ -89,14 +106,14 @@ def freeze(group: FreezerCgroup, pid: int) -> None:
     (path / "freezer.state").write_text("FROZEN")
 
 
-def home_of(pid: int) -> tuple[Path, int]:
-    """The cgroup that rules the CPU time of a process, and the version of its hierarchy. Raises OSError or ValueError
-    where there is none that we may use."""
+def home_of(pid: int, controller: str = "cpu") -> tuple[Path, int]:
+    """The cgroup that rules the CPU time or memory of a process, and the version of its hierarchy. Raises OSError or
+    ValueError where there is none that we may use."""
     unified = None
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
-        if "cpu" in controllers.split(","):
-            return _mounted("cgroup", "cpu") / path.lstrip("/"), 1
+        if controller in controllers.split(","):
+            return _mounted("cgroup", controller) / path.lstrip("/"), 1
         if number == "0":
             unified = path
     if unified is None:
@@ -107,17 +124,32 @@ def home_of(pid: int) -> tuple[Path, int]:
 def group_for(pid: int, name: str) -> CpuCgroup:
     """A group of our own for a process: below its own one; under version 2, where a group with processes can't have
     children, beside it. Makes nothing. Raises OSError or ValueError."""
-    home, version = home_of(pid)
+    return CpuCgroup(*_place_for(pid, name, "cpu"))
+
+
+def memory_for(pid: int, name: str) -> MemoryCgroup:
+    """The same of the memory controller."""
+    return MemoryCgroup(*_place_for(pid, name, "memory"))
+
+
+def _place_for(pid: int, name: str, controller: str) -> tuple[str, str]:
+    home, version = home_of(pid, controller)
     parent = home if version == 1 else home.parent
-    if version == 2 and "cpu" not in (parent / "cgroup.subtree_control").read_text().split():
-        raise ValueError(f"{parent} gives its cgroups no share of the CPU; enable cpu in its cgroup.subtree_control")
-    return CpuCgroup(str(parent / _named(name, pid)), str(home))
+    if version == 2 and controller not in (parent / "cgroup.subtree_control").read_text().split():
+        raise ValueError(f"{parent} rules no {controller} of its cgroups; enable it in its cgroup.subtree_control")
+    return str(parent / _named(name, pid)), str(home)
 
 
 def group_of(pid: int) -> CpuCgroup:
     """The group of ours that a process is in. Raises ValueError where it is in none, OSError where it is gone."""
     home, _version = home_of(pid)
     return CpuCgroup(str(home), str(home.parent))
+
+
+def memory_of(pid: int) -> MemoryCgroup:
+    """The same of the memory controller."""
+    home, _version = home_of(pid, "memory")
+    return MemoryCgroup(str(home), str(home.parent))
 
 
 def _named(name: str, pid: int) -> str:
@@ -137,6 +169,19 @@ def throttle(group: CpuCgroup, pid: int, cpus: float) -> None:
     else:
         (path / "cpu.cfs_period_us").write_text(str(PERIOD_US))
         (path / "cpu.cfs_quota_us").write_text(str(quota))
+    _move(pid, path)
+
+
+def starve(group: MemoryCgroup, pid: int, spare: int) -> None:
+    """Make the group and move the process into it: once it has taken `spare` bytes more, the kernel kills it. What it
+    has by now stays charged to the group that it comes from (memory.move_charge_at_immigrate is 0 in a new one)."""
+    path = Path(group.path)
+    path.mkdir()
+    limit = path / "memory.max"
+    (limit if limit.exists() else path / "memory.limit_in_bytes").write_text(str(spare))
+    swap = path / "memory.swap.max"
+    if swap.exists():
+        swap.write_text("0")
     _move(pid, path)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Mapping
 
 from torchaos.harness.agent.wire import ControlPage
 from torchaos.harness.undo import proc
-from torchaos.harness.undo.cgroup import CpuCgroup, FreezerCgroup
+from torchaos.harness.undo.cgroup import CpuCgroup, FreezerCgroup, MemoryCgroup
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.mount import Mount
 from torchaos.harness.undo.network import LinkUp, Names, NftTable, Qdisc, QueueRule
@@ -175,6 +175,7 @@ _ALL: tuple[type[Handle], ...] = (
     Mount,
     CpuCgroup,
     FreezerCgroup,
+    MemoryCgroup,
     NftTable,
     LinkUp,
     Qdisc,

@@ -10,6 +10,7 @@ node it is the same but for how it finds the ranks.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,9 @@ MANY_CORRECTED = 10_000
 
 
 def main(command: list[str]) -> int:
-    job = subprocess.Popen(command)
+    beside = Path(sys.executable).with_name(command[0])  # torchrun, where this environment is not on the PATH
+    program = command[0] if shutil.which(command[0]) or not beside.exists() else str(beside)
+    job = subprocess.Popen([program, *command[1:]])
     # torchaos's overlay is for whoever watches, never for the ranks: NCCL reads its topology from NVML.
     overlay, others = os.environ.get("TORCHAOS_NVML_PATH"), os.environ.get("LD_LIBRARY_PATH")
     paths = ":".join(path for path in (overlay, others) if path)

@@ -356,3 +356,31 @@ def test_an_even_job_has_no_slow_rank(dumps: Make) -> None:
         made.call(ALL, "0", done=True, at=number * 0.1)
         made.of[number % 4]["entries"][-1]["time_created_ns"] += 50_000_000
     assert made.diagnosis().problems == []
+
+
+def test_a_moment_after_an_end(dumps: Make) -> None:
+    """The dump of one that waits knows of an end that torch's watchdog, which looks ten times a second, has not seen:
+    it waits for a moment only, whatever the files' times. Where the watchdog has seen all ends, the wait is real."""
+    made = dumps(**{"0": ALL})
+    _history(made)
+    made.call((0, 1, 3), "0", at=1.0)
+    assert made.diagnosis().culprits == {2}
+    made.of[0]["entries"][-2]["retired"] = False
+    found = made.diagnosis()
+    assert (found.culprits, found.suspects) == (set(), {2})
+    assert any("a moment before" in one for one in found.problems)
+
+
+def test_a_moment_after_an_end_of_dumps_of_what_is_active(dumps: Make) -> None:
+    """Where only what is under way was dumped, the watchdog's status tells: by it more is under way than the device
+    says."""
+    made = dumps(**{"0": ALL})
+    _history(made)
+    made.call((0, 1, 3), "0", at=1.0)
+    for dump in made.of.values():
+        dump["entries"] = [entry for entry in dump["entries"] if not entry["retired"]]
+        entered = 5 + len(dump["entries"])
+        dump["pg_status"] = {"0": {"last_enqueued_collective": entered, "last_completed_collective": 5}}
+    assert made.diagnosis().culprits == {2}
+    made.of[1]["pg_status"]["0"]["last_completed_collective"] = 4
+    assert made.diagnosis().culprits == set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from torchaos.harness.contracts import UsageError
+from torchaos.harness.cli import cli
+from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.diagnosis.blame import diagnose
 from torchaos.harness.diagnosis.flight import read_folder
 
@@ -94,3 +97,37 @@ def test_nothing_to_read(tmp_path: Path) -> None:
     (tmp_path / "fault_injection.log").write_text("Rank 3")
     with pytest.raises(UsageError, match="TORCH_FR_BUFFER_SIZE"):
         read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_the_command_line_never_breaks(tmp_path: Path, options: list[str]) -> None:
+    """`torchaos diagnose` on what is empty, torn, foreign, of wrong types, or no folder: a diagnosis or one clear error
+    that names the file or folder, never a traceback."""
+    runner, good = CliRunner(), (DATA / "lock_gil_1st" / "_dump_0").read_bytes()
+    entry = {"process_group": 3, "collective_seq_id": [], "profiling_name": None, "frames": 7, "retired": "x"}
+    odd = {"entries": [entry, 5], "pg_config": {"0": {"ranks": "[0, 1"}}, "pg_status": {"0": [], "x": {"a": 1}}}
+    bodies = {
+        "empty": b"", "zeros": b"\0" * 99, "half": good[: len(good) // 2], "head": good[:9], "text": b"hello",
+        "list": pickle.dumps([1]), "odd": pickle.dumps(odd), "json": b'{"entries": [{"state": 1, "pg_id": {}}]}',
+        "huge": json.dumps({"entries": [{"collective_seq_id": 10**40, "record_id": -(10**40)}] * 3}).encode(),
+        "nan": b'{"entries": [{"time_created_ns": NaN, "timeout_ms": Infinity, "is_p2p": "no"}], "pg_status": []}',
+        "deep": b"[" * 99_999, "evil": pickle.dumps({"entries": [Evil(tmp_path / "ran")]}),
+    }  # fmt: skip
+    for name, body in bodies.items():
+        for beside in (False, True):
+            folder = tmp_path / f"{name}-{beside}"
+            folder.mkdir()
+            (folder / "_dump_1").write_bytes(body)
+            if beside:
+                (folder / "_dump_0").write_bytes(good)
+            done = runner.invoke(cli, ["diagnose", str(folder), *options])
+            assert "Traceback" not in done.output, name
+            assert isinstance(done.exception, (type(None), SystemExit, ChaosError)), (name, done.exception)
+            if beside:
+                assert done.exit_code == 0, (name, done.output)
+                assert "_dump_1" in done.output or name in ("odd", "json", "huge", "nan"), (name, done.output)
+            if options and done.exit_code == 0:
+                assert isinstance(json.loads(done.stdout)["culprits"], list)
+    for missing in (tmp_path / "nowhere", tmp_path / "half-True" / "_dump_0"):
+        assert runner.invoke(cli, ["diagnose", str(missing), *options]).exit_code != 0
+    assert not (tmp_path / "ran").exists()

@@ -19,7 +19,7 @@ import pytest
 from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import ENV_RUN_ID, ControlPage
 from torchaos.harness.contracts import Handle
-from torchaos.harness.undo.cgroup import freeze, freezer_for, group_for, throttle
+from torchaos.harness.undo.cgroup import freeze, freezer_for, group_for, memory_for, starve, throttle
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import REGISTRY, JobProcesses, PageSlot, Process, from_json, to_json
 from torchaos.harness.undo.mount import Mount
@@ -47,6 +47,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, spawn: Any) -> Case:
         "page_slot": lambda: (PageSlot(str(page)), lambda: _arm(page)),
         "cpu_cgroup": lambda: _grouped(group_for(sleeper.pid, "test"), lambda one: throttle(one, sleeper.pid, 0.5)),
         "freezer_cgroup": lambda: _grouped(freezer_for(sleeper.pid, "test"), lambda one: freeze(one, sleeper.pid)),
+        "memory_cgroup": lambda: _grouped(memory_for(sleeper.pid, "test"), lambda one: starve(one, sleeper.pid, 2**30)),
         "mount": lambda: (Mount.of(tmp_path, f"torchaos-{os.getpid()}"), lambda: _mount(tmp_path)),
     }
     if request.param in netspace.KINDS:

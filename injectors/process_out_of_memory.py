@@ -1,0 +1,77 @@
+"""process.out_of_memory: the kernel's OOM killer ends the rank, as in a container that has reached its limit."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.wire import Kind
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts import Emit, Evidence, Handle, Probe, Site, Where
+    from torchaos.harness.record import Record
+    from torchaos.harness.undo.cgroup import MemoryCgroup
+
+
+@dataclass(frozen=True)
+class OutOfMemory(Fault):
+    """Moves the rank's process into a memory cgroup of our own (version 1 or 2), in which it may take `spare` bytes
+    more; with the next ones the kernel kills it."""
+
+    spare: int = 1 << 20
+
+    name: ClassVar[str] = "process.out_of_memory"
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "root"})
+    lethal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.spare < 0:
+            raise ValueError("spare counts bytes; it is not negative")
+
+    def changes(self, site: Site) -> Sequence[Handle]:
+        from torchaos.harness.undo.cgroup import memory_for
+
+        return [memory_for(pid, site.fault) for pid in site.pids]
+
+    def apply(self, site: Site) -> None:
+        from torchaos.harness.undo.cgroup import memory_for, starve
+
+        for pid in site.pids:
+            starve(memory_for(pid, site.fault), pid, self.spare)
+
+    def probes(self, site: Site) -> Sequence[Probe]:
+        from torchaos.harness.undo.cgroup import memory_of
+
+        return [_Killed(site.fault, memory_of(pid)) for pid in site.pids]
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        """SIGKILL alone says nothing of memory: the group's own counter does."""
+        from torchaos.harness.contracts import Evidence
+        from torchaos.harness.judging.evidence import died
+
+        death = died(record, fault, -signal.SIGKILL)
+        told = next((event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("killed", 0) > 0), None)
+        if death is None or told is None:
+            return None
+        return Evidence(f"{death.what}; {told.data['effect']}", (*death.events, (told.source, told.seq)))
+
+
+class _Killed:
+    """Whether the kernel has killed in the group."""
+
+    period_s = 0.1
+
+    def __init__(self, fault: str, group: MemoryCgroup) -> None:
+        self._fault, self._group, self._told = fault, group, False
+
+    def sample(self, emit: Emit) -> None:
+        if not self._told and (killed := self._group.killed()):
+            self._told = True
+            emit(
+                Kind.EFFECT,
+                {"fault": self._fault, "effect": f"the kernel's OOM killer ended {killed}", "killed": killed},
+            )

@@ -1,0 +1,88 @@
+"""The kernel's OOM killer, on a real process: it dies of the limit of a cgroup of ours, and nothing is left of that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness import capabilities
+from torchaos.harness.agent.wire import Event, Kind, start_ticks
+from torchaos.harness.engine.site import NodeSite, Victim
+from torchaos.harness.plan import Plan, PlannedJob
+from torchaos.harness.record import Record
+from torchaos.harness.undo.cgroup import memory_for
+from torchaos.injectors.process_out_of_memory import OutOfMemory
+
+PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0), (), ())
+HUNGRY = """
+import sys
+print("ready", flush=True)
+kept = [bytearray(1 << 20) for line in sys.stdin]
+"""
+
+
+@pytest.fixture
+def hungry() -> Iterator[subprocess.Popen[str]]:
+    try:
+        if not capabilities.check("root").present or not os.access(memory_for(os.getpid(), "check").home, os.W_OK):
+            pytest.skip("needs root and a memory cgroup to write to")
+    except (OSError, ValueError) as error:
+        pytest.skip(f"needs a memory cgroup to write to: {error}")
+    command = [sys.executable, "-c", HUNGRY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def _applied(pid: int, events: list[Event], **given: Any) -> tuple[OutOfMemory, Any, Any, Callable[..., Event]]:
+    def told(kind: Kind, data: Any) -> Event:
+        events.append(Event(kind, "harness", len(events), 0.0, time.monotonic(), data=data))
+        return events[-1]
+
+    injector, site = OutOfMemory(**given), NodeSite("oom", [Victim(pid, start_ticks(pid) or 0, 1, 0)], told)
+    (handle,) = injector.changes(site)
+    told(Kind.APPLYING, {"fault": "oom", "phase": None, "global_step": 1, "pid": pid})
+    injector.apply(site)
+    (probe,) = injector.probes(site)
+    return injector, handle, probe, told
+
+
+def test_the_kernel_kills_it(hungry: subprocess.Popen[str]) -> None:
+    """A process that takes more than is spared dies by SIGKILL; only with the cgroup's own count is that evidence."""
+    events: list[Event] = []
+    injector, handle, probe, told = _applied(hungry.pid, events)
+    try:
+        hungry.communicate("\n" * 64, timeout=60)
+        assert hungry.returncode == -signal.SIGKILL
+        told(Kind.RANK_EXITED, {"pid": hungry.pid, "exit_code": -signal.SIGKILL})
+        assert injector.felt(Record(PLAN, tuple(events), {}), "oom") is None
+        probe.sample(told)
+    finally:
+        handle.restore()
+    found = injector.felt(Record(PLAN, tuple(events), {}), "oom")
+    assert found is not None
+    assert "OOM killer" in found.what
+    assert handle.restored()
+
+
+def test_the_limit_is_taken_back(hungry: subprocess.Popen[str]) -> None:
+    """A process that took no more lives on in the cgroup that it came from, and may take what it likes."""
+    place = Path(f"/proc/{hungry.pid}/cgroup")
+    before = place.read_text()
+    _injector, handle, probe, told = _applied(hungry.pid, events := [], spare=64 << 20)
+    assert place.read_text() != before
+    handle.restore()
+    assert place.read_text() == before
+    hungry.communicate("\n" * 128, timeout=60)
+    probe.sample(told)
+    assert (hungry.returncode, [event.kind for event in events]) == (0, [Kind.APPLYING])

@@ -1,0 +1,25 @@
+"""torchaos explain: the story of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.explain.story import story_of
+from torchaos.harness.report.story import tell
+from torchaos.harness.rundir import RunDir
+
+
+@cli.command()
+@click.argument("folders", nargs=-1, required=True, type=PATH, metavar="RUN_DIR...")
+def explain(folders: Sequence[Path]) -> None:
+    """Tell the story of runs in plain words: what was planned, what happened when, what was seen, why the verdict.
+
+    Offline, from the run directory alone. Exit code 0, whatever the verdict.
+    """
+    for folder in folders:
+        tell(story_of(RunDir(folder.absolute()).check()), Console())

@@ -1,0 +1,150 @@
+"""The story of a run: of recorded runs word for word, and of what is left of damaged ones."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from torchaos.harness.agent.wire import EventFile, Kind
+from torchaos.harness.cli import cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.explain.story import Story, story_of
+from torchaos.harness.report.story import tell
+from torchaos.harness.rundir import RunDir
+
+RUNS = Path(__file__).parents[1] / "data" / "runs"
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = sorted(path.name for path in RUNS.iterdir() if path.is_dir())
+
+
+@cache
+def recorded(name: str) -> Story:
+    return story_of(RunDir(RUNS / name))
+
+
+def text_of(story: Story) -> str:
+    file = io.StringIO()
+    tell(story, Console(file=file, width=110, force_terminal=False))
+    return file.getvalue()
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return shutil.copytree(RUNS / "kill", tmp_path / "kill")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_story_of_a_recorded_run(name: str) -> None:
+    """Word for word as in the golden file; UPDATE_GOLDEN=1 writes it anew, to be read in the diff."""
+    text = text_of(recorded(name))
+    if os.environ.get("UPDATE_GOLDEN"):
+        (GOLDEN / f"{name}.txt").write_text(text, encoding="utf-8")
+    assert text == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_run_keeps_its_verdict(name: str) -> None:
+    """Judged again by today's rules, each is what it was when it was recorded."""
+    then = json.loads((RUNS / name / "result.json").read_text())
+    assert recorded(name).title.endswith(f": {then['verdict']}"), recorded(name).why
+    assert not recorded(name).doubts
+
+
+def test_there_is_one_of_each_kind() -> None:
+    """Recorded: passed, failed and inconclusive; several faults; a stop condition; a job that never made a step."""
+    kinds = {name: recorded(name).title.split()[-1] for name in NAMES}
+    assert set(kinds.values()) >= {"passed", "failed", "inconclusive"}
+    assert {"kill-twice", "freeze", "no-such-script", "resubmitted", "stale-store", "interrupted"} <= kinds.keys()
+
+
+def test_the_directory_may_be_elsewhere_and_read_only(copy: Path) -> None:
+    """A moved directory that nobody may write to gives the same story."""
+    before = text_of(recorded("kill"))
+    for path in [*copy.rglob("*"), copy]:
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    assert text_of(story_of(RunDir(copy))) == before
+    for path in [copy, *copy.rglob("*")]:
+        path.chmod(0o700)
+
+
+def test_damaged_lines_are_told(copy: Path) -> None:
+    """A journal with lines that can't be read: told with a place, and the rest of the story stands."""
+    journal = copy / "events" / "harness.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    lines[9] = '{"kind": "rank.up", "source": 7}\n'
+    journal.write_text("".join(lines))
+    story = story_of(RunDir(copy))
+    assert story.title == "kill, seed 0: inconclusive"
+    assert "harness.jsonl:10" in " ".join(story.doubts)
+    assert "when it was run, it was judged passed" in " ".join(story.doubts)
+    assert any("process.kill hits rank 1" in moment.text for moment in story.happened)
+
+
+def test_an_artifact_that_can_t_be_read_does_not_end_the_story(copy: Path) -> None:
+    """What happened is told from the journal; that nothing can be judged any more is said, with the verdict of then."""
+    (copy / "artifacts" / "inventory.json").write_text("{")
+    story = story_of(RunDir(copy))
+    assert "inventory" in " ".join(story.doubts) or "can't be judged" in " ".join(story.doubts)
+    assert story.title == "kill, seed 0: passed"
+    assert any("goes on after step 4" in moment.text for moment in story.happened)
+
+
+def test_a_run_that_ended_before_it_began(copy: Path) -> None:
+    """Only the plan is there: the story says so, and nothing is passed."""
+    for part in ("events", "artifacts", "twins"):
+        shutil.rmtree(copy / part)
+    (copy / "events").mkdir()
+    (copy / "result.json").unlink()
+    story = story_of(RunDir(copy))
+    assert [moment.text for moment in story.happened] == ["nothing was recorded: the run ended before it had begun"]
+    assert "The job was never started" in story.seen
+    assert "passed" not in story.title
+
+
+def test_a_run_that_was_ended_before_its_job_was_started(copy: Path) -> None:
+    """A signal during the twin: why there is no job is the first thing of what came of it."""
+    for path in (copy / "events").iterdir():
+        path.unlink()
+    journal = EventFile(copy / "events" / "scenario.jsonl", "scenario")
+    journal.emit(Kind.STOPPED, {"reason": "SIGTERM was received", "interrupted": True})
+    journal.close()
+    story = story_of(RunDir(copy))
+    assert story.seen[0] == "The job was never started: SIGTERM was received"
+    assert story.title == "kill, seed 0: inconclusive"
+
+
+def test_control_characters_do_nothing(copy: Path) -> None:
+    """What a journal says can't move the cursor of whoever reads its story."""
+    journal = EventFile(copy / "events" / "scenario.jsonl", "scenario")
+    journal.emit(Kind.NOTE, {"text": "\x1b[2Jgone \u202egnorw"})
+    journal.close()
+    text = text_of(story_of(RunDir(copy)))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "\\x1b[2Jgone" in text
+
+
+def test_without_a_plan_there_is_no_story(tmp_path: Path, copy: Path) -> None:
+    """A folder that is no run directory, and one whose plan is damaged, are refused by name."""
+    done = CliRunner().invoke(cli, ["explain", str(tmp_path)])
+    assert isinstance(done.exception, UsageError)
+    assert str(tmp_path) in str(done.exception)
+    (copy / "plan.json").write_text("{}")
+    with pytest.raises(UsageError, match="kill"):
+        story_of(RunDir(copy))
+
+
+def test_the_command_explains_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each directory that is named has its story, in order, and the exit code is 0 whatever the verdicts are."""
+    monkeypatch.setenv("COLUMNS", "110")
+    done = CliRunner().invoke(cli, ["explain", str(RUNS / "kill"), str(RUNS / "missed")])
+    assert done.exit_code == 0, done.output
+    assert done.output.index("kill, seed 0: passed") < done.output.index("missed, seed 0: inconclusive")

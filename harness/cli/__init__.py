@@ -11,7 +11,7 @@ import traceback
 
 import click
 
-from torchaos.harness.cli import care, diagnose, exec, explain, gameday, look, results, run, verify
+from torchaos.harness.cli import care, diagnose, explain, gameday, look, results, run, verify
 from torchaos.harness.cli.options import cli
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.result import ExitCode
@@ -22,7 +22,6 @@ __all__ = [
     "care",
     "cli",
     "diagnose",
-    "exec",
     "explain",
     "gameday",
     "look",

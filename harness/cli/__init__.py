@@ -11,7 +11,7 @@ import traceback
 
 import click
 
-from torchaos.harness.cli import care, diagnose, explain, gameday, look, results, run, verify
+from torchaos.harness.cli import care, diagnose, explain, gameday, look, run, verify
 from torchaos.harness.cli.options import cli
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.result import ExitCode
@@ -26,7 +26,6 @@ __all__ = [
     "gameday",
     "look",
     "main",
-    "results",
     "run",
     "verify",
 ]  # a module of commands adds them to `cli` when it is imported

@@ -115,6 +115,15 @@ def _fuse() -> str | None:
     return f"/dev/fuse, {found}" if found else None
 
 
+def _docker() -> str | None:
+    from torchaos.harness.docker.engine import EngineError, address, version
+
+    try:
+        return f"Docker {version(address())} at {address()}"
+    except (EngineError, UsageError):
+        return None
+
+
 def _module(name: str) -> Callable[[], str | None]:
     return lambda: name if util.find_spec(name) else None
 
@@ -178,6 +187,12 @@ CHECKS: dict[str, _Check] = {
         "faults before an endpoint that the job reaches by its address",
         _toxiproxy,
         "put toxiproxy-server on the PATH (Toxiproxy's releases have it), and pip install 'torchaos[proxy]'",
+    ),
+    "docker": _Check(
+        "nodes that are containers",
+        _docker,
+        "pip install 'torchaos[docker]', and start an engine: apt-get install docker.io; DOCKER_HOST=unix://... names "
+        "another socket than the usual one",
     ),
     "freezer": _Check("ranks that no signal ends", _freezer, "needs the cgroup freezer of version 1"),
     "nvtx": _Check("stalling NCCL calls", _nvtx, "needs a C compiler: apt-get install gcc"),

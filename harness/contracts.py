@@ -176,6 +176,9 @@ class JobSpec:
     log: Path  # where stdout and stderr go
     submission: int  # from 0: how often the job has been submitted before
     nodes: int = 1  # for a launcher that makes its nodes
+    own_env: Mapping[str, str] = field(default_factory=dict)  # of `env`, what this machine's environment does not have
+    checkpoints: Path | None = None  # where the job keeps them
+    container: Mapping[str, Any] = field(default_factory=dict)  # of nodes that are containers, see the grammar
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,12 @@ class RankProcess:
     start_ticks: int
     attempt: int
     world_size: int
+    inner_pid: int = 0  # in the pid namespace of its own that a container gives it; 0: it has none
+
+    @property
+    def own_pid(self) -> int:
+        """As the rank itself sees it."""
+        return self.inner_pid or self.pid
 
 
 class Node(Protocol):

@@ -9,6 +9,7 @@ from typing import Any, Callable, Iterator, Mapping, TypeVar
 
 from torchaos.harness.agent.wire import Event, EventFile, Kind
 from torchaos.harness.contracts import ChaosError
+from torchaos.harness.outer_pids import OuterPids
 from torchaos.harness.payloads import is_of_later_version, read
 from torchaos.harness.secrecy import mask
 
@@ -21,8 +22,11 @@ _SAID = frozenset(
 def read_events(folder: Path, damaged: list[str] | None = None) -> list[Event]:
     """All events of a run in order of time. Torn lines and kinds of a later version are passed over; a whole line that
     can't be read is told in `damaged`: its file and number."""
-    damaged = [] if damaged is None else damaged
-    return merge(event for path in sorted(folder.glob("*.jsonl")) for event in _read_file(path, damaged))
+    damaged, pids = [] if damaged is None else damaged, OuterPids()
+    events = merge(event for path in sorted(folder.glob("*.jsonl")) for event in _read_file(path, damaged))
+    for event in events:
+        pids.note(event)
+    return [pids.outside(event) for event in events]
 
 
 def merge(events: Iterator[Event]) -> list[Event]:
@@ -51,6 +55,7 @@ class Journal:
         self._own = EventFile(folder / "harness.jsonl", "harness")
         self._offsets: dict[Path, int] = {folder / "harness.jsonl": -1}
         self._events: list[Event] = []
+        self._pids = OuterPids()
         self._grown = threading.Condition()
         self._closed, self._closed_file = threading.Event(), False
         self.failed = ""  # why what is told is not all recorded, once it is so
@@ -135,6 +140,9 @@ class Journal:
                 self._add(found)
 
     def _add(self, events: list[Event]) -> None:
+        for event in events:
+            self._pids.note(event)
+        events = [self._pids.outside(event) for event in events]
         self._events.extend(events)
         for event in events:
             for listener in self._listeners:

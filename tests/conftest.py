@@ -5,7 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+import docker_engine as engines
 import pytest
+
+
+@pytest.fixture(scope="session")
+def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of an engine that is the session's own."""
+    if lacks := engines.missing():
+        pytest.skip(f"no {lacks}")
+    with engines.private_engine(tmp_path_factory.mktemp("engine")) as where:
+        yield where
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torchaos.harness.contracts import ChaosError, Handle
 from torchaos.harness.plan import Plan
+from torchaos.harness.undo.containers import Container
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
 from torchaos.harness.undo.network import Names
@@ -75,8 +76,8 @@ class Permits:
                 members = self.members() if members is None else members
                 if members.get(handle.pid) != handle.start_ticks:
                     raise NotPermitted(f"process {handle.pid} is not one of the job's, so it is left alone")
-            elif isinstance(handle, JobProcesses) and not handle.run_id.startswith(self.run_id):
-                raise NotPermitted(f"{handle.run_id} is another run, so its processes are left alone")
+            elif isinstance(handle, (JobProcesses, Container)) and not handle.run_id.startswith(self.run_id):
+                raise NotPermitted(f"{handle.run_id} is another run, so what is its is left alone")
             elif isinstance(space := getattr(handle, "space", None), Space):
                 check_network(Path(f"/proc/{space.pid}/ns/net"), self.plan.consent)
                 if isinstance(handle, Names):

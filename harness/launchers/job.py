@@ -161,7 +161,7 @@ class Job:
 
     def _start(self, node: Node, spec: JobSpec, base: int, several: bool) -> None:
         log = self._logs.setdefault(node.index, JobLog(self._journal, self._adapter))
-        log.by_round = several
+        log.by_round, log.host_pid = several, node.host_pid
         run = start(node, spec, base, log)
         self._runs[node.index] = run
         self._watch.add_root(run.command.pid)

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from torchaos.harness.agent.wire import ENV_NODE, ENV_RUN_ID
+from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.contracts import ChaosError, Handle, JobSpec
+from torchaos.harness.launchers.elastic_env import elastic_env
 from torchaos.harness.network import holder
 from torchaos.harness.network.link import Link
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.space import Space
-
-RENDEZVOUS_PORT = 29400
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Netns:
         if len(self._links) != spec.nodes or not all(link.space.alive() for link in self._links):
             self._links = make_links(spec.log.parent.parent / "net", spec.nodes, spec.env[ENV_RUN_ID])
         return [
-            NetnsNode(index, link, spec.cwd, _environment(index, spec, self._links[0].name))
+            NetnsNode(index, link, spec.cwd, elastic_env(index, spec, self._links[0].name, link.name, holder.DEVICE))
             for index, link in enumerate(self._links)
         ]
 
@@ -88,21 +87,3 @@ def make_links(folder: Path, nodes: int, run_id: str) -> list[Link]:
         )
         for node, pid in enumerate(said["nodes"])
     ]  # fmt: skip
-
-
-def _environment(index: int, spec: JobSpec, host: str) -> dict[str, str]:
-    """PET_* are torchrun's own names for the defaults of its options. What the user set, stays."""
-    is_host, conf = f"is_host={int(index == 0)}", spec.env.get("PET_RDZV_CONF", "")
-    ours = {
-        "PET_NNODES": str(spec.nodes),
-        "PET_NODE_RANK": str(index),
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"{host}:{RENDEZVOUS_PORT}",
-        "PET_RDZV_ID": f"{spec.env[ENV_RUN_ID]}-{spec.submission}",
-        "PET_LOCAL_ADDR": holder.name(index),
-        "GLOO_SOCKET_IFNAME": holder.DEVICE,
-        "NCCL_SOCKET_IFNAME": holder.DEVICE,
-    }
-    ours = {name: value for name, value in ours.items() if name not in spec.env}
-    whole = conf if "is_host" in conf else ",".join(filter(None, (is_host, conf)))
-    return {**ours, ENV_NODE: str(index), "PET_RDZV_CONF": whole}

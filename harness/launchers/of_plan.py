@@ -43,10 +43,15 @@ def job_for(
         extra = {name: _filled(value, folder) for name, value in job.env.items()}
         if "nvtx" in plan.needs:
             extra |= nvtx.environment(folder.pages.parent / "nvtx")
-        env = job_env(os.environ, run_id=run_id, agent_plan=folder.agent_plan, extra=extra)
-        return JobSpec(
-            argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission, job.nodes
+        env, own_env = (
+            job_env(base, run_id=run_id, agent_plan=folder.agent_plan, extra=extra)
+            for base in (os.environ, dict[str, str]())
         )
+        checkpoints = Path(_filled(job.cwd, folder)) / _filled(job.checkpoints, folder) if job.checkpoints else None
+        return JobSpec(
+            argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission, job.nodes,
+            own_env, checkpoints, job.container,
+        )  # fmt: skip
 
     return Job(
         spec_for, launcher, journal, resubmit_times=job.resubmit_times,

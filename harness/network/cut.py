@@ -1,5 +1,7 @@
-"""Dropping what goes between nodes: an nftables table of our own, put in place in one transaction. It lies in the switch,
-or, where that is not the run's own, in each node that would hear something, before anything else sees the packet."""
+"""Dropping what goes between nodes: an nftables table of our own, put in place in one transaction.
+
+It lies in the switch, or, where that is not the run's own, in each node that would hear something.
+"""
 
 from __future__ import annotations
 

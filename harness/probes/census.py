@@ -52,6 +52,11 @@ class Member:
     identity: Identity | None = None
     is_python: bool = False
     alive: bool = True
+    inner_pid: int = 0  # see RankProcess
+
+    @property
+    def own_pid(self) -> int:
+        return self.inner_pid or self.pid
 
     def ancestors(self) -> Iterator[Member]:
         above = self.parent
@@ -63,6 +68,7 @@ class Member:
         """Read what changes with exec."""
         self.identity = Identity.of(environ_of(self.pid)) or self.identity
         self.is_python = _is_python(self.pid)
+        self.inner_pid = proc.inner_pid(self.pid)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchaos.harness.agent.wire import Event, Kind
@@ -19,6 +19,7 @@ class JobLog:
         self._journal, self._adapter = journal, adapter
         self._failed = False
         self.by_round = False  # of a job on several nodes, see wire.attempt_of
+        self.host_pid: Callable[[int], int | None] = int  # of a pid that the node's torchrun names
         self.begin(0)
 
     def begin(self, attempt_base: int) -> None:
@@ -47,7 +48,9 @@ class JobLog:
     def _read(self, text: str, mono_s: float) -> None:
         for said in self._elastic.read(text):
             attempt = self._base + self._elastic.restarts
-            self._journal.emit(said.kind, said.data, rank=said.rank, attempt=attempt, mono_s=mono_s)
+            outside = {"pid": self.host_pid(said.data["pid"]) or said.data["pid"]} if "pid" in said.data else {}
+            data = {**said.data, **outside}
+            self._journal.emit(said.kind, data, rank=said.rank, attempt=attempt, mono_s=mono_s)
         attempt = self._base + self._elastic.restarts
         if cause := self._causes.read(text, self._elastic.restarts):
             self._journal.emit(cause.kind, cause.data, attempt=attempt, mono_s=mono_s)

@@ -162,10 +162,13 @@ class RankWatch:
     def _scan(self) -> None:
         while self._roots:
             self._census.add_root(self._roots.popleft())
-        while self._hints:
-            self._take_hint(self._hints.popleft())
+        hints = [self._hints.popleft() for _ in range(len(self._hints))]
+        for event in hints:
+            self._census.look_again(event.data["pid"])
         with self._lock:
             self._census.scan()
+            for event in hints:
+                self._take_hint(event)
             members, now = self._census.members, time.monotonic()
             living = {pid: one for pid, one in members.items() if (pid, one.ticks) not in self._over}
             self._found = find_ranks(living, self._armed, now)
@@ -176,13 +179,20 @@ class RankWatch:
         self._watch_new()
 
     def _take_hint(self, event: Event) -> None:
-        pid = event.data["pid"]
-        self._census.look_again(pid)
+        pid = self._outer_pid(event)
         if event.kind is Kind.AGENT_STARTED:
             self._armed.add(pid)
         if event.rank is not None and event.attempt is not None:
             source = "the agent" if event.kind is Kind.AGENT_STARTED else "torchelastic"
             self._claims.add(source, pid, (event.attempt, event.rank))
+
+    def _outer_pid(self, event: Event) -> int:
+        """What an agent calls its own pid may be that of a container."""
+        own, key = int(event.data["pid"]), (event.attempt, event.rank)
+        for one in self._census.members.values():
+            if one.inner_pid == own and one.identity and (one.identity.attempt, one.identity.rank) == key:
+                return one.pid
+        return own
 
     def _tell_ambiguous(self) -> None:
         for key, pids in self._found.ambiguous.items():
@@ -212,6 +222,7 @@ class RankWatch:
             data = {
                 "pid": one.pid, "start_ticks": one.start_ticks, "local_rank": one.local_rank,
                 "world_size": one.world_size, "node": one.node,
+                **({"inner_pid": one.inner_pid} if one.inner_pid else {}),
             }  # fmt: skip
             self._journal.emit(Kind.RANK_UP, data, rank=one.rank, attempt=attempt)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Mapping
 from torchaos.harness.agent.wire import ControlPage
 from torchaos.harness.undo import proc
 from torchaos.harness.undo.cgroup import CpuCgroup, FreezerCgroup, MemoryCgroup
+from torchaos.harness.undo.containers import Container, Containers, DockerImage, DockerNetwork
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.mount import Mount
 from torchaos.harness.undo.network import LinkUp, Names, NftTable, Qdisc, QueueRule
@@ -181,6 +182,10 @@ _ALL: tuple[type[Handle], ...] = (
     Qdisc,
     QueueRule,
     Names,
+    Containers,
+    DockerNetwork,
+    DockerImage,
+    Container,
     Toxic,
 )
 REGISTRY: Mapping[str, type[Handle]] = {cls.kind: cls for cls in _ALL}

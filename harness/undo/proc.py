@@ -32,6 +32,28 @@ def stat(pid: int) -> Stat | None:
         return None
 
 
+def inner_pid(pid: int) -> int:
+    """The pid in the process's own pid namespace; 0 where that is ours, or there is no such process."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            line = next((line for line in file if line.startswith(b"NSpid:")), b"")
+        own = int(line.split()[-1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return 0 if own == pid else own
+
+
+def in_namespace_of(first: int, own: int) -> int | None:
+    """The process that is `own` in the pid namespace of the process `first`, as it is known here."""
+    with suppress(OSError):
+        space = os.stat(f"/proc/{first}/ns/pid").st_ino
+        for pid in _pids():
+            with suppress(OSError):
+                if (inner_pid(pid) or pid) == own and os.stat(f"/proc/{pid}/ns/pid").st_ino == space:
+                    return pid
+    return None
+
+
 def boot_id() -> str:
     """Names this boot of the machine; empty where the kernel does not say."""
     try:

@@ -40,7 +40,7 @@ links = [node.link for node in launcher.create(spec)]
 for number in itertools.count():
     cut = Cut(f"cut-{number}", links[:1], links[1:])
     shaper = Shaper(f"slow-{number}", links[1], Shape(delay=5.0))
-    for fault, handles, apply in (("cut", [cut.handle], cut.apply), ("slow", shaper.handles(), shaper.apply)):
+    for fault, handles, apply in (("cut", cut.handles, cut.apply), ("slow", shaper.handles(), shaper.apply)):
         reaper.guard(f"{fault}#{number}", handles, owner=fault)
         apply()
     for fault in ("slow", "cut"):

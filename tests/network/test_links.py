@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness.contracts import ChaosError
-from torchaos.harness.launchers import netns
+from torchaos.harness.launchers.elastic_env import elastic_env
 from torchaos.harness.launchers.netns import keepers, make_links
 from torchaos.harness.network.link import Link
 from torchaos.harness.undo import proc
@@ -79,9 +79,9 @@ reaper = Reaper.start(folder, run)
 reaper.guard("launcher", launcher.resources(spec), owner="launcher")
 nodes = launcher.create(spec)
 cut = Cut("cut", [nodes[0].link], [nodes[1].link])
-reaper.guard("cut", [cut.handle], owner="cut")
+reaper.guard("cut", cut.handles, owner="cut")
 cut.apply()
-print(cut.switch.pid, *(node.link.space.pid for node in nodes), flush=True)
+print(nodes[0].link.switch.pid, *(node.link.space.pid for node in nodes), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -131,9 +131,9 @@ links = make_links(Path(tempfile.mkdtemp()), 2, run)
 print(*(subprocess.check_output(link.space.enter(["hostname"], Path("/")), text=True).strip() for link in links))
 cut = Cut("cut", links[:1], links[1:])
 cut.apply()
-print(cut.handle.restored())
-cut.handle.restore()
-print(cut.handle.restored())
+print(cut.handles[0].restored())
+cut.handles[0].restore()
+print(cut.handles[0].restored())
 JobProcesses(keepers(run)).restore()
 """
 
@@ -154,7 +154,7 @@ def test_what_the_user_sets_stays() -> None:
 
     env = {"TORCHAOS_RUN_ID": "r", "PET_RDZV_ID": "mine", "PET_RDZV_CONF": "join_timeout=5", "GLOO_SOCKET_IFNAME": "x"}
     spec = JobSpec(("true",), Path("/"), env, Path("/run/logs/job-0.log"), 1, 2)
-    found = netns._environment(1, spec, "node000")
+    found = elastic_env(1, spec, "node000", "node001", "eth0")
     assert not found.keys() & {"PET_RDZV_ID", "GLOO_SOCKET_IFNAME"}
     assert found["PET_RDZV_CONF"] == "is_host=0,join_timeout=5"
     assert (found["PET_NNODES"], found["PET_RDZV_ENDPOINT"]) == ("2", "node000:29400")

@@ -9,10 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import docker_engine
 import netspace
 import pytest
 
@@ -24,12 +25,19 @@ from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import REGISTRY, JobProcesses, PageSlot, Process, from_json, to_json
 from torchaos.harness.undo.mount import Mount
 
-Case = tuple[Handle, Callable[[], None]]  # the handle, and the change that it takes back
+Case = tuple[Handle, Callable[[], object]]  # the handle, and the change that it takes back
 
 
 @pytest.fixture(params=[*sorted(REGISTRY), "process/end", "file/new"])
-def case(request: pytest.FixtureRequest, tmp_path: Path, spawn: Any) -> Case:
+def case(request: pytest.FixtureRequest, tmp_path: Path, spawn: Any) -> Iterator[Case]:
     """One case or more for each kind; a kind without one fails here."""
+    if request.param in docker_engine.KINDS:
+        yield from docker_engine.in_engine(request.param, request.getfixturevalue("docker_engine"))
+    else:
+        yield _case(request, tmp_path, spawn)
+
+
+def _case(request: pytest.FixtureRequest, tmp_path: Path, spawn: Any) -> Case:
     made = hashlib.sha256(b"fault").hexdigest()
     sleeper = spawn(start_new_session=True, env={ENV_RUN_ID: f"contract-{os.getpid()}"})
     file, new, page = tmp_path / "data", tmp_path / "new", tmp_path / "fault.page"

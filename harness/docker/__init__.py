@@ -1,0 +1,1 @@
+"""Nodes that are containers of a Docker engine on this machine, through the `docker` package."""

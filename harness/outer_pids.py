@@ -1,0 +1,25 @@
+"""Ranks in a container tell pids of its pid namespace; everybody else means those of the harness's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchaos.harness.agent.wire import Event, Kind
+
+
+class OuterPids:
+    """`rank.up` says how a rank's own pid is known outside. Pure."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int | None, int | None, int], int] = {}  # by rank, attempt and inner pid
+
+    def note(self, event: Event) -> None:
+        if event.kind is Kind.RANK_UP and "inner_pid" in event.data:
+            self._known[event.rank, event.attempt, event.data["inner_pid"]] = event.data["pid"]
+
+    def outside(self, event: Event) -> Event:
+        """The event with the pid that everybody else means."""
+        pid = event.data.get("pid") if self._known and event.source.startswith("rank") else None
+        if not isinstance(pid, int) or (known := self._known.get((event.rank, event.attempt, pid))) is None:
+            return event
+        return replace(event, data={**event.data, "pid": known})

@@ -1,0 +1,127 @@
+"""A Docker engine of our own, in a network namespace of its own: the machine's network and engine stay as they are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.contracts import Handle
+from torchaos.harness.docker.engine import NODE, RUN, EngineError, engine, version
+from torchaos.harness.docker.image import covering, host_mounts, make_host_image
+from torchaos.harness.undo.containers import Container, Containers, DockerImage, DockerNetwork
+
+with suppress(ImportError):
+    from docker.types import IPAMConfig, IPAMPool, Mount
+
+_UP_S = 60.0
+# Not `ip netns exec`: that remounts /sys, and without it the engine finds no cgroups.
+_START = 'ip link set lo up && exec setpriv --pdeathsig TERM dockerd "$@"'
+
+
+def missing() -> str:
+    """What this machine lacks for it, or an empty text."""
+    from torchaos.harness import capabilities
+
+    if not capabilities.check("root").present:
+        return "root"
+    lacks = [name for name in ("dockerd", "containerd", "docker-init", "iptables", "unshare", "setpriv", "nsenter")
+             if shutil.which(name) is None]  # fmt: skip
+    with suppress(ImportError):
+        import docker  # noqa: F401
+
+        return f"{', '.join(lacks)} (Debian: docker.io)" if lacks else ""
+    return "the package docker (pip install 'torchaos[docker]')"
+
+
+@contextmanager
+def private_engine(folder: Path) -> Iterator[str]:
+    """Its address. It ends, with all that it runs, when this does, or whoever started it dies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    where = f"unix://{folder / 'docker.sock'}"
+    options = ["--data-root", folder / "data", "--exec-root", folder / "exec", "--pidfile", folder / "pid", "-H", where,
+               "--bridge", "none"]  # fmt: skip
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            ["unshare", "--net", "sh", "-c", _START, "sh", *map(str, options)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        _await(where, process, folder / "log")
+        yield where
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await(where: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    end, said = time.monotonic() + _UP_S, ""
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            version(where)
+            return
+        except EngineError as error:
+            said = str(error)
+            time.sleep(0.05)
+    raise AssertionError(f"the engine did not come up: {said}; it says: {log.read_text()[-2000:]}")
+
+
+def network_of(client: Any, run_id: str) -> str:
+    """A network that bears the label of the run."""
+    pool = IPAMConfig(pool_configs=[IPAMPool(subnet="10.78.0.0/24")])
+    return str(client.create_network(f"test-{run_id}", ipam=pool, labels={RUN: run_id})["Id"])
+
+
+def sleeper(client: Any, run_id: str, network: str | None = None, owner: str = "", **host: Any) -> str:
+    """The id of a container that runs and does nothing, in an image of the run's own. `owner`: another run's id."""
+    image = make_host_image(client, run_id, f"test-{run_id}")
+    mounts = [
+        Mount(str(path), str(path), type="bind", read_only=True) for path in covering(host_mounts(["/bin/sleep"]))
+    ]
+    made = client.create_container(
+        image, ["sleep", "600"], labels={RUN: owner or run_id, NODE: "0"},
+        host_config=client.create_host_config(mounts=mounts, network_mode=network or "none", init=True, **host),
+    )  # fmt: skip
+    client.start(made)
+    return str(made["Id"])
+
+
+def in_engine(kind: str, where: str) -> Iterator[tuple[Handle, Callable[[], object]]]:
+    """A handle of that kind, and the change that it takes back; nothing is left afterwards."""
+    run_id = f"handle-{os.getpid()}-{time.monotonic_ns()}"
+    try:
+        with engine(where) as client:
+            if kind == "container":
+                one = sleeper(client, run_id)
+                yield Container(where, run_id, one, "running"), lambda: client.pause(one)
+            else:
+                makes: dict[str, tuple[Handle, Callable[[], object]]] = {
+                    "containers": (Containers(where, run_id), lambda: sleeper(client, run_id)),
+                    "docker_network": (DockerNetwork(where, run_id), lambda: network_of(client, run_id)),
+                    "docker_image": (
+                        DockerImage(where, run_id), lambda: make_host_image(client, run_id, f"test-{run_id}")
+                    ),
+                }  # fmt: skip
+                yield makes[kind]
+    finally:
+        for handle in (Containers(where, run_id), DockerNetwork(where, run_id), DockerImage(where, run_id)):
+            handle.restore()
+
+
+KINDS = ("container", "containers", "docker_image", "docker_network")
+
+if __name__ == "__main__":
+    with private_engine(Path(sys.argv[1])) as address:
+        print(address, flush=True)
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})

@@ -11,7 +11,7 @@ import traceback
 
 import click
 
-from torchaos.harness.cli import care, diagnose, explain, gameday, look, run, verify
+from torchaos.harness.cli import care, diagnose, exec, explain, gameday, look, results, run, shrink, verify
 from torchaos.harness.cli.options import cli
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.result import ExitCode
@@ -22,11 +22,14 @@ __all__ = [
     "care",
     "cli",
     "diagnose",
+    "exec",
     "explain",
     "gameday",
     "look",
     "main",
+    "results",
     "run",
+    "shrink",
     "verify",
 ]  # a module of commands adds them to `cli` when it is imported
 

@@ -15,9 +15,6 @@ import fcntl
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,19 +22,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.gameday.child import JUDGED, Child
 from torchaos.harness.gameday.draw import Drawn, Round
 from torchaos.harness.gameday.grammar import GameDay, Risk
 from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.rounds import scenario_of
 from torchaos.harness.gameday.score import RoundScore, score_round
 from torchaos.harness.record import Record
-from torchaos.harness.result import ExitCode, Result, write_atomically
+from torchaos.harness.result import ExitCode, write_atomically
 from torchaos.harness.rundir import RunDir
-
-_JUDGED = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 
 
 @dataclass(frozen=True)
@@ -54,8 +48,7 @@ class Day:
 
     def to_json(self) -> dict[str, Any]:
         rounds = [
-            {**asdict(one), "faults": [{**asdict(f), "risk": _risk(f.risk)} for f in one.faults]}
-            for one in self.rounds
+            {**asdict(one), "faults": [{**asdict(f), "risk": _risk(f.risk)} for f in one.faults]} for one in self.rounds
         ]
         return {**asdict(replace(self, rounds=())), "rounds": rounds}
 
@@ -89,19 +82,13 @@ def _drawn(raw: dict[str, Any]) -> Drawn:
 class DayRun:
     """`stop` and `hurry` may be called from a signal handler; the round under way is then ended in order."""
 
-    def __init__(self, day: GameDay, plan: Day, folder: Path, keep: bool, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, day: GameDay, plan: Day, folder: Path, keep: bool, tell: Callable[[str], None],
+        child: Child | None = None,
+    ) -> None:  # fmt: skip
         self._day, self._plan, self._folder, self._keep, self._tell = day, plan, folder, keep, tell
-        self._child: subprocess.Popen[bytes] | None = None
-        self._stopped = ""
-
-    def stop(self, reason: str) -> None:
-        self._stopped = self._stopped or reason
-        if self._child and self._child.poll() is None:
-            self._child.send_signal(signal.SIGTERM)
-
-    def hurry(self, reason: str) -> None:
-        """The second signal that the round gets hurries it."""
-        self.stop(reason)
+        self._child = child or Child()
+        self.stop, self.hurry = self._child.stop, self._child.hurry
 
     def __call__(self) -> tuple[list[RoundScore], str]:
         """The scores of all rounds so far, and why the day ended before its time (empty: it did not). Raises ChaosError
@@ -111,18 +98,18 @@ class DayRun:
             why = ""
             for one in self._plan.rounds[len(done) :]:
                 mine = self._in_time(one, elapsed_s)
-                why = self._stopped or self._given_up(done)
+                why = self._child.stopped or self._given_up(done)
                 if why or (one.faults and not mine.faults):
                     break
                 begun = time.monotonic()
                 score = self._run(mine, lock)
                 elapsed_s += time.monotonic() - begun
-                if self._stopped:  # what was cut short is no evidence; with --resume it is done again
-                    why = self._stopped
+                if self._child.stopped:  # what was cut short is no evidence; with --resume it is done again
+                    why = self._child.stopped
                     break
                 self._write_score(score, elapsed_s)
                 done.append(score)
-                if score.exit_code not in _JUDGED:
+                if score.exit_code not in JUDGED:
                     why = f"round {score.number}: {score.reason}"
                     break
             return done, why or self._given_up(done)
@@ -144,37 +131,14 @@ class DayRun:
         home = self._home(one.number)
         if home.exists():  # an earlier process was ended in the middle of it
             home.rename(home.with_name(f"{home.name}-cut-short-{time.time_ns()}"))
-        home.mkdir(parents=True, mode=0o700)
         scenario = scenario_of(self._day, one, Path(self._plan.here), self._folder / "job")
-        (home / "scenario.yaml").write_text(yaml.safe_dump(scenario, sort_keys=False, width=120))
         self._tell(f"round {one.number}: {len(one.faults)} faults")
-        command = [
-            sys.executable, "-m", "torchaos.harness", "run", str(home / "scenario.yaml"), "--out", str(home / "run"),
-            "--json", str(home / "results.json"), "--seed", str(self._plan.seed),
-            *(word for name in self._plan.consent for word in ("--consent", name)),
-        ]  # fmt: skip
-        with open(home / "console.log", "wb") as log:
-            self._child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=(lock,),
-                start_new_session=True,
-            )  # fmt: skip
-            if self._stopped:
-                self.stop(self._stopped)
-            code = self._child.wait()
-        return self._scored(one.number, home, code)
-
-    def _scored(self, number: int, home: Path, code: int) -> RoundScore:
-        try:
-            raw = json.loads((home / "results.json").read_text())["results"][0]
-            result = Result.from_json(raw)
-            folder = RunDir(Path(result.run_dir))
-            if code not in _JUDGED:
-                return RoundScore(number, result.verdict.value, result.reason, code, result.run_dir)
-            score = score_round(number, Record.load(folder), result)
-        except (OSError, ValueError, KeyError, IndexError, UsageError) as error:
-            told = (home / "console.log").read_text(errors="replace").strip().splitlines()[-1:]
-            raise ChaosError(f"round {number} left no result: {told[0] if told else error}; see {home}") from error
-        if score.exit_code == ExitCode.PASSED and not self._keep:
+        ran = self._child.run(scenario, home, self._plan.seed, self._plan.consent, (lock,))
+        folder, result = RunDir(Path(ran.result.run_dir)), ran.result
+        if ran.code not in JUDGED:
+            return RoundScore(one.number, result.verdict.value, result.reason, ran.code, result.run_dir)
+        score = score_round(one.number, Record.load(folder), result)
+        if ran.code == ExitCode.PASSED and not self._keep:
             shutil.rmtree(folder.root)
         return score
 

@@ -22,7 +22,7 @@ def page(day: Day, folder: str, rounds: Sequence[RoundScore], score: Score, code
         _parts(score),
         _to_look_at(rounds, folder),
         _without(day),
-        ["", f"Seed {day.seed}, {len(rounds)} of {len(day.rounds)} rounds. The plan: {folder}/day.json"],
+        _end(day, folder, rounds),
     ]
     return "\n".join(line for part in parts for line in part) + "\n"
 
@@ -96,6 +96,16 @@ def _to_look_at(rounds: Sequence[RoundScore], folder: str) -> list[str]:
             again = f"`torchaos run {folder}/rounds/{one.number:03d}/scenario.yaml`"
             lines.append(f"  - round {one.number} is {one.verdict} ({one.reason}); again: {again}")
     return ["", "## To look at", "", *lines] if lines else []
+
+
+def _end(day: Day, folder: str, rounds: Sequence[RoundScore]) -> list[str]:
+    many, begun = faults_of(day.rounds), sum(len(one.faults) for one in rounds)
+    late = (
+        f" {many - begun} of {many} faults were not begun: they could not have been over in time."
+        if begun < many
+        else ""
+    )
+    return ["", f"Seed {day.seed}, {len(rounds)} of {len(day.rounds)} rounds.{late} The plan: {folder}/day.json"]
 
 
 def _without(day: Day) -> list[str]:

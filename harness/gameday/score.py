@@ -123,8 +123,8 @@ def total(rounds: Sequence[RoundScore]) -> Score:
     return Score(
         rounds=len(rounds),
         clock=clock,
-        outcomes=Counter(fault.outcome.value for fault in faults),
-        kinds=kinds,
+        outcomes=dict(Counter(fault.outcome.value for fault in faults)),
+        kinds={inject: dict(found) for inject, found in kinds.items()},
         parts=parts,
         lost_steps=Spread.of([fault.lost_steps for fault in interruptions if fault.lost_steps is not None]),
         checkpoint_s=saves,

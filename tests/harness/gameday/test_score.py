@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -134,6 +134,7 @@ def test_round_scores_survive_the_disk(trainer: Any) -> None:
     """As JSON and back they are the same."""
     one = scored(with_kill(trainer(kills=[(18, 1)]).record()))
     assert RoundScore.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert json.loads(json.dumps(asdict(total([one]))))["outcomes"] == {"recovered": 1}
 
 
 def rounds(*outcomes: Outcome, **more: Any) -> list[RoundScore]:

@@ -1,0 +1,59 @@
+"""`torchaos shrink`: the smallest scenario that still fails."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import click
+import yaml
+
+from torchaos.harness.cli.interrupt import signals
+from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.gameday.shrink import Shrink
+from torchaos.harness.judging.verdict import judge
+from torchaos.harness.result import ExitCode, write_atomically
+from torchaos.harness.rundir import RunDir
+
+
+@cli.command()
+@click.argument("folder", type=PATH, metavar="RUN_DIR")
+@click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="How often each set is tried.")
+@click.option("--fails", type=click.IntRange(1), default=2, show_default=True, help="How many of them have to fail.")
+@click.option(
+    "-o", "--output", type=PATH, default=Path("shrunk.yaml"), show_default=True, help="The scenario to write."
+)
+@click.option("--out", type=PATH, default=Path("torchaos-shrink"), show_default=True, help="Where the tries go.")
+def shrink(folder: Path, tries: int, fails: int, output: Path, out: Path) -> None:
+    """Take away every fault that a failure does not need.
+
+    RUN_DIR is a run that failed, or a game day: then its first round that failed.
+    """
+    if fails > tries:
+        raise UsageError(f"--fails {fails} of --tries {tries} can't be; write fewer")
+    found = RunDir(_failed_round(folder.absolute())).check()
+    home = (out / f"{found.root.name}-{datetime.now():%Y%m%d-%H%M%S}").absolute()
+    task = Shrink.of(found, judge(found), home, tries, fails, click.echo)
+    with signals() as interrupted:
+        interrupted.ends(task.child)
+        smallest = task()
+    if smallest is None:
+        click.echo(f"it did not fail again in {fails} of {tries} tries with all its faults: luck plays a part in it")
+        sys.exit(ExitCode.INCONCLUSIVE)
+    try:
+        write_atomically(output, task.evidence() + yaml.safe_dump(smallest, sort_keys=False, width=120))
+    except OSError as error:
+        raise UsageError(f"{output}: it can't be written: {error.strerror}; choose another --output") from error
+    click.echo(f"{len(smallest['faults'])} of {len(task.scenario['faults'])} faults are needed: {output}")
+
+
+def _failed_round(folder: Path) -> Path:
+    if not (folder / "day.json").is_file():
+        return folder
+    for path in sorted((folder / "rounds").glob("[0-9]*/score.json")):
+        for run in sorted((path.parent / "run").iterdir() if (path.parent / "run").is_dir() else ()):
+            if run.is_dir() and judge(RunDir(run).check()).exit_code == ExitCode.FAILED:
+                return run
+    raise UsageError(f"{folder}: no round of this game day failed, or its run directory is gone")

@@ -1,0 +1,73 @@
+"""Runs one scenario by the command line, in a process of its own: what it takes of memory ends with it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.result import ExitCode, Result
+
+JUDGED = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    result: Result
+
+
+class Child:
+    """One at a time. `stop` may be called from a signal handler: the run is then ended in order, and judged."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.stopped = ""
+
+    def stop(self, reason: str) -> None:
+        """A second call hurries the run, as a second signal does."""
+        self.stopped = self.stopped or reason
+        if self._process and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def hurry(self, reason: str) -> None:
+        self.stop(reason)
+
+    def run(
+        self, scenario: dict[str, Any], home: Path, seed: int, consent: Sequence[str], fds: Sequence[int] = ()
+    ) -> Ran:
+        """In the new folder `home`: scenario.yaml, console.log, results.json, and in run/ its run directory. `fds`: what
+        it holds open too. Raises ChaosError where it left no result."""
+        home.mkdir(parents=True, mode=0o700)
+        path = home / "scenario.yaml"
+        path.write_text(yaml.safe_dump(scenario, sort_keys=False, width=120))
+        command = [
+            sys.executable, "-m", "torchaos.harness", "run", str(path), "--out", str(home / "run"),
+            "--json", str(home / "results.json"), "--seed", str(seed),
+            *(word for name in consent for word in ("--consent", name)),
+        ]  # fmt: skip
+        with open(home / "console.log", "wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, pass_fds=tuple(fds),
+                start_new_session=True,
+            )  # fmt: skip
+            if self.stopped:
+                self.stop(self.stopped)
+            code = self._process.wait()
+        return Ran(code, _result(home))
+
+
+def _result(home: Path) -> Result:
+    try:
+        return Result.from_json(json.loads((home / "results.json").read_text())["results"][0])
+    except (OSError, ValueError, KeyError, IndexError, UsageError) as error:
+        told = (home / "console.log").read_text(errors="replace").strip().splitlines()[-1:]
+        raise ChaosError(f"{home}: the run left no result: {told[0] if told else error}") from error

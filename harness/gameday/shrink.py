@@ -1,0 +1,136 @@
+"""From a run that failed to the smallest scenario that still fails, k times of n, with the evidence."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.gameday.child import JUDGED, Child
+from torchaos.harness.gameday.ddmin import ddmin
+from torchaos.harness.plan import Plan
+from torchaos.harness.result import Result, Verdict
+from torchaos.harness.rundir import RunDir
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One set of faults: how often it failed as the original did, of how many tries."""
+
+    faults: tuple[str, ...]
+    failed: int
+    tries: int
+
+
+@dataclass
+class Shrink:
+    """`k` of `n` tries have to fail. `home`: a new folder, where each try lies."""
+
+    scenario: dict[str, Any]
+    seed: int
+    consent: tuple[str, ...]
+    wrong: frozenset[str]  # the cases that failed
+    home: Path
+    n: int
+    k: int
+    tell: Tell
+    child: Child = field(default_factory=Child)
+    tried: list[Tried] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, folder: RunDir, result: Result, home: Path, n: int, k: int, tell: Tell) -> Shrink:
+        """Raises UsageError where that run did not fail, or its scenario is damaged."""
+        if result.verdict is not Verdict.FAILED:
+            raise UsageError(
+                f"{folder.root}: that run is {result.verdict.value}, not failed: there is nothing to shrink"
+            )
+        try:
+            scenario = yaml.safe_load(folder.scenario.read_text())
+            plan = Plan.read(folder.plan)
+            ids = [name_of(fault) for fault in scenario["faults"]]
+        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+            raise UsageError(f"{folder.root}: it can't be shrunk, a file is missing or damaged: {error}") from error
+        if not ids:
+            raise UsageError(f"{folder.root}: it has no faults: there is nothing to shrink")
+        wrong = frozenset(case.name for case in result.cases if case.verdict is Verdict.FAILED)
+        return cls(scenario, plan.seed, plan.consent, wrong, home, n, k, tell)
+
+    def __call__(self) -> dict[str, Any] | None:
+        """The smallest scenario; None where not even all the faults together failed again k times of n."""
+        faults = self.scenario["faults"]
+        if not self._fails(faults):
+            return None
+        return with_faults(self.scenario, ddmin(faults, self._fails))
+
+    def _fails(self, faults: Sequence[dict[str, Any]]) -> bool:
+        """Tried until k have failed, or so many have not that they can't any more."""
+        names = tuple(name_of(fault) for fault in faults)
+        failed = tries = 0
+        while failed < self.k and self.n - tries >= self.k - failed:
+            home = self.home / f"{len(self.tried):03d}-{tries}"
+            ran = self.child.run(_own_state(with_faults(self.scenario, faults), home), home, self.seed, self.consent)
+            if self.child.stopped:
+                raise ChaosError(f"it was ended: {self.child.stopped}; what was tried is in {self.home}")
+            if ran.code not in JUDGED:
+                raise ChaosError(f"{home}: the run could not be made: {ran.result.reason}")
+            tries += 1
+            failed += any(case.name in self.wrong and case.verdict is Verdict.FAILED for case in ran.result.cases)
+        self.tried.append(Tried(names, failed, tries))
+        self.tell(f"{failed} of {tries} failed: {', '.join(names)}")
+        return failed >= self.k
+
+    def evidence(self) -> str:
+        """A comment for the head of the file."""
+        lines = [f"the seed is {self.seed}; failed before and now: {', '.join(sorted(self.wrong))}; tried:"]
+        lines += [f"  {one.failed} of {one.tries} failed: {', '.join(one.faults)}" for one in self.tried]
+        return "".join(f"# {line}\n" for line in ("What is left when no fault can be taken away;", *lines))
+
+
+def name_of(fault: dict[str, Any]) -> str:
+    return str(fault.get("id") or fault["inject"])
+
+
+def with_faults(scenario: dict[str, Any], faults: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The scenario with these of its faults alone. One that waited for another that is gone waits for what that one
+    waited for."""
+    whens = {name_of(fault): fault["when"] for fault in scenario["faults"]}
+    kept = {name_of(fault) for fault in faults}
+    found = copy.deepcopy(scenario)
+    found["faults"] = [{**copy.deepcopy(one), "when": _when(one["when"], kept, whens)} for one in faults]
+    return found
+
+
+def _when(when: dict[str, Any], kept: set[str], whens: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    after, seen = when.get("after"), set[str]()
+    while after is not None and after not in kept and after not in seen:
+        seen.add(after)
+        after = whens[after].get("after")
+    if after == when.get("after"):
+        return dict(when)
+    if after is not None:
+        return {**when, "after": after}
+    rest = {key: value for key, value in when.items() if key not in ("after", "state", "delay")}
+    return rest if rest else {"time": when.get("delay", "0s")}
+
+
+def _own_state(scenario: dict[str, Any], home: Path) -> dict[str, Any]:
+    """Where the rounds of a game day share the job's folder, each try has one of its own, empty at first."""
+    days = {str(path) for path in _folders(scenario)}
+    text = yaml.safe_dump(scenario)
+    for day in days:
+        text = text.replace(day, str(home / "job"))
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+def _folders(scenario: dict[str, Any]) -> set[Path]:
+    """The `{day}` of a round, as rounds.py wrote it out: the folder above its checkpoints, beside a day.json."""
+    path = (scenario["job"].get("checkpoints") or {}).get("path", "")
+    return {parent for parent in Path(path).parents if parent.name == "job" and (parent.parent / "day.json").exists()}

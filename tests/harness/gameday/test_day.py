@@ -1,0 +1,201 @@
+"""A game day as a whole, with a stand-in for its rounds: what is run, in which order, when it ends, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from torchaos.harness.cli import cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.gameday.child import Child, Ran
+from torchaos.harness.gameday.day import Day, DayRun
+from torchaos.harness.gameday.draw import cut, draw
+from torchaos.harness.gameday.grammar import GameDay
+from torchaos.harness.gameday.loader import load
+from torchaos.harness.gameday.presets import mix_of
+from torchaos.harness.judging.verdict import verdict_of
+from torchaos.harness.plan import Named
+from torchaos.harness.planner import make_plan
+from torchaos.harness.record import Record
+from torchaos.harness.result import Result
+from torchaos.harness.scenario import load as load_scenario
+
+FILE: dict[str, Any] = {
+    "gameday": "night",
+    "job": {"command": "torchrun --nproc-per-node 2 train.py --dir {day}/ckpt", "checkpoints": {"path": "{day}/ckpt"}},
+    "duration": "2h",
+    "arrivals": {"every": "20m"},
+    "round": {"faults": 2, "length": "1h"},
+    "faults": [{"inject": "process.kill", "target": {"rank": 1}}],
+}
+Play = Callable[[dict[str, Any]], Record]
+
+
+class Played(Child):
+    """Leaves what a run of the round would have left, of an ideal trainer; `codes`: with which exit codes."""
+
+    def __init__(self, play: Play, codes: Sequence[int] = ()) -> None:
+        super().__init__()
+        self._play, self._codes, self.scenarios = play, list(codes), list[dict[str, Any]]()
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def run(
+        self, scenario: dict[str, Any], home: Path, seed: int, consent: Sequence[str], fds: Sequence[int] = ()
+    ) -> Ran:
+        self.scenarios.append(scenario)
+        folder = home / "run" / "one"
+        (folder / "events").mkdir(parents=True)
+        path = home / "scenario.yaml"
+        path.write_text(yaml.safe_dump(scenario))
+        plan = make_plan(load_scenario(path), path, seed)
+        record = self._play(scenario)
+        plan = replace(plan, asserts=(Named("recovery_time", {}),))
+        plan.write(folder / "plan.json")
+        lines = [json.dumps({**asdict(event), "kind": event.kind.value}) for event in record.events]
+        (folder / "events" / "all.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        (folder / "artifacts").mkdir()
+        result: Result = verdict_of(replace(record, plan=plan), [], str(folder))
+        self.meanwhile()
+        code = self._codes.pop(0) if self._codes else int(result.exit_code)
+        return Ran(code, replace(result, exit_code=code))
+
+
+@pytest.fixture
+def recovers(trainer: Any) -> Play:
+    """Each fault of the round kills rank 1, and the job comes back."""
+
+    def play(scenario: dict[str, Any]) -> Record:
+        names = [fault["id"] for fault in scenario["faults"]]
+        run = trainer(steps=60, kills=[(12 + 12 * n, 1) for n in range(len(names))]).record()
+        hits = iter(names)
+        events = [
+            replace(e, data={**e.data, "fault": next(hits)}) if e.data.get("fault") and e.kind.value == "fault.applying" else e
+            for e in run.events
+        ]  # fmt: skip
+        return replace(run, events=tuple(events))
+
+    return play
+
+
+def at(tmp_path: Path, child: Child, keep: bool = False, **more: Any) -> tuple[DayRun, Path]:
+    path = tmp_path / "night.yaml"
+    path.write_text(yaml.safe_dump({**FILE, **more}))
+    day = load(path)
+    folder = tmp_path / "day"
+    (folder / "job").mkdir(parents=True, exist_ok=True)
+    return DayRun(day, planned(day, tmp_path), folder, keep, lambda _text: None, child), folder
+
+
+def planned(day: GameDay, here: Path) -> Day:
+    mix = mix_of(day)
+    return Day("night", 1, str(here), (), (), tuple(cut(day, draw(day, mix.risks, 1))), mix.without)
+
+
+def test_all_rounds_are_run_and_scored(tmp_path: Path, recovers: Play) -> None:
+    """Each once, in order, with the faults that were drawn; of what passed only the score is kept."""
+    run, folder = at(tmp_path, child := Played(recovers))
+    rounds, cut_short = run()
+    assert (len(rounds), cut_short) == (3, "")
+    assert [len(one["faults"]) for one in child.scenarios] == [2, 2, 1]
+    assert {fault.outcome.value for one in rounds for fault in one.faults} == {"recovered"}
+    kept = [(folder / "rounds" / f"{n:03d}" / "run" / "one").exists() for n in range(3)]
+    assert kept == [one.verdict != "passed" for one in rounds]
+
+
+def test_it_goes_on_where_it_was_ended(tmp_path: Path, recovers: Play) -> None:
+    """What was cut short is done again, what was done is not, and the plan is that of the beginning."""
+    run, _ = at(tmp_path, child := Played(recovers))
+    child.meanwhile = lambda: child.stop("SIGTERM was received") if len(child.scenarios) == 2 else None
+    rounds, cut_short = run()
+    assert (len(rounds), cut_short) == (1, "SIGTERM was received")
+    again, _ = at(tmp_path, later := Played(recovers))
+    rounds, cut_short = again()
+    assert (len(rounds), cut_short) == (3, "")
+    assert later.scenarios == [child.scenarios[1], *later.scenarios[1:]]
+
+
+def test_a_day_has_one_runner(tmp_path: Path, recovers: Play) -> None:
+    """A second one is refused while the first, or a round of it, is under way."""
+    run, _ = at(tmp_path, child := Played(recovers))
+    told: list[str] = []
+
+    def another() -> None:
+        with pytest.raises(UsageError) as refused:
+            at(tmp_path, Played(recovers))[0]()
+        told.append(str(refused.value))
+
+    child.meanwhile = another
+    run()
+    assert "under way" in told[0]
+
+
+def test_rollback_that_is_incomplete_ends_the_day(tmp_path: Path, recovers: Play) -> None:
+    """No other fault is put on a machine that is not as it was."""
+    rounds, cut_short = at(tmp_path, Played(recovers, [0, 4]))[0]()
+    assert len(rounds) == 2
+    assert cut_short.startswith("round 1: ")
+
+
+def test_a_job_that_gets_stuck_again_and_again_ends_the_day(tmp_path: Path, trainer: Any) -> None:
+    """After as many rounds in a row as the file says."""
+
+    def dies(scenario: dict[str, Any]) -> Record:
+        run = trainer(kills=[(18, 1)]).record()
+        name = scenario["faults"][0]["id"]
+        dead = [e for e in run.events if e.attempt in (0, None)]
+        return replace(
+            run, events=tuple(replace(e, data={**e.data, "fault": name}) if "fault" in e.data else e for e in dead)
+        )
+
+    rounds, cut_short = at(tmp_path, Played(dies), give_up=2)[0]()
+    assert len(rounds) == 2
+    assert "stuck in 2 rounds in a row" in cut_short
+
+
+def test_nothing_is_begun_too_late(tmp_path: Path, recovers: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the rounds took longer than planned, faults that can't be over by the end of the day are left out."""
+    clock = [0.0]
+    monkeypatch.setattr("torchaos.harness.gameday.day.time.monotonic", lambda: clock[0])
+    run, _ = at(tmp_path, child := Played(recovers))
+    child.meanwhile = lambda: clock.__setitem__(0, clock[0] + 5700)  # of 7200 s
+    rounds, cut_short = run()
+    assert (len(rounds), cut_short) == (2, "")
+    assert [len(one["faults"]) for one in child.scenarios] == [2, 1]
+
+
+def test_the_plan_survives_the_disk(tmp_path: Path) -> None:
+    """day.json holds all that was drawn, and a damaged one is refused."""
+    path = tmp_path / "night.yaml"
+    path.write_text(yaml.safe_dump({**FILE, "faults": [{"inject": "process.freeze", "target": "all", "for": "2s"}]}))
+    plan = planned(load(path), tmp_path)
+    (tmp_path / "day.json").write_text(json.dumps(plan.to_json()))
+    assert Day.read(tmp_path) == plan
+    (tmp_path / "day.json").write_text("{}")
+    with pytest.raises(UsageError, match="damaged"):
+        Day.read(tmp_path)
+    with pytest.raises(UsageError, match="no game day"):
+        Day.read(tmp_path / "nowhere")
+
+
+def test_the_plan_can_be_printed_and_is_the_same_again(tmp_path: Path) -> None:
+    """`--plan` twice: the same, and nothing was made."""
+    path = tmp_path / "night.yaml"
+    path.write_text(yaml.safe_dump(FILE))
+    told = [CliRunner().invoke(cli, ["gameday", str(path), "--plan", "--json", "--seed", "9"]) for _ in range(2)]
+    assert told[0].output == told[1].output
+    assert json.loads(told[0].output)["seed"] == 9
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tables_are_printed_with_their_sources() -> None:
+    """Each preset, and what stands for each cause."""
+    told = CliRunner().invoke(cli, ["gameday", "--presets"]).output
+    assert "2407.21783" in told
+    assert "nothing" in told

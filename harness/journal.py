@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, TypeVar
 
 from torchaos.harness.agent.wire import Event, EventFile, Kind
+from torchaos.harness.clocks import aligned
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.outer_pids import OuterPids
 from torchaos.harness.payloads import is_of_later_version, read
@@ -30,7 +31,7 @@ def read_events(folder: Path, damaged: list[str] | None = None) -> list[Event]:
 
 
 def merge(events: Iterator[Event]) -> list[Event]:
-    return sorted(events, key=lambda event: (event.mono_s, event.source, event.seq))
+    return sorted(aligned(events), key=lambda event: (event.mono_s, event.source, event.seq))
 
 
 def _read_file(path: Path, damaged: list[str]) -> Iterator[Event]:
@@ -50,10 +51,11 @@ class Journal:
 
     POLL_S = 0.005
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._own = EventFile(folder / "harness.jsonl", "harness")
-        self._offsets: dict[Path, int] = {folder / "harness.jsonl": -1}
+    def __init__(self, folder: Path, source: str = "harness", follow: str = "*.jsonl") -> None:
+        """`follow`: which of the other files; for a journal of one node alone."""
+        self._folder, self._pattern = folder, follow
+        self._own = EventFile(folder / f"{source}.jsonl", source)
+        self._offsets: dict[Path, int] = {folder / f"{source}.jsonl": -1}
         self._events: list[Event] = []
         self._pids = OuterPids()
         self._grown = threading.Condition()
@@ -118,7 +120,7 @@ class Journal:
             self._poll()
 
     def _poll(self) -> None:
-        for path in self._folder.glob("*.jsonl"):
+        for path in self._folder.glob(self._pattern):
             offset = self._offsets.get(path, 0)
             try:
                 if offset < 0 or path.stat().st_size <= offset:

@@ -87,6 +87,7 @@ _CHECKS: Mapping[Kind, Mapping[str, Check]] = {
     Kind.STOPPED: {"reason": _text, "interrupted": _truth, "enough": _truth},
     Kind.JOB_STARTED: {**_PROCESS, **_EXIT},
     Kind.JOB_EXITED: {**_PROCESS, **_EXIT},
+    Kind.CLOCK: {"node": _whole, "offset_s": _number, "error_s": _number},
     Kind.LOG_STEP: {"step": _maybe(_whole), "adapter": _text, "loss": _maybe(_number), "lr": _maybe(_number)},
     Kind.LOG_CAUSE: {"cause": _text, "line": _text, "advice": _text},
     Kind.ELASTIC_WORKER: {**_PROCESS, "state": _text},

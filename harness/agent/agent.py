@@ -121,6 +121,8 @@ class Agent:
             "world_size": self.who.world_size, "python": platform.python_version(), "torch": torch_version,
             "hooks": list(self.hooks), "group": ":".join(os.environ.get(n, "") for n in ("MASTER_ADDR", "MASTER_PORT")),
         }  # fmt: skip
+        if os.environ.get(wire.ENV_NODE, "").isdigit():
+            data["node"] = int(os.environ[wire.ENV_NODE])
         self.emit(wire.Kind.AGENT_STARTED, data)
 
     def ended(self) -> None:

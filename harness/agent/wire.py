@@ -53,6 +53,7 @@ class Kind(str, Enum):
     JOB_EXITED = "job.exited"
     NODE_STARTED = "node.started"
     NODE_EXITED = "node.exited"
+    CLOCK = "clock.offset"
     LOG_STEP = "log.step"
     LOG_CAUSE = "log.cause"
     ELASTIC_WORKER = "elastic.worker"
@@ -99,6 +100,8 @@ FIELDS: Mapping[Kind, frozenset[str]] = {
     # Of a job on several nodes: each node's command; the job itself exits with the last of them.
     Kind.NODE_STARTED: frozenset({"submission", "node", "pid"}),
     Kind.NODE_EXITED: frozenset({"submission", "node", "pid", "exit_code"}),
+    # Seconds that make the node's CLOCK_MONOTONIC that of node 0, and how far that may be off.
+    Kind.CLOCK: frozenset({"node", "offset_s", "error_s"}),
     Kind.LOG_STEP: frozenset({"step", "adapter"}),  # + loss, lr
     Kind.LOG_CAUSE: frozenset({"cause", "line"}),
     Kind.ELASTIC_WORKER: frozenset({"state", "pid"}),  # START, SUCCEEDED, FAILED; + local_rank

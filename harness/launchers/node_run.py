@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_NODE
 from torchaos.harness.contracts import JobSpec, Node
-from torchaos.harness.launchers.command import Command
+from torchaos.harness.launchers.command import Command, OnLine
 from torchaos.harness.probes.census import environ_of
 from torchaos.harness.probes.job_log import JobLog
 
@@ -45,11 +45,12 @@ class LiveNode:
         self.expect(self.node.index)
 
 
-def start(node: Node, spec: JobSpec, base: int, log: JobLog) -> NodeRun:
-    """Raises UsageError when the command can't be started."""
+def start(node: Node, spec: JobSpec, base: int, log: JobLog, on_line: OnLine | None = None) -> NodeRun:
+    """`on_line`: who takes the lines of the output, else `log`. Raises UsageError when the
+    command can't be started."""
     log.begin(base)
     spec = for_node(node, spec, base)
-    return NodeRun(node, Command(node.argv(spec.argv), spec.cwd, spec.env, spec.log, log.line))
+    return NodeRun(node, Command(node.argv(spec.argv), spec.cwd, spec.env, spec.log, on_line or log.line))
 
 
 def for_node(node: Node, spec: JobSpec, base: int) -> JobSpec:

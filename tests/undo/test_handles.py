@@ -16,6 +16,7 @@ from typing import Any
 import docker_engine
 import netspace
 import pytest
+import toxiproxied
 
 from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import ENV_RUN_ID, ControlPage
@@ -33,6 +34,8 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, spawn: Any) -> Iterator
     """One case or more for each kind; a kind without one fails here."""
     if request.param in docker_engine.KINDS:
         yield from docker_engine.in_engine(request.param, request.getfixturevalue("docker_engine"))
+    elif request.param == "toxic":
+        yield from toxiproxied.on_a_proxy(tmp_path)
     else:
         yield _case(request, tmp_path, spawn)
 

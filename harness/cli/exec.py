@@ -1,0 +1,52 @@
+"""torchaos exec: one node's launch, under any scheduler."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from torchaos.harness.agent.wire import AgentPlan
+from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.launchers.node_exec import NodeExec, node_index
+from torchaos.harness.planner import make_plan
+from torchaos.harness.rundir import RunDir
+from torchaos.harness.scenario import load
+
+
+@cli.command("exec", context_settings={"ignore_unknown_options": True})
+@click.option("--run", "folder", type=PATH, required=True, help="The run directory, which all nodes see.")
+@click.option("--scenario", type=PATH, help="On node 0: what the run directory is made from, when there is none yet.")
+@click.option("--node", type=click.IntRange(0), help="Which node this is; else as the scheduler says.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def exec_(folder: Path, scenario: Path | None, node: int | None, command: Sequence[str]) -> None:
+    """Run one node's COMMAND (torchrun ...) with its part of the record in a shared run directory, as in
+    `srun torchaos exec --run DIR -- torchrun ...`. Afterwards `torchaos judge DIR` judges the run."""
+    index = node_index(os.environ) if node is None else node
+    run = RunDir(folder.absolute())
+    if index == 0 and scenario is not None and not run.root.exists():
+        make(run, scenario)
+    code = NodeExec(run, index, command)()
+    sys.exit(128 - code if code < 0 else code)
+
+
+def make(run: RunDir, scenario: Path) -> None:
+    """A run directory of a job that somebody else starts. Raises UsageError where the scenario has faults: those are
+    injected by `torchaos run`, which starts the job itself."""
+    plan = replace(make_plan(load(scenario), scenario, 0), twin={})  # which the harness would have to run
+    if plan.faults:
+        raise UsageError(f"{scenario}: exec records, and injects nothing; use `torchaos run`, or remove the faults")
+    run.create()
+    plan.write(run.plan)
+    run.scenario.write_bytes(scenario.read_bytes())
+    root = None if plan.job.checkpoints is None else plan.job.checkpoints.replace("{run}", str(run.job))
+    partial = run.agent_plan.with_name(".plan.json")
+    agent = AgentPlan(f"{run.root.name}-{secrets.token_hex(4)}", str(run.events), plan.hooks, (), root)
+    agent.write(partial)
+    os.replace(partial, run.agent_plan)  # the other nodes wait for it

@@ -1,0 +1,116 @@
+"""Clocks of several nodes: how far they are apart is measured through the shared run directory, journaled, and taken
+off when the nodes' events are merged. CLOCK_MONOTONIC counts from each machine's own boot.
+
+One exchange is NTP's (RFC 5905, section 8): a node writes a file, node 0 sees it and answers in another, and the offset
+is between the two; of many the quickest counts, and half its round trip is the bound of the error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Emit
+
+POLL_S, IDLE_S = 0.001, 0.02  # how often a file is looked for: while something is asked, and else
+ANSWER_S = 10.0  # a file system may keep what it knows of a folder for some seconds
+EXCHANGES = 16
+EVERY_S = 60.0  # clocks drift by some ms in that time
+
+
+class Clock:
+    """Answers on node 0, asks on every other node, in a thread of its own, from `start` to `stop`."""
+
+    def __init__(self, folder: Path, node: int, emit: Emit, now: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._node, self._emit, self._now = folder, node, emit, now
+        self._ended = threading.Event()
+        self._asked = 0
+        work = self._answer if node == 0 else self._ask
+        self._thread = threading.Thread(target=work, name="clock", daemon=True)
+
+    def start(self) -> None:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _answer(self) -> None:
+        known: dict[str, int] = {}
+        wait_s = IDLE_S
+        while not self._ended.wait(wait_s):
+            wait_s = min(IDLE_S, wait_s * 1.02)
+            with suppress(OSError, ValueError, KeyError):
+                for name in os.listdir(self._folder):
+                    if name.startswith("ask-") and name.removeprefix("ask-").isdigit():
+                        seen_s, asked = self._now(), int((self._folder / name).read_text())
+                        if known.get(name) != asked:
+                            known[name], wait_s = asked, POLL_S
+                            said = {"asked": asked, "seen_s": seen_s, "said_s": self._now()}
+                            _write(self._folder / name.replace("ask", "answer"), json.dumps(said))
+
+    def _ask(self) -> None:
+        while True:
+            found = [one for _ in range(EXCHANGES) if (one := self._exchange()) is not None]
+            if found:
+                error_s, offset_s = min(found)
+                self._emit(Kind.CLOCK, {"node": self._node, "offset_s": offset_s, "error_s": error_s})
+            if self._ended.wait(EVERY_S):
+                return
+
+    def _exchange(self) -> tuple[float, float] | None:
+        """The bound of the error and the offset in seconds; None where no answer came."""
+        self._asked += 1
+        answer = self._folder / f"answer-{self._node}"
+        with suppress(OSError):
+            asked_s = self._now()
+            _write(self._folder / f"ask-{self._node}", str(self._asked))
+            end = time.monotonic() + ANSWER_S
+            while time.monotonic() < end and not self._ended.is_set():
+                with suppress(OSError, ValueError, KeyError):
+                    said = json.loads(answer.read_text())
+                    heard_s = self._now()
+                    if said["asked"] == self._asked:
+                        offset_s = ((said["seen_s"] - asked_s) + (said["said_s"] - heard_s)) / 2
+                        return ((heard_s - asked_s) - (said["said_s"] - said["seen_s"])) / 2, offset_s
+                time.sleep(POLL_S)
+        return None
+
+
+def aligned(events: Iterable[Event]) -> list[Event]:
+    """With the times of all nodes by the clock of node 0, as far as their offsets were measured. Pure."""
+    events = list(events)
+    offsets: dict[int, list[tuple[float, float]]] = {}
+    node_of: dict[str, int] = {}
+    for event in events:
+        node = event.data.get("node")
+        if event.kind is Kind.CLOCK and node is not None:
+            offsets.setdefault(node, []).append((event.mono_s, event.data["offset_s"]))
+        if event.kind in (Kind.CLOCK, Kind.AGENT_STARTED) or event.source.startswith(f"node{node}-"):
+            node_of[event.source] = -1 if node is None else node
+    for measured in offsets.values():
+        measured.sort()
+    return [_shifted(event, offsets.get(node_of.get(event.source, -1), ())) for event in events]
+
+
+def _shifted(event: Event, offsets: Sequence[tuple[float, float]]) -> Event:
+    """By the last offset that was measured before it, else by the first."""
+    if not offsets:
+        return event
+    last = max(0, bisect_right(offsets, (event.mono_s, float("inf"))) - 1)
+    return replace(event, mono_s=event.mono_s + offsets[last][1])
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(text)
+    os.replace(partial, path)

@@ -1,0 +1,196 @@
+"""torchaos exec: one node's launch under any scheduler, and what the nodes leave in the run directory they share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from torchaos.harness.agent.wire import FIELDS, Event, EventFile, Kind
+from torchaos.harness.clocks import Clock, aligned
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.journal import read_events
+from torchaos.harness.judging.verdict import judge
+from torchaos.harness.launchers.node_exec import node_index
+from torchaos.harness.result import Verdict
+from torchaos.harness.rundir import RunDir
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "scenario.yaml"
+    job = {
+        "command": "torchrun --nnodes 2 --nproc-per-node 1 train.py", "checkpoints": {"path": "{run}/checkpoints"},
+        "timeout": "2m",
+    }  # fmt: skip
+    asserted = [{"completed": {"steps": 12}}, {"restarts": {"max": 0}}]
+    path.write_text(yaml.safe_dump({"scenario": "by-hand", "job": job, "assert": asserted}))
+    return path
+
+
+@pytest.fixture
+def node(tmp_path: Path, scenario: Path) -> Iterator[Start]:
+    """Start `torchaos exec` as a scheduler would, on a node of this machine; what is left of it is ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(index: int, *command: str, **env: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-m", "torchaos.harness", "exec", "--run", str(tmp_path / "run")]
+        argv += [*(["--scenario", str(scenario)] if index == 0 else []), "--", *command]
+        bin_ = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        whole = {**os.environ, "PATH": bin_, "SLURM_NODEID": str(index), **env}
+        started.append(
+            subprocess.Popen(
+                argv,
+                env=whole,
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _said(process: subprocess.Popen[str], timeout_s: float = 120.0) -> str:
+    return process.communicate(timeout=timeout_s)[0]
+
+
+def test_each_node_has_its_part(tmp_path: Path, node: Start) -> None:
+    """The command sees the agent's plan and its node; its output goes on and into a log of its own, its exit code too;
+    a node that is not the first waits for the run directory, and a second submission is told apart."""
+    script = "echo node $TORCHAOS_NODE in $(dirname $TORCHAOS_PLAN); exit $((3 * TORCHAOS_NODE))"
+    second, first = node(1, "sh", "-c", script), node(0, "sh", "-c", script)
+    run = RunDir(tmp_path / "run")
+    assert f"node 1 in {run.agent_plan.parent}\n" in _said(second)
+    assert f"node 0 in {run.agent_plan.parent}\n" in _said(first)
+    assert (first.returncode, second.returncode) == (0, 3)
+    again = node(0, "sh", "-c", "exit 4")
+    _said(again)
+    assert again.returncode == 4
+    exits = [(e.data["submission"], e.data["node"], e.data["exit_code"]) for e in _of(run, Kind.NODE_EXITED)]
+    assert sorted(exits) == [(0, 0, 0), (0, 1, 3), (1, 0, 4)]
+    assert [(e.data["submission"], e.data["exit_code"]) for e in _of(run, Kind.JOB_EXITED)] == [(0, 0), (1, 4)]
+    assert sorted(path.name for path in run.logs.iterdir()) == ["job-0.log", "job-0.node1.log", "job-1.log"]
+
+
+def test_signals_reach_the_command(tmp_path: Path, node: Start) -> None:
+    """What a scheduler sends is passed on, and the command's own end is what is reported."""
+    process = node(0, "sh", "-c", "trap 'echo told; exit 9' TERM; echo ready; while :; do sleep 0.05; done")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert _said(process) == "told\n"
+    assert process.returncode == 9
+
+
+@pytest.mark.job
+def test_a_job_that_nobody_of_ours_started(tmp_path: Path, node: Start) -> None:
+    """Two nodes run torchrun each; the record that they leave is judged as any other: it passes, with the ranks of both
+    nodes in it, in attempts that are counted by rounds."""
+    jobs = Path(__file__).parents[2] / "scenarios" / "jobs" / "gpt_ddp.py"
+    command = [
+        "torchrun", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "by-hand",
+        "--rdzv-endpoint", f"localhost:{_free_port()}", str(jobs), "--steps", "12",
+        "--checkpoint-dir", "{run}/checkpoints",
+    ]  # fmt: skip
+    env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    nodes = [node(index, *command, PET_RDZV_CONF=f"is_host={int(not index)}", **env) for index in (0, 1)]
+    said = [_said(one, 170.0) for one in nodes]
+    assert [one.returncode for one in nodes] == [0, 0], said
+    run = RunDir(tmp_path / "run")
+    ups = {(e.rank, e.data["node"], e.attempt) for e in _of(run, Kind.RANK_UP)}
+    assert {node for _, node, _ in ups} == {0, 1}
+    assert {(rank, attempt) for rank, _, attempt in ups} == {(0, 0), (1, 0)}
+    (clock,) = _of(run, Kind.CLOCK)
+    assert abs(clock.data["offset_s"]) <= clock.data["error_s"] + 0.001 < 1.0  # it is one machine
+    result = judge(run)
+    assert result.verdict is Verdict.PASSED, result.reason
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _of(run: RunDir, kind: Kind) -> list[Event]:
+    return [event for event in read_events(run.events) if event.kind is kind]
+
+
+def test_offsets_are_measured(tmp_path: Path) -> None:
+    """Node 1's clock is 1,234.5 s ahead of node 0's: what is measured says so, within the error that it names."""
+    told: list[dict[str, Any]] = []
+    zero = Clock(tmp_path / "clock", 0, lambda *_: None)  # type: ignore[arg-type, return-value]
+    one = Clock(tmp_path / "clock", 1, lambda _kind, data: told.append(dict(data)), lambda: time.monotonic() + 1234.5)  # type: ignore[arg-type, return-value]
+    zero.start()
+    one.start()
+    end = time.monotonic() + 60
+    while not told:
+        assert time.monotonic() < end, "no offset was measured"
+        time.sleep(0.01)
+    one.stop()
+    zero.stop()
+    assert told[0]["node"] == 1
+    assert told[0]["offset_s"] == pytest.approx(-1234.5, abs=told[0]["error_s"] + 1e-4)
+    assert told[0]["error_s"] < 1.0
+
+
+def test_events_are_merged_by_one_clock(tmp_path: Path) -> None:
+    """What a rank of node 1 did between two things of node 0 is read in between, whatever the clocks said, also as they
+    drift; what nobody measured stays."""
+    zero, one = EventFile(tmp_path / "node0.jsonl", "node0"), EventFile(tmp_path / "node1.jsonl", "node1")
+    rank = EventFile(tmp_path / "rank1-a0-p9.jsonl", "rank1-a0-p9", 1, 0)
+    note = {"text": "x"}
+    zero.emit(Kind.NOTE, note, mono_s=10.0)
+    one.emit(Kind.CLOCK, {"node": 1, "offset_s": -1000.0, "error_s": 0.001}, mono_s=1005.0)
+    one.emit(Kind.CLOCK, {"node": 1, "offset_s": -1001.0, "error_s": 0.001}, mono_s=1065.0)
+    rank.emit(Kind.AGENT_STARTED, {**dict.fromkeys(FIELDS[Kind.AGENT_STARTED]), "pid": 9, "python": "", "hooks": [],
+                                   "node": 1}, mono_s=1011.0)  # fmt: skip
+    rank.emit(Kind.NOTE, note, mono_s=1071.0)
+    zero.emit(Kind.NOTE, note, mono_s=12.0)
+    for file in (zero, one, rank):
+        file.close()
+    found = [(event.source, event.mono_s) for event in read_events(tmp_path) if event.kind is not Kind.CLOCK]
+    assert found == [("node0", 10.0), ("rank1-a0-p9", 11.0), ("node0", 12.0), ("rank1-a0-p9", 70.0)]
+    alone = [Event(Kind.NOTE, "rank1", 0, 0.0, 5.0, data=note)]
+    assert aligned(alone) == alone
+
+
+def test_which_node_it_is(tmp_path: Path) -> None:
+    """As the scheduler says; where none does, the error says what to write."""
+    assert node_index({"SLURM_NODEID": "3"}) == 3
+    assert node_index({"JOB_COMPLETION_INDEX": "2", "PET_NODE_RANK": "auto"}) == 2
+    with pytest.raises(UsageError, match=r"write --node, or set one of SLURM_NODEID"):
+        node_index({})
+
+
+def test_exec_injects_nothing(tmp_path: Path, node: Start, scenario: Path) -> None:
+    """A scenario with faults is refused, before there is a run directory."""
+    raw = yaml.safe_load(scenario.read_text())
+    raw["faults"] = [{"inject": "process.kill", "target": {"rank": 1}, "when": {"step": 5}}]
+    scenario.write_text(yaml.safe_dump(raw))
+    process = node(0, "true")
+    assert "exec records, and injects nothing; use `torchaos run`" in _said(process)
+    assert process.returncode == 3
+    assert not (tmp_path / "run").exists()

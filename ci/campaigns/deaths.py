@@ -27,11 +27,13 @@ from typing import TextIO
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 from dying import campaign
-from dying.families import FAMILIES
+from dying.families import FAMILIES, Family
 from dying.scene import Death, Told
 
+import torchaos.assertions
 import torchaos.harness
 import torchaos.injectors
+from torchaos.harness import capabilities, registry
 
 Done = list[tuple[Death, Told]]
 
@@ -73,7 +75,13 @@ def parsed() -> argparse.Namespace:
 
 
 def stage(options: argparse.Namespace, count: int, real: bool, jobs: int, on_told: campaign.OnTold) -> Done:
-    families = [one.name for one in FAMILIES.values() if one.real is real and one.name in (options.only or FAMILIES)]
+    families = []
+    for one in FAMILIES.values():
+        if one.real is real and one.name in (options.only or FAMILIES):
+            if lacks := missing(one):
+                print(f"left out: {one.name}, since this machine lacks {', '.join(lacks)}", flush=True)
+            else:
+                families.append(one.name)
     traced = campaign.play([Death(name, ()) for name in families], jobs, options.keep, on_told)
     ways = [way for death, told in traced for way in campaign.strata(death.family, campaign.points_of(told.trace))]
     deaths = campaign.choose(ways, count, random.Random(options.seed))
@@ -86,6 +94,14 @@ def stage(options: argparse.Namespace, count: int, real: bool, jobs: int, on_tol
     if done:
         show(done)
     return done
+
+
+def missing(family: Family) -> list[str]:
+    """The capabilities that its faults need and this machine does not have."""
+    known = registry.injectors()
+    found = [known[fault["inject"]] for fault in family.faults if fault["inject"] in known]  # one is the tests' own
+    needs = sorted({name for one in found for name in one.needs})
+    return [name for name in needs if not capabilities.check(name).present]
 
 
 def tell(table: TextIO, begun: float, death: Death, told: Told) -> None:
@@ -102,7 +118,8 @@ def handles(done: Done) -> set[str]:
 
 def compile_all() -> None:
     """Once, since nobody who may be killed writes byte code."""
-    for folder in (*torchaos.harness.__path__, *torchaos.injectors.__path__, Path(campaign.__file__).parent):
+    packages = (torchaos.harness, torchaos.injectors, torchaos.assertions)
+    for folder in (*(path for one in packages for path in one.__path__), Path(campaign.__file__).parent):
         compileall.compile_dir(folder, quiet=2)
 
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 from dying.campaign import NAMESPACES, alone
 
-PART = 500  # inputs of one seed
+PART = 2000  # inputs of one seed
 
 
 def main() -> int:

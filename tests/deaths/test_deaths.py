@@ -16,6 +16,7 @@ from dying.families import FAMILIES
 from dying.scene import At, Death, Scene, Told
 
 REPOSITORY = Path(__file__).parents[2]
+NOT_DIED = {"container": "a stand-in can't bring a Docker engine into its namespaces"}
 H, R, J = "harness", "reaper", "job"
 
 
@@ -83,7 +84,7 @@ def test_every_family_of_scenarios_is_died() -> None:
     texts = [path.read_text() for path in (REPOSITORY / "scenarios").glob("*/*.yaml")]
     groups = {name for text in texts for name in re.findall(r"inject: (\w+)\.", text)}
     assert groups >= {"process", "network", "checkpoint"}
-    assert groups <= {name.partition(".")[0] for name in _ours()}
+    assert groups - NOT_DIED.keys() <= {name.partition(".")[0] for name in _ours()}
 
 
 @pytest.mark.parametrize("arguments", [["--only", "nope"], ["--only", "kill", "--only", "a family"]])

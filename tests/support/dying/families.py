@@ -92,6 +92,7 @@ RESUBMIT: Mapping[str, Any] = {"resubmit": {"times": 1, "delay": "50ms"}}
 UP: Mapping[str, Any] = {"steady_state": ["ranks_up"]}  # whatever the machine's load, there is somebody to hit
 UNTIL_STUCK: Mapping[str, Any] = {"stop": [{"no_progress": {"longer_than": "1500ms"}}]}
 STORE: Mapping[str, Any] = {"checkpoints": {"path": "{stage}/store"}}
+ENDPOINT: Mapping[str, Any] = {"endpoints": {"store": "127.0.0.1:9"}, "env": {"STORE": "http://{endpoint.store}"}}
 
 FAMILIES = {
     one.name: one
@@ -102,6 +103,7 @@ FAMILIES = {
             _fault("process.kill", {"step": 11, "phase": "checkpoint_write"}, target={"rank": 0}),
         )),
         Family("segfault", (_fault("process.segfault", STEP),)),
+        Family("out-of-memory", (_fault("process.out_of_memory", STEP, **{"with": {"spare": 0}}),)),
         Family("abort", (_fault("process.abort", STEP),)),
         Family("raise", (_fault("process.raise", STEP),)),
         Family("exit", (_fault("process.exit", STEP, **{"with": {"code": 0}}),)),
@@ -165,6 +167,12 @@ FAMILIES = {
         _of_nodes("node-slow", "node.slow", **{"with": {"share": 0.5}, "for": "150ms"}),
         _of_nodes("node-preempt", "node.preempt", **{"with": {"notice": "200ms"}}),
         _of_nodes("node-reboot", "node.reboot", **{"with": {"away": "100ms"}}),
+        Family("proxy-down", (
+            _fault("proxy.down", STEP, target=None, **{"with": {"endpoint": "store"}, "for": "150ms"}),
+        ), ENDPOINT, steps=40),
+        Family("proxy-latency", (
+            _fault("proxy.latency", STEP, target=None, **{"with": {"endpoint": "store"}, "for": "150ms"}),
+        ), ENDPOINT, steps=40),
         Family("real-kill", (_fault("process.kill", STEP),), real=True),
         Family("real-freeze", (_fault("process.freeze", STEP, **{"for": "300ms"}),), real=True),
         Family("real-kill-agent", (_fault("process.kill_agent", STEP, target={"node": 0}),), RESUBMIT, real=True),

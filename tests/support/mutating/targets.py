@@ -34,6 +34,7 @@ from torchaos.harness.engine.bases import BaseKeeper
 from torchaos.harness.engine.due import after_is_due
 from torchaos.harness.history import base_of
 from torchaos.harness.judging.verdict import judge
+from torchaos.harness.network.transport import Machine
 from torchaos.harness.plan import After, Plan
 from torchaos.harness.planner import make_plan
 from torchaos.harness.report import console, jsonfile, junit
@@ -87,13 +88,15 @@ class ScenarioTarget(Target):
     name, share = "scenario", 0.2
 
     def prepare(self) -> None:
-        """What the machine can do is looked at before: that may take a program."""
-        self._check = capabilities.check
-        found = {name: capabilities.check(name) for name in capabilities.CHECKS}
+        """What the machine has and can do is looked at before: that may take a program."""
+        self._check, self._this = capabilities.check, Machine.this
+        found, this = {name: capabilities.check(name) for name in capabilities.CHECKS}, Machine.this()
         vars(capabilities)["check"] = found.__getitem__
+        setattr(Machine, "this", lambda: this)  # noqa: B010
 
     def end(self) -> None:
         vars(capabilities)["check"] = self._check
+        setattr(Machine, "this", self._this)  # noqa: B010
 
     def bases(self) -> Sequence[bytes]:
         return inputs.scenarios()

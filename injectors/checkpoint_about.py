@@ -11,7 +11,7 @@ from torchaos.harness.agent.fault import CheckpointFault
 from torchaos.harness.agent.wire import Count
 
 if TYPE_CHECKING:
-    from torchaos.harness.checkpoints.damage import Edit
+    from torchaos.harness.checkpoints.edits import Edit
     from torchaos.harness.checkpoints.layout import Checkpoint
 
 
@@ -42,6 +42,6 @@ class Permissions(CheckpointFault):
     name: ClassVar[str] = "checkpoint.permissions"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.checkpoints import damage, spots
+        from torchaos.harness.checkpoints import edits, spots
 
-        return [damage.Mode(spots.shard(one, draw), 0)]
+        return [edits.Mode(spots.shard(one, draw), 0)]

@@ -11,7 +11,7 @@ from torchaos.harness.agent.fault import CheckpointFault
 from torchaos.harness.agent.wire import Count, Share
 
 if TYPE_CHECKING:
-    from torchaos.harness.checkpoints.damage import Edit
+    from torchaos.harness.checkpoints.edits import Edit
     from torchaos.harness.checkpoints.layout import Checkpoint
 
 
@@ -58,10 +58,10 @@ class Delete(CheckpointFault):
     name: ClassVar[str] = "checkpoint.delete"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.checkpoints import damage, spots
+        from torchaos.harness.checkpoints import edits, spots
 
         find = spots.shard if self.what == "shard" else spots.metadata
-        return [damage.Remove(find(one, draw))]
+        return [edits.Remove(find(one, draw))]
 
 
 @dataclass(frozen=True)

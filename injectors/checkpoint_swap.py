@@ -11,7 +11,7 @@ from torchaos.harness.agent.fault import CheckpointFault
 from torchaos.harness.agent.wire import Count
 
 if TYPE_CHECKING:
-    from torchaos.harness.checkpoints.damage import Edit
+    from torchaos.harness.checkpoints.edits import Edit
     from torchaos.harness.checkpoints.layout import Checkpoint
 
 

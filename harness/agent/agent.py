@@ -29,6 +29,7 @@ _HOOK_OF_PHASE = {
     wire.Phase.COLLECTIVE: "collectives",
     wire.Phase.OPTIMIZER: "steps",
     wire.Phase.CHECKPOINT_WRITE: "checkpoints",
+    wire.Phase.CHECKPOINT_WRITTEN: "checkpoints",
     wire.Phase.CHECKPOINT_LOAD: "checkpoints",
 }
 

@@ -69,6 +69,12 @@ class Transfers:
             return True
         return any(path == other or path.startswith(other + os.sep) for other in self.open)
 
+    def written(self) -> None:
+        """All that a save writes is written, and it has not come back to the job: a Moment."""
+        if self._agent.on and self._agent.orders.expects(Phase.CHECKPOINT_WRITTEN):
+            self.digesting.settle()  # what is read from the file for a manifest is read before anything befalls it
+            self._agent.orders.enter(Phase.CHECKPOINT_WRITTEN)
+
     def count(self, by: int) -> None:
         self._thread.depth = getattr(self._thread, "depth", 0) + by
 
@@ -132,6 +138,8 @@ class Transfer:
         if self._in_training:
             self._agent.phases.leave(self._phase)
             blocked = time.monotonic() - self._begun
+        if ok and self._saves and self._later is None:
+            self._transfers.written()
 
         def end(ok: bool) -> None:
             if self._agent.on:

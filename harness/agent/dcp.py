@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import threading
 from types import ModuleType
 from typing import Any, Callable
 
@@ -30,7 +31,10 @@ class DistributedCheckpointHook:
         def _save_state_dict(*args: Any, **kwargs: Any) -> Any:
             path = self._new_path(signature, args, kwargs, "storage_writer")
             if path is None:
-                return save(*args, **kwargs)
+                result = save(*args, **kwargs)
+                if threading.get_ident() != self._agent.thread:
+                    self._transfers.written()  # of an `async_save`, in its thread
+                return result
             with self._transfers.saving(path, "dcp"):
                 return save(*args, **kwargs)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .calls import Call
 
 _STEP_S = 0.0002  # how often a page is looked at while the rank waits
-_CHECKPOINT = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_WRITE)
+_CHECKPOINT = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_WRITE, Phase.CHECKPOINT_WRITTEN)
 
 
 class Pending:
@@ -97,6 +97,10 @@ class Orders:
             self._carry_out([one for one in self.hot if one.when.phase is None and one.when.step is not None], None)
         if self._agent.lasting.on_steps:
             self._agent.lasting.step_over()
+
+    def expects(self, phase: Phase) -> bool:
+        """Whether something may come up in it."""
+        return any(one.when.phase is phase for one in self.hot)
 
     def enter(self, phase: Phase, call: Call | None = None) -> None:
         """A phase begins; where it is `collective`, of this call. May fire what is due in it."""

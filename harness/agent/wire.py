@@ -39,6 +39,7 @@ class Phase(str, Enum):
     COLLECTIVE = "collective"
     OPTIMIZER = "optimizer"
     CHECKPOINT_WRITE = "checkpoint_write"
+    CHECKPOINT_WRITTEN = "checkpoint_written"
     CHECKPOINT_LOAD = "checkpoint_load"
 
 
@@ -93,7 +94,7 @@ class Kind(str, Enum):
 FIELDS: Mapping[Kind, frozenset[str]] = {
     Kind.STAGE: frozenset({"stage"}),
     Kind.NOTE: frozenset({"text"}),
-    Kind.STOPPED: frozenset({"reason"}),  # + interrupted: by somebody outside
+    Kind.STOPPED: frozenset({"reason"}),  # + interrupted: by somebody outside; enough: on purpose
     Kind.PROBED: frozenset({"probe", "holds"}),  # of a condition that looks at something; + reason
     Kind.JOB_STARTED: frozenset({"submission", "pid"}),
     Kind.JOB_EXITED: frozenset({"submission", "pid", "exit_code"}),

@@ -2,161 +2,32 @@
 
 A fault is asked for its *edits* while the job stands still: `changes` decides on them, and says how they are taken
 back; `apply` carries out those very edits, and writes each into the journal, to the byte.
+
+The newest complete checkpoint is hit; in the phase `checkpoint_written`, in which a save has written all its files and
+has not come back to the job, the very one that is being saved, whatever its name says.
 """
 
 from __future__ import annotations
 
-import hashlib
+import glob
 import os
 import random
-import shutil
-import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Kind, Phase
 from torchaos.harness.checkpoints import formats
+from torchaos.harness.checkpoints.edits import Edit, Remove, in_words
 from torchaos.harness.checkpoints.files import Local
-from torchaos.harness.checkpoints.layout import Checkpoint
+from torchaos.harness.checkpoints.layout import Checkpoint, Trouble
 from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Site
+from torchaos.harness.history.checkpoints import final_path
 from torchaos.harness.undo.file import File
 
 if TYPE_CHECKING:
     from torchaos.harness.record import Record
-
-SHORT = 64  # bytes: what is longer is recorded by its digest
-
-
-class Edit(Protocol):
-    """One change to one file. `data` is what the journal says of it, before it is carried out."""
-
-    op: ClassVar[str]
-
-    @property
-    def path(self) -> Path: ...
-
-    def data(self) -> Mapping[str, Any]: ...
-
-    def __call__(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Write:
-    """Other bytes in the place of those at `offset`; the length stays."""
-
-    op: ClassVar[str] = "write"
-    path: Path
-    offset: int
-    new: bytes
-    part: str = ""  # which tensor, or which part of the file, it lies in
-
-    def data(self) -> Mapping[str, Any]:
-        old = read(self.path, self.offset, len(self.new))
-        return {"offset": self.offset, "length": len(self.new), "part": self.part, **_before_after(old, self.new)}
-
-    def __call__(self) -> None:
-        with open(self.path, "r+b") as file:
-            file.seek(self.offset)
-            file.write(self.new)
-
-
-@dataclass(frozen=True)
-class Zero:
-    """Zeros in the place of what was there."""
-
-    op: ClassVar[str] = "zero"
-    path: Path
-    offset: int
-    length: int
-
-    def data(self) -> Mapping[str, Any]:
-        return {"offset": self.offset, "length": self.length, "before": digest(self.path, self.offset, self.length)}
-
-    def __call__(self) -> None:
-        with open(self.path, "r+b") as file:
-            file.seek(self.offset)
-            for start in range(0, self.length, 1 << 20):
-                file.write(bytes(min(1 << 20, self.length - start)))
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The file ends at `length` bytes."""
-
-    op: ClassVar[str] = "cut"
-    path: Path
-    length: int
-
-    def data(self) -> Mapping[str, Any]:
-        return {"offset": self.length, "length": self.path.stat().st_size - self.length}
-
-    def __call__(self) -> None:
-        os.truncate(self.path, self.length)
-
-
-@dataclass(frozen=True)
-class Swap:
-    """The bytes of another file in the place of its own."""
-
-    op: ClassVar[str] = "swap"
-    path: Path
-    source: Path
-
-    def data(self) -> Mapping[str, Any]:
-        return {"source": str(self.source), "before": digest(self.path), "after": digest(self.source)}
-
-    def __call__(self) -> None:
-        with open(self.source, "rb") as new, open(self.path, "r+b") as file:
-            shutil.copyfileobj(new, file, 1 << 20)
-            file.truncate()
-
-
-@dataclass(frozen=True)
-class Text:
-    """Another content of a small file, such as a tracker."""
-
-    op: ClassVar[str] = "text"
-    path: Path
-    new: bytes
-
-    def data(self) -> Mapping[str, Any]:
-        return _before_after(self.path.read_bytes(), self.new)
-
-    def __call__(self) -> None:
-        with open(self.path, "r+b") as file:
-            file.write(self.new)
-            file.truncate()
-
-
-@dataclass(frozen=True)
-class Remove:
-    """The file is gone."""
-
-    op: ClassVar[str] = "remove"
-    path: Path
-
-    def data(self) -> Mapping[str, Any]:
-        return {"length": self.path.stat().st_size, "before": digest(self.path)}
-
-    def __call__(self) -> None:
-        self.path.unlink()
-
-
-@dataclass(frozen=True)
-class Mode:
-    """Other permissions; the contents stay."""
-
-    op: ClassVar[str] = "mode"
-    path: Path
-    mode: int
-
-    def data(self) -> Mapping[str, Any]:
-        return {"before": f"{stat.S_IMODE(self.path.stat().st_mode):04o}", "after": f"{self.mode:04o}"}
-
-    def __call__(self) -> None:
-        self.path.chmod(self.mode)
 
 
 class Damager(Protocol):
@@ -180,11 +51,11 @@ class Decided:
     edits: Sequence[tuple[Checkpoint, Edit]]
 
 
-def decide(injector: Damager, root: Path | None) -> Decided:
+def decide(injector: Damager, root: Path | None, during_save: bool = False) -> Decided:
     """Raises ChaosError where no checkpoint is there, or none that could be hit so."""
     if root is None:
         raise ChaosError("the scenario does not say where the checkpoints are; write job.checkpoints.path")
-    whole = survey(root)
+    whole = survey(root, during_save)
     if not whole:
         raise ChaosError(f"there is no complete checkpoint in {root} yet")
     if len(whole) < injector.newest:
@@ -194,21 +65,40 @@ def decide(injector: Damager, root: Path | None) -> Decided:
     return Decided(root, whole, [(one, edit) for one in hit for edit in injector.edits(one, whole, draw)])
 
 
-def survey(root: Path) -> list[Checkpoint]:
-    """The complete checkpoints under a folder, the newest first. Raises ChaosError where it can't be read."""
+def survey(root: Path, during_save: bool = False) -> list[Checkpoint]:
+    """The complete checkpoints under a folder, the newest first; `during_save`: the one that was written last comes
+    before them all, though its name may still say that it is unfinished. Raises ChaosError where that can't be read."""
     files = Local()
     try:
-        found = formats.in_order([formats.read(files, path) for path in formats.find(files, str(root))])
+        paths = formats.find(files, str(root))
+        paths += _unfinished(root, paths) if during_save else []
+        found = formats.in_order([formats.read(files, path) for path in paths])
     except OSError as error:
         raise ChaosError(f"{root}: {error.strerror}") from error
     finally:
         files.close()
-    return [one for one in reversed(found) if one.complete]
+    whole = [one for one in reversed(found) if one.complete]
+    if not during_save or not found:
+        return whole
+    last = max(found, key=_written_ns)
+    if any(one.kind is Trouble.TORN for one in last.problems):
+        raise ChaosError(f"{last.path}: what is being saved is not whole yet: {last.problems[0].text}")
+    return [last, *(one for one in whole if one is not last)]
+
+
+def _unfinished(root: Path, known: Sequence[str]) -> list[str]:
+    """Single files that are being saved under another name than they will have: `step-30.tmp` is to be `step-30.pt`."""
+    listed = (path for path in sorted(root.rglob("*")) if final_path(path.name) != path.name and path.is_file())
+    return [str(path) for path in listed if not any(path.is_relative_to(one) for one in known)]
+
+
+def _written_ns(one: Checkpoint) -> int:
+    return max((os.stat(file.path).st_mtime_ns for file in one.files if os.path.exists(file.path)), default=0)
 
 
 def changes(injector: Damager, site: Site) -> Sequence[Handle]:
     """The files as they are, saved to be put back. The decision is kept for `apply`."""
-    decided = decide(injector, site.checkpoints)
+    decided = decide(injector, site.checkpoints, site.phase is Phase.CHECKPOINT_WRITTEN)
     vars(injector)["_decided"] = decided  # no field: it is neither a parameter nor part of the plan
     removed = {edit.path for _one, edit in decided.edits if isinstance(edit, Remove)}
     paths = dict.fromkeys(edit.path for _one, edit in decided.edits)
@@ -224,16 +114,6 @@ def apply(injector: Damager, site: Site) -> None:
         told = {"file": str(edit.path), "checkpoint": str(one.path), "step": one.step, "op": edit.op, **edit.data()}
         _as_if_untouched(edit)
         site.emit(Kind.EFFECT, {"fault": site.fault, "what": "damaged", "effect": in_words(told), **told})
-
-
-def in_words(told: Mapping[str, Any]) -> str:
-    """`told`: the data of an event that says what was damaged."""
-    path, name = Path(told["file"]), Path(told["checkpoint"])
-    where = f" at byte {told['offset']}" if "offset" in told else ""
-    part = f" ({told['part']})" if told.get("part") else ""
-    done = {"write": "was changed", "zero": "reads as zeros", "cut": "was cut off", "swap": "is another file",
-            "remove": "was removed", "text": "was changed", "mode": "may not be read"}  # fmt: skip
-    return f"{os.path.relpath(path, name.parent)}{part} {done[told['op']]}{where}"
 
 
 def _as_if_untouched(edit: Edit) -> None:
@@ -258,7 +138,8 @@ def felt(injector: Damager, record: Record, fault: str) -> Evidence | None:
 
 @dataclass
 class StillThere:
-    """Says when the damage is not there any more: the job moved, removed or replaced the file."""
+    """Says when the damage is not there any more: the job moved, removed or replaced the file; or where it is now, when
+    the job has given what it saved its final name."""
 
     fault: str
     paths: Sequence[Path]
@@ -270,7 +151,13 @@ class StillThere:
 
     def sample(self, emit: Emit) -> None:
         for path in [path for path, state in self._seen.items() if _state(path) != state]:
-            del self._seen[path]
+            final = _finished(path, self._seen.pop(path))
+            if final is not None:
+                self._seen[final] = _state(final)
+                told = f"the job has renamed {path.parent.name}/{path.name} to {final.parent.name}/{final.name}"
+                data = {"what": "renamed", "effect": told, "file": str(path), "to": str(final)}
+                emit(Kind.EFFECT, {"fault": self.fault, **data})
+                continue
             told = f"the job has moved, removed or replaced {path.parent.name}/{path.name}"
             emit(Kind.EFFECT, {"fault": self.fault, "what": "gone", "effect": told, "file": str(path)})
 
@@ -284,24 +171,10 @@ def _state(path: Path) -> str | None:
     return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_ctime_ns} {found.st_mode}"
 
 
-def read(path: Path, offset: int, length: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(offset)
-        return file.read(length)
-
-
-def digest(path: Path, offset: int = 0, length: int | None = None) -> str:
-    summary, left = hashlib.sha256(), path.stat().st_size if length is None else length
-    with open(path, "rb") as file:
-        file.seek(offset)
-        while block := file.read(min(left, 1 << 20)):
-            summary.update(block)
-            left -= len(block)
-    return "sha256:" + summary.hexdigest()
-
-
-def _before_after(old: bytes, new: bytes) -> dict[str, str]:
-    def told(data: bytes) -> str:
-        return data.hex() if len(data) <= SHORT else "sha256:" + hashlib.sha256(data).hexdigest()
-
-    return {"before": told(old), "after": told(new)}
+def _finished(path: Path, state: str | None) -> Path | None:
+    """Where a file is whose name, or whose folder's, marked it as unfinished, and does so no more."""
+    final = Path(final_path(str(path)))
+    if final == path or state is None:
+        return None
+    near = [final, *map(Path, glob.glob(f"{glob.escape(str(final))}.*"))]
+    return next((one for one in near if (_state(one) or "").split()[:3] == state.split()[:3]), None)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from torchaos.harness.checkpoints.damage import Cut, Edit, Remove, Swap, Text, Write, Zero, digest, read
+from torchaos.harness.checkpoints.edits import Cut, Edit, Remove, Swap, Text, Write, Zero, digest, read
 from torchaos.harness.checkpoints.formats.names import TRACKERS
 from torchaos.harness.checkpoints.layout import Checkpoint, Extent, TensorEntry
 from torchaos.harness.contracts import ChaosError

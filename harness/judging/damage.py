@@ -15,6 +15,7 @@ from enum import Enum
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Evidence
 from torchaos.harness.history import Attempt, Load, saved_as
+from torchaos.harness.history.checkpoints import final_path
 from torchaos.harness.record import Record
 
 
@@ -115,18 +116,30 @@ def counts(record: Record, attempt: int) -> bool:
 
 def _damage(record: Record, event: Event) -> Damage:
     data, fault = event.data, str(event.data["fault"])
-    gone = ("gone", data["file"])
+    names = {str(data["file"]), _renamed(record, fault, str(data["file"]))}
     ends = [
         later.mono_s
         for later in record.of_fault(fault, Kind.EFFECT, Kind.ROLLED_BACK)
         if later.mono_s > event.mono_s
-        and (later.kind is Kind.ROLLED_BACK or (later.data.get("what"), later.data.get("file")) == gone)
+        and (later.kind is Kind.ROLLED_BACK or (later.data.get("what") == "gone" and later.data.get("file") in names))
     ]
-    path = str(data["checkpoint"])
+    path = _named_since(record, fault, str(data["file"]), str(data["checkpoint"]))
     step = _step(record, path, data.get("step"), event.mono_s)
     return Damage(
         fault, path, step, str(data["file"]), str(data["op"]), event.mono_s, min(ends, default=math.inf), event
     )
+
+
+def _renamed(record: Record, fault: str, file: str) -> str:
+    """Where a file is that was damaged while it was saved: the job gives it its final name afterwards."""
+    moves = (event.data for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("what") == "renamed")
+    return next((str(one["to"]) for one in moves if one["file"] == file), file)
+
+
+def _named_since(record: Record, fault: str, file: str, checkpoint: str) -> str:
+    """The checkpoint's own name, likewise."""
+    now, inside = _renamed(record, fault, file), file[len(checkpoint) :]
+    return now[: len(now) - len(inside)] if now != file and now.endswith(inside) else final_path(checkpoint)
 
 
 def _step(record: Record, path: str, told: object, by_s: float) -> int | None:
@@ -179,7 +192,12 @@ def _touches(path: str, one: Damage) -> bool:
 def _best(record: Record, one: Damage, all_: Sequence[Damage], by_s: float) -> tuple[str, int] | None:
     bad = {other.checkpoint for other in all_ if other.op != "text" and other.at_s <= by_s}
     whole = [*_surveyed(record, one), *_saved_since(record, one.at_s, by_s)]
-    return max((found for found in whole if found[0] not in bad), key=lambda found: found[1], default=None)
+    sound = (found for found in whole if not any(_is_part(final_path(found[0]), one) for one in bad))
+    return max(sound, key=lambda found: found[1], default=None)
+
+
+def _is_part(path: str, checkpoint: str) -> bool:
+    return path == checkpoint or path.startswith(f"{checkpoint}/") or posixpath.splitext(checkpoint)[0] == path
 
 
 def _surveyed(record: Record, one: Damage) -> Iterator[tuple[str, int]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
+import torch
 
 INJECTOR = """
 from __future__ import annotations
@@ -116,6 +117,44 @@ def test_first_step(rank: Any, source: str) -> None:
     assert ran.code == -9
     assert "backward" not in ran.output
     assert ran.of("fault.applying")[0].data["phase"] == "data"
+
+
+def test_when_a_save_has_written_its_files(rank: Any, source: str, phase: Any) -> None:
+    """`checkpoint_written` comes when all that a save writes is on disk, and before it comes back to the job: a rank
+    that is killed there leaves a whole file with its manifest, and no end of a save."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    order = rank.order(source, "Kill", step=3, phase=phase.CHECKPOINT_WRITTEN)
+    ran = rank.run(JOB, hooks=("steps", "checkpoints"), orders=(order,))
+    assert ran.code == -9, ran.output
+    assert ran.output.splitlines()[-1] == "backward 2 True"
+    assert [event.kind.value for event in ran.of("checkpoint.save_begin", "checkpoint.save_end")] == [
+        "checkpoint.save_begin"
+    ]
+    assert torch.load(rank.folder / "last.pt") == {"step": 2}
+    assert len(list((rank.folder / "agent" / "manifests").glob("*.json"))) == 1
+
+
+def test_when_a_save_in_the_background_has_written(rank: Any, source: str, phase: Any) -> None:
+    """Also of an `async_save`, in its own thread: by number, since training goes on meanwhile."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    ran = rank.run(
+        """
+import os, torch, torch.distributed as dist, warnings
+warnings.simplefilter("ignore")
+from torch.distributed.checkpoint.state_dict_saver import async_save
+dist.init_process_group("gloo", init_method="file://" + os.environ["FOLDER"] + "/rdzv", rank=0, world_size=1)
+for step in (1, 2):
+    async_save({"w": torch.ones(4)}, checkpoint_id=os.environ["FOLDER"] + f"/step-{step}").result()
+    print("saved", step, flush=True)
+""",
+        hooks=("steps", "checkpoints"),
+        orders=(rank.order(source, "Kill", phase=phase.CHECKPOINT_WRITTEN, nth=2),),
+    )
+    assert ran.code == -9, ran.output
+    assert ran.output.split("\n")[-2] == "saved 1"
+    assert (rank.folder / "step-2" / ".metadata").exists()
 
 
 def test_raise_reaches_the_job(rank: Any, source: str, phase: Any) -> None:

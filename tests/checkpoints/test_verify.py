@@ -137,7 +137,10 @@ def test_manifest_that_has_no_crcs_yet(tmp_path: Path, kit: Any) -> None:
     for path in (run / "agent" / "manifests").glob("*.json"):
         raw = json.loads(path.read_text())
         for one in raw["files"]:
-            assert one.pop("algorithm") == "xxh3+crc32"
+            has_crcs = one.pop("algorithm", None) == "xxh3+crc32"
+            assert has_crcs == one["path"].endswith(".safetensors")
+            if not has_crcs:
+                continue
             one["spans"] = [
                 (offset, length, "".join(text[at : at + 16] for at in range(0, len(text), 24)))
                 for offset, length, text in one["spans"]

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.contracts import Handle, Target
 from torchaos.harness.engine.site import NodeSite
 
@@ -23,13 +23,16 @@ Snapshot = dict[Path, tuple[str, int, int]]
 class Operation:
     """One injector at work on the checkpoints under `root`, as the engine has it."""
 
-    def __init__(self, name: str, root: Path, seed: int = 3, target: Target | None = None, **params: Any) -> None:
+    def __init__(
+        self, name: str, root: Path, seed: int = 3, target: Target | None = None, phase: Phase | None = None,
+        **params: Any,
+    ) -> None:  # fmt: skip
         self.events: list[tuple[Kind, Mapping[str, Any]]] = []
         copies = root.parent / "undo"
         copies.mkdir(exist_ok=True)
         made = registry.find("injectors", name)(**params)
         self.injector = made.plan(target or Target(()), random.Random(seed))
-        self.site = NodeSite("damage", (), self._emit, checkpoints=root, undo_copies=copies)
+        self.site = NodeSite("damage", (), self._emit, phase=phase, checkpoints=root, undo_copies=copies)
         self.handles: Sequence[Handle] = ()
 
     def apply(self) -> Operation:

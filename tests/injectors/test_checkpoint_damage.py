@@ -16,7 +16,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Kind, Phase
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.contracts import ChaosError
@@ -103,6 +103,50 @@ def test_nothing_to_damage(operate: Operate, tmp_path: Path, dcp_root: Path) -> 
             operate("checkpoint.foreign_shard", root).apply()
     with pytest.raises(ChaosError, match="says which checkpoint is the newest"):
         operate("checkpoint.tracker", dcp_root).apply()
+
+
+class TestDuringASave:
+    """In the phase `checkpoint_written` the very checkpoint is hit that is being saved."""
+
+    def test_the_one_being_saved(self, operate: Operate, dcp_root: Path) -> None:
+        """It is the one that was written last, though its name says that it is not finished; the name that it gets
+        afterwards is followed, and the undo finds it there."""
+        before = {path.name: path.read_bytes() for path in (dcp_root / "step-30.partial").iterdir()}
+        done = operate("checkpoint.torn_write", dcp_root, phase=Phase.CHECKPOINT_WRITTEN).apply()
+        (told,) = done.damaged
+        assert Path(told["checkpoint"]).name == "step-30.partial"
+        (probe,) = done.injector.probes(done.site)
+        (dcp_root / "step-30.partial").rename(dcp_root / "step-30")
+        probe.sample(done.site.emit)
+        probe.sample(done.site.emit)
+        seen = [data for _kind, data in done.events if data["what"] in ("renamed", "gone")]
+        final = str(dcp_root / "step-30" / Path(told["file"]).name)
+        assert [(data["what"], data["file"], data["to"]) for data in seen] == [("renamed", told["file"], final)]
+        assert Path(final).read_bytes() != before[Path(final).name]
+        assert done.take_back()
+        assert {path.name: path.read_bytes() for path in (dcp_root / "step-30").iterdir()} == before
+
+    @pytest.mark.parametrize("name", ["step-30.tmp", "step-30.pt.tmp", ".step-30.pt"])
+    def test_a_file_with_another_name(self, operate: Operate, torch_root: Path, name: str) -> None:
+        """A single file that gets its name in the end; what takes its place later is another file, the damage gone."""
+        torch.save({"w": torch.ones(5000)}, torch_root / name)
+        done = operate("checkpoint.flip_bits", torch_root, phase=Phase.CHECKPOINT_WRITTEN).apply()
+        assert {Path(one["file"]).name for one in done.damaged} == {name}
+        (probe,) = done.injector.probes(done.site)
+        (torch_root / name).rename(torch_root / "step-30.pt")
+        probe.sample(done.site.emit)
+        (torch_root / "step-30.pt").unlink()
+        probe.sample(done.site.emit)
+        assert [data["what"] for _kind, data in done.events][-2:] == ["renamed", "gone"]
+        assert done.take_back()
+
+    def test_not_whole_yet(self, operate: Operate, dcp_root: Path) -> None:
+        """Where another rank still writes its part there is nothing to damage yet: a sentence, and nothing happens."""
+        (dcp_root / "step-30.partial" / ".metadata").unlink()
+        before = snapshot(dcp_root)
+        with pytest.raises(ChaosError, match="not whole yet"):
+            operate("checkpoint.flip_bits", dcp_root, phase=Phase.CHECKPOINT_WRITTEN).apply()
+        assert snapshot(dcp_root) == before
 
 
 def test_a_bit_that_flips_in_dcp_loads(operate: Operate, dcp_root: Path) -> None:

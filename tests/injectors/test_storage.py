@@ -206,7 +206,7 @@ def test_what_the_agent_reads_proves_nothing(folder: Path, fault: Callable[..., 
     script = """
 import sys
 from pathlib import Path
-from torchaos.harness.agent.manifest import Helper
+from torchaos.harness.agent.helper import Helper
 found = []
 helper = Helper()
 helper.do(lambda: found.append(Path(sys.argv[1]).read_bytes()))

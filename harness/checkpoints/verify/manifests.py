@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.agent.manifest import CHUNK, FOLDER, VERSION
+from torchaos.harness.agent.hashing import CHUNK
+from torchaos.harness.agent.manifest import FOLDER, VERSION
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.history.checkpoints import final_path
 

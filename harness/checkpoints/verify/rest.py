@@ -6,7 +6,7 @@ import posixpath
 
 from xxhash import xxh3_64
 
-from torchaos.harness.agent.manifest import gaps
+from torchaos.harness.agent.spans import gaps
 
 from ..crc import crc32
 from ..files import Files

@@ -1,0 +1,105 @@
+"""Digests of what is in memory, chunk by chunk: xxh3 where the job's own Python has the package, else the CRC-32."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Callable
+from zlib import crc32
+
+from .helper import Helper
+
+
+def _xxh3() -> Any:
+    try:
+        from xxhash import xxh3_64
+    except ImportError:
+        return None
+    return xxh3_64
+
+
+xxh3_64: Any = _xxh3()
+CHUNK = 1 << 20
+ALGORITHM = "crc32" if xxh3_64 is None else "xxh3"
+ASIDE = 1 << 17  # bytes: fewer are digested at once, which takes less than handing them over
+
+
+class Digester:
+    """Digests of a run of bytes, chunk by chunk, as they come."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._done: list[str] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._crc, self._left = 0, CHUNK
+        self._hash = None if xxh3_64 is None else xxh3_64()
+
+    def update(self, data: memoryview) -> None:
+        at = 0
+        while at < len(data):
+            part = data[at : at + self._left]
+            if self._hash is not None:
+                self._hash.update(part)
+            else:
+                self._crc = crc32(part, self._crc)
+            at += len(part)
+            self._left -= len(part)
+            self.size += len(part)
+            if not self._left:
+                self._end()
+
+    def digests(self) -> str:
+        """Of all that came, the last and shorter chunk included."""
+        if self._left < CHUNK:
+            self._end()
+        return "".join(self._done)
+
+    def _end(self) -> None:
+        self._done.append(self._hash.hexdigest() if self._hash is not None else f"{self._crc:08x}")
+        self._begin()
+
+
+class Tensors:
+    """Digests of what a save writes by itself, by name, made while it does."""
+
+    def __init__(self, helper: Callable[[], Helper]) -> None:
+        self._helper = helper
+        self.digests: dict[str, tuple[int, str]] = {}
+        self.error = ""
+
+    def add(self, name: str, data: Any, size: int) -> None:
+        """`data`: bytes, text, a storage or a tensor in any memory. It must not change until the helper is done."""
+        if size < ASIDE:
+            self.add_now(name, data, size)
+        else:
+            self._helper().do(lambda: self.add_now(name, data, size))
+
+    def add_all(self, tensors: list[tuple[str, Any, int]]) -> None:
+        for name, data, size in tensors:
+            self.add_now(name, data, size)
+
+    def add_now(self, name: str, data: Any, size: int) -> None:
+        try:
+            view, _kept = view_of(data, size)
+            digester = Digester()
+            digester.update(view)
+            if size:
+                self.digests[name] = (size, digester.digests())
+        except Exception as error:
+            self.error = f"{name}: {type(error).__name__}: {error}"
+
+
+def view_of(data: Any, size: int) -> tuple[memoryview, Any]:
+    """The bytes, and what keeps them alive."""
+    if isinstance(data, str):
+        data = data.encode()
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return memoryview(data).cast("B")[:size], data
+    if data.device.type != "cpu":
+        data = data.cpu()
+    if hasattr(data, "is_contiguous") and not data.is_contiguous():
+        data = data.contiguous()
+    if not size:
+        return memoryview(b""), data
+    return memoryview((ctypes.c_ubyte * size).from_address(data.data_ptr())).cast("B"), data

@@ -1,0 +1,177 @@
+"""Changes to a file of a checkpoint, one by one, and what the journal says of each. Without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+SHORT = 64  # bytes: what is longer is recorded by its digest
+
+
+class Edit(Protocol):
+    """One change to one file. `data` is what the journal says of it, before it is carried out."""
+
+    op: ClassVar[str]
+
+    @property
+    def path(self) -> Path: ...
+
+    def data(self) -> Mapping[str, Any]: ...
+
+    def __call__(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Write:
+    """Other bytes in the place of those at `offset`; the length stays."""
+
+    op: ClassVar[str] = "write"
+    path: Path
+    offset: int
+    new: bytes
+    part: str = ""  # which tensor, or which part of the file, it lies in
+
+    def data(self) -> Mapping[str, Any]:
+        old = read(self.path, self.offset, len(self.new))
+        return {"offset": self.offset, "length": len(self.new), "part": self.part, **_before_after(old, self.new)}
+
+    def __call__(self) -> None:
+        with open(self.path, "r+b") as file:
+            file.seek(self.offset)
+            file.write(self.new)
+
+
+@dataclass(frozen=True)
+class Zero:
+    """Zeros in the place of what was there."""
+
+    op: ClassVar[str] = "zero"
+    path: Path
+    offset: int
+    length: int
+
+    def data(self) -> Mapping[str, Any]:
+        return {"offset": self.offset, "length": self.length, "before": digest(self.path, self.offset, self.length)}
+
+    def __call__(self) -> None:
+        with open(self.path, "r+b") as file:
+            file.seek(self.offset)
+            for start in range(0, self.length, 1 << 20):
+                file.write(bytes(min(1 << 20, self.length - start)))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The file ends at `length` bytes."""
+
+    op: ClassVar[str] = "cut"
+    path: Path
+    length: int
+
+    def data(self) -> Mapping[str, Any]:
+        return {"offset": self.length, "length": self.path.stat().st_size - self.length}
+
+    def __call__(self) -> None:
+        os.truncate(self.path, self.length)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """The bytes of another file in the place of its own."""
+
+    op: ClassVar[str] = "swap"
+    path: Path
+    source: Path
+
+    def data(self) -> Mapping[str, Any]:
+        return {"source": str(self.source), "before": digest(self.path), "after": digest(self.source)}
+
+    def __call__(self) -> None:
+        with open(self.source, "rb") as new, open(self.path, "r+b") as file:
+            shutil.copyfileobj(new, file, 1 << 20)
+            file.truncate()
+
+
+@dataclass(frozen=True)
+class Text:
+    """Another content of a small file, such as a tracker."""
+
+    op: ClassVar[str] = "text"
+    path: Path
+    new: bytes
+
+    def data(self) -> Mapping[str, Any]:
+        return _before_after(self.path.read_bytes(), self.new)
+
+    def __call__(self) -> None:
+        with open(self.path, "r+b") as file:
+            file.write(self.new)
+            file.truncate()
+
+
+@dataclass(frozen=True)
+class Remove:
+    """The file is gone."""
+
+    op: ClassVar[str] = "remove"
+    path: Path
+
+    def data(self) -> Mapping[str, Any]:
+        return {"length": self.path.stat().st_size, "before": digest(self.path)}
+
+    def __call__(self) -> None:
+        self.path.unlink()
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Other permissions; the contents stay."""
+
+    op: ClassVar[str] = "mode"
+    path: Path
+    mode: int
+
+    def data(self) -> Mapping[str, Any]:
+        return {"before": f"{stat.S_IMODE(self.path.stat().st_mode):04o}", "after": f"{self.mode:04o}"}
+
+    def __call__(self) -> None:
+        self.path.chmod(self.mode)
+
+
+def in_words(told: Mapping[str, Any]) -> str:
+    """`told`: the data of an event that says what was damaged."""
+    path, name = Path(told["file"]), Path(told["checkpoint"])
+    where = f" at byte {told['offset']}" if "offset" in told else ""
+    part = f" ({told['part']})" if told.get("part") else ""
+    done = {"write": "was changed", "zero": "reads as zeros", "cut": "was cut off", "swap": "is another file",
+            "remove": "was removed", "text": "was changed", "mode": "may not be read"}  # fmt: skip
+    return f"{os.path.relpath(path, name.parent)}{part} {done[told['op']]}{where}"
+
+
+def read(path: Path, offset: int, length: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(offset)
+        return file.read(length)
+
+
+def digest(path: Path, offset: int = 0, length: int | None = None) -> str:
+    summary, left = hashlib.sha256(), path.stat().st_size if length is None else length
+    with open(path, "rb") as file:
+        file.seek(offset)
+        while block := file.read(min(left, 1 << 20)):
+            summary.update(block)
+            left -= len(block)
+    return "sha256:" + summary.hexdigest()
+
+
+def _before_after(old: bytes, new: bytes) -> dict[str, str]:
+    def told(data: bytes) -> str:
+        return data.hex() if len(data) <= SHORT else "sha256:" + hashlib.sha256(data).hexdigest()
+
+    return {"before": told(old), "after": told(new)}

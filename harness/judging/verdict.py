@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -16,7 +16,7 @@ from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, ChaosError, Evidence, Finding, Need, Outcome, UsageError, inconclusive
 from torchaos.harness.engine.faults import injector_of
-from torchaos.harness.judging.gates import landed_wrong, not_outlived
+from torchaos.harness.judging.gates import landed_wrong, never_reached, not_outlived
 from torchaos.harness.judging.known import because, causes_in_words
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.judging.split import split_brain
@@ -51,7 +51,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         for named, assertion in zip(run.plan.asserts, assertions, strict=True)
     ]
     if faults:
-        cases.insert(0, _faults_case(faults))
+        cases.insert(0, _faults_case(faults, {one.id for one in run.plan.faults if never_reached(run, one)}))
     if split := split_brain(run):
         cases.insert(0, Case(SPLIT_BRAIN, "assertion", Verdict.FAILED, split))
     rollback = _rollback_case(run)
@@ -142,7 +142,11 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
 def _measured(run: Record, fault: PlannedFault) -> dict[str, dict[str, float]]:
     """What was asked of the network beside the last that was measured while the fault was on."""
     found: dict[str, dict[str, float]] = {}
-    for name, asked in getattr(injector_of(fault), "asked", dict)().items():
+    try:
+        asked_for = getattr(injector_of(fault), "asked", dict)()
+    except Exception:  # it may be anybody's code, or parameters that it does not know; `_evidence` says so
+        return found
+    for name, asked in asked_for.items():
         for event in run.of_fault(fault.id, Kind.NETWORK):
             said = {**event.data["counts"], **(event.data.get("measured") or {})}
             if name in said:
@@ -163,11 +167,12 @@ def _evidence(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tupl
         return None, f"the injector's own proof failed, {type(error).__name__}: {error}; report it to its author"
 
 
-def _faults_case(faults: Sequence[FaultResult]) -> Case:
-    bad = sorted(
-        (one for one in faults if one.verdict is not Verdict.PASSED),
-        key=lambda one: one.verdict is not Verdict.INCONCLUSIVE,
-    )
+def _faults_case(faults: Sequence[FaultResult], never_reached: Set[str]) -> Case:
+    """What never came because the job had not outlived an earlier fault does not make that doubtful."""
+    bad = [one for one in faults if one.verdict is not Verdict.PASSED]
+    if any(one.verdict is Verdict.FAILED for one in bad):
+        bad = [one for one in bad if one.id not in never_reached]
+    bad.sort(key=lambda one: one.verdict is not Verdict.INCONCLUSIVE)
     if not bad:
         return Case(
             "faults",

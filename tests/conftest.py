@@ -14,7 +14,7 @@ def docker_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an engine that is the session's own."""
     if lacks := engines.missing():
         pytest.skip(f"no {lacks}")
-    with engines.private_engine(tmp_path_factory.mktemp("engine")) as where:
+    with engines.private_engine(tmp_path_factory.mktemp("e")) as where:
         yield where
 
 

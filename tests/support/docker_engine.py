@@ -1,4 +1,4 @@
-"""A Docker engine of our own, in a network namespace of its own: the machine's network and engine stay as they are."""
+"""A Docker engine of our own, in namespaces of its own: the machine's network, mounts and engine stay as they are."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ def missing() -> str:
 
 @contextmanager
 def private_engine(folder: Path) -> Iterator[str]:
-    """Its address. It ends, with all that it runs, when this does, or whoever started it dies."""
+    """Its address. It ends, with all that it runs, when this does, or whoever started it dies. The name of the folder
+    must be short: sockets are in it."""
     folder.mkdir(parents=True, exist_ok=True)
     where = f"unix://{folder / 'docker.sock'}"
     options = ["--data-root", folder / "data", "--exec-root", folder / "exec", "--pidfile", folder / "pid", "-H", where,
                "--bridge", "none"]  # fmt: skip
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", _START, "sh", *map(str, options)],
+            ["unshare", "--net", "--mount", "sh", "-c", _START, "sh", *map(str, options)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     try:

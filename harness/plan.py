@@ -18,6 +18,9 @@ from torchaos.harness.contracts import Need, Target, Where
 from torchaos.harness.secrecy import mask_env, mask_words
 from torchaos.harness.undo.disk import owner_only
 
+# Why a fault was missed whose trigger had not come by then.
+ENDED_BEFORE = "the run ended before its trigger was reached"
+
 
 @dataclass(frozen=True)
 class After:
@@ -59,7 +62,9 @@ class PlannedJob:
     resubmit_times: int = 0
     resubmit_delay_s: float = 0.0
     attach_pid: int | None = None
-    container: Mapping[str, Any] = field(default_factory=dict)  # what the nodes are made from, where they are containers
+    container: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what the nodes are made from, where they are containers
 
 
 @dataclass(frozen=True)

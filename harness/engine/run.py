@@ -31,7 +31,7 @@ from torchaos.harness.observe import report
 from torchaos.harness.observe.leftovers import Leftovers
 from torchaos.harness.observe.watch import hangs_of
 from torchaos.harness.observed import Watched
-from torchaos.harness.plan import Plan
+from torchaos.harness.plan import ENDED_BEFORE, Plan
 from torchaos.harness.result import write_atomically
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.undo.client import Reaper, UndoError
@@ -168,8 +168,7 @@ class Run:
         told = {event.data["fault"] for event in self.journal.snapshot() if event.kind in (Kind.APPLYING, Kind.MISSED)}
         for fault in self.plan.faults:
             if fault.id not in told:
-                reason = "the run ended before its trigger was reached"
-                self.journal.emit(Kind.MISSED, {"fault": fault.id, "reason": reason})
+                self.journal.emit(Kind.MISSED, {"fault": fault.id, "reason": ENDED_BEFORE})
         if (said := report.of_run(self.plan, self.folder)) is not None:
             self._save("report", said)
         self._save("environment", {**describe(self.plan), "reproduce": self._reproduce})

@@ -44,8 +44,9 @@ class Child:
     def run(
         self, scenario: dict[str, Any], home: Path, seed: int, consent: Sequence[str], fds: Sequence[int] = ()
     ) -> Ran:
-        """In the new folder `home`: scenario.yaml, console.log, results.json, and in run/ its run directory. `fds`: what
-        it holds open too. Raises ChaosError where it left no result."""
+        """In the new folder `home`: scenario.yaml, console.log, results.json, and in run/ its run directory.
+
+        `fds`: what it holds open too. Raises ChaosError where it left no result."""
         home.mkdir(parents=True, mode=0o700)
         path = home / "scenario.yaml"
         path.write_text(yaml.safe_dump(scenario, sort_keys=False, width=120))

@@ -12,7 +12,7 @@ from torchaos.harness.agent.wire import Event, Kind, Moment
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced
-from torchaos.harness.plan import PlannedFault
+from torchaos.harness.plan import ENDED_BEFORE, PlannedFault
 from torchaos.harness.record import Record
 from torchaos.harness.result import Verdict
 
@@ -64,6 +64,17 @@ def _wrong_time(run: Record, fault: PlannedFault, hit: Event) -> str | None:
         where = "a step that can't be told" if done is None else f"step {done + 1}"
         return f"it was to land in step {when.step}, and landed in {where}"
     return None
+
+
+def never_reached(run: Record, fault: PlannedFault) -> bool:
+    """Whether the run ended before the point at which the fault was to come."""
+    if any(run.of_fault(fault.id, Kind.APPLYING, Kind.HELD)):
+        return False
+    when = fault.trigger
+    if isinstance(when, Moment):
+        return when.step is not None and when.step > (run.history.highest_step() or 0) + 1
+    missed = [event.data["reason"] for event in run.of_fault(fault.id, Kind.MISSED)]
+    return missed == [ENDED_BEFORE]
 
 
 def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Verdict, str] | None:

@@ -16,7 +16,7 @@ from torchaos.harness.engine.due import after_is_due
 from torchaos.harness.judging.evidence import died, stood_still
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.judging.verdict import judge, verdict_of
-from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob
+from torchaos.harness.plan import ENDED_BEFORE, After, Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record import Record
 from torchaos.harness.result import ExitCode, Result, Verdict
 from torchaos.harness.rundir import RunDir
@@ -282,3 +282,18 @@ def test_without_the_twin_that_was_wanted_nothing_passes_that_needs_it(trainer: 
     assert (result.verdict, "could not be had" in result.reason) == (Verdict.INCONCLUSIVE, True)
     assert judged(run, asserts=asserts).verdict is Verdict.PASSED
     assert judged(wanted, asserts=asserts, twins=[trainer().record()]).verdict is Verdict.PASSED
+
+
+def test_what_never_came_does_not_excuse_a_job_that_is_stuck(trainer: Any) -> None:
+    """Killed in step 18 and never back: the fault that was to follow could not come, and the job has failed. One that
+    was to come before, and did not, leaves it inconclusive."""
+    run = trainer(kills=[(18, 1)]).record()
+    dead = [e for e in run.events if e.attempt in (0, None) and e.kind is not Kind.JOB_EXITED]
+    ended = Event(Kind.MISSED, "harness", 9999, 0.0, dead[-1].mono_s, data={"fault": "next", "reason": ENDED_BEFORE})
+    for trigger, verdict in (
+        (After(1.0, "kill", "recovered"), Verdict.FAILED),
+        (Moment(1, 25, None), Verdict.FAILED),
+        (Moment(1, 5, None), Verdict.INCONCLUSIVE),
+    ):
+        later = PlannedFault("next", "process.kill", "node", Target((1,)), trigger, {}, "", "")
+        assert judged(replace(run, events=(*dead, ended)), KILL, later, asserts=()).verdict is verdict, trigger

@@ -1,9 +1,9 @@
-"""A game day as a whole, with a stand-in for its rounds: what is run, in which order, when it ends, and how it goes on."""
+"""A game day as a whole, with a stand-in for its rounds: what is run, when it ends, and how it goes on."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.child import Child, Ran
@@ -74,14 +75,15 @@ def recovers(trainer: Any) -> Play:
     def play(scenario: dict[str, Any]) -> Record:
         names = [fault["id"] for fault in scenario["faults"]]
         run = trainer(steps=60, kills=[(12 + 12 * n, 1) for n in range(len(names))]).record()
-        hits = iter(names)
-        events = [
-            replace(e, data={**e.data, "fault": next(hits)}) if e.data.get("fault") and e.kind.value == "fault.applying" else e
-            for e in run.events
-        ]  # fmt: skip
-        return replace(run, events=tuple(events))
+        return called(run, iter(names))
 
     return play
+
+
+def called(run: Record, names: Iterator[str]) -> Record:
+    """With these names for its faults, in order of time."""
+    events = [replace(e, data={**e.data, "fault": next(names)}) if e.kind is Kind.APPLYING else e for e in run.events]
+    return replace(run, events=tuple(events))
 
 
 def at(tmp_path: Path, child: Child, keep: bool = False, **more: Any) -> tuple[DayRun, Path]:
@@ -150,9 +152,7 @@ def test_a_job_that_gets_stuck_again_and_again_ends_the_day(tmp_path: Path, trai
         run = trainer(kills=[(18, 1)]).record()
         name = scenario["faults"][0]["id"]
         dead = [e for e in run.events if e.attempt in (0, None)]
-        return replace(
-            run, events=tuple(replace(e, data={**e.data, "fault": name}) if "fault" in e.data else e for e in dead)
-        )
+        return called(replace(run, events=tuple(dead)), iter([name]))
 
     rounds, cut_short = at(tmp_path, Played(dies), give_up=2)[0]()
     assert len(rounds) == 2

@@ -1,0 +1,108 @@
+"""Plant bugs that take one, two or three faults together, among others that they don't take, and shrink what fails.
+
+    python ci/campaigns/shrink.py [--bugs N] [--seed S] [--tries N] [--fails K]
+
+Each bug is planted in a stand-in trainer (shrink_job.py). A scenario of eight faults fails by it, and is shrunk by
+`torchaos shrink`: what is left has to be exactly the faults that the bug takes. Exit code 1 where fewer than nine of
+ten bugs were shrunk so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+STAND_IN = Path(__file__).parents[2] / "tests" / "support" / "dying" / "stand_in"
+JOB = Path(__file__).with_name("shrink_job.py")
+# What the trainer can tell apart, and the fault that makes it happen.
+FAULTS: dict[str, dict[str, Any]] = {
+    "killed0": {"inject": "process.kill", "target": {"rank": 0}},
+    "killed1": {"inject": "process.kill", "target": {"rank": 1}},
+    "frozen0": {"inject": "process.freeze", "target": {"rank": 0}, "for": "1200ms"},
+    "frozen1": {"inject": "process.freeze", "target": {"rank": 1}, "for": "1200ms"},
+    "raised0": {"inject": "process.raise", "target": {"rank": 0}},
+    "raised1": {"inject": "process.raise", "target": {"rank": 1}},
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bugs", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tries", type=int, default=2)
+    parser.add_argument("--fails", type=int, default=2)
+    options = parser.parse_args()
+    draw, exact = random.Random(options.seed), 0
+    for number in range(options.bugs):
+        needs = set(draw.sample(sorted(FAULTS), 1 + number % 3))
+        begun = time.monotonic()
+        with tempfile.TemporaryDirectory() as name:
+            left, runs = shrunk(Path(name), needs, draw, options)
+        exact += left == needs
+        mark = "exact" if left == needs else "WRONG"
+        took = time.monotonic() - begun
+        print(f"{mark}: takes {sorted(needs)}, left {sorted(left)}; {runs} sets tried, {took:.0f} s", flush=True)
+    print(f"{exact} of {options.bugs} shrunk to exactly what the bug takes")
+    return 0 if exact >= 0.9 * options.bugs else 1
+
+
+def shrunk(folder: Path, needs: set[str], draw: random.Random, options: argparse.Namespace) -> tuple[set[str], int]:
+    """What `torchaos shrink` leaves of a failing scenario, and how many sets of faults it tried."""
+    path, output = folder / "eight.yaml", folder / "shrunk.yaml"
+    path.write_text(yaml.safe_dump(scenario(needs, draw), sort_keys=False))
+    done = torchaos("run", str(path), "--out", str(folder / "runs"))
+    if done.returncode != 1:
+        print(done.stdout[-2000:], done.stderr[-2000:])
+        return set(), 0
+    run = next(one for one in (folder / "runs").iterdir() if (one / "plan.json").exists())
+    tries = ("--tries", str(options.tries), "--fails", str(options.fails))
+    done = torchaos("shrink", str(run), *tries, "-o", str(output), "--out", str(folder / "tries"))
+    if not output.exists():
+        print(done.stdout[-2000:], done.stderr[-2000:])
+        return set(), 0
+    left = {fault["id"] for fault in yaml.safe_load(output.read_text())["faults"]}
+    return left, sum(" failed: " in line for line in done.stdout.splitlines())
+
+
+def torchaos(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torchaos.harness", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+
+
+def scenario(needs: set[str], draw: random.Random) -> dict[str, Any]:
+    """Those that the bug takes, in random order among others, each once the one before was recovered from."""
+    names = [*draw.sample(sorted(FAULTS), len(FAULTS))]
+    faults: list[dict[str, Any]] = []
+    for name in names:
+        when: dict[str, Any] = {"time": "300ms"}
+        if faults:
+            when |= {"after": faults[-1]["id"], "state": "recovered", "delay": "150ms"}
+        faults.append({"id": name, **FAULTS[name], "when": when})
+    python = os.path.realpath(sys.executable)
+    train = f"{JOB} {{run}}/checkpoints {','.join(sorted(needs))}"
+    return {
+        "scenario": "eight",
+        "job": {
+            "command": f"{python} {STAND_IN}/torchrun --nproc-per-node 2 --max-restarts 30 {train}",
+            "env": {"PYTHONPATH": str(STAND_IN)}, "checkpoints": {"path": "{run}/checkpoints"}, "timeout": "90s",
+        },
+        "faults": faults,
+        "steady_state": ["ranks_up"],
+        "until": [{"recovered": {"rest": "2s"}}],
+        "stop": [{"no_progress": {"longer_than": "5s"}}],
+        "twin": "none",
+        "assert": ["recovery_time"],
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""A stand-in trainer with a bug that takes some of the things that can happen to it, together: once all of NEEDS have
+happened, in whatever order, it never trains again. It imports no torch; see tests/support/dying/stand_in/train.py.
+
+shrink_job.py FOLDER NEEDS    (NEEDS: killed0,frozen1,raised0,damaged: what, and of which rank)
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from checkpoint import checkpoint  # type: ignore[import-not-found]  # of the stand-in, by PYTHONPATH
+
+STEP_S, FROZEN_S, EVERY = 0.005, 0.8, 20
+
+
+def main() -> None:
+    folder, needs = Path(sys.argv[1]), set(sys.argv[2].split(","))
+    agent: Any = next(one for one in gc.get_objects() if type(one).__name__ == "Agent")
+    from _torchaos_agent.wire import Kind, Phase  # type: ignore[import-not-found]
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rank, alive = agent.who.rank, folder / f".alive{agent.who.rank}"
+    if alive.exists():  # its process of the attempt before said no farewell
+        happened(folder, f"killed{rank}")
+    alive.touch()
+    signal.signal(signal.SIGTERM, lambda *_: (alive.unlink(missing_ok=True), os._exit(143)))
+    agent.started("none: a stand-in")
+    agent.orders.load()
+    agent.starts()
+    begun = load(agent, folder, Kind)
+    last = time.monotonic()
+    for step in range(begun + 1, 1_000_000):
+        if needs <= {path.name[1:] for path in folder.glob("+*")}:
+            alive.unlink(missing_ok=True)
+            sys.exit("the planted bug")
+        try:
+            for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+                agent.enter(phase)
+        except RuntimeError:
+            happened(folder, f"raised{rank}")
+            alive.unlink(missing_ok=True)
+            raise
+        time.sleep(STEP_S)
+        if time.monotonic() - last > FROZEN_S and step > begun + 1:
+            happened(folder, f"frozen{rank}")
+        last = time.monotonic()
+        agent.steps_over += 1
+        data: dict[str, Any] = {"losses": [1 / step], "samples": None, "indices": None, "lr": [0.1], "opt_step": step,
+                "sched_step": None, "phases": {}, "skipped": False}  # fmt: skip
+        agent.emit(Kind.STEP, data, agent.steps_over)
+        agent.orders.step_over()
+        if step % EVERY == 0 and rank == 0:
+            save(agent, folder / f"step-{step}.safetensors", step, Kind)
+            last = time.monotonic()
+
+
+def happened(folder: Path, what: str) -> None:
+    (folder / f"+{what}").touch()
+
+
+def load(agent: Any, folder: Path, kind: Any) -> int:
+    """From the newest checkpoint that is as it was saved."""
+    for path in sorted(folder.glob("step-*.safetensors"), key=lambda path: -int(path.stem[5:])):
+        step = int(path.stem[5:])
+        if path.read_bytes() == checkpoint(step):
+            about = {"path": str(path), "format": "safetensors"}
+            agent.emit(kind.LOAD_BEGIN, about)
+            agent.emit(kind.LOAD_END, {**about, "ok": True, "numbers": {"step": step}})
+            agent.orders.loaded()
+            return step
+        happened(folder, "damaged")
+    return 0
+
+
+def save(agent: Any, path: Path, step: int, kind: Any) -> None:
+    about = {"path": str(path), "format": "safetensors"}
+    agent.emit(kind.SAVE_BEGIN, about)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(checkpoint(step))
+    partial.rename(path)
+    agent.emit(kind.SAVE_END, {**about, "ok": True, "blocked_s": 0.0})
+    old = sorted(path.parent.glob("step-*.safetensors"), key=lambda one: int(one.stem[5:]))[:-3]
+    for one in old:
+        with contextlib.suppress(OSError):
+            one.unlink()
+
+
+main()

@@ -83,4 +83,16 @@ def describe(plan: Plan) -> dict[str, Any]:
         "kernel": platform.release(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
+        "commit": commit_of(Path(plan.job.cwd)),
     }
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that a folder is checked out at, with `-dirty` where tracked files were changed; empty where it can't
+    be told."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -11,7 +11,7 @@ undo/               undo.jsonl, and the copies that File handles restore from
 job/                what `{run}` stands for in the scenario: the job's own files
 artifacts/*.json    what the collect stage read: inventory.json, environment.json
 twins/N             a link to (or copy of) the record of the Nth twin
-result.json, junit.xml
+result.json, junit.xml, report.html
 """
 
 from __future__ import annotations
@@ -80,6 +80,10 @@ class RunDir:
     @property
     def junit(self) -> Path:
         return self.root / "junit.xml"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
 
     def create(self) -> RunDir:
         """Make the folders, 0700. Raises UsageError when `root` exists, is a link, or can't be made."""

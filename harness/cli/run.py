@@ -33,6 +33,7 @@ from torchaos.harness.cli.options import (
     SET,
     cli,
 )  # fmt: skip
+from torchaos.harness.cli.results import keep
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.engine.commands import at_work
 from torchaos.harness.engine.scenario_run import ScenarioRun, error_result
@@ -173,8 +174,11 @@ def _run_one(one: Planned, console: Console, interrupted: Interrupt) -> Result:
         code = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.INTERNAL
         code = ExitCode.ROLLBACK if isinstance(error, LeftBehind) else code
         return error_result(one.plan, one.folder, ChaosError(mask(str(error))), code)
+    problems = keep(result, one.folder)
     with suppress(*GONE):
-        show.show(result, console)
+        show.show(result, console, one.folder.report if one.folder.report.is_file() else None)
+        for problem in problems:
+            console.print(Text(f" note: {mask(problem)}", "yellow"), soft_wrap=True)
     return result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -27,8 +28,9 @@ _LABEL = 10  # columns of a label such as "rollback"
 _LONGEST_BAR, _LONGEST_NAME = 60, 28
 
 
-def show(result: Result, console: Console) -> None:
-    """Everything that matters of one scenario. Reads well at 80 columns, without colour, and in ASCII."""
+def show(result: Result, console: Console, report: Path | None = None) -> None:
+    """Everything that matters of one scenario. Reads well at 80 columns, without colour, and in ASCII. `report`: where
+    its page is."""
     pen = Pen(console)
     _headline(pen, result)
     if result.faults:
@@ -46,7 +48,7 @@ def show(result: Result, console: Console) -> None:
         pen.heading("Notes")
         for note in result.notes:
             pen.row([(pen.text(pen.marks.dot, "dim"), 1)], pen.text(note), indent=3)
-    _footer(pen, result)
+    _footer(pen, result, report)
     pen.gap()
 
 
@@ -137,7 +139,7 @@ def against(case: Case) -> str:
     return "; ".join(told)
 
 
-def _footer(pen: Pen, result: Result) -> None:
+def _footer(pen: Pen, result: Result, report: Path | None) -> None:
     pen.gap()
     attempts = f"{result.attempts} {'attempt' if result.attempts == 1 else 'attempts'}"
     steps = "no step was seen" if result.steps is None else f"{result.steps} steps"
@@ -149,7 +151,12 @@ def _footer(pen: Pen, result: Result) -> None:
     for label, text in about.items():
         if text:
             pen.row([(pen.text(label, "dim"), _LABEL)], pen.text(text))
-    for label, text in {"Files": result.run_dir, "Reproduce": masked_command(result.reproduce)}.items():
+    lines = {
+        "Files": result.run_dir,
+        "Report": str(report or ""),
+        "Reproduce": masked_command(result.reproduce),
+    }
+    for label, text in lines.items():
         if text:
             pen.long_line(pen.text(label, "dim"), _LABEL, text)
 

@@ -1,0 +1,130 @@
+"""The commands about what runs left: report, history, compare."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.judging.verdict import judge
+from torchaos.harness.report import compared, html
+from torchaos.harness.report.html import index
+from torchaos.harness.result import ExitCode, Result, write_atomically
+from torchaos.harness.rundir import RunDir
+from torchaos.harness.trends import store
+from torchaos.harness.trends.compare import TOLERANCE, Change, compare, overall
+from torchaos.harness.trends.store import Kept, Store
+
+_OUT = click.option(
+    "--out", type=PATH, default=Path("torchaos-runs"), help="Where run directories are.", show_default=True
+)
+_DB = click.option("--db", type=PATH, help=f"The history's file, where it is not OUT/{store.NAME}.")
+_CODES = {Change.WORSE: ExitCode.FAILED, Change.UNCLEAR: ExitCode.INCONCLUSIVE}
+
+
+def keep(result: Result, folder: RunDir) -> list[str]:
+    """Write the page of a run and add it to the history beside its folder; what went wrong with that, a sentence each:
+    none of it changes a verdict."""
+    problems = []
+    try:
+        html.write(folder, result)
+    except Exception as error:  # a page is no part of the verdict, whatever it stumbles over
+        problems.append(f"report.html can't be written: {type(error).__name__}: {error}")
+    try:
+        Store(folder.root.parent / store.NAME).add([store.kept_of(folder)])
+    except UsageError as error:
+        problems.append(str(error))
+    return problems
+
+
+@cli.command()
+@click.argument("folders", nargs=-1, required=True, type=PATH)
+@click.option("-o", "--output", type=PATH, help="Write the page here, not into the run directory; of one run alone.")
+def report(folders: Sequence[Path], output: Path | None) -> None:
+    """Write report.html for run directories: one file each, which opens offline."""
+    if output and len(folders) > 1:
+        raise UsageError("--output names one file; give one run directory")
+    for path in folders:
+        folder = RunDir(path.absolute()).check()
+        result = store.kept_of(folder).result if folder.result.is_file() else judge(folder)
+        to = output or folder.report
+        try:
+            write_atomically(to, html.text(folder, result), private=not output)
+        except OSError as error:
+            raise UsageError(f"{to}: the report can't be written: {error.strerror}; name another with -o") from error
+        click.echo(to)
+
+
+@cli.command()
+@click.argument("scenarios", nargs=-1)
+@_OUT
+@_DB
+@click.option("--last", type=click.IntRange(1), default=20, show_default=True, help="So many runs of each scenario.")
+@click.option("--json", "as_json", is_flag=True, help="Print all as JSON.")
+@click.option("--html", "page", type=PATH, help="Write a page over all runs here.")
+def history(
+    scenarios: Sequence[str], out: Path, db: Path | None, last: int, as_json: bool, page: Path | None
+) -> None:  # fmt: skip
+    """What runs came to, from run to run and commit to commit: of SCENARIOS by name, or of all."""
+    kept = Store(db or out / store.NAME)
+    kept.add(store.found_in(out))
+    runs = kept.runs(scenarios)
+    if not runs:
+        which = f" of {', '.join(scenarios)}" if scenarios else ""
+        raise UsageError(f"{kept.path}: no run{which} in it yet; --out names the folder of the run directories")
+    if page:
+        try:
+            index.write(page.absolute(), runs)
+        except OSError as error:
+            raise UsageError(f"{page}: the page can't be written: {error.strerror}") from error
+        click.echo(page)
+    elif as_json:
+        click.echo(json.dumps([{**one.result.to_json(), "commit": one.commit} for one in runs]))
+    else:
+        compared.history(_last(runs, last), Console())
+
+
+@cli.command("compare")
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@_OUT
+@_DB
+@click.option("--tolerance", type=click.FloatRange(0), default=TOLERANCE, show_default=True,
+              help="Recovery may take so much longer, as a share.")  # fmt: skip
+def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: float) -> None:
+    """Is B worse than A? Each is a run directory, a folder of them, a file that --json wrote, or a commit.
+
+    Exit code 0: nothing got worse; 1: something did; 2: it can't be told.
+    """
+    kept = Store(db or out / store.NAME)
+    rows = compare(_side(before, kept), _side(after, kept), tolerance)
+    compared.comparison(rows, Console())
+    sys.exit(_CODES.get(overall(rows), ExitCode.PASSED))
+
+
+def _side(text: str, kept: Store) -> list[Kept]:
+    path = Path(text)
+    if path.is_file():
+        found = store.in_file(path)
+    elif (path / "plan.json").is_file():
+        found = [store.kept_of(RunDir(path.absolute()))]
+    elif path.is_dir():
+        found = store.found_in(path)
+    else:
+        found = kept.runs(commit=text)
+    if not found:
+        raise UsageError(
+            f"{text}: no run, file of results or commit of that name; `torchaos history` lists what {kept.path} has"
+        )
+    return found
+
+
+def _last(runs: Sequence[Kept], most: int) -> list[Kept]:
+    names = dict.fromkeys(one.result.scenario for one in runs)
+    return [one for name in names for one in [kept for kept in runs if kept.result.scenario == name][-most:]]

@@ -1,0 +1,154 @@
+"""Scenarios as tests. Loading this costs a project that has none of them nothing: only pytest is imported, and no file
+is looked into that was not named on the command line or by the `torchaos_scenarios` setting.
+
+Everything is done by the command line in a process of its own; here its results become pytest's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from torchaos.harness.pytest_plugin.outcome import Run
+
+_SCENARIO = re.compile(rb"""^["']?scenario["']?\s*:""", re.MULTILINE)
+_MOST_BYTES = 1 << 20  # of a scenario file
+_MARKER = (
+    "torchaos(scenario, *, seeds=(), ranks=(), phases=(), steps=(), each={}, set=(), judge=True): the `run` fixture "
+    "runs this scenario file, once for each combination; with judge=False the test looks at the verdict itself"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("torchaos", "scenarios of torchaos")
+    add = group.addoption
+    add(
+        "--torchaos-scenarios",
+        action="append",
+        metavar="GLOB",
+        default=[],
+        help="Collect scenario files that match, relative to the root directory. A file that is named is always taken.",
+    )
+    add("--torchaos-seeds", metavar="N,N", default="", help="Run each scenario file with each of these seeds.")
+    add(
+        "--torchaos-each",
+        action="append",
+        metavar="KEY=V,V",
+        default=[],
+        help="Run each scenario file with each of these values: rank=0,1; phase=forward,backward; step=10,20; or any "
+        "key that `torchaos run --set` takes, of scalars. Several options multiply.",
+    )
+    add("--torchaos-set", action="append", metavar="KEY=VALUE", default=[], help="Passed to `torchaos run --set`.")
+    add("--torchaos-consent", action="append", metavar="WHAT", default=[], help="Passed to `torchaos run --consent`.")
+    add(
+        "--torchaos-out",
+        metavar="DIR",
+        default=None,
+        help="Where run directories go. Default: torchaos-runs in the root directory.",
+    )
+    add(
+        "--torchaos-live",
+        type=int,
+        metavar="N",
+        default=None,
+        help="So many scenarios run at a time on this machine, over all workers of pytest-xdist. Default: one for each "
+        "four processors.",
+    )
+    parser.addini("torchaos_scenarios", type="args", default=[], help="As --torchaos-scenarios.")
+    parser.addini("torchaos_command", type="args", default=[],
+                  help="The command of torchaos, where it is not in pytest's own environment.")  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _MARKER)
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    if file_path.suffix not in (".yaml", ".yml") or not _is_wanted(file_path, parent.config):
+        return None
+    with open(file_path, "rb") as file:
+        if not _SCENARIO.search(file.read(_MOST_BYTES)):
+            return None
+    from torchaos.harness.pytest_plugin.items import ScenarioFile
+
+    found: pytest.Collector = ScenarioFile.from_parent(parent, path=file_path)
+    return found
+
+
+def _is_wanted(path: Path, config: pytest.Config) -> bool:
+    globs = [*config.getoption("--torchaos-scenarios"), *config.getini("torchaos_scenarios")]
+    if globs:
+        try:
+            below = path.relative_to(config.rootpath)
+        except ValueError:
+            below = path
+        if any(below.match(glob) for glob in globs):
+            return True
+    named = (Path(config.invocation_params.dir, str(arg).partition("::")[0]) for arg in config.args)
+    return any(one.name == path.name and one.resolve() == path.resolve() for one in named)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marker = metafunc.definition.get_closest_marker("torchaos")
+    if marker is not None and "run" in metafunc.fixturenames:
+        from torchaos.harness.pytest_plugin.variations import of_marker
+
+        found = of_marker(marker.kwargs)
+        if len(found) > 1:
+            metafunc.parametrize("run", found, indirect=True, ids=[one.name for one in found])
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Run:
+    """The run of the scenario that the test's `torchaos` marker names; tests with the same one share it."""
+    from torchaos.harness.pytest_plugin.running import run_of_test
+
+    return run_of_test(request)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    outcome: Any = yield
+    if call.excinfo is not None and getattr(call.excinfo.value, "is_inconclusive", False):
+        outcome.get_result().torchaos = "inconclusive"
+
+
+def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    """An error of its own kind: the run is no evidence, of the job's health or of the opposite."""
+    if getattr(report, "torchaos", "") == "inconclusive":
+        return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
+    return None
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reports = terminalreporter.stats.get("inconclusive", [])
+    if reports:
+        terminalreporter.write_sep("=", "INCONCLUSIVE", yellow=True)
+        for report in reports:
+            terminalreporter.write_sep("_", f"{report.nodeid} proves nothing", yellow=True)
+            terminalreporter.write_line(report.longreprtext)
+        terminalreporter.write_sep("-", "inconclusive in short", yellow=True)
+        for report in reports:
+            first = report.longreprtext.partition("\n")[0]
+            terminalreporter.write_line(f"INCONCLUSIVE {report.nodeid} - {first}", yellow=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """pytest-xdist: all workers share the runs of the session."""
+    from torchaos.harness.pytest_plugin.running import share
+
+    share(node)
+
+
+ENDINGS = pytest.StashKey[list[Callable[[], None]]]()  # called when the session is over
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    for end in config.stash.get(ENDINGS, []):
+        end()

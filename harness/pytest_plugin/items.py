@@ -1,0 +1,118 @@
+"""A scenario file as tests: under the scenario's name one for its faults, one per assertion, and one for the rollback.
+
+The first of them that is set up runs the scenario; what comes after only reads what it came to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run
+from torchaos.harness.pytest_plugin.running import runs_of
+from torchaos.harness.pytest_plugin.telling import told
+from torchaos.harness.pytest_plugin.variations import Variation, of_options
+from torchaos.harness.scenario.yaml_source import Source, read
+
+
+class ScenarioFile(pytest.File):
+    def collect(self) -> Iterator[pytest.Collector]:
+        try:
+            source = read(self.path)
+        except UsageError as error:
+            raise self.CollectError(str(error)) from None
+        name = str(source.data.get("scenario", self.path.stem))
+        for variation in of_options(self.config):
+            full = f"{name}[{variation.name}]" if variation.name else name
+            yield ScenarioNode.from_parent(self, name=full, source=source, variation=variation)
+
+
+class ScenarioNode(pytest.Collector):
+    """One way to run the scenario."""
+
+    def __init__(self, *, source: Source, variation: Variation, **more: Any) -> None:
+        super().__init__(**more)
+        self.source, self.variation = source, variation
+
+    def collect(self) -> Iterable[pytest.Item]:
+        data = self.source.data
+        faults, asserts = data.get("faults"), data.get("assert")
+        cases: list[tuple[str, str, int, int]] = []  # name, kind, number within its kind, line
+        if faults:
+            cases.append(("faults", "faults", 0, self._line("faults")))
+        for number, one in enumerate(asserts if isinstance(asserts, list) else []):
+            name = next(iter(one), "?") if isinstance(one, dict) else str(one)
+            cases.append((str(name), "assertion", number, self._line("assert", number)))
+        cases.append(("rollback", "rollback", 0, self._line("scenario")))
+        names = [name for name, *_ in cases]
+        for number, (name, kind, place, line) in enumerate(cases):
+            again = names[:number].count(name)
+            full = f"{name} ({again + 1})" if again else name
+            yield CaseItem.from_parent(self, name=full, kind=kind, place=place, line=line)
+
+    def run(self) -> Run:
+        return runs_of(self.config).get(Path(self.path), self.variation)
+
+    def _line(self, *keys: str | int) -> int:
+        return self.source.place(keys).line
+
+
+class CaseItem(pytest.Item):
+    parent: ScenarioNode
+
+    def __init__(self, *, kind: str, place: int, line: int, **more: Any) -> None:
+        super().__init__(**more)
+        self._kind, self._place, self._line = kind, place, line
+        plugins = self.config.pluginmanager
+        if plugins.hasplugin("timeout"):
+            self.add_marker(pytest.mark.timeout(0))  # the scenario has a time-out of its own
+        if plugins.hasplugin("xdist"):
+            self.add_marker(pytest.mark.xdist_group(self.parent.nodeid))
+
+    def setup(self) -> None:
+        """Where there is no evidence it is an error, not a failure."""
+        run = self.parent.run()
+        case = self._case(run)
+        self.user_properties += [("torchaos.verdict", case["verdict"] if case else "error"), *_properties(run, case)]
+        nothing = run.proves_nothing()
+        if case is None:
+            raise Broken(told(run, nothing or f"the run has no verdict on {self.name}: {run.reason}", line=self._line))
+        if case["verdict"] == "inconclusive":
+            raise Inconclusive(told(run, case["reason"], case, self._line))
+        if case["verdict"] == "error":
+            raise Broken(told(run, case["reason"], case, self._line))
+        if nothing and case["verdict"] == "passed" and self._kind != "rollback":
+            kind = Inconclusive if run.verdict == "inconclusive" else Broken
+            raise kind(f"it would have passed, but the run proves nothing: {nothing}")
+
+    def runtest(self) -> None:
+        run = self.parent.run()
+        case = self._case(run)
+        if case is None or case["verdict"] != "passed":
+            raise Failed(told(run, case["reason"] if case else run.reason, case, self._line))
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        return self.path, self._line - 1, f"{self.parent.name}: {self.name}"
+
+    def _case(self, run: Run) -> Mapping[str, Any] | None:
+        own = [one for one in run.cases if one["kind"] == self._kind]
+        return own[self._place] if self._place < len(own) else None
+
+
+def _properties(run: Run, case: Mapping[str, Any] | None) -> Iterator[tuple[str, object]]:
+    """What was measured, for --junitxml: by name, with bounds."""
+    if case is None:
+        return
+    for name, value in case["measured"].items():
+        if value is not None:
+            yield f"measured.{name}", value
+    yield from ((f"bound.{name}", value) for name, value in case["bound"].items())
+    if case["kind"] == "faults":
+        for one in run.recoveries:
+            yield from ((f"recovery.{one.fault}.{part}", at) for part, at in one.parts.items() if at is not None)
+    yield "torchaos.run_dir", str(run.result["run_dir"])
+    yield "torchaos.seed", run.result["seed"]

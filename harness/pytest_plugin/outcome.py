@@ -1,0 +1,151 @@
+"""What one call of `torchaos run` came to, as tests see it. Reads the run directory only when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from torchaos.harness.agent.wire import Event
+    from torchaos.harness.record import Record
+
+_ROLLBACK = 4  # the exit code of a machine that is not as it was
+
+
+_Outcome: Any = pytest.fail.Exception
+
+
+class Failed(_Outcome):  # type: ignore[misc]
+    """An assertion of the scenario does not hold. Its text is the whole report: none of our code is shown."""
+
+    __module__ = "builtins"  # so that pytest's summary shows the bare name, as of its own
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, pytrace=False)
+
+
+class Broken(Failed):
+    """Nothing was judged: bad usage, an internal error, or a rollback that is incomplete."""
+
+    __module__ = "builtins"
+
+
+class Inconclusive(Failed):
+    """The run is no evidence."""
+
+    __module__ = "builtins"
+    is_inconclusive = True
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """One recovery. `parts`: seconds since the fault hit, by name, None where it was not seen: felt, detected,
+    torn_down, rendezvous, workers_up, restored, first_step, caught_up."""
+
+    fault: str
+    parts: Mapping[str, float | None]
+    lost_steps: int | None
+
+    @property
+    def caught_up_s(self) -> float | None:
+        return self.parts.get("caught_up")
+
+
+@dataclass(frozen=True)
+class Run:
+    """`result`: as in result.json; empty where nothing could be run, and `output` says why."""
+
+    scenario: Path
+    exit_code: int
+    output: str
+    result: Mapping[str, Any]
+
+    @property
+    def verdict(self) -> str:
+        """passed, failed, inconclusive or error."""
+        return str(self.result.get("verdict", "error"))
+
+    @property
+    def reason(self) -> str:
+        return str(self.result.get("reason", "")) or _last_lines(self.output)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.result["run_dir"])
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+    @property
+    def cases(self) -> Sequence[Mapping[str, Any]]:
+        return tuple(self.result.get("cases", ()))
+
+    def case(self, name: str) -> Mapping[str, Any]:
+        """An assertion's, or `faults`, or `rollback`. Raises LookupError where there is none of that name."""
+        found = next((one for one in self.cases if one["name"] == name), None)
+        if found is None:
+            raise LookupError(f"{name}: this run has {', '.join(one['name'] for one in self.cases)}")
+        return found
+
+    @property
+    def recoveries(self) -> Sequence[Recovered]:
+        """One per fault that landed, in order of time."""
+        told = self.result.get("recoveries", ())
+        return tuple(Recovered(one["fault"], one["parts"], one["lost_steps"]) for one in told)
+
+    @property
+    def recovery(self) -> Recovered:
+        """The only one. Raises LookupError where there is none, or several."""
+        if len(self.recoveries) != 1:
+            raise LookupError(f"there are {len(self.recoveries)} recoveries; choose one of `recoveries`")
+        return self.recoveries[0]
+
+    @cached_property
+    def record(self) -> Record:
+        from torchaos.harness.record import Record
+        from torchaos.harness.rundir import RunDir
+
+        return Record.load(RunDir(self.folder))
+
+    @property
+    def journal(self) -> Sequence[Event]:
+        """All events, in order of time."""
+        return self.record.events
+
+    @cached_property
+    def twins(self) -> Sequence[Record]:
+        """The records of the fault-free runs that it was judged against."""
+        from torchaos.harness.record import Record
+        from torchaos.harness.rundir import RunDir
+
+        home = RunDir(self.folder).twins
+        return [Record.load(RunDir(path)) for path in sorted(home.iterdir())] if home.is_dir() else []
+
+    @property
+    def twin(self) -> Record | None:
+        return self.twins[0] if self.twins else None
+
+    def proves_nothing(self) -> str:
+        """Why no assertion of this run may count as passed, whatever it says itself; empty where they may. An assertion
+        that is inconclusive by itself says nothing about the others."""
+        if not self.result:
+            return f"nothing was run: {self.reason}"
+        if self.exit_code == _ROLLBACK or self.result["exit_code"] == _ROLLBACK:
+            undone = [one["reason"] for one in self.cases if one["kind"] == "rollback" and one["verdict"] != "passed"]
+            return f"the rollback is incomplete: {undone[0] if undone else self.reason}"
+        own = [one["name"] for one in self.cases if one["kind"] == "assertion" and one["verdict"] != "passed"]
+        if self.verdict == "passed" or any(self.reason.startswith(f"{name}: ") for name in own):
+            return ""
+        return "" if self.verdict == "failed" else self.reason
+
+
+def _last_lines(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error:") or ".yaml:" in line]
+    return "\n".join(errors or lines[-5:]) or "the command printed nothing"

@@ -1,0 +1,191 @@
+"""Runs each scenario once per session, whoever asks for it: items, fixtures, and all workers of pytest-xdist.
+
+The workers share a folder with a lock and a result per run; and a live run takes one of the machine's slots, so that
+parallel tests don't start more training jobs than it bears.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.harness.pytest_plugin import ENDINGS
+from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run
+from torchaos.harness.pytest_plugin.telling import told
+from torchaos.harness.pytest_plugin.variations import Variation, of_marker
+
+_LOOK_S = 0.2  # how often a slot is looked for
+_ORDERLY_S = 120.0  # for a run that is ended early: its rollback, and what is left of its job
+_FROM_TESTS = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
+_SHARED = "torchaos_session"  # of a worker's input
+_RUNS = pytest.StashKey["Runs"]()
+
+
+class Runs:
+    """Those of one session. `shared`: the folder of the session's locks and results."""
+
+    def __init__(self, config: pytest.Config, shared: Path) -> None:
+        self._command = config.getini("torchaos_command") or [sys.executable, "-m", "torchaos.harness"]
+        self._out = Path(config.getoption("--torchaos-out") or config.rootpath / "torchaos-runs").absolute()
+        self._live = config.getoption("--torchaos-live") or max(1, (os.cpu_count() or 1) // 4)
+        self._consent = [word for name in config.getoption("--torchaos-consent") for word in ("--consent", name)]
+        self._shared, self._known = shared, dict[str, Run]()
+
+    def get(self, scenario: Path, variation: Variation) -> Run:
+        """The run of that scenario, from this session where it has been."""
+        words = [*(["--seed", str(variation.seed)] if variation.seed is not None else []), *self._consent]
+        words += [word for text in variation.overrides for word in ("--set", text)]
+        key = hashlib.blake2b(json.dumps([str(scenario), words]).encode(), digest_size=12).hexdigest()
+        if key not in self._known:
+            self._known[key] = self._once(key, scenario, words)
+        return self._known[key]
+
+    def _once(self, key: str, scenario: Path, words: Sequence[str]) -> Run:
+        with _locked(self._shared / f"{key}.lock"):
+            kept = self._shared / f"{key}.json"
+            if not kept.is_file():
+                found = self._run(scenario, words)
+                partial = kept.with_suffix(".partial")
+                partial.write_text(json.dumps({**asdict(found), "scenario": str(found.scenario)}))
+                partial.rename(kept)
+            raw = json.loads(kept.read_text())
+            return Run(**{**raw, "scenario": Path(raw["scenario"])})
+
+    def _run(self, scenario: Path, words: Sequence[str]) -> Run:
+        with _slot(self._live), tempfile.TemporaryDirectory(prefix="torchaos-pytest-") as folder:
+            results = Path(folder, "results.json")
+            command = [*self._command, "run", str(scenario), "--out", str(self._out), "--json", str(results), *words]
+            env = {name: value for name, value in os.environ.items() if name not in _FROM_TESTS}
+            with open(Path(folder, "output"), "w+b") as output:
+                try:
+                    process = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env,
+                        start_new_session=True,
+                    )  # fmt: skip
+                except OSError as error:
+                    return Run(scenario, 3, f"error: {command[0]}: {error.strerror}; see torchaos_command", {})
+                code = _outcome_of(process)
+                output.seek(0)
+                text = output.read().decode(errors="replace")
+            return Run(scenario, code, text, _result(results))
+
+
+def runs_of(config: pytest.Config) -> Runs:
+    if _RUNS not in config.stash:
+        given = getattr(config, "workerinput", {}).get(_SHARED)
+        config.stash[_RUNS] = Runs(config, Path(given) if given else _session_folder(config))
+    return config.stash[_RUNS]
+
+
+def share(node: Any) -> None:
+    """Called on the controller of pytest-xdist for each worker."""
+    config = node.config
+    if _SHARED not in config.stash.get(_GIVEN, {}):
+        config.stash[_GIVEN] = {_SHARED: str(_session_folder(config))}
+    node.workerinput[_SHARED] = config.stash[_GIVEN][_SHARED]
+
+
+_GIVEN = pytest.StashKey[dict[str, str]]()
+
+
+def run_of_test(request: pytest.FixtureRequest) -> Run:
+    """For the `run` fixture. The test fails, or is inconclusive, as the run is, unless it wants to judge by itself."""
+    marker = request.node.get_closest_marker("torchaos")
+    if marker is None or len(marker.args) != 1:
+        raise pytest.UsageError(f'{request.node.nodeid}: `run` needs @pytest.mark.torchaos("FILE.yaml") on the test')
+    variation = getattr(request, "param", None) or of_marker(marker.kwargs)[0]
+    found = runs_of(request.config).get(_scenario(marker.args[0], request), variation)
+    request.node.user_properties += [("torchaos.verdict", found.verdict), *_properties(found)]
+    if marker.kwargs.get("judge", True) and found.verdict != "passed":
+        kind = {"failed": Failed, "inconclusive": Inconclusive}.get(found.verdict, Broken)
+        raise kind(told(found, found.reason))
+    if not found.result:
+        raise Broken(told(found, found.reason))
+    return found
+
+
+def _scenario(name: str, request: pytest.FixtureRequest) -> Path:
+    """Relative to the test's own file, or else to the root directory."""
+    places = [Path(request.node.path).parent / name, request.config.rootpath / name]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise pytest.UsageError(f"{request.node.nodeid}: there is no {places[0]}, and no {places[1]}")
+    return found.resolve()
+
+
+def _properties(run: Run) -> list[tuple[str, object]]:
+    if not run.result:
+        return []
+    parts = [(f"recovery.{one.fault}.{part}", at) for one in run.recoveries for part, at in one.parts.items()]
+    return [("torchaos.run_dir", str(run.folder)), *((name, at) for name, at in parts if at is not None)]
+
+
+def _session_folder(config: pytest.Config) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="torchaos-session-"))
+    config.stash.setdefault(ENDINGS, []).append(lambda: shutil.rmtree(folder, ignore_errors=True))
+    return folder
+
+
+def _result(path: Path) -> dict[str, Any]:
+    """Empty where nothing was run, or it was not finished."""
+    try:
+        results = json.loads(path.read_text())["results"]
+        return dict(results[0])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return {}
+
+
+def _outcome_of(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code. Whatever ends the wait (Ctrl-C, a time-out of pytest's) ends the run too, in order."""
+    try:
+        return process.wait()
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(_ORDERLY_S)
+        except BaseException:  # once more: it hurries, and rolls back all the same
+            process.send_signal(signal.SIGINT)
+            process.wait(_ORDERLY_S)
+            raise
+        raise
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _slot(count: int) -> Iterator[None]:
+    """One of the machine's slots for live runs, over all of this user's sessions."""
+    from platformdirs import user_state_path
+
+    home = user_state_path("torchaos") / "slots"
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    while True:
+        for number in range(count):
+            with open(home / str(number), "w") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                yield
+                return
+        time.sleep(_LOOK_S)

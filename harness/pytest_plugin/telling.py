@@ -1,0 +1,80 @@
+"""What a failure shows: the reason, figures against bounds, the story around the fault, and the scenario's lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.pytest_plugin.outcome import Run
+
+_BEFORE_S, _AFTER_S, _MOST_LINES = 5.0, 120.0, 30
+_AROUND = 3  # lines of the scenario
+
+
+def told(run: Run, reason: str, case: Mapping[str, Any] | None = None, line: int | None = None) -> str:
+    """`line`: where in the scenario the assertion stands, from 1."""
+    blocks = [[reason], list(_figures(case)) if case else [], list(_around(run)), list(_excerpt(run.scenario, line))]
+    blocks.append(list(_pointers(run)))
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+
+def _figures(case: Mapping[str, Any]) -> Iterator[str]:
+    from torchaos.harness.report.text import name_in_words, value_in_words
+
+    measured, bound, seconds = case["measured"], case["bound"], case.get("seconds", ())
+    for name in dict.fromkeys((*bound, *measured)):
+        found = value_in_words(name, measured[name], seconds) if name in measured else "not measured"
+        against = f"  (bound: {value_in_words(name, bound[name], seconds)})" if name in bound else ""
+        yield f"  {name_in_words(name):<16} {found}{against}"
+
+
+def _around(run: Run) -> Iterator[str]:
+    """The journal's notable events around the first fault that landed."""
+    if not run.result or not run.folder.is_dir():
+        return
+    from torchaos.harness.agent.wire import Kind
+    from torchaos.harness.contracts import ChaosError
+    from torchaos.harness.report.narrator import Narrator
+
+    try:
+        record = run.record
+    except ChaosError as error:
+        yield f"the journal can't be read: {error}"
+        return
+    hits = [event.mono_s for event in record.of_kind(Kind.APPLYING, Kind.APPLIED)]
+    if not hits:
+        yield "no fault landed"
+        return
+    narrator, lines = Narrator(record.plan), []
+    for event in record.events:
+        line = narrator.tell(event)
+        since = event.mono_s - hits[0]
+        if line and -_BEFORE_S <= since <= _AFTER_S:
+            lines.append(f"  {since:+8.2f} s  {line.text}")
+    yield "around the fault:"
+    yield from lines[:_MOST_LINES]
+    if len(lines) > _MOST_LINES:
+        yield f"  ... and {len(lines) - _MOST_LINES} more lines, in the report"
+
+
+def _excerpt(path: Path, line: int | None) -> Iterator[str]:
+    if line is None:
+        return
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    yield f"{path.name}:{line}"
+    for number in range(max(1, line - _AROUND), min(len(lines), line + _AROUND) + 1):
+        yield f"{'>' if number == line else ' '} {number:>4} | {lines[number - 1]}"
+
+
+def _pointers(run: Run) -> Iterator[str]:
+    if not run.result:
+        return
+    yield f"files:  {run.folder}"
+    if run.report.is_file():
+        yield f"report: {run.report}"
+    if run.result.get("reproduce"):
+        yield f"again:  {run.result['reproduce']}"

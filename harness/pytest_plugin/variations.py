@@ -1,0 +1,69 @@
+"""One scenario, several ways: seeds, ranks, phases, steps, or any other value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+
+_KEYS = {"rank": "faults.0.target.rank", "phase": "faults.0.when.phase", "step": "faults.0.when.step"}
+_OPTIONS = {"seeds": "seed", "ranks": "rank", "phases": "phase", "steps": "step"}  # of the marker
+
+
+@dataclass(frozen=True)
+class Variation:
+    name: str  # as it stands in brackets behind the test's name; empty where there is only one
+    seed: int | None
+    overrides: tuple[str, ...]  # as `--set` takes them
+
+
+def of_options(config: pytest.Config) -> list[Variation]:
+    """Raises pytest.UsageError where an option can't be read."""
+    axes: list[tuple[str, Sequence[Any]]] = []
+    if seeds := config.getoption("--torchaos-seeds"):
+        axes.append(("seed", _split("--torchaos-seeds", seeds)))
+    for text in config.getoption("--torchaos-each"):
+        key, equals, values = text.partition("=")
+        if not equals or not key:
+            raise pytest.UsageError(f"--torchaos-each {text}: write KEY=VALUE,VALUE, such as rank=0,1")
+        axes.append((key, _split(f"--torchaos-each {key}", values)))
+    return _crossed(axes, config.getoption("--torchaos-set"))
+
+
+def of_marker(given: Mapping[str, Any]) -> list[Variation]:
+    """Raises pytest.UsageError where the marker has an argument that there is none of."""
+    unknown = given.keys() - {*_OPTIONS, "each", "set", "judge"}
+    if unknown:
+        raise pytest.UsageError(f"the marker torchaos has no {min(unknown)}; it has seeds, ranks, phases, steps, each, "
+                                "set and judge")  # fmt: skip
+    axes = [(key, list(given[option])) for option, key in _OPTIONS.items() if given.get(option)]
+    axes += [(key, list(values)) for key, values in given.get("each", {}).items()]
+    return _crossed(axes, given.get("set", ()))
+
+
+def _crossed(axes: Sequence[tuple[str, Sequence[Any]]], always: Iterable[str]) -> list[Variation]:
+    found = []
+    for values in product(*(values for _key, values in axes)):
+        pairs = [(key, value) for (key, _), value in zip(axes, values, strict=True)]
+        seeds = [value for key, value in pairs if key == "seed"]
+        overrides = tuple(f"{_KEYS.get(key, key)}={value}" for key, value in pairs if key != "seed")
+        name = "-".join(f"{key}={value}" for key, value in pairs)
+        found.append(Variation(name, _seed(seeds[0]) if seeds else None, (*always, *overrides)))
+    return found
+
+
+def _seed(value: Any) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise pytest.UsageError(f"{value!r} is no seed: a seed is a whole number") from None
+
+
+def _split(option: str, text: str) -> list[str]:
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
+        raise pytest.UsageError(f"{option}: no value; write them with commas between, such as 0,1")
+    return found

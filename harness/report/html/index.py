@@ -1,0 +1,62 @@
+"""Many runs on one page: a table to filter, and the recovery time of each scenario from run to run."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.report.html.page import render
+from torchaos.harness.result import Verdict, write_atomically
+from torchaos.harness.rundir import RunDir
+from torchaos.harness.trends.store import Kept
+
+MOST_TRENDS, MOST_POINTS, MOST_ROWS = 40, 500, 2_000
+
+
+def write(path: Path, runs: Sequence[Kept]) -> None:
+    """Raises OSError where it can't be written."""
+    write_atomically(path, text(runs, path.parent))
+
+
+def text(runs: Sequence[Kept], home: Path) -> str:
+    """`home`: the folder of the page; reports are linked relative to it."""
+    by_scenario: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for one in runs:
+        if one.result.recoveries:
+            by_scenario[one.result.scenario].append(_point(one))
+    trends = [
+        {"scenario": name, "runs": points[-MOST_POINTS:]}
+        for name, points in sorted(by_scenario.items())
+        if len(points) > 1
+    ]
+    counts = Counter(one.result.verdict for one in runs)
+    left_out = []
+    if len(trends) > MOST_TRENDS:
+        left_out.append(f"of {len(trends)} scenarios the trends of {MOST_TRENDS} are drawn")
+    if len(runs) > MOST_ROWS:
+        left_out.append(f"of {len(runs)} runs the last {MOST_ROWS} are listed")
+    return render("index.html", {"trends": trends[:MOST_TRENDS]}, {
+        "rows": [_row(one, home) for one in reversed(runs[-MOST_ROWS:])],
+        "count": len(runs), "told": ", ".join(f"{counts[one]} {one.value}" for one in Verdict if counts[one]),
+        "trends": [one["scenario"] for one in trends[:MOST_TRENDS]], "left_out": left_out,
+    })  # fmt: skip
+
+
+def _point(one: Kept) -> dict[str, Any]:
+    return {
+        "commit": one.commit[:10], "started": one.result.started, "verdict": one.result.verdict.value,
+        "caught_up": one.caught_up_s,
+    }  # fmt: skip
+
+
+def _row(one: Kept, home: Path) -> dict[str, Any]:
+    result, report = one.result, RunDir(Path(one.result.run_dir)).report
+    return {
+        "scenario": result.scenario, "seed": result.seed, "started": result.started, "commit": one.commit,
+        "verdict": result.verdict.value, "reason": "" if result.verdict is Verdict.PASSED else result.reason,
+        "caught_up": one.caught_up_s, "lost_steps": one.lost_steps, "recovered": bool(result.recoveries),
+        "link": os.path.relpath(report, home) if report.is_file() else "",
+    }  # fmt: skip

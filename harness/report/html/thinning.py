@@ -1,0 +1,38 @@
+"""Which points of a long series are drawn: all near what matters, few elsewhere. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from itertools import groupby
+
+
+def groups(
+    times: Sequence[float], most: int, moments: Sequence[float], apart: Sequence[Hashable]
+) -> Iterator[tuple[int, int]]:
+    """Neighbours put together so that about `most` groups are left: (first, last) of each. Those nearest to a moment
+    stay alone, and what differs in `apart` is never put together. `times` ascend."""
+    if len(times) <= most:
+        yield from ((number, number) for number in range(len(times)))
+        return
+    near = sorted(range(len(times)), key=lambda n: min((abs(times[n] - at) for at in moments), default=times[n]))
+    alone = set(near[: most // 2])
+    size = -(-(len(times) - len(alone)) // max(1, most - len(alone)))
+    for (_what, single), some in groupby(range(len(times)), key=lambda n: (apart[n], n in alone)):
+        numbers = list(some)
+        step = 1 if single else size
+        yield from ((numbers[at], numbers[min(at + step, len(numbers)) - 1]) for at in range(0, len(numbers), step))
+
+
+def telling(values: Sequence[float | None], most: int, keep: Collection[int] = ()) -> list[int]:
+    """The places of about `most` values that show the shape of all: of each bucket the least and the greatest, and
+    besides the first, the last, and those to `keep`."""
+    if len(values) <= most:
+        return list(range(len(values)))
+    size = -(-2 * len(values) // most)
+    found = {0, len(values) - 1, *(place for place in keep if 0 <= place < len(values))}
+    for begin in range(0, len(values), size):
+        seen = [place for place in range(begin, min(begin + size, len(values))) if values[place] is not None]
+        if seen:
+            found.add(min(seen, key=lambda place: values[place] or 0.0))
+            found.add(max(seen, key=lambda place: values[place] or 0.0))
+    return sorted(found)

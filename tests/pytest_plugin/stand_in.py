@@ -1,0 +1,54 @@
+"""Stands in for the command `torchaos`: leaves a recorded run, with the verdict that the scenario's name asks for.
+
+Each call is noted in the file `calls` of the working directory, and how many were under way at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RECORDED = Path(__file__).parents[1] / "fuzz" / "corpus" / "run"  # tests/support/recorded.py, without its imports
+CODES = {"passed": 0, "failed": 1, "inconclusive": 2, "error": 4}
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    scenario, out, results = (Path(words[number]) for number in (1, 3, 5))
+    with open("calls", "a") as file:
+        file.write(json.dumps({"scenario": scenario.stem, "words": words[6:], "at": time.monotonic()}) + "\n")
+    if scenario.stem == "unusable":
+        print(f"{scenario}:3:5: no such key; did you mean job?", file=sys.stderr)
+        return 3
+    if scenario.stem == "slow":
+        time.sleep(60)
+    out.mkdir(parents=True, exist_ok=True)
+    folder = Path(shutil.copytree(RECORDED, out / f"{scenario.stem}-{os.getpid()}"))
+    raw = json.loads((folder / "result.json").read_text()) | {"run_dir": str(folder), "scenario": scenario.stem}
+    change(raw, scenario.stem)
+    results.write_text(json.dumps({"schema": 1, "results": [raw]}))
+    return int(raw["exit_code"])
+
+
+def change(raw: dict[str, Any], name: str) -> None:
+    def of(case: str, verdict: str, reason: str) -> None:
+        next(one for one in raw["cases"] if one["name"] == case).update(verdict=verdict, reason=reason)
+        raw.update(verdict=verdict, reason=f"{case}: {reason}", exit_code=CODES[verdict])
+
+    if name.startswith("bad"):
+        of("recovery_time", "failed", "caught up 71.50 s after the fault, and 60 s are allowed")
+    elif name == "unfelt":
+        of("faults", "inconclusive", "process.kill: nothing shows that it was felt")
+    elif name == "unseen":
+        of("sample_accounting", "inconclusive", "no sample was seen")
+    elif name == "dirty":
+        of("rollback", "error", "process.freeze could not be taken back")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Scenario files as tests: what is collected, what each verdict becomes, and what pytest's own options do with them."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+from .conftest import Project
+
+CASES = ["faults", "recovery_time", "checkpoint_integrity", "loss_continuity", "sample_accounting", "restarts",
+         "completed", "rollback"]  # fmt: skip
+
+
+def test_only_what_was_asked_for_is_collected(project: Project) -> None:
+    """A project's YAML is not looked at unless it is named or matches a pattern that the project set; of that, only
+    scenarios are taken. No run is started by collecting."""
+    project.scenario("chaos/kill")
+    project.file("chaos/values.yaml", "replicas: 3\nnested:\n  scenario: none\n")
+    assert project.pytest("--collect-only", "-q").code == 5, "nothing is collected"
+    assert project.pytest("--collect-only", "-q", "chaos").code == 5, "a folder that is named is no wish for scenarios"
+    named = project.pytest("--collect-only", "-q", "chaos/kill.yaml")
+    wanted = [f"chaos/kill.yaml::kill::{case}" for case in CASES]
+    assert named.text.splitlines()[: len(wanted)] == wanted, named
+    assert project.pytest("--collect-only", "-q", "chaos/values.yaml").code in (4, 5)
+    matched = project.pytest("--collect-only", "-q", "--torchaos-scenarios", "chaos/*.yaml")
+    assert matched.text.splitlines()[: len(wanted)] == wanted, matched
+    assert not matched.calls()
+
+
+def test_each_verdict_has_its_outcome(project: Project) -> None:
+    """Passed, failed and inconclusive scenarios side by side: a failure is a failure, what is inconclusive is neither
+    that nor passed, with a section of its own; each scenario runs once, however many assertions it has."""
+    for name in ("good", "bad", "unfelt"):
+        project.scenario(name)
+    done = project.pytest("good.yaml", "bad.yaml", "unfelt.yaml", "--junitxml", "junit.xml")
+    assert done.code == 1, done
+    assert done.counts() == {"passed": 8 + 7 + 1, "failed": 1, "inconclusive": 7}, done
+    assert [call["scenario"] for call in done.calls()] == ["good", "bad", "unfelt"]
+    assert "FAILED bad.yaml::bad::recovery_time - Failed: caught up 71.50 s" in done.text
+    assert "unfelt.yaml::unfelt::faults proves nothing" in done.text
+    assert "it would have passed, but the run proves nothing: faults: process.kill: nothing shows" in done.text
+    suite = ET.parse(project.folder / "junit.xml").getroot()
+    assert len(suite.findall(".//failure")) == 1
+    assert len(suite.findall(".//error")) == 7
+    case = next(one for one in suite.iter("testcase") if one.find("failure") is not None)
+    assert (case.get("classname"), case.get("name")) == ("bad.yaml.bad", "recovery_time")
+    properties = {one.get("name"): one.get("value") for one in case.iter("property")}
+    assert properties["measured.catch_up"] == "20.677901"
+    assert properties["bound.catch_up"] == "60.0"
+    assert properties["torchaos.verdict"] == "failed"
+
+
+def test_a_failure_shows_what_its_reader_needs(project: Project) -> None:
+    """The reason, the figure and its bound, what happened around the fault, the scenario's own lines, the files; and
+    not a line of our code."""
+    project.scenario("bad")
+    text = project.pytest("bad.yaml").text
+    story = text[text.index("= FAILURES =") : text.index("short test summary")]
+    for part in (
+        "caught up 71.50 s after the fault, and 60 s are allowed", "catch up         20.68 s  (bound: 60 s)",
+        "+0.00 s  process.kill hits rank 1 in step 12, backward", "rank 1 is gone (pid 29501): killed by SIGKILL",
+        ">   20 |   - recovery_time: {catch_up: 60s}", "files:  ", "again:  torchaos run s.yaml --seed 7",
+    ):  # fmt: skip
+        assert part in story, part
+    assert "pytest_plugin" not in story
+    assert "Traceback" not in story
+    assert "def " not in story
+
+
+def test_an_assertion_alone_does_not_pass_in_a_run_that_proves_nothing(project: Project) -> None:
+    """Chosen by -k, an assertion that holds in a run whose fault was not felt is inconclusive; one beside an assertion
+    that could not be judged passes; and on a machine that was not put in order, nothing does."""
+    for name in ("unfelt", "unseen", "dirty"):
+        project.scenario(name)
+    assert project.pytest("unfelt.yaml", "-k", "recovery_time").counts() == {"inconclusive": 1, "deselected": 7}
+    assert project.pytest("unseen.yaml").counts() == {"passed": 7, "inconclusive": 1}
+    dirty = project.pytest("dirty.yaml", "-k", "recovery_time")
+    assert dirty.code == 1
+    assert dirty.counts() == {"error": 1, "deselected": 7}
+    assert "the rollback is incomplete: process.freeze could not be taken back" in dirty.text
+
+
+def test_what_can_t_be_run_is_an_error_with_its_place(project: Project) -> None:
+    """A scenario that the command refuses, one that is no YAML, and a command that is not there: the message alone."""
+    project.scenario("unusable")
+    project.file("broken.yaml", "scenario: x\njob: [\n")
+    done = project.pytest("unusable.yaml")
+    assert done.counts() == {"error": 8}, done
+    assert "unusable.yaml:3:5: no such key; did you mean job?" in done.text
+    broken = project.pytest("broken.yaml")
+    assert broken.code in (1, 2)
+    assert "broken.yaml:3:1:" in broken.text
+    assert "Traceback" not in broken.text
+    project.file("pytest.ini", "[pytest]\ntorchaos_command = /no/such/torchaos\n")
+    assert "/no/such/torchaos: No such file or directory; see torchaos_command" in project.pytest("unusable.yaml").text
+
+
+def test_pytests_own_options_behave(project: Project) -> None:
+    """-x ends after the first failure, --lf runs what failed or was inconclusive again, and only that, -k chooses."""
+    for name in ("bad", "unfelt", "good"):
+        project.scenario(name)
+    first = project.pytest("-x", "bad.yaml", "good.yaml")
+    assert first.counts() == {"passed": 1, "failed": 1}, first
+    assert [call["scenario"] for call in first.calls()] == ["bad"]
+    project.pytest("bad.yaml", "unfelt.yaml", "good.yaml")
+    again = project.pytest("--lf", "bad.yaml", "unfelt.yaml", "good.yaml")
+    assert again.counts() == {"failed": 1, "inconclusive": 7, "deselected": 16}, again
+    assert [call["scenario"] for call in again.calls()] == ["bad", "unfelt"]
+    chosen = project.pytest("good.yaml", "-k", "rollback")
+    assert chosen.counts() == {"passed": 1, "deselected": 7}
+
+
+def test_scenarios_are_multiplied(project: Project) -> None:
+    """By seed, rank, phase or any key: one set of tests each, named by the values, run with them."""
+    project.scenario("good")
+    done = project.pytest(
+        "good.yaml", "--torchaos-seeds=1,2", "--torchaos-each=rank=0,1", "--torchaos-each=job.timeout=1m", "-q",
+        "--torchaos-set=twin.runs=1",
+    )  # fmt: skip
+    assert done.counts() == {"passed": 32}, done
+    words = [" ".join(call["words"]) for call in done.calls()]
+    assert len(set(words)) == 4
+    assert words[0] == "--seed 1 --set twin.runs=1 --set faults.0.target.rank=0 --set job.timeout=1m"
+    listed = project.pytest("good.yaml", "--torchaos-each=phase=forward,backward", "--collect-only", "-q")
+    assert "good.yaml::good[phase=backward]::rollback" in listed.text
+    assert "write KEY=VALUE" in project.pytest("good.yaml", "--torchaos-each=rank").text
+    assert "is no seed" in project.pytest("good.yaml", "--torchaos-seeds=one").text
+
+
+def test_it_stays_out_of_projects_that_do_without_it(project: Project) -> None:
+    """Loading the plugin imports nothing but pytest and the standard library, and changes no test of a project that has
+    fixtures and YAML of its own."""
+    project.file("data.yaml", "scenario: of another tool\n")
+    project.file("test_own.py", (
+        "import sys, pytest\n"
+        "HEAVY = {'yaml', 'pydantic', 'rich', 'click', 'jinja2', 'numpy', 'psutil', 'torch', 'platformdirs'}\n"
+        "@pytest.fixture\ndef run():\n    return 'ours'\n"
+        "def test_own(run):\n"
+        "    assert run == 'ours'\n"
+        "    ours = {name for name in sys.modules if name.startswith('torchaos.')}\n"
+        "    assert ours <= {'torchaos.harness', 'torchaos.harness.pytest_plugin'}, ours\n"
+        "    assert 'torchaos.harness.pytest_plugin' in ours\n"
+        "    assert not HEAVY & sys.modules.keys()\n"
+    ))  # fmt: skip
+    done = project.pytest("-q", "--strict-markers")
+    assert done.counts() == {"passed": 1}, done

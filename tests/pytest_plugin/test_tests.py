@@ -1,0 +1,105 @@
+"""Tests written in Python: the marker, the `run` fixture, several workers, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from importlib.util import find_spec
+
+import pytest
+
+from .conftest import Project
+
+TESTS = """
+import pytest
+
+@pytest.mark.torchaos("good.yaml", seeds=[1, 2], phases=["forward"])
+def test_recovers(run):
+    assert run.verdict == "passed"
+    assert [one.fault for one in run.recoveries] == ["process.kill", "process.freeze"]
+    assert run.recoveries[0].caught_up_s < 30 and run.recoveries[0].lost_steps == 11
+    assert run.case("recovery_time")["measured"]["lost_steps"] == 11
+    assert any(event.kind.value == "fault.applying" for event in run.journal)
+    assert run.twin.history.last_step == run.record.history.last_step == 14
+    assert (run.folder / "plan.json").is_file()
+
+@pytest.mark.torchaos("good.yaml", seeds=[1], phases=["forward"])
+def test_shares_its_run(run):
+    with pytest.raises(LookupError, match="there are 2 recoveries"):
+        run.recovery
+    with pytest.raises(LookupError, match="this run has faults, recovery_time"):
+        run.case("nothing")
+
+@pytest.mark.torchaos("bad.yaml")
+def test_fails_with_its_run(run):
+    raise AssertionError("never reached")
+
+@pytest.mark.torchaos("unfelt.yaml")
+def test_is_inconclusive_with_its_run(run):
+    raise AssertionError("never reached")
+
+@pytest.mark.torchaos("bad.yaml", judge=False)
+def test_judges_by_itself(run):
+    assert run.verdict == "failed"
+    assert run.case("recovery_time")["verdict"] == "failed"
+"""
+
+
+def test_the_fixture_gives_the_run(project: Project) -> None:
+    """A test sees recoveries, journal and twin; tests with the same scenario share its run; one whose run did not pass
+    fails, or is inconclusive, with it, unless it wants to judge by itself."""
+    for name in ("good", "bad", "unfelt"):
+        project.scenario(name)
+    project.file("test_job.py", TESTS)
+    done = project.pytest("-q", "--strict-markers")
+    assert done.counts() == {"passed": 4, "error": 1, "inconclusive": 1}, done
+    assert len(done.calls()) == 4, "good with two seeds, bad, unfelt"
+    assert done.calls()[0]["words"] == ["--seed", "1", "--set", "faults.0.when.phase=forward"]
+    assert "test_recovers[seed=2-phase=forward]" in project.pytest("-q", "--collect-only").text
+
+
+def test_a_marker_that_can_t_be_read_is_told(project: Project) -> None:
+    """A file that is not there, an argument that there is none of, a test without a marker: one sentence each."""
+    project.scenario("good")
+    project.file("test_job.py", (
+        "import pytest\n"
+        "@pytest.mark.torchaos('none.yaml')\ndef test_a(run): pass\n"
+        "def test_b(run): pass\n"
+    ))  # fmt: skip
+    text = project.pytest("-q").text
+    assert "none.yaml" in text
+    assert "`run` needs @pytest.mark.torchaos" in text
+    project.file("test_job.py", "import pytest\n@pytest.mark.torchaos('good.yaml', sed=1)\ndef test_a(run): pass\n")
+    assert "the marker torchaos has no sed" in project.pytest("-q").text
+
+
+@pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist")
+def test_workers_share_runs_and_take_turns(project: Project) -> None:
+    """Under pytest-xdist each scenario runs once, whichever workers have its assertions, and no two at a time where the
+    machine has one slot."""
+    for number in range(2):
+        project.scenario(f"good-{number}")
+    project.env["XDG_STATE_HOME"] = str(project.folder / "state")
+    project.plugins.append("xdist")
+    done = project.pytest("-q", "-n", "2", "--torchaos-live=1", "--torchaos-scenarios=*.yaml")
+    assert done.counts() == {"passed": 16}, done
+    assert sorted(call["scenario"] for call in done.calls()) == ["good-0", "good-1"]
+
+
+def test_an_interruption_ends_the_run_in_order(project: Project) -> None:
+    """Ctrl-C while a scenario runs is passed on to it, and it is waited for: nothing is left behind."""
+    project.scenario("slow")
+    process = subprocess.Popen(
+        project.command("slow.yaml"), cwd=project.folder, env=project.env, stdout=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 60
+    while not (project.folder / "calls").exists():
+        assert time.monotonic() < end, "the scenario was never started"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, text
+    (call,) = [json.loads(line) for line in (project.folder / "calls").read_text().splitlines()]
+    assert time.monotonic() - call["at"] < 50, "it was not waited for to its end"

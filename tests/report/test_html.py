@@ -1,0 +1,252 @@
+"""The page of a run: what it holds, that it needs nothing else, and that nothing in a log can do harm in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from recorded import change_events, judged, lose, recorded
+
+from torchaos.harness.cli import cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.record import Record
+from torchaos.harness.report import html
+from torchaos.harness.report.html.account import checkpoints_of, samples_of
+from torchaos.harness.report.html.curves import curves_of
+from torchaos.harness.report.html.evidence import hangs_of, logs_of
+from torchaos.harness.report.html.timeline import timeline_of
+from torchaos.harness.rundir import RunDir
+
+NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)> {{ 7*7 }} \x1b[2J\u2028 & ]]>"
+
+
+class Page(HTMLParser):
+    """What a browser would find in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.words: list[str] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def data(self) -> Any:
+        return json.loads(self.scripts[0])
+
+
+def page_of(folder: RunDir) -> Page:
+    return Page(html.text(folder, judged(folder)))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return recorded(tmp_path / "run")
+
+
+def test_the_page_needs_nothing_else(run: RunDir) -> None:
+    """Nothing is loaded from anywhere: no address in any attribute or style, and a policy that allows only its own
+    scripts, by their digests; it is far below the size that a gate's artifact may have."""
+    text = html.text(run, judged(run))
+    page = Page(text)
+    assert len(text) < 200_000
+    outside = [value for _tag, attrs in page.tags for name, value in attrs.items() if name in ("src", "href") and value]
+    assert all(value.startswith("#") for value in outside), outside
+    assert not re.search(r"@import|url\(", text)
+    policy = next(attrs["content"] or "" for tag, attrs in page.tags if attrs.get("http-equiv"))
+    assert policy.startswith("default-src 'none'")
+    for script in page.scripts[1:]:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy, "the browser would not run it"
+    assert len(page.scripts) == 3
+    assert "The MIT License" in text, "the charting library's"
+
+
+def test_the_verdict_comes_first_and_says_why(run: RunDir) -> None:
+    """The page of a run that failed begins with the verdict and its reason, and the assertion that failed is open."""
+    change_events(run, "rank0-a1", lose(9))
+    page = page_of(run)
+    assert re.match(r"failed: \S+ failed kill-then-freeze loss_continuity: the loss differs first in step 9", page.text)
+    opened = [attrs["class"] for tag, attrs in page.tags if tag == "details" and "open" in attrs and "class" in attrs]
+    assert opened == ["case failed"]
+
+
+def test_every_part_of_the_run_is_in_it(run: RunDir) -> None:
+    """Faults with their evidence, the parts of the recoveries, samples, checkpoints, environment, and the command."""
+    words = page_of(run).text
+    for part in (
+        "process.kill → rank 1", "pid 29501 ended with exit code -9, the kernel says", "caught up after 20.678 s",
+        "workers up", "336 samples in the 14 steps that count", "None skipped, none repeated", "step-14", "2.13.0+cpu",
+        "torchaos run s.yaml --seed 7", "No difference from the twin in any of 14 steps",
+    ):  # fmt: skip
+        assert part in words, part
+
+
+def test_nothing_in_a_run_can_do_harm(run: RunDir) -> None:
+    """Markup, template syntax and control characters in a log, a scenario, a name or a reason stay text; secrets are
+    masked wherever they stand."""
+    (run.root / "logs").mkdir()
+    (run.root / "logs" / "job-0.log").write_text(f"{NASTY}\nHF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz\n")
+    run.scenario.write_text(NASTY)
+    plan = json.loads(run.plan.read_text())
+    plan["description"], plan["job"]["command"] = NASTY, ["torchrun", NASTY, "--api-key", "sesame-street"]
+    plan["faults"][0]["id"] = NASTY
+    run.plan.write_text(json.dumps(plan))
+
+    def rename(event: dict[str, Any]) -> None:
+        if event["data"].get("fault") == "process.kill":
+            event["data"]["fault"] = NASTY
+
+    change_events(run, "", rename)
+    text = html.text(run, judged(run))
+    page = Page(text)
+    assert len(page.scripts) == 3
+    assert not [tag for tag, attrs in page.tags if tag == "img" or any(name.startswith("on") for name in attrs)]
+    assert page.text.count("<script>alert(1)</script>") > 3
+    assert "{{ 7*7 }}" in page.text
+    assert "\x1b" not in text
+    assert "hf_abcdef" not in text
+    assert "sesame" not in text
+
+
+def test_the_timeline_tells_what_happened(run: RunDir) -> None:
+    """A lane per rank with every step of every attempt; a fault that is taken back is on until then, one that can't be
+    until the job had caught up; the recovery's parts follow each other."""
+    record, result = Record.load(run), judged(run)
+    timeline = timeline_of(record, result.recoveries)
+    names = [lane["name"] for lane in timeline.lanes]
+    assert names[-2:] == ["rank 0", "rank 1"]
+    assert len(timeline.steps) == len(record.history.executions) == 50
+    kill, freeze = (span for span in timeline.spans if span[3] == "fault")
+    assert kill[2] - kill[1] == pytest.approx(result.recoveries[0].parts["caught_up"], abs=0.001)
+    assert freeze[2] - freeze[1] == pytest.approx(0.377, abs=0.01)
+    parts = [span for span in timeline.spans if span[3].startswith("part") and span[0] == names.index("recovery")]
+    assert [a[2] for a in parts[:-1]] == pytest.approx([b[1] for b in parts[1:]])
+    exits = [mark for mark in timeline.marks if mark[2].startswith("exit")]
+    assert sorted(mark[2] for mark in exits) == ["exit", "exit", "exit bad", "exit bad"]
+    assert not timeline.left_out
+
+
+def test_the_curves_show_where_the_twin_was_left(run: RunDir) -> None:
+    """The first step whose loss is another than the twin's, its two values, and no difference before it."""
+    change_events(run, "rank1-a1", lose(9))
+    record = Record.load(run)
+    curves = curves_of(record, [Record.load(RunDir(run.twins / "0"))])
+    assert curves["first_difference"]["step"] == 9
+    assert curves["first_difference"]["rank"] == 1
+    assert curves["first_difference"]["run"] == pytest.approx(curves["first_difference"]["twin"] + 0.5)
+    assert curves["steps"] == list(range(1, 15))
+    assert [step for step, apart in zip(curves["steps"], curves["apart"], strict=True) if apart] == [9]
+    assert [value is None for value in curves["first_loss"]] == [False] * 11 + [True] * 3, "done a second time"
+    assert not curves_of(record, [])["first_difference"]
+
+
+def test_samples_are_counted(run: RunDir) -> None:
+    """One sample that was swapped for another in one step is one skipped and one repeated, in a row of its own."""
+
+    def swap(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 7:
+            event["data"]["samples"][0] = event["data"]["samples"][1]
+
+    change_events(run, "rank0-a1", swap)
+    found = samples_of(Record.load(run), [Record.load(RunDir(run.twins / "0"))])
+    assert (found["counted"], found["twin"], found["skipped"], found["repeated"]) == (336, 336, 1, 1)
+    assert found["rows"] == [{"step": 7, "run": 24, "twin": 24, "common": 23}]
+    assert [one["base"] for one in found["attempts"]] == [0, 0]
+
+
+def test_checkpoints_have_their_state(run: RunDir) -> None:
+    """Whole, damaged and vanished ones are told apart, with what is wrong."""
+    inventory = json.loads((run.artifacts / "inventory.json").read_text())
+    inventory["checkpoints"] = [one for one in inventory["checkpoints"] if one["path"] == "step-14"]
+    inventory["checkpoints"][0].update(problem="bit 3 of byte 17 is flipped", complete=True, loadable=True)
+    (run.artifacts / "inventory.json").write_text(json.dumps(inventory))
+    states = {one["name"]: (one["state"], one["good"]) for one in checkpoints_of(Record.load(run))}
+    assert states["step-14"] == ("damaged", False)
+    assert next(state for name, (state, _) in states.items() if "step-10" in name).startswith("not there any more")
+
+
+def test_the_log_around_the_fault(run: RunDir) -> None:
+    """Of a long log the lines around the death are shown, with the line of the death marked; after a resume the same
+    step comes again, and is not mistaken for the first time."""
+    steps = [f"step {n} loss 1.0" for n in range(1, 12)]
+    death = "E torch failed (exitcode: -9) local_rank: 1 (pid: 29501) of binary: python"
+    later = [f"step {n} loss 1.0" for n in range(1, 15)]
+    (run.root / "logs").mkdir()
+    lines = [*["chatter"] * 500, *steps, "dying", death, *["chatter"] * 500, *later, *["chatter"] * 100]
+    (run.root / "logs" / "job-0.log").write_text("\n".join(lines))
+    (log,) = logs_of(run, Record.load(run))
+    kill, freeze, end = log["pieces"]
+    assert kill["text"].split("\n")[kill["mark"]] == death
+    assert kill["first"] + kill["mark"] == lines.index(death) + 1
+    assert "step 12 loss" in freeze["text"].split("\n")[freeze["mark"]]
+    assert end["text"].count("\n") < 60
+
+
+def test_a_hang_is_told_with_its_culprits(run: RunDir) -> None:
+    """Who noticed it, who is to blame and why stand on the page."""
+    with open(run.events / "harness.jsonl", "a") as file:
+        file.write(json.dumps({
+            "kind": "hang.declared", "source": "harness", "seq": 999, "wall_s": 1795218610.0, "mono_s": 12980.0,
+            "rank": None, "attempt": 1, "step": None, "data": {
+                "observers": ["log", "stacks"], "ranks": [1], "since_s": 12975.0, "culprits": [1], "suspects": [1],
+                "confidence": "high", "summary": "rank 1 holds the others up", "evidence": {"1": ["it is in <recv>"]}},
+        }) + "\n")  # fmt: skip
+    assert hangs_of(Record.load(run))[0]["culprits"] == [1]
+    words = page_of(run).text
+    assert "rank 1 holds the others up" in words
+    assert "it is in <recv>" in words
+
+
+def test_a_run_of_which_hardly_anything_is_left_has_a_page(run: RunDir) -> None:
+    """No step, no twin, no log, no artifact: the page says so, rather than nothing."""
+    for path in (*run.events.glob("rank*"), *run.artifacts.iterdir()):
+        path.unlink()
+    shutil.rmtree(run.twins)
+    lines = (run.events / "harness.jsonl").read_text().splitlines()
+    (run.events / "harness.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    words = page_of(run).text
+    for part in ("No step was seen", "No sample was seen", "None was seen", "There is no log", "No fault landed"):
+        assert part in words, part
+
+
+def test_the_command_writes_it(run: RunDir, tmp_path: Path) -> None:
+    """`torchaos report` works on a run directory that was moved, into it or to a named file; of what is no run
+    directory it says so."""
+    judged(run)
+    moved = RunDir(run.root.rename(tmp_path / "moved"))
+    done = CliRunner().invoke(cli, ["report", str(moved.root)])
+    assert done.exit_code == 0, done.output
+    assert moved.report.read_text().startswith("<!doctype html>")
+    assert moved.report.stat().st_mode & 0o077 == 0
+    assert CliRunner().invoke(cli, ["report", str(moved.root), "-o", str(tmp_path / "x.html")]).exit_code == 0
+    assert (tmp_path / "x.html").read_text() == moved.report.read_text()
+    with pytest.raises(UsageError, match=r"no plan\.json in it"):
+        CliRunner().invoke(cli, ["report", str(tmp_path)], catch_exceptions=False)

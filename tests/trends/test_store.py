@@ -1,0 +1,123 @@
+"""The history of runs: it outlives them, is shared by processes, and is shown as a table and a page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from recorded import judged, recorded
+
+from torchaos.harness.cli import cli
+from torchaos.harness.cli.results import keep
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.result import Verdict
+from torchaos.harness.rundir import RunDir
+from torchaos.harness.trends.store import NAME, Store, kept_of
+
+
+def finished(folder: Path, commit: str, slower: float = 0.0, verdict: str = "passed") -> RunDir:
+    """A run as it lies in an --out folder."""
+    run = recorded(folder)
+    judged(run)
+    raw = json.loads(run.result.read_text())
+    raw["recoveries"][0]["parts"]["caught_up"] += slower
+    raw["verdict"], raw["started"] = verdict, f"2026-11-20T0{len(list(folder.parent.iterdir()))}:00:00"
+    run.result.write_text(json.dumps(raw))
+    at = run.artifacts / "environment.json"
+    at.write_text(json.dumps({**json.loads(at.read_text()), "commit": commit}))
+    return run
+
+
+def torchaos(*words: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs of an old commit, three slower ones of a new one."""
+    folder = tmp_path_factory.mktemp("out")
+    for number in range(6):
+        finished(folder / f"run-{number}", "a" * 40 if number < 3 else "b" * 40, number / 10 + (number >= 3) * 20)
+    return folder
+
+
+def test_the_history_lists_runs_by_commit(out: Path) -> None:
+    """Every run below the folder is taken in, in order of time, with its commit and how long its recovery took."""
+    done = torchaos("history", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert done.output.count("aaaaaaaaaaaa") == done.output.count("bbbbbbbbbbbb") == 3
+    (raw, *_rest) = json.loads(torchaos("history", "--out", out, "--json").output)
+    assert raw["scenario"] == "kill-then-freeze"
+    assert raw["commit"] == "a" * 40
+    assert torchaos("history", "--out", out, "--last", "1").output.count("passed") == 1
+
+
+def test_commits_are_compared(out: Path) -> None:
+    """B's commit against A's is a regression with exit code 1, the other way round there is none, and folders and files
+    of results can be compared too; what is not known is said."""
+    torchaos("history", "--out", out)
+    worse = torchaos("compare", "aaaa", "bbbb", "--out", out)
+    assert worse.exit_code == 1, worse.output
+    assert "WORSE" in worse.output
+    assert torchaos("compare", "bbbb", "aaaa", "--out", out).exit_code == 0
+    assert torchaos("compare", out / "run-0", out / "run-4", "--out", out).exit_code == 2, "one run each"
+    assert torchaos("compare", out, out, "--out", out).exit_code == 0
+    file = out / "results.json"
+    file.write_text(json.dumps({"schema": 1, "results": [json.loads((out / "run-0" / "result.json").read_text())]}))
+    assert torchaos("compare", file, out / "run-0", "--out", out).exit_code == 0
+    with pytest.raises(UsageError, match="no run, file of results or commit"):
+        torchaos("compare", "cccc", "aaaa", "--out", out)
+    with pytest.raises(UsageError, match="not a file of results"):
+        torchaos("compare", out / "run-0" / "plan.json", "aaaa", "--out", out)
+
+
+def test_the_page_over_all_runs(out: Path, tmp_path: Path) -> None:
+    """It lists every run, links those that have a page of their own, and draws a trend per scenario."""
+    torchaos("report", out / "run-1")
+    page = out / "index.html"
+    assert torchaos("history", "--out", out, "--html", page).exit_code == 0
+    text = page.read_text()
+    assert text.count('<span class="badge passed">') == 6
+    assert 'href="run-1/report.html"' in text
+    assert text.count("href=") == 1
+    assert '"caught_up":' in text
+    assert 'id="trend-0"' in text
+
+
+def test_what_is_pruned_stays_in_the_history(tmp_path: Path) -> None:
+    """A run directory that is gone keeps its row; one that is judged again replaces it."""
+    run = finished(tmp_path / "out" / "run", "a" * 40)
+    store = Store(tmp_path / "out" / NAME)
+    assert keep(kept_of(run).result, run) == []
+    assert run.report.is_file()
+    store.add([replace(kept_of(run), result=replace(kept_of(run).result, verdict=Verdict.FAILED))])
+    shutil.rmtree(run.root)
+    (kept,) = store.runs()
+    assert kept.result.verdict is Verdict.FAILED
+    assert store.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_report_that_can_t_be_written_is_a_note(tmp_path: Path) -> None:
+    """Neither a page nor a history that can't be written stands in the way of a verdict: it is told."""
+    run = finished(tmp_path / "out" / "run", "")
+    result = kept_of(run).result
+    run.report.mkdir()
+    (tmp_path / "out" / NAME).write_text("this is no database, and long enough to be taken for a damaged one" * 20)
+    page, history = keep(result, run)
+    assert "report.html can't be written" in page
+    assert "the history can't be used" in history
+
+
+def test_many_writers_lose_nothing(tmp_path: Path) -> None:
+    """Scenarios that end at the same time all have their row."""
+    kept = kept_of(finished(tmp_path / "out" / "run", ""))
+    store = Store(tmp_path / NAME)
+    many = [replace(kept, result=replace(kept.result, run_dir=f"/runs/{number}")) for number in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: store.add([one]), many))
+    assert len(store.runs()) == 24

@@ -155,6 +155,12 @@ def _overlay() -> str | None:
         return None
 
 
+def _tracing() -> str | None:
+    from torchaos.harness.diagnosis.kernel import missing
+
+    return "bpftrace" if missing() is None else None
+
+
 def _py_spy() -> str | None:
     from torchaos.harness.diagnosis.stacks import find_py_spy
 
@@ -164,6 +170,7 @@ def _py_spy() -> str | None:
 CHECKS: dict[str, _Check] = {
     "pidfd": _Check("signals that can't reach a stranger", _pidfd, "needs Linux 5.3 or later and Python 3.9 or later"),
     "py_spy": _Check("stacks of the ranks, for hangs", _py_spy, "pip install 'torchaos[stacks]'"),
+    "bpftrace": _Check("looking into the kernel", _tracing, "run as root; apt-get install bpftrace util-linux"),
     "proc": _Check("finding ranks and orphans", _own_processes, "mount /proc"),
     "agent": _Check(
         "faults at an exact step and phase", _agent, "needs Linux; the job must be launched, not attached to"

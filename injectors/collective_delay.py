@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Delay(Fault):
     """Waits `time`, plus up to `jitter` more (uniform, from the seed), before every `every`th collective; only those of
-    one `operation`, where one is given. `for` says how long the rank stays slow."""
+    the `operation`, process `group` and size (bytes) that are given. `for` says how long the rank stays slow."""
 
     time: Seconds = 0.1
     jitter: Seconds = 0.0
     every: int = 1
     operation: str | None = None
+    group: str | None = None
+    min_bytes: int | None = None
+    max_bytes: int | None = None
     seed: int = 0
 
     name: ClassVar[str] = "collective.delay"
@@ -43,7 +46,8 @@ class Delay(Fault):
         return ()  # the fault's own control page, which is guarded for every fault, is all that keeps it on
 
     def apply(self, site: Any) -> None:
-        which, draw, seen = Collectives(self.operation), random.Random(self.seed), 0
+        which = Collectives(self.operation, self.group, self.min_bytes, self.max_bytes)
+        draw, seen = random.Random(self.seed), 0
 
         def wait(call: Any) -> None:
             nonlocal seen

@@ -10,7 +10,8 @@ import click
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.diagnosis import blame, flight
-from torchaos.harness.diagnosis.job import of_job
+from torchaos.harness.diagnosis.job import of_job, ranks_of
+from torchaos.harness.diagnosis.kernel import watch
 from torchaos.harness.diagnosis.stamped import read_stamps
 from torchaos.harness.diagnosis.verdict import Diagnosis
 from torchaos.harness.rundir import RunDir
@@ -19,13 +20,21 @@ from torchaos.harness.rundir import RunDir
 @cli.command()
 @click.argument("folder", required=False, type=PATH, metavar="[DIR]")
 @click.option("--pid", type=int, metavar="PID", help="Look at the live job of the torchrun that runs as PID.")
+@click.option("--kernel", type=click.FloatRange(0.1, 600), metavar="SECONDS", help="With --pid: look into the kernel.")
+@click.option("--function", "functions", multiple=True, metavar="LIB:SYMBOL", help="With --kernel: calls to time.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def diagnose(folder: Path | None, pid: int | None, as_json: bool) -> None:
+def diagnose(
+    folder: Path | None, pid: int | None, kernel: float | None, functions: tuple[str, ...], as_json: bool
+) -> None:
     """Name the ranks that hold the others up, with the evidence.
 
     DIR holds the Flight Recorder dumps of all ranks (files that end in the rank's number), or is a run directory.
     """
+    if pid is None and kernel is not None:
+        raise UsageError("--kernel looks at a live job: give the --pid of its torchrun")
     found = _diagnosis(folder, pid)
+    if pid is not None and kernel is not None:
+        found.problems += watch({rank: one.pid for rank, one in ranks_of(pid).items()}, kernel, functions)
     click.echo(json.dumps(found.to_json(), indent=1) if as_json else "\n".join(found.lines()))
 
 

@@ -1,0 +1,97 @@
+"""What the kernel saw, of a real process: an uninterruptible sleep, over and under way, and a slow call."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.diagnosis import kernel
+
+# posix_spawn shares its memory with the child until that has called exec: so long the caller sleeps in state D. Here
+# the child first opens a pipe, which takes until somebody opens the other end.
+SLEEPER = """
+import os, sys
+for line in sys.stdin:
+    actions = [(os.POSIX_SPAWN_OPEN, 0, line.strip(), os.O_RDONLY, 0)]
+    os.waitpid(os.posix_spawn("/bin/true", ["true"], {}, file_actions=actions), 0)
+"""
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[str]]:
+    if (lacks := kernel.missing()) is not None:
+        pytest.skip(f"needs {lacks}")
+    with subprocess.Popen([sys.executable, "-c", SLEEPER], stdin=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def _in_state_d(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
+
+
+def _wait_for(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < end, "the process never was in that state"
+        time.sleep(0.01)
+
+
+def test_uninterruptible_sleeps(sleeper: subprocess.Popen[str], tmp_path: Path) -> None:
+    """Two sleeps of a rank, one that ends and one that is under way when the look ends, are told."""
+    pipe, threads = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+
+    def sleep_twice() -> None:
+        assert sleeper.stdin is not None
+        for number in range(2):
+            sleeper.stdin.write(f"{pipe}\n")
+            sleeper.stdin.flush()
+            _wait_for(lambda: _in_state_d(sleeper.pid))
+            if number == 0:
+                time.sleep(0.3)  # how long it lasts
+                os.close(os.open(pipe, os.O_WRONLY))
+
+    def attached() -> None:
+        threads.append(threading.Thread(target=sleep_twice))
+        threads[0].start()
+
+    found = kernel.watch({5: sleeper.pid}, 3.0, attached=attached)
+    threads[0].join()
+    os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    (words,) = found
+    assert words.startswith("rank 5 was in an uninterruptible sleep for ")
+    longest, _, total = words.removeprefix("rank 5 was in an uninterruptible sleep for ").partition(" s, ")
+    assert 0.25 <= float(longest) < float(total.split()[0]) - 0.2
+
+
+SLOW = "import ctypes\nlibc = ctypes.CDLL(None)\nwhile True: libc.usleep(100_000)"
+
+
+def test_slow_calls_of_a_function(sleeper: subprocess.Popen[str]) -> None:
+    """Calls of a function of a library that take long are told with its name, of the ranks that were asked for."""
+    libc = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)
+    with subprocess.Popen([sys.executable, "-c", SLOW]) as slow:
+        try:
+            (words,) = kernel.watch({0: sleeper.pid, 1: slow.pid}, 1.0, [f"{libc}:usleep"])
+        finally:
+            slow.kill()
+    assert words.startswith("rank 1 was in usleep for 0.1")
+
+
+def test_what_is_no_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that would end up in bpftrace's program as something else is refused; a part that is missing is named."""
+    monkeypatch.setattr(kernel, "missing", lambda: None)
+    with pytest.raises(UsageError, match="symbol"):
+        kernel.watch({0: os.getpid()}, 0.1, ['/lib/x.so:f { system("id") }'])
+    monkeypatch.setattr(kernel, "missing", lambda: "bpftrace")
+    with pytest.raises(UsageError, match="needs bpftrace"):
+        kernel.watch({0: os.getpid()}, 0.1)

@@ -43,11 +43,8 @@ class Hit:
 def hits(nodes: Iterable[LiveNode]) -> Iterator[list[Hit]]:
     """Raises ChaosError where a node has no running container, or the engine does not answer."""
     nodes = list(nodes)
-    where = getattr(nodes[0].node, "engine", None) if nodes else None
-    if where is None:
-        raise ChaosError("there is no container to hit; write launcher: docker")
     try:
-        with engine(where) as client:
+        with engine(_engine_of(nodes[0])) as client:
             found = [Hit(client, live, container_of(client, live.run_id, live.node.index)) for live in nodes]
             for one in found:
                 if not one.now["State"]["Running"]:
@@ -57,13 +54,19 @@ def hits(nodes: Iterable[LiveNode]) -> Iterator[list[Hit]]:
         raise ChaosError(str(error)) from error
 
 
+def _engine_of(live: LiveNode) -> str:
+    """Its address. Raises ChaosError where the node is no container."""
+    node: Any = live.node
+    where = getattr(node, "engine", None) or getattr(getattr(node, "inner", None), "engine", None)
+    if where is None:
+        raise ChaosError(f"node {live.node.index} is no container; write launcher: docker")
+    return str(where)
+
+
 def changes(site: Site, part: Literal["running", "network", "limits"]) -> Sequence[Container]:
     """How to set right what `do` is about to change in the containers."""
     with hits(site.nodes) as found:
-        return [
-            Container(site.nodes[0].node.engine, one.live.run_id, one.id, part, _good(one, part))  # type: ignore[attr-defined]
-            for one in found
-        ]
+        return [Container(_engine_of(one.live), one.live.run_id, one.id, part, _good(one, part)) for one in found]
 
 
 def _good(hit: Hit, part: str) -> Mapping[str, Any]:
@@ -92,7 +95,7 @@ def _tell(site: Site, hit: Hit, since: float, action: str, told: int = 0) -> int
     seconds are over. How many have been told now."""
     end = time.monotonic() + _TOLD_S
     while time.monotonic() < end:
-        with engine(hit.live.node.engine) as client:  # type: ignore[attr-defined]  # the other is in use
+        with engine(_engine_of(hit.live)) as client:  # the other is in use
             said = events(client, hit.id, since)
         for one in said[told:]:
             code = one["Actor"]["Attributes"].get("exitCode")

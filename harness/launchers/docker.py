@@ -100,8 +100,9 @@ class Docker:
     name: ClassVar[str] = "docker"
     needs: ClassVar[frozenset[str]] = frozenset({"links", "docker"})
     cannot: ClassVar[Mapping[str, str]] = {
-        "network.link_down": "the other end of a container's link is the engine's; write container.disconnect"
-    }
+        "network.link_down": "the other end of a container's link is the engine's; write container.disconnect",
+        "endpoints": "a container does not reach a proxy of the harness's; write launcher: local or netns",
+    }  # by injector, or by what it hits: what to write instead
 
     def __init__(self) -> None:
         self._engine = address()

@@ -15,7 +15,8 @@ _MADE = {
 def misfit(injector: Any, launcher: str) -> str | None:
     """What is wrong with the injector under the launcher of that name, and what to write instead."""
     found = registry.find("launchers", launcher)
-    if instead := getattr(found, "cannot", {}).get(injector.name):
+    cannot = getattr(found, "cannot", {})
+    if instead := cannot.get(injector.name) or cannot.get(injector.hits):
         return f"{injector.name} can't be done under launcher: {launcher}: {instead}"
     for name, (needs, instead) in _MADE.items():
         if name in injector.needs and name not in getattr(found, "needs", ()):

@@ -140,19 +140,34 @@ def _as_in_the_twin(
     if newest != due and not (finished and newest is not None and due is not None and newest > due):
         return failed(f"the newest checkpoint is of step {newest}, the twin's of step {due}", newest=newest, twin=due)
     noisy = {clash.name for other in theirs[1:] for clash in clashes(other, theirs[0])}
-    pairs = [one for one in ours if one.good and twin_of(one, theirs[0])]
+    twins_of = [one for one in ours if one.good and twin_of(one, theirs[0])]
+    pairs = [one for one in twins_of if not _of_another_world(run, twins[0], one)]
     names = {name for one in pairs for name in (*one.tensors, *one.values)}
     if not pairs or (names and names <= noisy):
-        why = "none is of a step at which the twin has one" if not pairs else "the twins differ among themselves in all"
+        why = "the twins differ among themselves in all"
+        if not pairs:
+            of_others = "all are of another number of ranks" if twins_of else "none is of a step at which it has one"
+            why = f"with the twin's, {of_others}"
         return inconclusive(f"{well}; their contents could not be compared: {why}")
-    found = clashes(ours, theirs[0], noisy)
+    found = clashes(pairs, theirs[0], noisy)
     if found:
         return _clash(run, twins, found)
     spared = f", but for {len(noisy)} entries in which the twins differ among themselves" if noisy else ""
+    other = len(twins_of) - len(pairs)
+    world = f"; those of {other} more were not compared: they were saved on another number of ranks" if other else ""
     return passed(
-        f"{well}; the contents of {len(pairs)} equal the twin's at the same step{spared}",
+        f"{well}; the contents of {len(pairs)} equal the twin's at the same step{spared}{world}",
         checkpoints=len(ours), compared=len(pairs), entries=len(names - noisy),
     )  # fmt: skip
+
+
+def _of_another_world(run: Record, twin: Record, one: Checkpoint) -> bool:
+    """Whether it was saved on another number of ranks than the twin's: sums come in another order then, and each rank's
+    own state is of other ranks."""
+    saved = [save.attempt for save in run.history.saves if save.global_step == one.step]
+    sizes = {attempt.number: attempt.world_size for attempt in run.history.attempts}
+    theirs = {attempt.world_size for attempt in twin.history.attempts}
+    return bool(saved) and sizes.get(saved[-1]) not in theirs
 
 
 def _clash(run: Record, twins: Sequence[Record], found: list[Clash]) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +15,8 @@ from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
 
-Consumed = Mapping[int, "Counter[str]"]  # by global step: how often each sample, over all ranks
+Samples = Counter[Hashable]  # how often each was consumed; a sample is an index, or a digest
+Read = Callable[[Execution], tuple[Hashable, ...]]
 
 _BLIND = "without a twin, samples that were skipped in steps done only once can't be told"
 
@@ -75,48 +76,66 @@ def _against(history: History, ours: Steps, theirs: Steps, early: Steps, blind: 
 
 def _differs(history: History, ours: Steps, theirs: Steps, step: int) -> Finding:
     """What differed first, and what it comes to over the whole history."""
-    mine, twins = _total(ours.values()), _total(theirs.values())
+    read = _reader(ours, theirs)
+    mine, twins = _total(ours.values(), read), _total(theirs.values(), read)
     skipped, repeated = twins - mine, mine - twins
     measured = {"step": step, "skipped": skipped.total(), "repeated": repeated.total()}
     if step not in ours:
-        gone = _count(theirs[step])
-        text = f"the history that counts has no step {step}: {_named(gone, theirs[step].values())} were never consumed"
-        return failed(text, **measured)
+        gone = _named(_count(theirs[step], read))
+        return failed(f"the history that counts has no step {step}: {gone} were never consumed", **measured)
     if step not in theirs:
         return failed(
             f"step {step} was done beyond the twin's last one ({max(theirs)}), with samples of its own", **measured
         )
-    return failed(f"{_story(history, ours, theirs, step)} {_sum(skipped, repeated)}", **measured)
+    return failed(f"{_story(history, ours, theirs, step, read)} {_sum(skipped, repeated)}", **measured)
 
 
-def _story(history: History, ours: Steps, theirs: Steps, step: int, other: str = "the twin") -> str:
+def _story(history: History, ours: Steps, theirs: Steps, step: int, read: Read, other: str = "the twin") -> str:
     """The likeliest story of the first step whose samples are others than those of `other`."""
-    got, due = _count(ours[step]), _count(theirs[step])
+    got, due = _count(ours[step], read), _count(theirs[step], read)
     attempt = history.attempt(next(iter(ours[step].values())).attempt)
     base = attempt.base if attempt and attempt.number else None
     resumed = f"after the resume from step {base}" if base is not None else "without any restart before it"
-    named = _named(got, ours[step].values())
     if got.total() != due.total():
         return (
             f"step {step} consumed {got.total()} samples and {due.total()} in {other}, on {len(ours[step])} and "
             f"{len(theirs[step])} ranks: the global batch changed {resumed}."
         )
-    if _indices(ours[step]) and _indices(ours[step]) == _indices(theirs[step]):
+    if got == due:
         return (
-            f"{named} in step {step} have the right indices and other contents than in {other}, {resumed}: what is "
-            "drawn for a sample (augmentation) comes from an RNG that was not restored."
+            f"{_named(got)} in step {step} have the right indices and other contents than in {other}, {resumed}: what "
+            "is drawn for a sample (augmentation) comes from an RNG that was not restored."
         )
-    usual = next((earlier for earlier in sorted(theirs) if _count(theirs[earlier]) == got), None)
+    usual = _nearest(step, {at for at in theirs if _count(theirs[at], read) == got})
     if usual is None:
-        known = _total(theirs.values())
-        mixed = "they come in another order" if not got - known else f"{other} never consumed them"
-        return f"{named} in step {step} are not those of {other}, {resumed}: {mixed}."
+        return f"{_partly(ours, theirs, step, read, other, resumed)}."
     if usual > step:
-        skipped = _total(theirs[s] for s in range(step, usual) if s in theirs)
-        lost = _named(skipped, [one for s in range(step, usual) if s in theirs for one in theirs[s].values()])
+        lost = _named(_total((theirs[at] for at in range(step, usual) if at in theirs), read))
         return f"{lost} were skipped {resumed}: step {step} consumed those of step {usual}."
     why = "the sampler restarted" if base is not None and step == base + 1 and usual == 1 else "the data was rewound"
-    return f"{named} were consumed twice, in steps {usual} and {step}, {resumed}: {why}."
+    return f"{_named(got)} were consumed twice, in steps {usual} and {step}, {resumed}: {why}."
+
+
+def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resumed: str) -> str:
+    """Of a step whose samples are those of no one step of `other`."""
+    got, due = _count(ours[step], read), _count(theirs[step], read)
+    extra, missing = got - due, due - got
+    odd = [
+        rank for rank in ours[step].keys() & theirs[step].keys() if read(ours[step][rank]) != read(theirs[step][rank])
+    ]
+    where = f" on rank {odd[0]} alone" if len(odd) == 1 < len(ours[step]) else ""
+    home = _nearest(step, {at for at in theirs if extra <= _count(theirs[at], read)})
+    if home is not None and home > step:
+        return f"{_named(missing)} were skipped{where}, {resumed}: {_named(extra)} of step {home} came in step {step}"
+    if home is not None:
+        return f"{_named(extra)} were consumed twice{where}, in steps {home} and {step}, {resumed}"
+    mixed = f"{other} never consumed them" if got - _total(theirs.values(), read) else "they come in another order"
+    return f"{_named(got)} in step {step} are not those of {other}{where}, {resumed}: {mixed}"
+
+
+def _nearest(step: int, others: Collection[int]) -> int | None:
+    """Where every epoch has the same order a batch is that of many steps."""
+    return min(others, key=lambda at: (abs(at - step), at), default=None)
 
 
 def _alone(run: Record, history: History) -> Finding:
@@ -133,7 +152,8 @@ def _alone(run: Record, history: History) -> Finding:
         old = first.setdefault(step, by_rank)
         if _count(old) != _count(by_rank):
             earlier = {at: done for at, done in first.items() if attempt not in {one.attempt for one in done.values()}}
-            story = _story(history, {step: by_rank}, earlier, step, "the first execution")
+            read = _reader({step: by_rank}, earlier)
+            story = _story(history, {step: by_rank}, earlier, step, read, "the first execution")
             return failed(story, step=step)
         if old is not by_rank:
             redone.add(step)
@@ -170,32 +190,43 @@ def _replayed(run: Record, history: History) -> Finding | None:
     return None
 
 
-def _count(by_rank: Mapping[int, Execution]) -> Counter[str]:
-    return Counter(sample for one in by_rank.values() for sample in one.samples if sample is not None)
+def _digests(one: Execution) -> tuple[Hashable, ...]:
+    return tuple(sample for sample in one.samples if sample is not None)
 
 
-def _indices(by_rank: Mapping[int, Execution]) -> list[int]:
-    return sorted(index for one in by_rank.values() for index in one.indices)
+def _indices(one: Execution) -> tuple[Hashable, ...]:
+    return one.indices
 
 
-def _total(steps: Iterable[Mapping[int, Execution]]) -> Counter[str]:
-    return Counter(sample for by_rank in steps for sample in _count(by_rank).elements())
+def _reader(*histories: Steps) -> Read:
+    """By what samples are told from each other in words: by index where all are known, since contents may be drawn anew
+    each time. That they were the same is for the digests to say."""
+    every = [one for steps in histories for by_rank in steps.values() for one in by_rank.values()]
+    return _indices if all(one.indices and len(one.indices) == len(one.samples) for one in every) else _digests
+
+
+def _count(by_rank: Mapping[int, Execution], read: Read = _digests) -> Samples:
+    return Counter(sample for one in by_rank.values() for sample in read(one))
+
+
+def _total(steps: Iterable[Mapping[int, Execution]], read: Read) -> Samples:
+    return Counter(sample for by_rank in steps for sample in _count(by_rank, read).elements())
 
 
 def _all_seen(by_rank: Mapping[int, Execution]) -> bool:
     return all(one.samples_seen for one in by_rank.values())
 
 
-def _sum(skipped: Counter[str], repeated: Counter[str]) -> str:
+def _sum(skipped: Samples, repeated: Samples) -> str:
     if not skipped and not repeated:
         return "In the end each sample was consumed as often as in the twin."
     return f"In all, {skipped.total()} samples were skipped and {repeated.total()} consumed too often."
 
 
-def _named(samples: Counter[str], executions: Iterable[Execution]) -> str:
+def _named(samples: Samples) -> str:
     """By index where these are known, else by number."""
-    indices = [index for one in executions for index in one.indices]
-    return _ranges(indices) if len(indices) == samples.total() else f"{samples.total()} samples"
+    indices = [sample for sample in samples if isinstance(sample, int)]
+    return _ranges(indices) if indices else f"{samples.total()} samples"
 
 
 def _ranges(indices: Iterable[int], most: int = 4) -> str:

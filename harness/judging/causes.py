@@ -37,6 +37,11 @@ def _data_order(since: list[int], ours: Steps, theirs: Steps) -> str | None:
         for rank, one in sorted(ours[step].items()):
             other = theirs[step][rank]
             if one.samples_seen and other.samples_seen and one.samples != other.samples:
+                if one.indices and one.indices == other.indices:
+                    return (
+                        f"an RNG: rank {rank} was given the right samples with other contents from step {step} on, so "
+                        "what is drawn for a sample (augmentation) was not restored"
+                    )
                 return f"the data order: rank {rank} was given other samples from step {step} on"
     return None
 

@@ -157,3 +157,15 @@ def test_a_model_saved_elsewhere_is_no_checkpoint(trainer: Any) -> None:
     export = replace(last, mono_s=step.mono_s + 0.001, step=step.step, attempt=step.attempt, data=data)
     finding = CheckpointIntegrity().judge(replace(run, events=(*run.events, export)), [])
     assert finding.outcome is Outcome.PASSED, finding.reason
+
+
+def test_contents_of_another_number_of_ranks_are_not_compared(trainer: Any) -> None:
+    """After the job shrank sums come in another order: what was saved before is compared, and the rest is named."""
+    shrunk = _inventory(_one(20, tensors={"model.weight": "rounded"}), _one(25, tensors={"model.weight": "rounded"}))
+    finding = _judge(trainer, shrunk, _inventory(), worlds={1: 1}, global_batch=True)
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "those of 3 more were not compared: they were saved on another number of ranks" in finding.reason
+    before = _inventory(_one(15, tensors={"model.weight": "other"}))
+    assert _judge(trainer, before, _inventory(), worlds={1: 1}, global_batch=True).outcome is Outcome.FAILED
+    late = [_inventory(steps=(20, 25, 30)), _inventory()]
+    assert _judge(trainer, *late, worlds={1: 1}, global_batch=True).outcome is Outcome.INCONCLUSIVE

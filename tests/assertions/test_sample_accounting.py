@@ -138,3 +138,31 @@ def test_a_rank_that_tells_nothing_any_more_fails_nobody(trainer: Any, blind: st
     records[blind] = replace(whole, events=tuple(seen))
     finding = SampleAccounting().judge(records["run"], [records["twin"]])
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
+def test_samples_whose_contents_are_drawn_anew_are_told_by_index(trainer: Any) -> None:
+    """Augmented data is never the same twice, so that digests know no earlier step: the indices do."""
+    run, twin = trainer(kills=KILL).record(), trainer().record()
+    again = SampleAccounting().judge(_shift(run, -120, renamed="a"), [twin])
+    assert (again.outcome, "in steps 1 and 16" in again.reason) == (Outcome.FAILED, True)
+    assert again.measured["repeated"] == 120
+    ahead = SampleAccounting().judge(_shift(run, 8, renamed="a"), [twin])
+    assert (
+        "samples 120-127 were skipped after the resume from step 15: step 16 consumed those of step 17" in ahead.reason
+    )
+
+
+def test_a_rank_that_is_ahead_by_a_part_of_a_batch_is_named(trainer: Any) -> None:
+    """Rank 1 alone leaves two samples out: which, and from where those come that it was given."""
+    run = trainer(kills=KILL).record()
+
+    def moved(e: Any) -> Any:
+        indices = [index + (2 if index % 8 < 6 else 6) for index in e.data["indices"]]
+        return replace(e, data={**e.data, "indices": indices, "samples": [f"d{index}" for index in indices]})
+
+    late = [e.kind is Kind.STEP and (e.attempt, e.rank) == (1, 1) for e in run.events]
+    events = tuple(moved(e) if wanted else e for e, wanted in zip(run.events, late, strict=True))
+    finding = SampleAccounting().judge(replace(run, events=events), [trainer().record()])
+    assert finding.outcome is Outcome.FAILED
+    assert "samples 124-125 were skipped on rank 1 alone, after the resume from step 15" in finding.reason
+    assert "samples 132-133 of step 17 came in step 16" in finding.reason

@@ -145,6 +145,7 @@ class Injector(Protocol):
     hits: ClassVar[Hits]  # which processes of the target
     # It may also say, see `agent/fault.py`:
     #   late: ClassVar[bool]     what it changes shows at the Moment only: `changes` is asked while the pacer is held
+    #   signals(duration_s)      what kill(1) would do in its place: (seconds after, signal), for `torchaos repro`
     #   consent: ClassVar[str]   what scenario and command line must both allow, since it can hurt the host
 
     def plan(self, target: Target, draw: random.Random) -> Injector:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -30,6 +31,9 @@ class Abort(Fault):
 
     def apply(self, site: Site) -> None:
         os.abort()
+
+    def signals(self, duration_s: float | None) -> Sequence[tuple[float, int]]:
+        return [(0.0, signal.SIGABRT)]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         from torchaos.harness.judging.evidence import died

@@ -30,6 +30,9 @@ class Freeze(Fault):
     def apply(self, site: Site) -> None:
         site.signal(signal.SIGSTOP)
 
+    def signals(self, duration_s: float | None) -> Sequence[tuple[float, int]]:
+        return [(0.0, signal.SIGSTOP), *([(duration_s, signal.SIGCONT)] if duration_s is not None else [])]
+
     def felt(self, record: Record, fault: str) -> Evidence | None:
         from torchaos.harness.judging.evidence import stopped
 

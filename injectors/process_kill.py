@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -32,6 +33,9 @@ class Kill(Fault):
 
     def apply(self, site: Site) -> None:
         site.signal(signal.SIGKILL)
+
+    def signals(self, duration_s: float | None) -> Sequence[tuple[float, int]]:
+        return [(0.0, signal.SIGKILL)]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         from torchaos.harness.judging.evidence import died

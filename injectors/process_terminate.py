@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -41,6 +42,9 @@ class Terminate(Fault):
         )
         if left:
             site.signal(signal.SIGKILL)
+
+    def signals(self, duration_s: float | None) -> Sequence[tuple[float, int]]:
+        return [(0.0, signal.SIGTERM), (self.grace, signal.SIGKILL)]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         from torchaos.harness.judging.evidence import gone

@@ -14,7 +14,7 @@ from typing import Literal
 from torchaos.harness.repeats.ask import MISSING, Ask
 from torchaos.harness.repeats.bounds import lower, upper
 from torchaos.harness.repeats.figures import Distribution, distributions
-from torchaos.harness.result import ExitCode, Result, Verdict, worst
+from torchaos.harness.result import Case, ExitCode, Result, Verdict, worst
 
 State = Literal["running", "halted", "done"]
 _ERRORS = (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)
@@ -68,13 +68,19 @@ def judge_repeats(
     rate = Rate.of("scenario", [one.verdict for one in results], ask.confidence)
     verdict, code, reason = _verdict(results, ask, state, rate)
     names = list(dict.fromkeys(case.name for one in results for case in one.cases))
-    of_case = {name: [case.verdict for one in results for case in one.cases if case.name == name] for name in names}
+    of_case = {name: [_said(one, case) for one in results for case in one.cases if case.name == name] for name in names}
     telling = [one for one in results if one.verdict in (Verdict.PASSED, Verdict.FAILED)]
     return Repeats(
         scenario, description, ask.in_words, ask.times, tuple(one.seed for one in results), verdict, code, reason,
         ask.confidence, rate, tuple(Rate.of(name, of_case[name], ask.confidence) for name in names),
         distributions(telling), tuple(_notes(rate, alike)), ask.of_rate,
     )  # fmt: skip
+
+
+def _said(result: Result, case: Case) -> Verdict:
+    """What an assertion says of a run that is no evidence is no evidence either."""
+    telling = result.verdict in (Verdict.PASSED, Verdict.FAILED) or case.kind == "rollback"
+    return case.verdict if telling else Verdict.INCONCLUSIVE
 
 
 def _verdict(results: Sequence[Result], ask: Ask, state: State, rate: Rate) -> tuple[Verdict, ExitCode, str]:

@@ -101,7 +101,7 @@ def test_only_a_verified_final_checkpoint_sets_an_abort_aside(
     trainer: Any, step: int | None, whole: bool, aside: int
 ) -> None:
     """The abort is recognised always; it is set aside where the newest checkpoint is of the last step, and whole."""
-    kept = {
+    kept: dict[str, object] = {
         "path": "last",
         "format": "dcp",
         "step": step,

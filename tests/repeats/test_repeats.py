@@ -173,6 +173,12 @@ def test_inconclusive_repetitions_give_no_figures() -> None:
     assert next(one for one in judged("ppi", Ask(3)).figures if one.name == "run").count == 2
 
 
+def test_an_assertion_says_nothing_of_a_run_that_is_no_evidence() -> None:
+    """The cases of an inconclusive repetition count as inconclusive, whatever they say."""
+    recovery = next(one for one in judged("ppi", Ask(3)).cases if one.name == "recovery_time")
+    assert (recovery.passed, recovery.failed, recovery.inconclusive) == (2, 0, 1)
+
+
 def plan(seed: int, name: str = "kill") -> Plan:
     return Plan(name, "", seed, PlannedJob(("torchrun", "t.py"), "/", {}, 2, 1, 60.0), (), ())
 

@@ -1,0 +1,47 @@
+"""torchaos repro: a script that shows a finding without torchaos."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.judging.verdict import verdict_of
+from torchaos.harness.record import Record
+from torchaos.harness.repro.case import case_of
+from torchaos.harness.repro.write import script_of
+from torchaos.harness.result import Verdict
+from torchaos.harness.rundir import RunDir
+
+
+@cli.command()
+@click.argument("folder", type=PATH, metavar="RUN_DIR")
+@click.option(
+    "--out", type=PATH, metavar="FILE", help="The script; RUN_DIR's name with -repro.py where it isn't given."
+)
+@click.option("--promise", default="", metavar="TEXT", help="What the trainer's documentation says, and where.")
+def repro(folder: Path, out: Path | None, promise: str) -> None:
+    """Write a script that shows a finding with plain torchrun and kill, without torchaos and its agent.
+
+    The script runs the job once as a control and three times with the kill, and exits with 0 where the finding shows
+    each time. Where it takes torchaos to show it, that is said, and the exit code is 3.
+    """
+    run_dir = RunDir(folder.absolute()).check()
+    run = Record.load(run_dir)
+    twins = [Record.load(RunDir(path)) for path in sorted(run_dir.twins.iterdir())] if run_dir.twins.is_dir() else []
+    result = verdict_of(run, twins, str(run_dir.root))
+    try:
+        text = script_of(case_of(run, twins, result, promise))
+    except UsageError as error:
+        raise UsageError(f"{folder}: {error}") from error
+    path = out or Path(f"{run_dir.root.name}-repro.py")
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755), "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{path}: the script can't be written: {error.strerror}; choose another --out") from error
+    what = "the run passed: it should not reproduce" if result.verdict is Verdict.PASSED else result.reason
+    click.echo(f"{path}: {what}")

@@ -143,7 +143,7 @@ def _measured(run: Record, fault: PlannedFault) -> dict[str, dict[str, float]]:
     """What was asked of the network beside the last that was measured while the fault was on."""
     found: dict[str, dict[str, float]] = {}
     try:
-        asked_for = getattr(injector_of(fault), "asked", dict)()
+        asked_for: dict[str, float] = getattr(injector_of(fault), "asked", dict)()
     except Exception:  # it may be anybody's code, or parameters that it does not know; `_evidence` says so
         return found
     for name, asked in asked_for.items():

@@ -15,53 +15,74 @@ from typing import Any
 
 import pytest
 
+from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.launchers.netns import keepers
 from torchaos.harness.undo import proc
 
-DEATHS = int(os.environ.get("DEATHS", "40"))
+DEATHS = int(os.environ.get("DEATHS", "200"))
 LATEST_S = 1.2  # after the harness has its reaper
+PROXY_LATEST_S = 3.0  # where there is a Toxiproxy server to start, which takes its time
 
 _HARNESS = """
 import itertools, os, sys
 from pathlib import Path
+from types import SimpleNamespace
+from torchaos.harness import registry
 from torchaos.harness.contracts import JobSpec
 from torchaos.harness.launchers.netns import Netns
+from torchaos.harness.engine.site import NodeSite
 from torchaos.harness.network.cut import Cut
+from torchaos.harness.network.metering import measured, meter_handle
 from torchaos.harness.network.shaper import Shape, Shaper
+from torchaos.harness.proxy.fronted import Fronted
 from torchaos.harness.undo.client import Reaper
-run, folder = sys.argv[1], Path(sys.argv[2])
-launcher = Netns()
+run, folder, proxied = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "proxied"
+launcher = Fronted(Netns(), {"store": "node000:9"}, {"store"} if proxied else set(), folder / "proxy")
 spec = JobSpec(("true",), folder, {"TORCHAOS_RUN_ID": run}, folder / "logs" / "job-0.log", 0, 3)
 reaper = Reaper.start(folder, run)
 print(flush=True)
 reaper.guard("launcher", launcher.resources(spec), owner="launcher")
-links = [node.link for node in launcher.create(spec)]
+cluster = [SimpleNamespace(node=node) for node in launcher.create(spec)]
+links = [live.node.link for live in cluster]
+toxic = registry.find("injectors", "proxy.latency")(endpoint="store")
 for number in itertools.count():
     cut = Cut(f"cut-{number}", links[:1], links[1:])
     shaper = Shaper(f"slow-{number}", links[1], Shape(delay=5.0))
-    for fault, handles, apply in (("cut", cut.handles, cut.apply), ("slow", shaper.handles(), shaper.apply)):
+    there = dict(nodes=cluster[:1], cluster=cluster, endpoints=launcher.endpoints)
+    site = NodeSite(f"site-{number}", (), lambda *_: None, **there)
+    faults = {
+        "cut": (cut.handles, cut.apply),
+        "slow": (shaper.handles(), shaper.apply),
+        "meter": ([meter_handle(site)], lambda: measured(site, {"loss_percent": 100.0})),
+    }
+    if proxied:
+        faults["toxic"] = (toxic.changes(site), lambda: toxic.apply(site))
+    for fault, (handles, apply) in faults.items():
         reaper.guard(f"{fault}#{number}", handles, owner=fault)
         apply()
-    for fault in ("slow", "cut"):
+    for fault in reversed(faults):
         assert all(healed.verified for healed in reaper.heal(fault))
 """
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_nothing_is_left_of_many_deaths(tmp_path: Path, links: Any) -> None:
     """SIGKILL at many random moments, from the making of the nodes to the healing of faults: every process that keeps a
-    namespace, queues packets or waits for anything is gone, and each handle is verified in the undo log."""
+    namespace, queues packets, measures or proxies is gone, and each handle is verified in the undo log."""
+    proxied = capabilities.check("toxiproxy").present
     draw = random.Random(DEATHS)
     for number in range(DEATHS):
         folder, run = tmp_path / str(number), f"deaths-{os.getpid()}-{number}"
         (folder / "undo").mkdir(parents=True)
-        harness = subprocess.Popen([sys.executable, "-c", _HARNESS, run, folder], stdout=subprocess.PIPE)
+        argv: list[Any] = [sys.executable, "-c", _HARNESS, run, folder, "proxied" if proxied else "plain"]
+        harness = subprocess.Popen(argv, stdout=subprocess.PIPE)
         assert harness.stdout is not None
         assert select.select([harness.stdout], [], [], 60)[0], "the harness did not start"
         assert harness.stdout.readline(), "the harness ended"
-        time.sleep(draw.uniform(0, LATEST_S))
+        time.sleep(draw.uniform(0, PROXY_LATEST_S if proxied else LATEST_S))
+        assert harness.poll() is None, "the harness ended by itself"
         harness.send_signal(signal.SIGKILL)
         harness.wait()
         harness.stdout.close()

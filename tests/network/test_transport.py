@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from torchaos.harness import capabilities, planner
+from torchaos.harness import capabilities
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.network.transport import Machine, transport_of
 from torchaos.harness.planner import make_plan
@@ -57,7 +57,7 @@ def _plan(folder: Path, fault: dict[str, object], command: str = "torchrun --nno
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has every tool, two GPUs and InfiniBand."""
     monkeypatch.setattr(capabilities, "check", lambda name: capabilities.Finding(name, True, "", ""))
-    monkeypatch.setattr(planner.Machine, "this", lambda: FABRIC)
+    monkeypatch.setattr(Machine, "this", lambda: FABRIC)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     for name in ("NCCL_NET", "NCCL_IB_DISABLE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)

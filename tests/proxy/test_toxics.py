@@ -194,4 +194,4 @@ def test_an_unknown_endpoint(endpoint: Endpoint, faulted: Any) -> None:
     """A fault on an endpoint without a proxy says which."""
     injector = registry.find("injectors", "proxy.down")(endpoint="other")
     with pytest.raises(ChaosError, match=r"no proxy before other; name it in job\.endpoints"):
-        injector.changes(NodeSite("a-fault", (), lambda *a, **k: None, endpoints={"echo": endpoint}))  # type: ignore[arg-type, return-value]
+        injector.changes(NodeSite("a-fault", (), lambda *a, **k: None, endpoints={"echo": endpoint}))  # type: ignore[arg-type]

@@ -1,0 +1,206 @@
+"""How long from "partition" to the first packet that is dropped, and from "heal" to the first that is delivered again.
+
+Two nodes, each a network namespace; datagrams go from one to the other all the time, and the kernel stamps when each
+came. Compared in turns within one run: the harness (guarded on disk, applied, healed by the reaper and verified), plain
+nft that adds and deletes the same table, and plain tc (a token bucket that nothing fits into). Where a Docker engine
+answers, also `network disconnect` and `connect` by its own client, between two containers of `--image`.
+
+Usage: python ci/bench/partition.py [--rounds 100] [--image IMAGE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from intervals import percentile
+
+from torchaos.harness.contracts import JobSpec
+from torchaos.harness.launchers.netns import Netns
+from torchaos.harness.network.cut import Cut
+from torchaos.harness.network.link import Link
+from torchaos.harness.network.meter import Meter
+from torchaos.harness.undo.client import Reaper
+from torchaos.harness.undo.space import Space
+
+GAP_S = 0.0005  # from datagram to datagram
+REST_S = 0.06  # between "partition" and "heal", beyond the call
+Way = tuple[Callable[[int], None], Callable[[int], None]]  # partition, heal
+
+
+def tick(peer: int, sender: str, receiver: str, record: Path) -> None:
+    """Run in the sender's network namespace, until the input ends; then what was sent and what came."""
+    os.set_blocking(0, False)
+    meter = Meter(peer, sender, receiver)
+    print("ready", flush=True)
+    ended = False
+    while not ended:
+        meter.send()
+        time.sleep(GAP_S)
+        meter.receive()
+        with suppress(BlockingIOError):
+            ended = os.read(0, 1) == b""
+    record.write_text(json.dumps({"sent": meter.sent, "came": meter.came}))
+
+
+@contextmanager
+def ticking(space: Space, peer: Space, sender: str, receiver: str, record: Path) -> Iterator[None]:
+    argv = [sys.executable, __file__, "--tick", str(peer.pid), sender, receiver, str(record)]
+    process = subprocess.Popen(space.enter(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        if process.stdout.readline() != b"ready\n":
+            sys.exit("the datagrams could not be sent")
+        yield
+    finally:
+        process.stdin.close()
+        process.wait(30)
+
+
+def measure(ways: dict[str, Way], rounds: int) -> list[tuple[str, float, float, float, float]]:
+    """When each began and its call was over, by name: partition, and heal (seconds since the epoch)."""
+    found = []
+    for number in range(rounds):
+        for name, (partition, heal) in ways.items():
+            times = []
+            for call in (partition, heal):
+                times.append(time.time())
+                call(number)
+                times.append(time.time())
+                time.sleep(REST_S)
+            found.append((name, *times))
+    return found  # type: ignore[return-value]
+
+
+def effects(marks: list[Any], record: Path) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds by name: to the first packet dropped, to the first delivered, and of the calls."""
+    raw = json.loads(record.read_text())
+    sent, came = raw["sent"], {int(number): delay for number, delay in raw["came"].items()}
+    found: dict[str, dict[str, list[float]]] = {}
+    at = 0
+    for name, cut_s, cut_done_s, heal_s, heal_done_s in sorted(marks, key=lambda mark: mark[1]):
+        while at < len(sent) and sent[at] < cut_s:
+            at += 1
+        lost = next((i for i in range(at, len(sent)) if i not in came and sent[i] < heal_s), None)
+        back = next((i for i in range(at, len(sent)) if i in came and sent[i] + came[i] / 1e3 > heal_s), None)
+        if lost is None or back is None:
+            sys.exit(f"{name}: nothing was dropped, or nothing came afterwards")
+        ms = found.setdefault(name, {"drop": [], "partition call": [], "deliver": [], "heal call": []})
+        ms["drop"].append(1e3 * (sent[lost] - cut_s))
+        ms["partition call"].append(1e3 * (cut_done_s - cut_s))
+        ms["deliver"].append(1e3 * (sent[back] + came[back] / 1e3 - heal_s))
+        ms["heal call"].append(1e3 * (heal_done_s - heal_s))
+    return found
+
+
+def by_harness(links: list[Link], reaper: Reaper) -> Way:
+    def cut(number: int) -> Cut:
+        return Cut(f"bench-{number}", links[:1], links[1:])
+
+    def partition(number: int) -> None:
+        reaper.guard(f"bench#{number}", cut(number).handles, owner="bench")
+        cut(number).apply()
+
+    def heal(number: int) -> None:
+        if not all(one.verified for one in reaper.heal("bench")):
+            sys.exit("the harness could not take its partition back")
+
+    return partition, heal
+
+
+def by_nft(links: list[Link]) -> Way:
+    cut = Cut("plain", links[:1], links[1:])
+    ((space, script),) = cut.scripts().items()
+    table = [cut.handles[0].family, cut.handles[0].table]
+    delete = space.enter(["nft", "delete", "table", *table])
+    return (
+        lambda _: _call(space.enter(["nft", "-f", "-"]), script),
+        lambda _: _call(delete),
+    )
+
+
+def by_tc(links: list[Link]) -> Way:
+    space, where = links[0].space, ["dev", links[0].device, "root"]
+    nothing = ["tbf", "rate", "8bit", "burst", "10", "latency", "1ms"]
+    return (
+        lambda _: _call(space.enter(["tc", "qdisc", "add", *where, *nothing])),
+        lambda _: _call(space.enter(["tc", "qdisc", "del", *where])),
+    )
+
+
+def _call(command: list[str], text: str = "") -> None:
+    subprocess.run(command, input=text, text=True, check=True, capture_output=True)
+
+
+def in_docker(image: str, rounds: int, record: Path) -> dict[str, dict[str, list[float]]]:
+    """Between two containers of the image, which needs no more than a `sleep`. Raises DockerException."""
+    import docker
+
+    engine = docker.from_env()
+    name = f"torchaos-bench-{os.getpid()}"
+    network = engine.networks.create(name)
+    nodes = []
+    try:
+        nodes = [engine.containers.run(image, ["sleep", "600"], network=name, detach=True) for _ in range(2)]
+        for node in nodes:
+            node.reload()
+        spaces = [Space.of(node.attrs["State"]["Pid"]) for node in nodes]
+        addresses = [node.attrs["NetworkSettings"]["Networks"][name]["IPAddress"] for node in nodes]
+        way: Way = (
+            lambda _: network.disconnect(nodes[1]),
+            lambda _: network.connect(nodes[1], ipv4_address=addresses[1]),
+        )
+        with ticking(spaces[0], spaces[1], addresses[0], addresses[1], record):
+            marks = measure({"docker network disconnect": way}, rounds)
+        return effects(marks, record)
+    finally:
+        for node in nodes:
+            node.remove(force=True)
+        network.remove()
+
+
+def main(rounds: int, image: str | None) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, run = Path(temporary), f"bench-partition-{os.getpid()}"
+        (folder / "undo").mkdir()
+        launcher = Netns()
+        spec = JobSpec(("true",), folder, {"TORCHAOS_RUN_ID": run}, folder / "logs" / "job-0.log", 0, 2)
+        reaper = Reaper.start(folder, run)
+        try:
+            reaper.guard("launcher", launcher.resources(spec), owner="launcher")
+            links = [node.link for node in launcher.create(spec)]
+            ways = {"harness": by_harness(links, reaper), "plain nft": by_nft(links), "plain tc": by_tc(links)}
+            ends = links[0].space, links[1].space, links[0].address, links[1].address
+            with ticking(*ends, folder / "record.json"):
+                marks = measure(ways, rounds)
+            found = effects(marks, folder / "record.json")
+            if image:
+                found |= in_docker(image, rounds, folder / "docker.json")
+        finally:
+            reaper.close()
+    print(f"{rounds} rounds; ms, p50 / p99; a datagram every {1e3 * GAP_S:g} ms or so\n")
+    print("| | first packet dropped | partition call | first packet delivered | heal call |\n|---|---|---|---|---|")
+    for name, ms in found.items():
+        cells = (f"{percentile(one, 50):.1f} / {percentile(one, 99):.1f}" for one in ms.values())
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--tick"]:
+        tick(int(sys.argv[2]), sys.argv[3], sys.argv[4], Path(sys.argv[5]))
+    else:
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--rounds", type=int, default=100)
+        parser.add_argument("--image", help="of containers that can sleep: compare with docker network disconnect, too")
+        options = parser.parse_args()
+        main(options.rounds, options.image)

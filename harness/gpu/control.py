@@ -46,15 +46,31 @@ def changes(injector: Ordered, site: Site) -> Sequence[Handle]:
 
 def apply(injector: Ordered, site: Site) -> None:
     folder = folder_of(site.pids)
-    path = _path(folder, site.fault)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(_text(injector, site))
-    partial.chmod(0o644)
-    os.replace(partial, path)  # the overlay sees all of it or nothing
+    _write(_path(folder, site.fault), _text(injector, site).encode())
     lines = getattr(injector, "kernel_lines", None)
     if lines is not None:
         with open(folder / KERNEL_LOG, "a") as log:
             log.writelines(f"{line}\n" for gpu in gpus_of(injector.gpu, site.pids) for line in lines(gpu))
+
+
+def _write(path: Path, orders: bytes) -> None:
+    """The overlay sees all of it or nothing, and whoever dies meanwhile leaves nothing: it has no name until it is
+    whole (O_TMPFILE of open(2)), but on a file system that has no such files."""
+    try:
+        fd = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC)
+    except (OSError, AttributeError):
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_bytes(orders)
+        partial.chmod(0o644)
+        partial.replace(path)
+        return
+    try:
+        os.write(fd, orders)
+        os.fchmod(fd, 0o644)
+        path.unlink(missing_ok=True)
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)  # without a folder Python takes link(2), which won't follow
+    finally:
+        os.close(fd)
 
 
 def probes(injector: Ordered, site: Site) -> Sequence[Probe]:

@@ -55,6 +55,27 @@ def test_orders_are_a_file_that_goes_when_it_is_taken_back(rank: subprocess.Pope
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("nameless", [True, False])
+def test_who_dies_over_it_leaves_no_file(
+    rank: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool
+) -> None:
+    """Right before the orders get their name the folder is as it was: they have none until they are whole. Where a file
+    system knows no such files, they are written all the same."""
+
+    def dies(*_anything: object, **_more: object) -> None:
+        raise InterruptedError
+
+    if nameless:
+        monkeypatch.setattr(os, "link", dies)
+        with pytest.raises(InterruptedError):
+            Lost().apply(site(rank))
+        assert list(tmp_path.iterdir()) == []
+    else:
+        monkeypatch.delattr(os, "O_TMPFILE")
+        Lost().apply(site(rank))
+        assert [path.name for path in tmp_path.iterdir()] == ["gpu_lost.nvml"]
+
+
 def test_two_faults_have_files_of_their_own(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """Taking one back leaves the other's orders."""
     first, second = site(rank, "one"), site(rank, "two")

@@ -13,13 +13,18 @@ import pytest
 import yaml
 
 from torchaos.harness import registry
+from torchaos.harness.gameday.draw import cut, draw
+from torchaos.harness.gameday.loader import load as load_day
+from torchaos.harness.gameday.presets import mix_of
+from torchaos.harness.gameday.rounds import scenario_of
 from torchaos.harness.planner import make_plan
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Scenario
 
 from .conftest import REPOSITORY, Block, Torchaos, blocks
 
-YAML = blocks("yaml")
+DAYS = [block for block in blocks("yaml") if block.text.startswith("gameday:")]
+YAML = [block for block in blocks("yaml") if block not in DAYS]
 GUIDE = REPOSITORY / "docs" / "write-a-scenario.md"
 
 
@@ -56,6 +61,20 @@ def test_every_scenario_can_be_planned(block: Block, tmp_path: Path) -> None:
     plan = make_plan(scenario, path, seed=scenario.seed)
     assert plan.job.world_size == 2
     assert len(plan.faults) == len(scenario.faults)
+
+
+@pytest.mark.parametrize("block", DAYS, ids=[block.where for block in DAYS])
+def test_every_game_day_can_be_drawn(block: Block, tmp_path: Path) -> None:
+    """Each is well-formed, and every round of it can be planned."""
+    path = tmp_path / "day.yaml"
+    path.write_text(block.text)
+    day = load_day(path)
+    drawn = cut(day, draw(day, mix_of(day).risks, day.seed))
+    for one in drawn:
+        again = tmp_path / f"{one.number}.yaml"
+        again.write_text(yaml.safe_dump(scenario_of(day, one, tmp_path, tmp_path)))
+        assert len(make_plan(load(again), again, day.seed).faults) == len(one.faults)
+    assert sum(len(one.faults) for one in drawn) > 20
 
 
 def test_the_guide_shows_every_part_of_the_grammar() -> None:

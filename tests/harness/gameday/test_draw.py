@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -171,3 +172,10 @@ def test_a_preset_that_is_not_there(tmp_path: Path) -> None:
         mix_of(day(tmp_path, preset={"name": "lama3"}))
     with pytest.raises(UsageError, match="no figures by gpu_time"):
         mix_of(day(tmp_path, preset={"name": "llama3", "by": "gpu_time"}, faults=[]))
+
+
+@pytest.mark.parametrize("path", sorted(Path(str(files("torchaos.scenarios") / "gamedays")).glob("*.yaml")), ids=str)
+def test_the_game_days_that_come_with_torchaos_are_well_formed(path: Path) -> None:
+    """Each can be drawn, of several kinds of faults."""
+    one = load(path)
+    assert len({fault.risk.inject for fault in draw(one, mix_of(one).risks, one.seed)}) >= 3

@@ -1,7 +1,8 @@
 """Results as JUnit XML, fit for the strictest reader: Jenkins's published schema (junit-10.xsd of its xUnit plugin).
 
 GitLab ignores properties and drops cases of equal name, so figures stand in the text, and names are unique over the
-whole file. No case is ever skipped, and a suite is never green when its run is not: gates fail closed.
+whole file. No case is ever skipped, and a suite is never green when its run is not: gates fail closed. Jenkins's
+attachments plugin takes the page of a run from a line of system-out, so no text of a job's may look like such a line.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from torchaos.harness.report.text import (
     value_in_words,
 )
 from torchaos.harness.result import Case, Result, Verdict, write_atomically
+from torchaos.harness.secrecy import mask
 
 __all__ = ["placeholder_result", "text", "write"]
 
-# Characters. A reader such as GitLab takes 30 MB a file; with these, that is more than a thousand cases.
-_NAME, _MESSAGE, _TEXT = 200, 500, 8000
+_NAME, _MESSAGE, _TEXTS = 200, 500, (8000, 2000, 500, 100)  # characters; of a text the first with which the file fits
+_FILE = 20 << 20  # bytes; GitLab takes 30 MB
+_ATTACHMENT = "[[ATTACHMENT|"
 
 
 def write(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = ()) -> None:
@@ -41,6 +44,16 @@ def write(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = ()
 
 def text(results: Sequence[Result], repeats: Sequence[Repeats] = ()) -> str:
     """Of a scenario that is judged by its rate, the single repetitions are no cases: a failed one is no failure."""
+    found = ""
+    for most in _TEXTS:
+        found = _text(results, repeats, most)
+        if len(found.encode()) <= _FILE:
+            break
+    return found
+
+
+def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int) -> str:
+    """`most`: characters of a text."""
     by_rate = {one.scenario for one in repeats if one.of_rate}
     results = [result for result in results if result.scenario not in by_rate]
     runs = Counter(result.scenario for result in results)
@@ -50,23 +63,27 @@ def text(results: Sequence[Result], repeats: Sequence[Repeats] = ()) -> str:
         key = (result.scenario, result.seed)
         seen[key] += 1
         which = f"seed {result.seed}" + (f", run {seen[key]}" if same[key] > 1 else "")
-        root.append(_suite(result, which, runs[result.scenario] > 1))
+        root.append(_suite(result, which, runs[result.scenario] > 1, most))
     for one in repeats:
-        root.append(_suite(as_result(one), f"{one.times} repetitions", len(repeats) > 1))
+        root.append(_suite(as_result(one), f"{one.times} repetitions", len(repeats) > 1, most))
     for name in ("tests", "failures", "errors"):
         root.set(name, str(sum(int(suite.get(name, 0)) for suite in root)))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _suite(result: Result, which: str, several: bool) -> ElementTree.Element:
+def _suite(result: Result, which: str, several: bool, most: int) -> ElementTree.Element:
     """`which` also goes into the names of the cases where a scenario ran several times."""
     scenario = shortened(on_one_line(result.scenario), _NAME)
     names = _unique([shortened(on_one_line(case.name), _NAME) for case in _cases(result)])
     cases = [
-        _test_case(result, case, f"{name} [{which}]" if several else name, scenario)
+        _test_case(result, case, f"{name} [{which}]" if several else name, scenario, most)
         for name, case in zip(names, _cases(result), strict=True)
     ]
+    page = Path(result.run_dir) / "report.html"
+    for place, (found, case) in enumerate(zip(cases, _cases(result), strict=True)):
+        if (place == 0 or case.verdict is not Verdict.PASSED) and page.is_absolute() and page.is_file():
+            found.stdout += f"\n{_ATTACHMENT}{page}]]"
     cases[0].elapsed_sec = round(result.duration_s, 3)  # of the whole run: the cases have no time of their own
     suite: ElementTree.Element = TestSuite(
         f"{scenario}, {which}", cases, timestamp=on_one_line(result.started)[:19] or None
@@ -83,9 +100,9 @@ def _cases(result: Result) -> list[Case]:
     return [Case("run", "faults", result.verdict, result.reason), *result.cases]
 
 
-def _test_case(result: Result, case: Case, name: str, classname: str) -> TestCase:
-    report = shortened(_report(result, case), _TEXT)
-    message = shortened(on_one_line(case.reason) or "no reason was given", _MESSAGE)
+def _test_case(result: Result, case: Case, name: str, classname: str, most: int) -> TestCase:
+    report = shortened(_report(result, case), most)
+    message = shortened(on_one_line(mask(case.reason)) or "no reason was given", min(_MESSAGE, most))
     found = TestCase(name, classname=classname, stdout=report)
     if case.verdict is Verdict.FAILED:
         found.add_failure_info(message, report, failure_type="failed")
@@ -112,7 +129,7 @@ def _report(result: Result, case: Case) -> str:
         lines += [f"recovery from {one.fault}, seconds: {pairs_in_words(one.parts)}" for one in result.recoveries]
     lines += [f"seed: {result.seed}", f"files: {result.run_dir}"]
     lines += [f"again: {masked_command(result.reproduce)}"] if result.reproduce else []
-    return printable("\n".join(lines))
+    return printable(mask("\n".join(lines))).replace(_ATTACHMENT, _ATTACHMENT[1:])
 
 
 def _unique(names: Sequence[str]) -> list[str]:

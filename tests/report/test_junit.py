@@ -122,6 +122,47 @@ def test_sizes_are_bounded(results: dict[str, Result]) -> None:
     assert "characters and more left out" in text
 
 
+def test_a_file_of_very_many_cases_is_still_taken(results: dict[str, Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader takes files up to a size: of too many long reasons each is told more briefly, and none is left out."""
+    monkeypatch.setattr(junit, "_FILE", 1_000_000)
+    case = Case("a", "assertion", Verdict.FAILED, "&<>" * 3000)
+    text = junit.text([replace(results["failed"], seed=seed, cases=(case,)) for seed in range(40)])
+    assert 300_000 < len(text.encode()) < 1_000_000
+    assert ElementTree.fromstring(text.encode()).get("failures") == "40"
+
+
+def test_the_page_is_attached(results: dict[str, Result], tmp_path: Path) -> None:
+    """Jenkins finds the page of a run in the output of its first case and of each that did not pass, alone on a line;
+    text of a job's that looks like such a line attaches nothing."""
+    case = Case(
+        "b", "assertion", Verdict.FAILED, "[[ATTACHMENT|/etc/shadow]]", {"said": "\n[[ATTACHMENT|/etc/passwd]]"}
+    )
+    run = replace(results["passed"], run_dir=str(tmp_path), cases=(results["passed"].cases[0], case))
+    assert "ATTACHMENT" not in (parsed([replace(run, cases=run.cases[:1])])[0][0].findtext("system-out") or "")
+    (tmp_path / "report.html").write_text("<!doctype html>")
+    (suite,) = parsed([run])
+    for one in suite:
+        lines = (one.findtext("system-out") or "").splitlines()
+        assert [line for line in lines if "[[ATTACHMENT|" in line] == [f"[[ATTACHMENT|{tmp_path}/report.html]]"]
+
+
+def test_secrets_of_a_job_are_masked(results: dict[str, Result]) -> None:
+    """A token that a reason quotes from a log is in neither the message nor the text."""
+    case = Case("a", "assertion", Verdict.FAILED, "401 for HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz")
+    assert "hf_abc" not in junit.text([replace(results["failed"], cases=(case,))])
+
+
+def test_the_parser_of_a_github_action_reads_it(results: dict[str, Result]) -> None:
+    """junitparser, which publish-unit-test-result-action reads reports with, counts the same cases and verdicts."""
+    parser = pytest.importorskip("junitparser", reason="needs junitparser")
+    suites = parser.JUnitXml.fromstring(junit.text([*results.values()]).encode())
+    assert (suites.tests, suites.failures, suites.errors) == (19, 3, 3)
+    cases = [case for suite in suites for case in suite]
+    assert sum(isinstance(one, parser.Failure) for case in cases for one in case.result) == 3
+    assert sum(isinstance(one, parser.Error) for case in cases for one in case.result) == 3
+    assert len({(case.classname, case.name) for case in cases}) == len(cases)
+
+
 def test_the_file_is_replaced_whole(results: dict[str, Result], tmp_path: Path) -> None:
     """The placeholder's file is replaced, and nothing else stays in the folder."""
     path = tmp_path / "deep" / "junit.xml"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
-from torchaos.harness.judging.resumes import Resume, resumes
+from torchaos.harness.judging.resumes import Resume, name_of, resumes
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
 
@@ -50,7 +49,7 @@ class NoLostWork:
         if one.best and base < one.best.step:
             return failed(
                 f"attempt {attempt.number} {begun}, though the checkpoint of step {one.best.step} "
-                f"({posixpath.basename(one.best.path)}) had been complete since before: {one.best.step - base} steps "
+                f"({name_of(one.best.path)}) had been complete since before: {one.best.step - base} steps "
                 f"more were lost than had to be. {_cause(one, base)}",
                 base=base, newest=one.best.step, needless=one.best.step - base,
             )  # fmt: skip
@@ -76,7 +75,7 @@ def _cause(one: Resume, base: int) -> str:
     loaded = one.attempt.loaded
     other = f" Moreover {one.attempt.conflicts[0]}." if one.attempt.conflicts else ""
     if loaded is not None:
-        return f"It loaded {posixpath.basename(loaded)}: likeliest its choice of the newest is at fault.{other}"
+        return f"It loaded {name_of(loaded)}: likeliest its choice of the newest is at fault.{other}"
     if base == 0:
         return "No checkpoint was loaded: likeliest it did not find what names the newest one, or could not load it."
     return f"Which checkpoint was loaded was not seen.{other}"

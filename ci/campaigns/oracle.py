@@ -1,0 +1,64 @@
+"""Run the bench of broken, healthy and noisy trainers, and count how often the verdict was right: docs/score.md.
+
+    python ci/campaigns/oracle.py [--only NAME ...] [--kind KIND ...] [--sample N] [--healthy N] [--out DIR]
+                                  [--minutes M] [--write docs/score.md]
+
+All results are lines in DIR/results.jsonl, and what is there is not run again: a call that was interrupted goes on
+where it was. --only and --kind choose trainers, --sample draws N of them; --healthy is the number of healthy runs in
+all. The run directory of a verdict that was not the right one is kept. Exit code 1 where a verdict was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+
+import oracle
+from scoring import page, summary
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this trainer, by its name")
+    parser.add_argument("--kind", action="append", default=[], choices=("broken", "healthy", "noisy", "small"))
+    parser.add_argument("--sample", type=int, metavar="N", help="draw N of the trainers")
+    parser.add_argument("--healthy", type=int, default=200, metavar="N", help="healthy runs in all (default 200)")
+    parser.add_argument("--out", type=Path, default=Path("oracle"), help="results and kept run directories")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so long")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table into this page")
+    options = parser.parse_args()
+    trainers = [
+        one for one in oracle.table()
+        if (not options.only or one.name in options.only) and (not options.kind or one.kind in options.kind)
+    ]  # fmt: skip
+    if options.sample:
+        trainers = random.Random(0).sample(trainers, min(options.sample, len(trainers)))
+    options.out.mkdir(parents=True, exist_ok=True)
+    results, end_s = options.out / "results.jsonl", time.monotonic() + 60 * options.minutes
+    for absent in (one for one in trainers if not one.there):
+        print(f"{absent.name}: not run, the package {absent.needs} is not installed", flush=True)
+    there = [one for one in trainers if one.there]
+    for trainer, shot in oracle.due(there, oracle.read(results), options.healthy):
+        if time.monotonic() > end_s:
+            break
+        told = oracle.run(trainer, shot, options.out / "runs")
+        with open(results, "a") as file:
+            file.write(told.to_json() + "\n")
+        mark = "right" if oracle.is_right(trainer, told) else "WRONG"
+        print(
+            f"{mark}  {trainer.name} #{shot.number}: {told.verdict} ({told.seconds:.0f} s)  {told.reason}", flush=True
+        )
+    done = [one for one in oracle.read(results) if one.shot.trainer in {trainer.name for trainer in trainers}]
+    print(summary(trainers, done))
+    if options.write:
+        options.write.write_text(page(options.write.read_text(), trainers, done))
+    return 1 if any(not oracle.is_right(t, o) for t in there for o in done if o.shot.trainer == t.name) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""The bench: what is said of trainers that are known to be broken, healthy or noisy. `python ci/campaigns/oracle.py`
+runs all of it, many times."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import oracle
+import pytest
+import scoring
+from oracle import Shot, Told, Trainer
+
+from torchaos.harness import registry
+from torchaos.harness.judging.verdict import verdict_of
+from torchaos.harness.record import Record
+from torchaos.harness.rundir import RunDir
+
+TABLE = oracle.table()
+ROWS = {one.name: one for one in TABLE}
+
+
+def told(trainer: Trainer, verdict: str, reason: str = "", number: int = 0) -> Told:
+    """What came of a run that was never made."""
+    failed = verdict == "failed"
+    cases = {trainer.failed: verdict} if failed else {}
+    return Told(oracle.shot(trainer, number), trainer.kind, verdict, reason, cases, {trainer.failed: reason})
+
+
+def test_the_table_is_whole() -> None:
+    """At least 30 broken trainers, each a file that says what is wrong with it, and an assertion that there is."""
+    broken = [one for one in TABLE if one.kind == "broken"]
+    assert len(broken) >= 30
+    names = [path.stem for path in sorted((oracle.TRAINERS / "broken").glob("*.py"))]
+    assert sorted(one.name for one in broken) == names
+    for one in broken:
+        assert len(ast.get_docstring(ast.parse(Path(one.path).read_text())) or "") > 40, one.name
+        assert one.failed in oracle.ASSERTIONS, one.name
+        assert one.says, one.name
+    for name in oracle.ASSERTIONS:
+        assert registry.find("assertions", name)
+
+
+def test_right_is_the_right_assertion_with_the_right_words() -> None:
+    """A broken trainer that fails for another reason is not found; inconclusive is right for a noisy one alone."""
+    broken, healthy, noisy = ROWS["restarts_sampler"], ROWS["base"], ROWS["atomics"]
+    assert oracle.is_right(broken, told(broken, "failed", "in steps 1 and 11: the sampler restarted."))
+    assert not oracle.is_right(broken, told(broken, "failed", "the data was rewound"))
+    assert not oracle.is_right(broken, replace(told(broken, "failed", "the sampler restarted"), cases={}))
+    assert not oracle.is_right(broken, told(broken, "passed"))
+    assert not oracle.is_right(healthy, told(healthy, "inconclusive"))
+    assert oracle.is_right(noisy, told(noisy, "inconclusive"))
+    assert not oracle.is_right(noisy, told(noisy, "failed"))
+
+
+def test_what_was_run_is_not_run_again(tmp_path: Path) -> None:
+    """Results are read back; a line that was cut off and a run that broke down are due again, the others are not."""
+    base = ROWS["base"]
+    done = [told(base, "passed", number=0), told(base, "error", number=1)]
+    path = tmp_path / "results.jsonl"
+    path.write_text(done[0].to_json() + "\n" + done[1].to_json() + "\n" + done[0].to_json()[:40])
+    assert oracle.read(path) == done
+    shots = [shot for _trainer, shot in oracle.due([base], oracle.read(path), 40)]
+    assert [shot.number for shot in shots] == list(range(1, 40))
+    assert {shot.seed for shot in shots} == {0, 1}
+    assert len({(shot.seed, shot.rank, shot.step, shot.phase) for shot in shots}) > 30
+
+
+def test_the_score_counts_what_was_wrong() -> None:
+    """Of 200 healthy runs without one wrong verdict the bound is 1.5 %; one that failed is counted, with its reason."""
+    pytest.importorskip("scipy", reason="the bound is SciPy's")
+    base, broken = ROWS["base"], ROWS["restarts_sampler"]
+    runs = [told(base, "passed", number=number) for number in range(200)]
+    assert "| 200 | 200 | 0 | 0 | 1.5% |" in scoring.summary([base], runs)
+    page = scoring.page(
+        f"before\n{scoring.BEGIN}\nold\n{scoring.END}\nafter",
+        [base, broken],
+        [*runs[:9], told(base, "failed", "it fell over", 9), told(broken, "failed", "the sampler restarted")],
+    )
+    assert page.startswith("before")
+    assert page.endswith("after")
+    assert "old" not in page
+    assert "| 10 | 9 | 1 | 0 |" in page
+    assert "it fell over" in page
+    assert "1 of 1 failed by the right assertion" in page
+
+
+@pytest.mark.job
+def test_a_sample_of_the_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The healthy trainer passes all ten assertions, and one that begins its data again is failed for just that. They
+    share a twin: what is broken in the second shows only in a resume."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    healthy, broken = ROWS["base"], ROWS["restarts_sampler"]
+    well = oracle.run(healthy, oracle.shot(healthy, 0), tmp_path, keep=True)
+    assert oracle.is_right(healthy, well), well
+    badly = oracle.run(broken, oracle.shot(broken, 0), tmp_path, keep=True, twin="none")
+    assert badly.folder, badly
+    twin = Record.load(RunDir(Path(well.folder) / "twins" / "0"))
+    result = verdict_of(Record.load(RunDir(Path(badly.folder))), [twin], badly.folder)
+    found = oracle.told_of(broken, badly.shot, result.to_json(), 0.0)
+    assert oracle.is_right(broken, found), found
+
+
+@pytest.mark.job
+@pytest.mark.long
+@pytest.mark.parametrize("name", [one.name for one in TABLE if one.kind != "small"])
+def test_the_whole_bench_once(name: str, tmp_path: Path) -> None:
+    """Each trainer of the table gets the verdict that it deserves."""
+    trainer = ROWS[name]
+    if not trainer.there:
+        pytest.skip(f"the package {trainer.needs} is not installed")
+    runs = []
+    for number in range(trainer.repeat):
+        runs.append(oracle.run(trainer, Shot(**oracle.shot(trainer, number).__dict__), tmp_path))
+        if oracle.is_right(trainer, runs[-1]):
+            return
+    pytest.fail(f"{[(one.verdict, one.reasons or one.reason) for one in runs]}")

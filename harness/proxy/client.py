@@ -13,10 +13,10 @@ import os
 import sys
 from typing import Any
 
-from toxiproxy import Toxiproxy
-
 
 def main(port: int, order: dict[str, Any]) -> dict[str, Any]:
+    from toxiproxy import Toxiproxy  # where it is used: nothing else needs the library
+
     server = Toxiproxy()
     server.update_api_consumer("127.0.0.1", port)
     proxies = server.proxies()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from torchaos.harness.agent.wire import Seconds
 
@@ -78,6 +78,12 @@ class Container(Strict):
     ] = Field(default_factory=list)  # fmt: skip
 
 
+def _address(text: str) -> str:
+    if not re.fullmatch(r"[^\s:/]+:\d{1,5}", text):
+        raise ValueError(f"{text!r} is no address; write host:port, such as 127.0.0.1:9000")
+    return text
+
+
 class Job(Strict):
     command: Annotated[
         str | list[str],
@@ -90,7 +96,7 @@ class Job(Strict):
     )
     checkpoints: Checkpoints | None = None
     endpoints: Annotated[
-        dict[Annotated[str, Field(pattern=NAME)], Annotated[str, Field(pattern=r"^[^\s:/]+:\d{1,5}$")]],
+        dict[Annotated[str, Field(pattern=NAME)], Annotated[str, AfterValidator(_address)]],
         Field(description="What the job reaches by an address, host:port by name; {endpoint.NAME} in command and env "
               "is that address, or of the proxy that a fault puts before it. rendezvous: where the nodes meet."),
     ] = Field(default_factory=dict)  # fmt: skip

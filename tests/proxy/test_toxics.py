@@ -145,6 +145,19 @@ def test_connections_end(endpoint: Endpoint, faulted: Any, inject: str, params: 
         round_trip_s(one)
 
 
+def test_slow_close(endpoint: Endpoint, faulted: Any) -> None:
+    """That the other side has closed is heard of as late as was asked, and that it ended at last is the evidence."""
+    with connect(endpoint.listen) as one:
+        round_trip_s(one)
+        fault = faulted("proxy.slow_close", delay=1.0)
+        one.shutdown(socket.SHUT_WR)
+        before = time.monotonic()
+        assert one.recv(1) == b""
+        assert 0.9 < time.monotonic() - before < 5.0
+    assert fault.felt() == "1 connections of the job to the proxy ended"
+    fault.undo()
+
+
 def test_down(endpoint: Endpoint, faulted: Any) -> None:
     """Open connections end, new ones are refused, and come through again afterwards."""
     with connect(endpoint.listen) as one:

@@ -2,10 +2,10 @@
 
     python ci/campaigns/ettr.py [--minutes M] [--mtbf S ...] [--out DIR]
 
-First a game day with faults far apart tells how long a restart takes, how far apart checkpoints are, and what one costs.
-From these E[ETTR] = (1 - (restart + interval / 2) / MTBF) / (1 + write / interval) (arXiv 2410.21680) is worked out for each
-MTBF, and printed before anything else is run. Then a game day is run for each, without waiting for recoveries, for --minutes
-or for twenty faults, whatever is longer, and its ETTR printed beside. Aim: within 5 points.
+First a game day with faults far apart tells how long a restart takes, how far apart checkpoints are, and what one
+costs. From these E[ETTR] = (1 - (restart + interval / 2) / MTBF) / (1 + write / interval) (arXiv 2410.21680) is worked
+out for each MTBF, and printed before anything else is run. Then a game day is run for each, without waiting for
+recoveries, for --minutes or for twenty faults, whatever is longer, and its ETTR printed beside. Aim: within 5 points.
 """
 
 from __future__ import annotations

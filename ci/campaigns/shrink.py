@@ -85,7 +85,7 @@ def scenario(needs: set[str], draw: random.Random) -> dict[str, Any]:
     for name in names:
         when: dict[str, Any] = {"time": "300ms"}
         if faults:
-            when |= {"after": faults[-1]["id"], "state": "recovered", "delay": "150ms"}
+            when |= {"after": faults[-1]["id"], "state": "recovered", "delay": "700ms"}
         faults.append({"id": name, **FAULTS[name], "when": when})
     python = os.path.realpath(sys.executable)
     train = f"{JOB} {{run}}/checkpoints {','.join(sorted(needs))}"
@@ -96,7 +96,7 @@ def scenario(needs: set[str], draw: random.Random) -> dict[str, Any]:
             "env": {"PYTHONPATH": str(STAND_IN)}, "checkpoints": {"path": "{run}/checkpoints"}, "timeout": "90s",
         },
         "faults": faults,
-        "steady_state": ["ranks_up"],
+        "steady_state": ["ranks_up", {"steps": {"at_least": 20}}],
         "until": [{"recovered": {"rest": "2s"}}],
         "stop": [{"no_progress": {"longer_than": "5s"}}],
         "twin": "none",

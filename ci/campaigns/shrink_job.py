@@ -27,8 +27,8 @@ def main() -> None:
     rank, alive = agent.who.rank, folder / f".alive{agent.who.rank}"
     if alive.exists():  # its process of the attempt before said no farewell
         happened(folder, f"killed{rank}")
-    alive.touch()
     signal.signal(signal.SIGTERM, lambda *_: (alive.unlink(missing_ok=True), os._exit(143)))
+    alive.touch()
     agent.started("none: a stand-in")
     agent.orders.load()
     agent.starts()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_NODE, ENV_RUN_ID
-from torchaos.harness.contracts import ChaosError, Handle, JobSpec
+from torchaos.harness.contracts import ChaosError, Handle, JobSpec, UsageError
 from torchaos.harness.docker.engine import NODE, RUN, EngineError, address, container_of, engine
 from torchaos.harness.docker.image import HOST, covering, host_mounts, make_host_image, own_mounts
 from torchaos.harness.launchers.elastic_env import elastic_env
@@ -115,7 +115,8 @@ class Docker:
         return (*(one(self._engine, run_id) for one in made), JobProcesses(run_id))
 
     def create(self, spec: JobSpec) -> Sequence[DockerNode]:
-        """Network and image stay the same over all submissions. Raises ChaosError."""
+        """Network and image stay the same over all submissions. Raises ChaosError; UsageError where an image of the
+        user's is not there."""
         try:
             with engine(self._engine) as client:
                 self._made = self._made or self._make(client, spec)
@@ -128,7 +129,7 @@ class Docker:
         run_id, name = spec.env[ENV_RUN_ID], name_of(spec.env[ENV_RUN_ID])
         wanted = str(spec.container.get("image", HOST))
         if wanted != HOST and not client.images(name=wanted):
-            raise EngineError(f"the engine has no image {wanted}; docker pull it first, or leave container.image out")
+            raise UsageError(f"the engine has no image {wanted}; docker pull it first, or leave container.image out")
         image = make_host_image(client, run_id, name) if wanted == HOST else wanted
         return image, _make_network(client, run_id, name)
 

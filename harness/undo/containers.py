@@ -1,6 +1,7 @@
 """Handles of what is made in a Docker engine, and of what is done to a container.
 
-All of it bears the run's id as a label, and nothing without that is ever touched. Where the engine does not answer, nothing is known, so nothing counts as taken back.
+All of it bears the run's id as a label, and nothing without that is ever touched. Where the engine does not answer,
+nothing is known, so nothing counts as taken back.
 """
 
 from __future__ import annotations
@@ -29,19 +30,21 @@ class _OfRun:
     def restore(self) -> None:
         end, empty = time.monotonic() + _END_S, 0
         with engine(self.engine) as client:
-            while empty < 2:
+            while True:
                 found = self._found(client)
-                for name in found:
-                    self._remove(client, name, time.monotonic() > end)
+                removed = [self._remove(client, name, time.monotonic() > end) for name in found]
                 empty = 0 if found else empty + 1
-                time.sleep(_SETTLE_S if empty < 2 else 0)
+                if empty == 2:
+                    return
+                if empty or not all(removed):
+                    time.sleep(_SETTLE_S)
 
     def restored(self) -> bool:
         with engine(self.engine) as client:
             return not self._found(client)
 
-    def _remove(self, client: Any, name: str, last: bool) -> None:
-        """Again where it fails: the engine refuses what it is in the middle of."""
+    def _remove(self, client: Any, name: str, last: bool) -> bool:
+        """False where it is to be tried again: the engine refuses what it is in the middle of."""
         from docker.errors import APIError
 
         try:
@@ -49,6 +52,8 @@ class _OfRun:
         except APIError:
             if last:
                 raise
+            return False
+        return True
 
     def _found(self, client: Any) -> list[str]:
         raise NotImplementedError

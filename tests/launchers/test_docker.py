@@ -48,7 +48,9 @@ class Nodes:
         AgentPlan(self.run_id, str(folder / "events"), ("steps",)).write(plan)
         extra = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
         extra["PET_RDZV_CONF"] = "keep_alive_interval=1,keep_alive_max_attempt=3"  # a dead node is missed sooner
-        env, own = (job_env(base, run_id=self.run_id, agent_plan=plan, extra=extra) for base in (os.environ, {}))
+        env, own = (
+            job_env(base, run_id=self.run_id, agent_plan=plan, extra=extra) for base in (os.environ, dict[str, str]())
+        )
         self.spec = JobSpec(command, folder, env, folder / "logs" / "job-0.log", 0, 2, own, None, container)
         self.launcher = Docker()
         self.job = Job(lambda _: self.spec, self.launcher, self.journal, guard=lambda resources, submission: None)
@@ -248,7 +250,7 @@ def test_another_image(nodes_of: Callable[..., Nodes], docker_engine: str, monke
 def test_an_image_that_is_not_there(nodes_of: Callable[..., Nodes]) -> None:
     """It is refused with a sentence that says what to do, and nothing is made."""
     nodes = nodes_of("true", image="nosuch/image:1")
-    with pytest.raises(ChaosError, match=r"the engine has no image nosuch/image:1; docker pull it first"):
+    with pytest.raises(UsageError, match=r"the engine has no image nosuch/image:1; docker pull it first"):
         nodes.job.start()
     assert nodes.left() == []
 

@@ -84,7 +84,7 @@ def network_of(client: Any, run_id: str) -> str:
     return str(client.create_network(f"test-{run_id}", ipam=pool, labels={RUN: run_id})["Id"])
 
 
-def sleeper(client: Any, run_id: str, network: str | None = None, owner: str = "", **host: Any) -> str:
+def sleeper(client: Any, run_id: str, network: str | None = None, owner: str = "", limits: Any = None) -> str:
     """The id of a container that runs and does nothing, in an image of the run's own. `owner`: another run's id."""
     image = make_host_image(client, run_id, f"test-{run_id}")
     mounts = [
@@ -92,7 +92,9 @@ def sleeper(client: Any, run_id: str, network: str | None = None, owner: str = "
     ]
     made = client.create_container(
         image, ["sleep", "600"], labels={RUN: owner or run_id, NODE: "0"},
-        host_config=client.create_host_config(mounts=mounts, network_mode=network or "none", init=True, **host),
+        host_config=client.create_host_config(
+            mounts=mounts, network_mode=network or "none", init=True, **(limits or {})
+        ),
     )  # fmt: skip
     client.start(made)
     return str(made["Id"])

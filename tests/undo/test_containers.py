@@ -67,7 +67,7 @@ def test_the_network_comes_back_with_the_same_address(made: Made) -> None:
 
 def test_limits_come_back_as_they_were(made: Made) -> None:
     """CPU and memory have the limits again that the container was made with."""
-    one = sleeper(made.client, made.run_id, **LIMITS)
+    one = sleeper(made.client, made.run_id, limits=LIMITS)
     handle = made.container("limits", one, **limits_of(made.look(one)))
     assert handle.good == LIMITS
     made.client.update_container(one, cpu_quota=20_000, mem_limit=1 << 26, memswap_limit=1 << 26)
@@ -93,7 +93,9 @@ def test_a_strangers_container_is_left_alone(made: Made) -> None:
         made.client.remove_container(one, force=True)
 
 
-@pytest.mark.parametrize("part", ["running", "network", "limits"])
+@pytest.mark.parametrize(
+    "part", ["running", *(pytest.param(one, marks=pytest.mark.long) for one in ("network", "limits"))]
+)
 def test_a_container_that_is_gone_needs_nothing(made: Made, part: Any) -> None:
     """One that has ended, or was removed, counts as set right."""
     one = sleeper(made.client, made.run_id)
@@ -159,7 +161,7 @@ with engine(where) as client:
 """
 
 
-@pytest.mark.parametrize("dies", ["harness", "both"])
+@pytest.mark.parametrize("dies", ["harness", pytest.param("both", marks=pytest.mark.long)])
 def test_nothing_is_left_when_the_harness_is_killed(made: Made, tmp_path: Path, dies: str) -> None:
     """SIGKILL in the middle of a fault: the reaper takes container, network and image away; where that is killed, too,
     whoever heals from the log does."""

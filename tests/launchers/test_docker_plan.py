@@ -1,0 +1,126 @@
+"""What is planned for containers, what is refused before anything is made, and pids that are told from inside."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from torchaos.harness import capabilities, registry
+from torchaos.harness.agent.wire import FIELDS, Event, Kind
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.journal import read_events
+from torchaos.harness.outer_pids import OuterPids
+from torchaos.harness.plan import Plan, PlannedJob
+from torchaos.harness.planner import make_plan
+from torchaos.harness.record import Record
+from torchaos.harness.scenario import load
+
+SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios" / "container").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has everything: what is planned does not depend on where the tests run."""
+    there = lambda name: capabilities.Finding(name, True, "", "")  # noqa: E731
+    monkeypatch.setattr(capabilities, "check", there)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+
+
+def plan(folder: Path, fault: dict[str, Any], launcher: str = "docker", **job: Any) -> Plan:
+    text = {
+        "scenario": "made-up", "launcher": launcher, "assert": ["completed"],
+        "faults": [{"when": {"step": 5}, "target": {"node": 1}, **fault}],
+        "job": {"command": "torchrun --nnodes 2 --nproc-per-node 1 train.py", **job},
+    }  # fmt: skip
+    path = folder / "scenario.yaml"
+    path.write_text(yaml.safe_dump(text))
+    return make_plan(load(path), path, seed=1)
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=[path.stem for path in SCENARIOS])
+def test_every_scenario_of_the_library_can_be_planned(path: Path) -> None:
+    """Each names what is registered, with parameters that fit."""
+    found = make_plan(load(path), path, seed=0)
+    assert (found.launcher, found.scenario, found.job.nodes) == ("docker", path.stem, 2)
+
+
+def test_every_fault_through_the_engine_is_in_the_library() -> None:
+    """No injector of this family is without a scenario."""
+    used = {one.inject for path in SCENARIOS for one in load(path).faults}
+    assert {name for name in registry.names("injectors") if name.startswith("container.")} == used
+
+
+def test_a_container_fault_needs_containers(tmp_path: Path) -> None:
+    """Under another launcher it is refused, with what to write instead."""
+    with pytest.raises(UsageError, match=r"container.kill hits containers.*netns makes none; write launcher: docker"):
+        plan(tmp_path, {"inject": "container.kill"}, launcher="netns")
+
+
+def test_what_containers_can_not_have(tmp_path: Path) -> None:
+    """The far end of a link is the engine's: it is refused, with what to write instead; other faults of links are
+    planned as they stand."""
+    with pytest.raises(UsageError, match=r"network.link_down can't be done.*write container.disconnect"):
+        plan(tmp_path, {"inject": "network.link_down"})
+    for name in ("network.partition", "network.delay", "node.reboot"):
+        assert plan(tmp_path, {"inject": name}).faults[0].inject == name
+
+
+def test_the_program_is_found_where_it_will_run(tmp_path: Path) -> None:
+    """In an image of the user's torchrun is that of the image; on the host's own files, that of the host. What is
+    mounted is relative to the scenario."""
+    fault = {"inject": "container.kill"}
+    own = plan(tmp_path, fault, container={"image": "mine:1", "mounts": ["data:/data:ro"]}).job
+    assert own.command[0] == "torchrun"
+    assert own.container == {"image": "mine:1", "mounts": [f"{tmp_path}/data:/data:ro"]}
+    assert Path(plan(tmp_path, fault).job.command[0]).is_absolute()
+    with pytest.raises(UsageError, match="mounts"):
+        plan(tmp_path, fault, container={"mounts": ["no-target"]})
+
+
+def events() -> list[Event]:
+    """Two ranks that are each process 10 of their container."""
+    seq = count()
+
+    def one(kind: Kind, source: str, rank: int, **data: Any) -> Event:
+        return Event(
+            kind, source, next(seq), 0.0, 1.0 + next(seq), rank, 0, None, {**dict.fromkeys(FIELDS[kind]), **data}
+        )
+
+    return [
+        event for rank, pid in ((0, 5010), (1, 6010))
+        for event in (
+            one(Kind.AGENT_STARTED, f"rank{rank}-a0-p10", rank, pid=10, start_ticks=7, python="", hooks=[]),
+            one(Kind.RANK_UP, "harness", rank, pid=pid, start_ticks=7, inner_pid=10),
+            one(Kind.RANK_EXITED, "harness", rank, pid=pid, start_ticks=7, exit_code=-9),
+        )
+    ]  # fmt: skip
+
+
+def test_pids_from_inside_become_those_outside(tmp_path: Path) -> None:
+    """What a rank says of itself is read with the pid that everybody else knows, although it comes before anybody could
+    say so, and although both ranks have the same pid inside."""
+    for event in events():
+        with open(tmp_path / f"{event.source}.jsonl", "ab") as file:
+            file.write(event.to_line())
+    read = read_events(tmp_path)
+    assert {(event.rank, event.data["pid"]) for event in read} == {(0, 5010), (1, 6010)}
+    plan = Plan("made-up", "", 7, PlannedJob(("torchrun",), "/job", {}, 2, 2, 60.0), (), ())
+    (attempt,) = Record(plan, tuple(read), {}).history.attempts
+    assert {rank: (one.pid, one.exit_code) for rank, one in attempt.ranks.items()} == {0: (5010, -9), 1: (6010, -9)}
+
+
+def test_pids_that_nobody_translates_stay() -> None:
+    """Without a namespace, or of a process that was never seen outside, a pid is what it is; so is damage."""
+    pids, (agent, up, *_) = OuterPids(), events()
+    assert pids.outside(agent) is agent
+    pids.note(up)
+    assert pids.outside(agent).data["pid"] == 5010
+    assert pids.outside(replace(agent, attempt=1)).data["pid"] == 10
+    assert pids.outside(replace(agent, source="harness")).data["pid"] == 10
+    assert pids.outside(replace(agent, data={"pid": ["10"]})).data["pid"] == ["10"]

@@ -204,8 +204,10 @@ def plan(
 ) -> None:  # fmt: skip
     """Resolve everything and change nothing: what a run would do, to whom, and when."""
     for file in files:
-        for one in _planned(file, overrides, seed, lambda _: Ask(), attach, Path(), consent):
-            if as_json:
-                click.echo(one.plan.masked().to_json())
-            else:
-                show.plan(one.plan.masked(), Console())
+        one = next(_planned(file, overrides, seed, ask_of, attach, Path(), consent))
+        if as_json:
+            click.echo(one.plan.masked().to_json())
+            continue
+        show.plan(one.plan.masked(), Console())
+        if one.ask.times > 1:
+            click.echo(f" Repeated {one.ask.times} times, with seeds counted up: {one.ask.in_words}.\n")

@@ -289,6 +289,16 @@ def test_the_options_are_checked_before_anything_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_plan_says_how_often(tmp_path: Path) -> None:
+    """`torchaos plan` tells of the repetitions that the scenario asks for, and plans the first."""
+    path = tmp_path / "kill.yaml"
+    path.write_text(YAML + "repeat: {times: 30, at_least: 29}\n")
+    done = CliRunner().invoke(cli, ["plan", str(path)])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("seed 0") == 1
+    assert "Repeated 30 times, with seeds counted up: at least 29 of 30 must pass." in done.output
+
+
 def test_junit_has_one_case_for_a_rate(tmp_path: Path) -> None:
     """With a rate, failed repetitions are no failures in the file; without one they are. The text has the figures."""
     for ask, failures, suites in ((Ask(4, at_least=3), 0, 1), (Ask(4), 2, 5)):

@@ -5,6 +5,7 @@ Field descriptions go into the JSON Schema, and from there into the editor.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator

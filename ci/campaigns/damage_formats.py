@@ -215,7 +215,8 @@ def load_accelerate(root: Path) -> Any:
 def save_deepspeed(root: Path, step: int) -> None:
     folder, state = root / f"global_step{step}", state_of(step)
     folder.mkdir()
-    torch.save({"module": state["model"], "global_steps": step}, folder / "mp_rank_00_model_states.pt")
+    sizes = {"dp_world_size": 2, "ds_config": {"zero_optimization": {"stage": 1}}}
+    torch.save({"module": state["model"], "global_steps": step, **sizes}, folder / "mp_rank_00_model_states.pt")
     for rank in (0, 1):
         part = {name: value[rank::2].clone() for name, value in state["optimizer"].items()}
         torch.save({"optimizer_state_dict": part}, folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")

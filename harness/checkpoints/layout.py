@@ -135,7 +135,7 @@ class Checkpoint:
     """One checkpoint as its files tell of it. `problems` is what reading the structure alone found."""
 
     path: str  # full path or URL
-    format: str  # dcp, torch, safetensors, huggingface, lightning, accelerate, deepspeed, dir
+    format: str  # dcp, torch, safetensors, huggingface, lightning, accelerate, deepspeed, megatron, dir
     step: int | None = None
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)  # scalars as text; a digest of what is long

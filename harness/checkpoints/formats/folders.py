@@ -1,5 +1,6 @@
 """Folders of files that together are one checkpoint: Transformers' `checkpoint-N/`, Accelerate's `checkpoint_N/`,
-DeepSpeed's `global_stepN/`, sharded safetensors with an index, and whatever else has a number in its name.
+DeepSpeed's `global_stepN/`, Megatron's `iter_N/`, sharded safetensors with an index, and whatever else has a number in
+its name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from ..contents import Contents
 from ..files import Files
 from ..layout import Checkpoint, File, Problem, Trouble, Unreadable
-from . import dcp, dcp_safetensors, deepspeed, safetensors, torch_save
+from . import dcp, dcp_safetensors, deepspeed, megatron, safetensors, torch_save
 from .names import NUMBERED, is_torch
 
 _JSON = 1 << 26
@@ -23,6 +24,8 @@ _RANKED = re.compile(r"^(rng_state|random_states)_(\d+)\.(pth|pkl)$")
 def form_of(names: list[str], folder: str) -> str | None:
     """Which kind of folder it is, by the names in it."""
     have = set(names)
+    if megatron.is_megatron(names, folder):
+        return "megatron"
     if ".metadata" in have or any(name.endswith(".distcp") for name in have):
         return "dcp"
     if any(map(dcp_safetensors.PART.match, names)):
@@ -41,6 +44,8 @@ def form_of(names: list[str], folder: str) -> str | None:
 def read_folder(files: Files, folder: str, into: Checkpoint, prefix: str = "") -> None:
     """All that is in it, folders in it too. What goes wrong in one file is noted, and the others are still read."""
     names = files.names(folder)
+    if ".metadata" in names:
+        dcp.read_folder(files, folder, into, prefix)
     parts = [name for name in names if dcp_safetensors.PART.match(name)]
     dcp_safetensors.read_parts(files, folder, parts, into, prefix)
     for name in names:
@@ -104,6 +109,8 @@ def _check_sets(files: Files, folder: str, names: list[str], into: Checkpoint, p
             _check_index(files, folder, name, have, into, prefix)
     if deepspeed.is_deepspeed(names):
         deepspeed.check(names, into, prefix)
+    if megatron.is_megatron(names, folder):
+        megatron.check(names, into, prefix)
     found = [match.groups() for match in map(_RANKED.match, names) if match]
     ranks = sorted({int(rank) for _, rank, _ in found})
     if found and len(ranks) < ranks[-1] + 1 <= 100_000:

@@ -1,0 +1,41 @@
+"""Megatron-LM's `iter_0000020/`, beside `latest_checkpointed_iteration.txt`: which files belong to it.
+
+Of torch_dist it is a folder of torch.distributed.checkpoint, with what is not sharded in `common.pt`, and
+`metadata.json`. Of torch it has a folder `mp_rank_00[_000]` for each rank of tensor (and pipeline) parallelism, with
+`model_optim_rng.pt` in it, and `distrib_optim.pt` where the optimizer is distributed. Megatron-LM's
+megatron/training/checkpointing.py and, in megatron-core 0.16.1, core/dist_checkpointing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ..layout import Checkpoint, Problem, Trouble
+
+_RANK = re.compile(r"^mp_rank_(?P<tensor>\d{2})(?:_(?P<pipeline>\d{3}))?(?:_\d{3})?$")
+_FOLDER = re.compile(r"(^|/)(iter_\d{7}|release)/?$")
+_COMMON, _BACKEND = "common.pt", "metadata.json"
+_MOST = 100  # ranks: two digits
+
+
+def is_megatron(names: Sequence[str], folder: str) -> bool:
+    """One of its own two files may be gone; others may have files of these names too."""
+    distributed = bool(_FOLDER.search(folder)) and ".metadata" in names and not {_COMMON, _BACKEND}.isdisjoint(names)
+    return distributed or any(map(_RANK.match, names))
+
+
+def check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
+    """Notes each file that ought to be there and is not."""
+    ranks = [match for match in map(_RANK.match, names) if match]
+    missing = [name for name in (_COMMON, _BACKEND) if not ranks and name not in names]
+    if ranks:
+        model = f"{prefix}mp_rank_"
+        sizes = [
+            int(value) for name, value in into.values.items()
+            if name.startswith(model) and name.endswith(":args.tensor_model_parallel_size") and value.isdecimal()
+        ]  # fmt: skip
+        count = max([*(int(one["tensor"]) + 1 for one in ranks), *(min(size, _MOST) for size in sizes)])
+        have = {int(one["tensor"]) for one in ranks}
+        missing = [f"mp_rank_{rank:02}" for rank in range(count) if rank not in have]
+    into.problems += [Problem(Trouble.TORN, f"{prefix}{name}: missing") for name in missing]

@@ -241,7 +241,7 @@ Made by `python ci/campaigns/damage_matrix.py --seeds {seeds}`; don't edit it by
 Each cell is {seeds} random damages of the newest checkpoint, by the [injectors](write-a-scenario.md#faults)
 `checkpoint.*`. *Loads wrong values*: it returned without an error, and something of what it returned was not what had
 been saved, or was missing. *Loads it right*: the damaged bytes were of no use to it. *·*: nothing in this format could
-be damaged so. DeepSpeed's layout, with the names and sizes that are in its own files, was written and read with `torch`.
+be damaged so. DeepSpeed's layout, with the names and sizes that are in its own files, was written and read by `torch`.
 What Megatron and TorchTitan wrote themselves is damaged in `tests/injectors/test_samples.py`.
 """
 

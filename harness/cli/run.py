@@ -89,7 +89,7 @@ def run(
     asked = partial(ask_of, times=repeat, at_least=at_least, rate=rate, confidence=confidence)
     runs = _apart([one for file in files for one in _planned(file, overrides, seed, asked, attach, out, consent)])
     pending = [placeholder_result(one.plan, one.folder.root) for one in runs]
-    series = Series([(one.source, one.plan, one.ask) for one in runs])
+    series = Series([(one.source, one.plan, one.ask, one.folder.root) for one in runs])
     # Gates fail closed: until a scenario is judged, it is an error.
     write_reports(pending, junit_file, json_file, series.judged([]))
     results: list[Result] = []

@@ -59,11 +59,13 @@ class Repeats:
     figures: tuple[Distribution, ...]
     notes: tuple[str, ...]
     of_rate: bool  # judged together, so that one repetition alone decides nothing
+    run_dirs: tuple[str, ...] = ()  # of all of them, those that never began included
 
 
 def judge_repeats(
-    scenario: str, description: str, results: Sequence[Result], ask: Ask, state: State, alike: bool = False
-) -> Repeats:
+    scenario: str, description: str, results: Sequence[Result], ask: Ask, state: State, alike: bool = False,
+    run_dirs: Sequence[str] = (),
+) -> Repeats:  # fmt: skip
     """`results`: those that came to an end, in order. `alike`: the plans differ in nothing but the seed."""
     rate = Rate.of("scenario", [one.verdict for one in results], ask.confidence)
     verdict, code, reason = _verdict(results, ask, state, rate)
@@ -73,7 +75,7 @@ def judge_repeats(
     return Repeats(
         scenario, description, ask.in_words, ask.times, tuple(one.seed for one in results), verdict, code, reason,
         ask.confidence, rate, tuple(Rate.of(name, of_case[name], ask.confidence) for name in names),
-        distributions(telling), tuple(_notes(rate, alike)), ask.of_rate,
+        distributions(telling), tuple(_notes(rate, alike)), ask.of_rate, tuple(run_dirs),
     )  # fmt: skip
 
 

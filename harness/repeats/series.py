@@ -18,6 +18,7 @@ class _One:
     first: int  # its place among all runs
     plans: tuple[Plan, ...]
     ask: Ask
+    run_dirs: tuple[str, ...]
 
     @property
     def alike(self) -> bool:
@@ -28,15 +29,17 @@ class _One:
 
 
 class Series:
-    """`runs`: file, plan and what is asked, in the order in which they are run; those of one file come together."""
+    """`runs`: file, plan, what is asked and run directory, in order; those of one file come together."""
 
-    def __init__(self, runs: Sequence[tuple[Path, Plan, Ask]]) -> None:
+    def __init__(self, runs: Sequence[tuple[Path, Plan, Ask, Path]]) -> None:
         self._all: list[_One] = []
         self._runs = len(runs)
-        numbered = enumerate(runs)
-        for _, group in groupby(numbered, key=lambda one: (one[1][0], id(one[1][2]))):
+        first = 0
+        for (_, _), group in groupby(runs, key=lambda one: (one[0], id(one[2]))):
             own = list(group)
-            self._all.append(_One(own[0][0], tuple(plan for _, (_, plan, _) in own), own[0][1][2]))
+            plans, dirs = tuple(one[1] for one in own), tuple(str(one[3]) for one in own)
+            self._all.append(_One(first, plans, own[0][2], dirs))
+            first += len(own)
 
     def judged(self, results: Sequence[Result], ended: bool = False) -> list[Repeats]:
         """Of each scenario that is repeated. `results`: those that there are, in the order of the runs; `ended`: there
@@ -59,4 +62,4 @@ class Series:
         whole = len(results) == len(one.plans)
         state: State = "done" if whole else "halted" if ended else "running"
         plan = one.plans[0]
-        return judge_repeats(plan.scenario, plan.description, results, one.ask, state, one.alike)
+        return judge_repeats(plan.scenario, plan.description, results, one.ask, state, one.alike, one.run_dirs)

@@ -54,8 +54,8 @@ def text(results: Sequence[Result], repeats: Sequence[Repeats] = ()) -> str:
 
 def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int) -> str:
     """`most`: characters of a text."""
-    by_rate = {one.scenario for one in repeats if one.of_rate}
-    results = [result for result in results if result.scenario not in by_rate]
+    by_rate = {run_dir for one in repeats if one.of_rate for run_dir in one.run_dirs}
+    results = [result for result in results if result.run_dir not in by_rate]
     runs = Counter(result.scenario for result in results)
     same = Counter((result.scenario, result.seed) for result in results)
     root, seen = ElementTree.Element("testsuites"), Counter[tuple[str, int]]()

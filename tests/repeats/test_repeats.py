@@ -184,7 +184,8 @@ def plan(seed: int, name: str = "kill") -> Plan:
 
 
 def series(*asks: Ask) -> Series:
-    return Series([(Path(f"{n}.yaml"), plan(seed), ask) for n, ask in enumerate(asks) for seed in range(ask.times)])
+    runs = [(Path(f"{n}.yaml"), plan(seed), ask) for n, ask in enumerate(asks) for seed in range(ask.times)]
+    return Series([(*run, Path(f"/runs/{number}")) for number, run in enumerate(runs)])
 
 
 def test_a_failed_repetition_is_no_failure_where_the_rate_is_judged() -> None:
@@ -309,6 +310,13 @@ def test_junit_has_one_case_for_a_rate(tmp_path: Path) -> None:
         assert len(root.findall(".//failure")) == failures
         text = root.findall(".//testcase[@classname='kill']")[-1].findtext("system-out") or ""
         assert "detected, seconds: measured {min 0.1, median 0.115, p90 0.13, max 0.13, seen 4, not seen 0}" in text
+
+
+def test_junit_keeps_the_runs_of_others(tmp_path: Path) -> None:
+    """Another file with a scenario of the same name, which is not repeated, fails in the file as ever."""
+    path, got = tmp_path / "junit.xml", results("ppff")
+    junit.write(got, path, series(Ask(3, at_least=2), Ask(1)).judged(got, ended=True))
+    assert len(ET.parse(path).getroot().findall(".//failure")) == 1
 
 
 def test_json_has_all(tmp_path: Path) -> None:

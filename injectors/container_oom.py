@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class OutOfMemory(Fault):
     """The memory of the containers is limited to `spare_mb` million bytes more than they use, and a process started
-    there (`tail`) that uses them up: what the kernel ends first is the larger one, as a rule a rank."""
+    there (`sh`, `head` and `tail` must be) that uses them up: the kernel ends the largest, as a rule a rank."""
 
     spare_mb: float = 64.0
 

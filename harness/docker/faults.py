@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from torchaos.harness.record import Record
 from torchaos.harness.undo.containers import Container, limits_of
 
 _TOLD_S = 5.0  # the engine tells of what it has done within milliseconds, on a busy machine within a second
-_HOG = ["tail", "/dev/zero"]  # keeps all that it reads: there is no end of line
+_HOG = "head -c {bytes} /dev/zero | tail >/dev/null"  # keeps all that it reads: there is no end of line
 
 
 @dataclass(frozen=True)
@@ -81,20 +81,19 @@ def do(site: Site, act: Callable[[Hit], object], action: str, last: str = "") ->
     it has told of `action`; it is over when it has told of `last`, too. Raises ChaosError."""
     since = time.time()
     with hits(site.nodes) as found, ThreadPoolExecutor(max(1, len(found))) as pool:
-        waiting = [pool.submit(act, hit) for hit in found]
-        told = [_tell(site, hit, since, action) for hit in found]
+        done = [pool.submit(act, hit) for hit in found]
+        told = [_tell(site, hit, one, since, action) for hit, one in zip(found, done, strict=True)]
         site.release()
-        for one in waiting:
+        for hit, one, number in zip(found, done, told, strict=True):
             one.result()
-        for hit, number in zip(found, told, strict=True):
-            _tell(site, hit, since, last or action, number)
+            _tell(site, hit, one, since, last or action, number)
 
 
-def _tell(site: Site, hit: Hit, since: float, action: str, told: int = 0) -> int:
-    """Every event of the container since then but for those that were told, until `action` is among them or a few
-    seconds are over. How many have been told now."""
+def _tell(site: Site, hit: Hit, done: Future[object], since: float, action: str, told: int = 0) -> int:
+    """Every event of the container since then but for those that were told, until `action` is among them, it has
+    failed, or a few seconds are over. How many have been told now."""
     end = time.monotonic() + _TOLD_S
-    while time.monotonic() < end:
+    while time.monotonic() < end and not (done.done() and done.exception()):
         with engine(_engine_of(hit.live)) as client:  # the other is in use
             said = events(client, hit.id, since)
         for one in said[told:]:
@@ -137,7 +136,9 @@ def fill(hit: Hit, spare: int) -> None:
     stats = hit.client.stats(hit.id, stream=False, one_shot=True)["memory_stats"]
     used = int(stats["usage"]) - int(stats["stats"].get("total_inactive_file", stats["stats"].get("inactive_file", 0)))
     limit(hit, 0.0, used + spare)
-    hog = hit.client.exec_create(hit.id, _HOG, stdout=False, stderr=False, user="0")
+    # No more than that much, so that it does no harm where the limit is taken back before it is over.
+    command = ["sh", "-c", _HOG.format(bytes=used + spare)]
+    hog = hit.client.exec_create(hit.id, command, stdout=False, stderr=False)
     hit.client.exec_start(hog["Id"], detach=True)
 
 

@@ -15,8 +15,8 @@
 Where scenarios were repeated there is `repeats`, one for each: `scenario`, `asked`, `times`, `seeds`, `run_dirs`,
 `verdict`, `reason`, `exit_code`; `rate` of the scenario and `cases` of each case: `passed`, `failed`, `inconclusive`,
 and the bounds `low` and `high` of the true rate (each with `confidence`; null without SciPy); `figures`: `name`,
-`seconds` (whether it is a duration), `count`, `unseen`, `min`, `median`, `p90`, `max`; `of_rate`: whether one repetition
-that fails decides nothing.
+`seconds` (whether it is a duration), `count`, `unseen`, `min`, `median`, `p90`, `max`; `of_rate`: whether one
+repetition that fails decides nothing.
 
 Not-a-number and infinities are the strings "nan", "inf" and "-inf". `Result.from_json` reads one result back.
 """

@@ -28,7 +28,9 @@ class NoLostWork:
             return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
         found = resumes(run)
         if not found:
-            return inconclusive("the job never resumed, so nothing could be lost")
+            if len(history.attempts) == 1:
+                return passed("the job was not restarted, so no step was lost", resumes=0)
+            return inconclusive("the job was restarted and made no step again: there is no resume to judge")
         finding = self._worst(run, found)
         lost = [one.reached - one.attempt.base for one in found if one.attempt.base is not None]
         measured = {"resumes": len(found), "lost_steps": max(lost, default=None)}

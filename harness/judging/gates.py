@@ -77,6 +77,22 @@ def never_reached(run: Record, fault: PlannedFault) -> bool:
     return missed == [ENDED_BEFORE]
 
 
+def ranks_repeat(run: Record) -> str | None:
+    """Why the history can't be trusted: two processes made steps as the same rank of the same attempt."""
+    sources: dict[tuple[int, int], set[str]] = {}
+    for event in run.of_kind(Kind.STEP):
+        if event.rank is not None:
+            sources.setdefault((event.attempt or 0, event.rank), set()).add(event.source)
+    twice = next((key for key, found in sorted(sources.items()) if len(found) > 1), None)
+    if twice is None:
+        return None
+    attempt, rank = twice
+    return (
+        f"rank {rank} of attempt {attempt} was {len(sources[twice])} processes, which all made steps, as in a job of "
+        "several torchruns: whose steps are whose can't be told"
+    )
+
+
 def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Verdict, str] | None:
     """A job that never got past the highest step it had reached before the fault has not recovered, and neither has one
     that then ends with an error."""

@@ -16,7 +16,7 @@ from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, ChaosError, Evidence, Finding, Need, Outcome, UsageError, inconclusive
 from torchaos.harness.engine.faults import injector_of
-from torchaos.harness.judging.gates import landed_wrong, never_reached, not_outlived
+from torchaos.harness.judging.gates import landed_wrong, never_reached, not_outlived, ranks_repeat
 from torchaos.harness.judging.known import because, causes_in_words
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.judging.split import split_brain
@@ -215,6 +215,8 @@ def _overall(run: Record, twins: Sequence[Record], cases: Sequence[Case]) -> tup
             many = f"{len(damaged)} of its lines can't be read, such as {damaged[0]}"
             return Verdict.INCONCLUSIVE, f"{whose} is damaged: {many}"
     split = [case for case in by_verdict[Verdict.FAILED] if case.name == SPLIT_BRAIN]
+    if not split and (twice := next(filter(None, map(ranks_repeat, (run, *twins))), None)):
+        return Verdict.INCONCLUSIVE, twice
     for found in (split, gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
         if found:
             return found[0].verdict, f"{found[0].name}: {found[0].reason}"

@@ -84,8 +84,12 @@ def test_a_save_in_the_background_is_sure_only_when_the_next_began(trainer: Any)
 
 
 def test_what_is_not_there_or_not_known_is_inconclusive(trainer: Any) -> None:
-    """A job that never resumed, and one of which nobody can say where it went on."""
-    assert NoLostWork().judge(trainer().record(), []).outcome is Outcome.INCONCLUSIVE
+    """One that came back and made no step, and one of which nobody can say where it went on. One that was never
+    restarted has lost nothing."""
+    assert NoLostWork().judge(trainer().record(), []).outcome is Outcome.PASSED
+    idle = trainer(kills=[(18, 1)]).record()
+    gone = tuple(e for e in idle.events if not (e.kind is Kind.STEP and e.attempt == 1))
+    assert NoLostWork().judge(replace(idle, events=gone), []).outcome is Outcome.INCONCLUSIVE
     run = trainer(kills=[(18, 1)], loads_seen=False, counters_seen=False, samples_seen=False, losses_seen=False)
     record = run.record()
     assert History.of(record.events).unplaced

@@ -136,6 +136,16 @@ def test_nothing_is_failed_on_a_damaged_journal(trainer: Any) -> None:
         assert (result.verdict, "harness.jsonl:7" in result.reason) == (Verdict.INCONCLUSIVE, True)
 
 
+def test_ranks_that_repeat_prove_nothing(trainer: Any) -> None:
+    """Two torchruns side by side, as torchft has them, number their ranks alike: whose steps are whose nobody knows."""
+    run = trainer(kills=[(18, 1)]).record()
+    assert judged(run, twins=[trainer().record()]).verdict is Verdict.PASSED
+    other = [replace(e, source="rank0-of-another", mono_s=e.mono_s + 0.001) for e in run.events if e.kind is Kind.STEP]
+    result = judged(plus(run, *(e for e in other if e.rank == 0 and e.attempt == 0)), twins=[trainer().record()])
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "rank 0 of attempt 0 was 2 processes" in result.reason
+
+
 def test_a_job_that_ends_early_with_code_0_is_failed_by_the_twin(trainer: Any) -> None:
     """A rank that leaves with code 0 may end the whole job, and the twin shows that there were steps left."""
     run = trainer(kills=[(18, 1)]).record()

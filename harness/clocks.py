@@ -97,6 +97,8 @@ def aligned(events: Iterable[Event]) -> list[Event]:
             offsets.setdefault(node, []).append((event.mono_s, event.data["offset_s"]))
         if event.kind in (Kind.CLOCK, Kind.AGENT_STARTED) or event.source.startswith(f"node{node}-"):
             node_of[event.source] = -1 if node is None else node
+    if not offsets:
+        return events
     for measured in offsets.values():
         measured.sort()
     return [_shifted(event, offsets.get(node_of.get(event.source, -1), ())) for event in events]

@@ -1,7 +1,7 @@
-"""What a link does to datagrams: python meter.py PEER_PID FROM TO SETTLE_S.
+"""What a link does to datagrams: python meter.py PEER_PID FROM TO SETTLE_S GAP_S.
 
 Run in the sender's network namespace, with the peer's (that of the process PEER_PID) to receive in. Sends a datagram
-every few ms and prints, every quarter of a second, a line of JSON about those sent at least SETTLE_S ago: {"sent",
+every GAP_S and prints, every quarter of a second, a line of JSON about those sent at least SETTLE_S ago: {"sent",
 "loss_percent", "duplicate_percent", "reorder_percent", and "delay_ms" of the median, one way}. Sending and receiving go
 by the same clock; when one came is the kernel's time stamp (SO_TIMESTAMPNS, socket(7)). It is UDP, so that the kernel's
 counters of TCP stay the job's own. Run by its path with the standard library alone.
@@ -19,7 +19,7 @@ import struct
 import sys
 import time
 
-GAP_S, TELL_S = 0.002, 0.25
+GAP_S, TELL_S = 0.002, 0.25  # the shortest gap that is sensible
 _NEWNET = 0x40000000  # linux/sched.h
 _TIMESTAMPNS = 35  # SO_TIMESTAMPNS and SCM_TIMESTAMPNS, asm-generic/socket.h
 
@@ -79,14 +79,14 @@ class Meter:
         return {name: round(value, 3) for name, value in found.items()}
 
 
-def main(peer: int, sender: str, receiver: str, settle_s: float) -> None:
+def main(peer: int, sender: str, receiver: str, settle_s: float, gap_s: float) -> None:
     meter = Meter(peer, sender, receiver)
     due = told = time.monotonic()
     while os.getppid() != 1:  # whoever wanted to know is gone
         now = time.monotonic()
         if now >= due:
             meter.send()
-            due = max(due + GAP_S, now)
+            due = max(due + gap_s, now)
         if now - told >= TELL_S:
             told = now
             if (said := meter.told(settle_s)) is not None:
@@ -96,4 +96,4 @@ def main(peer: int, sender: str, receiver: str, settle_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]))
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]), float(sys.argv[5]))

@@ -25,9 +25,11 @@ def meter_handle(site: Site) -> Handle:
     return JobProcesses(_mark(site))
 
 
-def measured(site: Site, asked: Mapping[str, float], inward: bool = False) -> Sequence[Measuring]:
+def measured(
+    site: Site, asked: Mapping[str, float], inward: bool = False, jitter_ms: float = 0.0
+) -> Sequence[Measuring]:
     """From the first target node to the first other one, or the other way round. Nothing where nothing can be asked
-    of a datagram."""
+    of a datagram. With jitter they are so far apart that none has to wait for the one before it."""
     if not asked:
         return ()
     inside = [link_of(live) for live in site.nodes]
@@ -37,7 +39,9 @@ def measured(site: Site, asked: Mapping[str, float], inward: bool = False) -> Se
         return ()
     ends = (outside[0], inside[0]) if inward else (inside[0], outside[0])
     settle_s = SETTLE_S + 2e-3 * asked.get("delay_ms", 0.0)
-    return [Measuring(site.fault, dict(asked), _start(_mark(site), *ends, settle_s))]
+    return [
+        Measuring(site.fault, dict(asked), _start(_mark(site), *ends, settle_s, max(meter.GAP_S, 2.2e-3 * jitter_ms)))
+    ]
 
 
 @dataclass
@@ -67,9 +71,9 @@ def _mark(site: Site) -> str:
     return f"{link_of(site.nodes[0]).run_id}.{mark_of(site.fault)}.meter"
 
 
-def _start(mark: str, sender: Link, receiver: Link, settle_s: float) -> subprocess.Popen[bytes]:
+def _start(mark: str, sender: Link, receiver: Link, settle_s: float, gap_s: float) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-S", "-E", meter.__file__, str(receiver.space.pid)]
-    argv += [sender.address, receiver.address, str(settle_s)]
+    argv += [sender.address, receiver.address, str(settle_s), str(gap_s)]
     process = subprocess.Popen(
         sender.space.enter(argv), cwd="/", start_new_session=True, env={**os.environ, ENV_RUN_ID: mark},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

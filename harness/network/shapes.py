@@ -40,7 +40,7 @@ def apply(fault: ShapedFault, site: Site) -> None:
 
 def probes(fault: ShapedFault, site: Site) -> Sequence[Probe]:
     seen = slower(site, fault.least) if fault.counter == "rtt_ms" else came(site, fault.counter, fault.words)
-    return [*seen, *measured(site, fault.asked())]
+    return [*seen, *measured(site, fault.asked(), jitter_ms=fault.shape().get("jitter", 0.0))]
 
 
 def felt(fault: ShapedFault, record: Record, name: str) -> Evidence | None:

@@ -236,10 +236,10 @@ class _Site:
         self.fault, self.nodes, self.cluster = "metered", live[:1], live
 
 
-def _metered(links: list[Link], asked: dict[str, float], datagrams: int) -> dict[str, float]:
+def _metered(links: list[Link], asked: dict[str, float], datagrams: int, jitter_ms: float = 0.0) -> dict[str, float]:
     """What the meter says once it has sent so many."""
     site: Any = _Site(links)
-    (probe,) = measured(site, asked)
+    (probe,) = measured(site, asked, jitter_ms=jitter_ms)
     told: list[dict[str, Any]] = []
     end = time.monotonic() + 60
     try:
@@ -279,3 +279,14 @@ def test_the_meter_sees_loss(links: list[Link], undo: Any) -> None:
         cut.apply()
         assert _metered(links, {"loss_percent": percent}, 1000)["loss_percent"] == pytest.approx(percent, abs=4.0)
         undo(*cut.handles)
+
+
+@_needs("links", "shaper")
+def test_jitter_does_not_bias_the_meter(links: list[Link], undo: Any) -> None:
+    """Packets stay in order, so that of a dense stream each waits for the latest before it; the meter's are far enough
+    apart, and its median is what was asked for."""
+    shaper = Shaper("metered", links[0], Shape(delay=25.0, jitter=5.0))
+    shaper.apply()
+    said = _metered(links, {"delay_ms": 25.0}, 150, jitter_ms=5.0)
+    undo(*shaper.handles())
+    assert said["delay_ms"] == pytest.approx(25.0, abs=2.5)

@@ -90,20 +90,22 @@ CAUSES = (
         "", "pytorch/pytorch#147064", "pytorch/pytorch#67742",
     ),
     _cause(
-        "rendezvous-unreachable", "torch", r"RendezvousConnectionError|The connection to the C10d store has failed",
+        "rendezvous-unreachable", "torch",
+        r"RendezvousConnectionError|The connection to the C10d store has failed"
+        r"|client socket has timed out after \d+m?s",
         "a torchrun could not reach, or lost, the one that keeps the rendezvous; without that one no restart can work",
-        "1.10", "pytorch/pytorch#67581", "pytorch/pytorch#121944",
+        "1.10, 2.13", "pytorch/pytorch#67581", "pytorch/pytorch#121944",
     ),
     _cause(
         "store-clients-missing", "torch", r"DistStoreError: Timed out after \d+ seconds waiting for clients",
         "not all ranks came to the store in time: one died while it started, or is in another attempt than the others",
-        "", "pytorch/pytorch#111805",
+        "2.13", "pytorch/pytorch#111805",
     ),
     _cause(
         "port-in-use", "torch", r"EADDRINUSE|errno: 98 - Address already in use",
         "a process of an earlier attempt, or of another job, still has the port; let torchrun choose one "
         "(--rdzv-backend c10d --rdzv-endpoint localhost:0)",
-        "1.10 to 2.1", "pytorch/pytorch#73320", "pytorch/pytorch#126510",
+        "1.10 to 2.1, 2.13", "pytorch/pytorch#73320", "pytorch/pytorch#126510",
     ),
     _cause(
         "shared-memory-full", "torch", r"killed by signal: Bus error|insufficient shared memory \(shm\)",
@@ -127,7 +129,7 @@ CAUSES = (
     _cause(
         "store-gone", "another rank", r"Connection was likely closed\. Did the remote server shutdown or crash",
         "the process that kept the store died, or left before the others were done with it",
-        "", "pytorch/pytorch#153586",
+        "2.13", "pytorch/pytorch#153586",
     ),
     _cause(
         "peer-gone", "another rank", r"Connection reset by peer|Connection closed by peer",

@@ -180,13 +180,12 @@ def test_a_stall_is_taken_back_at_any_moment(rank: Any, agent_module: Callable[[
     page, order = stall(rank, operation="broadcast")
     process = rank.start(STEPS, hooks=("steps", "collectives", "stamps"), orders=(order,))
     wait_for(lambda: page.read(page.FIRED))
-    time.sleep(0.5)
     taken_back = time.monotonic()
     page.write(page.GO, 2**62)  # what taking it back does
     ran = rank.wait(process)
     found = stamps_of(rank, agent_module)
     assert (ran.code, len(found)) == (0, 40), ran.output
-    assert found[4].start_mono_s < taken_back - 0.4
+    assert found[4].start_mono_s < taken_back
     assert found[5].start_mono_s >= taken_back
 
 

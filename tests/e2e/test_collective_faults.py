@@ -66,13 +66,21 @@ def _look(folder: Path, seen: list[Look]) -> None:
         ]
         applying = next((event for event in events if event.kind is Kind.APPLYING), None)
         if applying is not None:
-            time.sleep(0.5)  # until the other rank has come to where it waits
             pids = {event.rank or 0: int(event.data["pid"]) for event in events if event.kind is Kind.AGENT_STARTED}
+            _wait_until_at_rest([pid for rank, pid in pids.items() if rank != applying.rank], end)
             used = {rank: _cpu_s(pid) for rank, pid in pids.items()}
             time.sleep(1.0)
             used = {rank: _cpu_s(pid) - used[rank] for rank, pid in pids.items()}
             seen.append(Look(applying, {rank: _stack(pid) for rank, pid in pids.items()}, used))
             return
+        time.sleep(0.2)
+
+
+def _wait_until_at_rest(pids: list[int], end: float) -> None:
+    """The other ranks have come to where they wait: their stacks stay as they are."""
+    before: list[str] = []
+    while (now := [_stack(pid) for pid in pids]) != before and time.monotonic() < end:
+        before = now
         time.sleep(0.2)
 
 

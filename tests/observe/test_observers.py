@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from torchaos.harness.agent.stamps import Stamps
 from torchaos.harness.agent.wire import start_ticks
 from torchaos.harness.contracts import RankProcess
@@ -51,6 +53,18 @@ def _watch(idle: Idle, ranks: list[RankProcess], until_s: float, seconds: float 
     return one
 
 
+def _wait_until_busy(pid: int) -> None:
+    """It, or its child, has begun to compute."""
+    end = time.monotonic() + 30
+    while True:
+        all_of_it = [psutil.Process(pid), *psutil.Process(pid).children()]
+        used = max(sum(one.cpu_times()[:2]) for one in all_of_it)
+        if used >= 0.2:
+            return
+        assert time.monotonic() < end, f"pid {pid} has used {used:.2f} s of CPU"
+        time.sleep(0.02)
+
+
 def test_all_idle_is_quiet() -> None:
     """Ranks that use nothing are quiet, and named."""
     idle = Idle()
@@ -63,8 +77,8 @@ def test_one_that_works_is_not_quiet() -> None:
     """A rank that computes, or waits for a child that does (a compiler), keeps the job from being quiet."""
     for code in (BUSY, BELOW):
         with _ranks(REST, code) as ranks:
+            _wait_until_busy(ranks[1].pid)
             idle = Idle()
-            time.sleep(0.5)
             assert _watch(idle, ranks, 1.2, seconds=1.5).quiet_s < 1.2, code
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import pprint
 import re
 from collections.abc import Mapping
 from importlib.resources import files
@@ -24,10 +24,10 @@ from __future__ import annotations
 
 def script_of(case: Mapping[str, Any]) -> str:
     """The text of the script. `case`: see case.py."""
-    told = json.dumps(json.dumps(case, indent=1))
-    running = _part("running").replace("CASE: dict[str, Any] = {}  #", f"CASE: dict[str, Any] = json.loads({told})  #")
-    showing = _part("showing").replace('SUMMARY = ""  #', f"SUMMARY = {json.dumps(_source('summary'))}  #")
-    return f"{_HEAD}\nimport json\n{running}\n\n{showing}"
+    told = pprint.pformat(dict(case), width=116, sort_dicts=False)
+    running = _part("running").replace("CASE: dict[str, Any] = {}  #", f"CASE: dict[str, Any] = {told}  #")
+    showing = _part("showing").replace('SUMMARY = ""  #', f"SUMMARY = r'''{_source('summary')}'''  #")
+    return f"{_HEAD}{running}\n\n{showing}"
 
 
 def _part(name: str) -> str:

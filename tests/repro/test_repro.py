@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -112,6 +113,7 @@ def test_the_command_writes_a_script_that_stands_alone(tmp_path: Path) -> None:
     text = path.read_text()
     assert "import torchaos" not in text
     assert "from torchaos" not in text
+    ast.parse(text, feature_version=(3, 9))  # the oldest Python that it promises
     shown = subprocess.run([sys.executable, "-I", path, "--help"], capture_output=True, text=True, check=False)
     assert (shown.returncode, "--runs" in shown.stdout) == (0, True), shown.stderr
     assert isinstance(CliRunner().invoke(cli, arguments).exception, UsageError)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-CASE: dict[str, Any] = {}  # what was found, and how; see case.py
+CASE: dict[str, Any] = {}  # what was found, and how it was done
 MARK = "REPRO_MARK"  # in the environment of all that is started here, so that all of it can be ended
 LATE_S = 0.5  # a rank that was not hit may still print a step so long after the kill
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torchaos.harness.repro.script.running import CASE, Run
 
-SUMMARY = ""  # of a checkpoint, run by the job's own Python; see summary.py
+SUMMARY = ""  # of a checkpoint; the job's own Python runs it
 CLOCK = re.compile(r"time|date|clock|elapsed|duration|seconds|uuid|host", re.IGNORECASE)
 
 

@@ -127,6 +127,27 @@ def test_full_after_so_many_bytes(folder: Path, fault: Callable[..., Operation])
     assert os.statvfs(folder).f_bavail == 0
 
 
+def test_full_is_as_a_file_system_that_is_really_full(folder: Path, fault: Callable[..., Operation]) -> None:
+    """Beside a tmpfs of eight pages, of which one is taken: the same calls fail with the same errors, as much is left
+    of the file that did not fit, and as much room is said to be there."""
+    look = "import os, sys; at = os.statvfs(sys.argv[1]); print(os.path.getsize(sys.argv[1] + '/new1'), at.f_bavail)"
+    real = (
+        'mount -t tmpfs -o size=32k,noswap full "$1" 2>/dev/null || mount -t tmpfs -o size=32k full "$1" && '
+        'printf "as it was" > "$1/old" && "$0" -S -c "$2" "$1" 65536 && "$0" -S -c "$3" "$1"'
+    )
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    argv = ["unshare", "--mount", *user, "sh", "-c", real, sys.executable, str(folder), RANK, look]
+    environment = {**os.environ, "RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    if done.returncode != 0:
+        pytest.skip(f"needs a mount namespace (root or user namespaces): {done.stderr.strip()}")
+    codes, room = done.stdout.splitlines()
+    fault("storage.full", left=7 * 4096)
+    assert errors(folder, 1, size=65536) == {name: code for name, (code, _took) in json.loads(codes).items()}
+    listed = subprocess.run([sys.executable, "-S", "-c", look, str(folder)], capture_output=True, text=True)
+    assert listed.stdout.split() == room.split() == [str(7 * 4096), "0"]
+
+
 def test_what_is_written_meanwhile_is_there_afterwards(folder: Path, fault: Callable[..., Operation]) -> None:
     """The folder below is the very one: renames, links and modes of a healthy rank are there when it is uncovered."""
     one = fault("storage.error")

@@ -98,6 +98,25 @@ def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -
     return max(near, key=lambda save: save.begun_s, default=None)
 
 
+def checkpoint_of(path: str) -> str:
+    """The checkpoint that a file is of: the path up to the last part of it that speaks of a step, else the file."""
+    parts = final_path(path).split("/")
+    ends = [place for place, part in enumerate(parts, 1) if number_in_name(part) is not None]
+    return "/".join(parts[: ends[-1]] if ends else parts)
+
+
+def whole_loads(loads: Sequence[Load]) -> list[Load]:
+    """Those that went well, less those of a checkpoint of which the same rank failed to load another file, and did not
+    succeed with it later: what it went on with need not be that checkpoint."""
+    failed = {
+        (load.rank, checkpoint_of(load.path))
+        for place, load in enumerate(loads)
+        if not load.ok
+        and not any(one.ok and (one.rank, one.path) == (load.rank, load.path) for one in loads[place + 1 :])
+    }
+    return [load for load in loads if load.ok and (load.rank, checkpoint_of(load.path)) not in failed]
+
+
 def number_in_name(path: str) -> int | None:
     """The step that the name speaks of: of the last part of the path that has one."""
     for part in reversed(path.split("/")):

@@ -160,7 +160,7 @@ class _Placing:
         for save in self._saves[attempt.number]:
             self._saved.append(save if base is None else replace(save, global_step=base + save.local_step))
         steps = [one.global_step for one in own if one.global_step is not None]
-        loaded = next((load.path for load in reversed(loads) if load.ok), None)
+        loaded = next((load.path for load in reversed(checkpoints.whole_loads(loads))), None)
         return replace(
             attempt, base=base, witnesses=tuple(witnesses), conflicts=conflicts, loaded=loaded,
             first_step=min(steps, default=None), last_step=max(steps, default=None),

@@ -6,6 +6,7 @@ A job that comes back starts counting anywhere, so nothing that it says alone is
 2. a step-like entry in its contents, then a number in its name
 3. the optimizer's own step counter, then the LR scheduler's
 4. the samples, then the losses, of its first steps: those of which earlier steps (of this run, or of the twin) they are
+   and only then a checkpoint of which it loaded some files and failed to load others
 5. nothing was there to load: the first attempt, with no load seen
 6. the job's log lines
 
@@ -19,11 +20,11 @@ import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from torchaos.harness.history.alignment import FEW, align
-from torchaos.harness.history.checkpoints import Load, Save, number_in_contents, number_in_name, saved_as
+from torchaos.harness.history.checkpoints import Load, Save, number_in_contents, number_in_name, saved_as, whole_loads
 from torchaos.harness.history.executions import Execution
 
 Read = Callable[[Execution], float | None]
@@ -66,14 +67,17 @@ class Scene:
 
 def hear(scene: Scene) -> list[Witness]:
     """All witnesses, the most trusted first."""
+    whole = whole_loads(scene.loads)
+    in_part = [load for load in scene.loads if load not in whole]
     return [
-        *_of_loads("the loaded checkpoint", scene, _save_record),
-        *_of_loads("the contents of the loaded checkpoint", scene, _contents),
-        *_of_loads("the name of the loaded checkpoint", scene, _name),
+        *_of_loads("the loaded checkpoint", replace(scene, loads=whole), _save_record),
+        *_of_loads("the contents of the loaded checkpoint", replace(scene, loads=whole), _contents),
+        *_of_loads("the name of the loaded checkpoint", replace(scene, loads=whole), _name),
         *_of_counter("the optimizer's own step counter", scene, lambda one: one.opt_step, from_one=True),
         *_of_counter("the LR scheduler's counter", scene, lambda one: one.sched_step, from_one=False),
         *_of_content("the samples", scene, lambda one: one.samples if one.samples_seen else None, _union),
         *_of_content("the losses", scene, lambda one: one.losses if one.loss_seen else None, None),
+        *_of_loads("the checkpoint of which a part was loaded", replace(scene, loads=in_part), _save_record),
         *_fresh(scene),
         *_of_log(scene),
     ]

@@ -15,7 +15,7 @@ from enum import Enum
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Evidence
 from torchaos.harness.history import Attempt, Load, saved_as
-from torchaos.harness.history.checkpoints import final_path
+from torchaos.harness.history.checkpoints import final_path, whole_loads
 from torchaos.harness.record import Record
 
 
@@ -169,7 +169,7 @@ def _did(attempt: Attempt, one: Damage, loads: Sequence[Load], first: float | No
         return Did.ENDED
     # The last one that worked counts, among the checkpoints: weights to start from may come from anywhere.
     here = f"{posixpath.dirname(one.checkpoint)}/"
-    taken = next((load for load in reversed(loads) if load.ok and load.path.startswith(here)), None)
+    taken = next((load for load in reversed(whole_loads(loads)) if load.path.startswith(here)), None)
     if taken is not None and _touches(taken.path, one) and taken.mono_s < one.until_s:
         return Did.LOADED
     if attempt.base is None:

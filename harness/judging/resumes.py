@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.history import Attempt, History, Save
-from torchaos.harness.history.checkpoints import final_path, number_in_name
+from torchaos.harness.history.checkpoints import checkpoint_of
 from torchaos.harness.judging.contents import is_below
 from torchaos.harness.judging.damage import damages
 from torchaos.harness.record import Record
@@ -74,8 +74,7 @@ def resumed_in_words(history: History, attempt: int) -> str:
 
 def name_of(path: str) -> str:
     """What a checkpoint is called, whichever of its files the path is of."""
-    parts = final_path(path).split("/")
-    return next((part for part in reversed(parts) if number_in_name(part) is not None), parts[-1])
+    return posixpath.basename(checkpoint_of(path))
 
 
 def _kept(run: Record) -> list[Kept]:

@@ -101,12 +101,12 @@ def _in_use(pid: int) -> Iterator[str]:
 
 
 def _entries() -> Iterator[tuple[str, tuple[int, int]]]:
-    """Names, with what tells an entry from another of the same name, of what is this user's."""
+    """Names of this user's files, with what tells one from another of the same name. Folders are no shared memory."""
     with suppress(OSError):
         for entry in os.scandir(SHARED):
             with suppress(OSError):
                 found = entry.stat(follow_symlinks=False)
-                if found.st_uid == os.geteuid():
+                if found.st_uid == os.geteuid() and not entry.is_dir(follow_symlinks=False):
                     yield entry.name, (found.st_ino, found.st_ctime_ns)
 
 

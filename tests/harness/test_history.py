@@ -136,6 +136,26 @@ def test_a_load_that_failed_says_nothing() -> None:
     assert (attempt.base, attempt.loaded, attempt.conflicts) == (15, "/job/checkpoints/step-15", ())
 
 
+def test_a_checkpoint_that_was_loaded_in_part_is_believed_last() -> None:
+    """One file of it was read and another could not be: a job that then began anew says so by its counters."""
+    run = Trainer(kills=[(18, 1)], broken=frozenset({"optimizer", "sampler", "schedule", "rng", "weights"})).record()
+    events = []
+    for event in run.events:
+        if event.kind is Kind.LOAD_END:
+            failed = Event(**{**event.__dict__, "mono_s": event.mono_s + 0.001})
+            events.append(_with(event, path="/job/checkpoints/step-15/trainer.pt"))
+            events.append(_with(failed, path="/job/checkpoints/step-15/model.pt", ok=False))
+        else:
+            events.append(event)
+    attempt = History.of(events).attempt(1)
+    assert attempt is not None
+    assert (attempt.base, attempt.loaded) == (0, None)
+    again = [_with(e, ok=True) if e.data.get("path", "").endswith("model.pt") else e for e in events]
+    attempt = History.of(again).attempt(1)
+    assert attempt is not None
+    assert (attempt.base, attempt.loaded) == (15, "/job/checkpoints/step-15/model.pt")
+
+
 def test_base_of_is_known_while_the_first_step_is_under_way() -> None:
     """A live harness gets the base from what one rank has written of its first step."""
     run = Trainer(kills=[(18, 1)]).record()

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 SAMPLES, GLOBAL_BATCH, PARTS = 128, 16, 2  # 8 steps are an epoch; a step is 2 backwards
-KEEP = 3
 
 
 class Points(Dataset):
@@ -163,7 +162,7 @@ class Trainer:
         if self.rank == 0:
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
-            for old in self.complete()[:-KEEP]:
+            for old in self.complete()[: -self.args.keep]:
                 shutil.rmtree(old)
         dist.barrier()
 
@@ -248,6 +247,7 @@ def main(kind=Trainer):
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--save-every", type=int, default=5)
+    parser.add_argument("--keep", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--augment", type=float, default=0.01)

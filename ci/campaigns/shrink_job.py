@@ -32,6 +32,7 @@ def main() -> None:
     agent.started("none: a stand-in")
     agent.orders.load()
     agent.starts()
+    meet(agent, folder)
     begun = load(agent, folder, Kind)
     last = time.monotonic()
     for step in range(begun + 1, 1_000_000):
@@ -57,6 +58,14 @@ def main() -> None:
         if step % EVERY == 0 and rank == 0:
             save(agent, folder / f"step-{step}.safetensors", step, Kind)
             last = time.monotonic()
+
+
+def meet(agent: Any, folder: Path) -> None:
+    """No rank trains before all are there, as with a process group."""
+    (folder / f".up-{agent.who.attempt}-{agent.who.rank}").touch()
+    end = time.monotonic() + 20.0
+    while len(list(folder.glob(f".up-{agent.who.attempt}-*"))) < agent.who.world_size and time.monotonic() < end:
+        time.sleep(0.002)
 
 
 def happened(folder: Path, what: str) -> None:

@@ -179,7 +179,7 @@ class Digesting:
     def _hand_over(self, tensors: Tensors, contents: Any) -> None:
         sizes = [(name, one, one.numel() * one.element_size()) for name, one in contents.items()]
         if any(size for _, _, size in sizes):
-            self._ledger.digester().do(lambda: tensors.add_all(sizes))
+            tensors.add_all(sizes)
 
     def _add_whole(self, path: str, save: str, tee: Tee, file: Any, about: os.stat_result | None = None) -> None:
         """`file`: the job's own, still open."""

@@ -21,6 +21,8 @@ xxh3_64: Any = _xxh3()
 CHUNK = 1 << 20
 ALGORITHM = "crc32" if xxh3_64 is None else "xxh3"
 ASIDE = 1 << 17  # bytes: fewer are digested at once, which takes less than handing them over
+_PIECE = 1 << 22  # bytes
+_WAITING = 4  # what may wait for the helper, and holds tensors: they may be copies from another device
 
 
 class Digester:
@@ -73,11 +75,29 @@ class Tensors:
         if size < ASIDE:
             self.add_now(name, data, size)
         else:
-            self._helper().do(lambda: self.add_now(name, data, size))
+            helper = self._helper()
+            helper.do(lambda: self.add_now(name, data, size))
+            helper.lend_a_hand(lambda: helper.waiting() <= _WAITING)
 
     def add_all(self, tensors: list[tuple[str, Any, int]]) -> None:
-        for name, data, size in tensors:
-            self.add_now(name, data, size)
+        """In pieces of some size: each may be made by another thread."""
+        part: list[tuple[str, Any, int]] = []
+        total = 0
+        for one in tensors:
+            part.append(one)
+            total += one[2]
+            if total >= _PIECE:
+                self._add_part(part)
+                part, total = [], 0
+        self._add_part(part)
+
+    def _add_part(self, part: list[tuple[str, Any, int]]) -> None:
+        def work() -> None:
+            for name, data, size in part:
+                self.add_now(name, data, size)
+
+        if part:
+            self._helper().do(work)
 
     def add_now(self, name: str, data: Any, size: int) -> None:
         try:

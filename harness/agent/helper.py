@@ -12,11 +12,11 @@ THREAD = "torchaos"  # what the kernel calls our threads: storage faults spare t
 
 
 class Helper:
-    """A thread that works beside the job's. It lives as long as the process. `most`: what may wait for it at once, such
-    as tensors that it then holds; 0: any number. `idle`: it takes what processor time nobody else wants."""
+    """A thread that works beside the job's. It lives as long as the process. `idle`: it takes what time of a processor
+    nobody else wants."""
 
-    def __init__(self, most: int = 4, idle: bool = False) -> None:
-        self._queue: queue.Queue[Callable[[], None]] = queue.Queue(most)
+    def __init__(self, idle: bool = False) -> None:
+        self._queue: queue.Queue[Callable[[], None]] = queue.Queue()
         self._idle = idle
         threading.Thread(target=self._work, name="torchaos-manifest", daemon=True).start()
 
@@ -31,6 +31,18 @@ class Helper:
         done = threading.Event()
         self.do(done.set)
         done.wait(timeout_s)
+
+    def lend_a_hand(self, until: Callable[[], bool]) -> None:
+        """Do here what waits for the thread: where every processor is busy, its turn may take longer than the work."""
+        while not until():
+            try:
+                work = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                work()
+            finally:
+                self._queue.task_done()
 
     def waiting(self) -> int:
         return self._queue.qsize()

@@ -37,6 +37,7 @@ class Ledger:
 
     def wait_for_digests(self) -> None:
         if "digests" in self._helpers:
+            self._helpers["digests"].lend_a_hand(lambda: False)
             self._helpers["digests"].finish()
 
     def settle(self) -> None:
@@ -105,7 +106,7 @@ class Ledger:
     def _helper(self, what: str) -> Helper:
         with self._lock:
             if what not in self._helpers:
-                self._helpers[what] = Helper(4 if what == "digests" else 0, idle=what == "crcs")
+                self._helpers[what] = Helper(idle=what == "crcs")
             return self._helpers[what]
 
     def _opened(self, path: str) -> BinaryIO | OSError:
@@ -121,7 +122,7 @@ class Ledger:
                 done.set()
 
         done = threading.Event()
-        self.digester().do(work)
+        self._helper("files").do(work)  # nobody lends that one a hand
         done.wait()
         return found[0]
 

@@ -38,10 +38,12 @@ class Tee:
             finally:
                 digested.set()
 
-        self._helper().do(work)
+        helper = self._helper()
+        helper.do(work)
         try:
             return self._file.write(data)
         finally:
+            helper.lend_a_hand(digested.is_set)
             digested.wait()  # the memory is the caller's
 
     def seek(self, *args: Any) -> Any:

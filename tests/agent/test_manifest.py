@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import zlib
 from pathlib import Path
 from typing import Any, Callable
@@ -160,6 +161,21 @@ with open(folder + "/plain.pt", "wb") as file:
         assert saved["spans"][0][:2] == [0, len(data)]
         told, seen = digests(saved, data, hashing)
         assert told == seen
+
+
+def test_a_save_lends_a_hand(agent_module: Callable[[str], Any]) -> None:
+    """What the helper has not begun when a save is over is done by the thread that saves, and nothing twice."""
+    helper, begun, go = agent_module("helper").Helper(), threading.Event(), threading.Event()
+    done: list[tuple[int, int]] = []
+    helper.do(lambda: (begun.set(), go.wait(60)))
+    assert begun.wait(60)
+    for number in range(3):
+        helper.do(lambda number=number: done.append((number, threading.get_ident())))
+    helper.lend_a_hand(lambda: len(done) == 2)
+    assert done == [(0, threading.get_ident()), (1, threading.get_ident())]
+    go.set()
+    helper.finish()
+    assert [number for number, _thread in done] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("sizes", [[5], [1 << 20], [1000, (1 << 20) - 1000, 7], [(3 << 20) + 1]])

@@ -11,6 +11,7 @@ SHORT = {
     "latency.py": ["--firings", "300", "--freezes", "30"],
     "harness_cost.py": ["--pairs", "3"],
     "exactness.py": ["--runs", "6"],
+    "collect.py": ["--pairs", "10"],
     "nvml_xid.py": [],
     "verify.py": ["--gb", "1", "--repeats", "3", "--pairs", "2"],
 }

@@ -13,6 +13,7 @@ from rich.console import Console
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.verdict import judge
+from torchaos.harness.record import Record
 from torchaos.harness.report import compared, html
 from torchaos.harness.report.html import index
 from torchaos.harness.result import ExitCode, Result, write_atomically
@@ -21,6 +22,8 @@ from torchaos.harness.trends import store
 from torchaos.harness.trends.compare import TOLERANCE, Change, compare, overall
 from torchaos.harness.trends.store import Kept, Store
 
+Records = tuple[Record, list[Record]]
+
 _OUT = click.option(
     "--out", type=PATH, default=Path("torchaos-runs"), help="Where run directories are.", show_default=True
 )
@@ -28,12 +31,12 @@ _DB = click.option("--db", type=PATH, help=f"The history's file, where it is not
 _CODES = {Change.WORSE: ExitCode.FAILED, Change.UNCLEAR: ExitCode.INCONCLUSIVE}
 
 
-def keep(result: Result, folder: RunDir) -> list[str]:
+def keep(result: Result, folder: RunDir, records: Records | None = None) -> list[str]:
     """Write the page of a run and add it to the history beside its folder; what went wrong with that, a sentence each:
-    none of it changes a verdict."""
+    none of it changes a verdict. `records`: of the run and its twins, where they have been read."""
     problems = []
     try:
-        html.write(folder, result)
+        html.write(folder, result, records)
     except Exception as error:  # a page is no part of the verdict, whatever it stumbles over
         problems.append(f"report.html can't be written: {type(error).__name__}: {error}")
     try:

@@ -174,7 +174,7 @@ def _run_one(one: Planned, console: Console, interrupted: Interrupt) -> Result:
         code = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.INTERNAL
         code = ExitCode.ROLLBACK if isinstance(error, LeftBehind) else code
         return error_result(one.plan, one.folder, ChaosError(mask(str(error))), code)
-    problems = keep(result, one.folder)
+    problems = keep(result, one.folder, scenario_run.records)
     with suppress(*GONE):
         show.show(result, console, one.folder.report if one.folder.report.is_file() else None)
         for problem in problems:

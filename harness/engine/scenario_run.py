@@ -13,7 +13,7 @@ from torchaos.harness.engine.guards import check_disk
 from torchaos.harness.engine.run import Run, Watcher
 from torchaos.harness.engine.twin import Twins
 from torchaos.harness.judging.agreement import wants_more
-from torchaos.harness.judging.verdict import judge
+from torchaos.harness.judging.verdict import records_of, verdict_of
 from torchaos.harness.plan import Plan
 from torchaos.harness.record import Record
 from torchaos.harness.result import ExitCode, Result, Verdict, write_atomically
@@ -34,6 +34,7 @@ class ScenarioRun:
         self._stopped: str | None = None
         self._hurried = False
         self._left: list[str] = []  # what could not be taken back, of the run or of a twin
+        self.records: tuple[Record, list[Record]] | None = None  # what was judged, once it was
 
     def stop(self, reason: str) -> None:
         self._stopped = reason
@@ -87,7 +88,8 @@ class ScenarioRun:
     def _judged(self) -> Result:
         """What was run and can't be read any more is no bad usage: somebody took it away, or damaged it."""
         try:
-            return judge(self.folder)
+            self.records = records_of(self.folder)
+            return verdict_of(*self.records, str(self.folder.root))
         except UsageError as error:
             raise ChaosError(str(error)) from error
 

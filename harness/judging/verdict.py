@@ -37,9 +37,14 @@ _EXIT = {Verdict.PASSED: ExitCode.PASSED, Verdict.FAILED: ExitCode.FAILED, Verdi
 
 def judge(folder: RunDir) -> Result:
     """Judge what lies in a run directory. Raises ChaosError where it is not whole."""
-    run = Record.load(folder)
-    twins = [Record.load(RunDir(path)) for path in sorted(folder.twins.iterdir())] if folder.twins.is_dir() else []
+    run, twins = records_of(folder)
     return verdict_of(run, twins, str(folder.root))
+
+
+def records_of(folder: RunDir) -> tuple[Record, list[Record]]:
+    """The records of a run and of its twins. Raises ChaosError where one is not whole."""
+    twins = sorted(folder.twins.iterdir()) if folder.twins.is_dir() else []
+    return Record.load(folder), [Record.load(RunDir(path)) for path in twins]
 
 
 def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:

@@ -29,6 +29,7 @@ def test_kill_rank_is_judged_and_passes(torchaos: RunScenario) -> None:
     assert {case["verdict"] for case in run.result["cases"]} == {"passed"}
     assert run.result["steps"] == 60
     assert left_over(run.folder) == []
+    assert "<title>passed: kill-rank</title>" in (run.folder / "report.html").read_text()
     suite = ET.parse(run.junit).getroot()
     assert not suite.findall(".//failure")
     assert not suite.findall(".//error")

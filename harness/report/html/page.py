@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.verdict import records_of
 from torchaos.harness.record import Record
 from torchaos.harness.report import timeline as parts_timeline
 from torchaos.harness.report.html.account import checkpoints_of, samples_of
@@ -37,15 +38,15 @@ _MOST_STORY = 300  # lines
 _STORY = frozenset(Kind) - {Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.NETWORK}
 
 
-def write(folder: RunDir, result: Result) -> None:
+def write(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None) -> None:
     """Write report.html into the run directory, readable by its owner alone. Raises ChaosError or OSError where the
     directory can't be read or written."""
-    write_atomically(folder.report, text(folder, result), private=True)
+    write_atomically(folder.report, text(folder, result, records), private=True)
 
 
-def text(folder: RunDir, result: Result) -> str:
-    run = Record.load(folder)
-    twins = [Record.load(RunDir(path)) for path in sorted(folder.twins.iterdir())] if folder.twins.is_dir() else []
+def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None) -> str:
+    """`records`: of the run and of its twins, where they have been read already."""
+    run, twins = records or records_of(folder)
     timeline = timeline_of(run, result.recoveries, stamps_of(folder))
     curves = curves_of(run, twins)
     left_out = [*timeline.left_out, *([curves["left_out"]] if curves["left_out"] else [])]
@@ -74,6 +75,8 @@ def render(template: str, charts: Mapping[str, Any], context: Mapping[str, Any])
 
 def clean(value: Any) -> Any:
     """The same with every text masked, bounded, and free of characters that harm a reader."""
+    if value is None or isinstance(value, (int, float)):  # most of what charts draw
+        return value
     if isinstance(value, str):
         return shortened(printable(mask(value)), _MOST_TEXT)
     if isinstance(value, Mapping):

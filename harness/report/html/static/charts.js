@@ -168,7 +168,7 @@
     const points = Array.from({ length: 2001 }, (_, n) => (end || 1) * n / 2000);
     const high = () => rows.length * LANE + 36;
     const plot = make(element, {
-      height: high(), padding: [4, 8, 0, LABEL], legend: { show: false },
+      height: high(), padding: [4, 22, 0, LABEL], legend: { show: false },
       scales: { x: { time: false, range: (_, min, max) => [min, max] }, y: { range: [0, 1] } },
       series: [{}, { paths: () => null, points: { show: false } }],
       axes: [axis({ size: 32, values: (_, splits) => splits.map((s) => s.toLocaleString("en", { maximumFractionDigits: 3 }) + " s") }), { show: false }],

@@ -124,8 +124,8 @@ def judged(old: Sequence[float], new: Sequence[float], tolerance: float, floor: 
     if high <= low * (1 + tolerance) + floor:
         return Change.SAME, ""
     if after < before:
-        few = min(len(old), len(new)) < _FEWEST or p_greater(new, old) > _CHANCE
-        return (Change.SAME, "less, as far as so few runs tell") if few else (Change.BETTER, "")
+        sure = min(len(old), len(new)) >= _FEWEST and p_greater(new, old) <= _CHANCE
+        return (Change.BETTER, "") if sure else (Change.SAME, "less, as far as so few runs tell")
     if min(len(old), len(new)) < _FEWEST:
         few = f"{len(old)} and {len(new)} runs can't tell a change from chance"
         return Change.UNCLEAR, f"{few}: --repeat {_FEWEST} or more"

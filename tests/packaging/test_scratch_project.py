@@ -47,7 +47,7 @@ def test_three_scenarios(from_wheel: Path, tmp_path: Path) -> None:
     (tmp_path / "test_job.py").write_text(TEST)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON"))}
     env |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state"), "COLUMNS": "120"}
-    command = [from_wheel, "-m", "pytest", "--junitxml", "junit.xml"]
+    command = [str(from_wheel), "-m", "pytest", "--junitxml", "junit.xml"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=840, check=False)
     text = done.stdout + done.stderr
     print(text)

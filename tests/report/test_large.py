@@ -57,7 +57,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plan["faults"][0]["trigger"]["step"] = KILLED + 1
     folder.plan.write_text(json.dumps(plan))
     killed_s = 100 + 1 + KILLED * 0.1
-    harness = [
+    harness: list[dict[str, Any]] = [
         {"kind": "run.stage", "mono_s": 99.0, "data": {"stage": "run"}},
         {"kind": "job.started", "mono_s": 99.5, "attempt": 0, "data": {"submission": 0, "pid": 9}},
         {"kind": "fault.applying", "mono_s": killed_s, "rank": 1, "attempt": 0,

@@ -91,3 +91,26 @@ def test_who_does_not_look_is_failed(
     assert all(fault["evidence"] for fault in run.result["faults"]), run
     assert run.case("rollback")["verdict"] == "passed", run
     assert left_over(run.folder) == []
+
+
+@pytest.mark.long
+def test_damage_of_what_is_being_saved(torchaos: RunScenario) -> None:
+    """A bit flips in the file that a save has written, before the job gives it its final name; the rank dies, and
+    resumes from that file: the damage is followed to its new name, and the job is failed for it."""
+    command = f"torchrun --nproc-per-node 1 --max-restarts 3 {TRAINERS / 'plain_ddp.py'} --steps 24 --dir {{run}}/out"
+    scenario = kill_rank(
+        {"command": command, "checkpoints": {"path": "{run}/out"}}, rank=0, when={"step": 18, "phase": "backward"}
+    )
+    moment = {"step": 16, "phase": "checkpoint_written"}
+    scenario["faults"].append({"id": "damage", "inject": "checkpoint.flip_bits", "when": moment, "with": {"seed": 4}})
+    scenario["assert"] = ["checkpoint_integrity"]
+    run = torchaos(scenario)
+    assert run.exit_code == 1, run
+    found = run.case("checkpoint_integrity")
+    assert "resumed from damaged data: attempt 1 loaded checkpoint.pt (step 15)" in found["reason"], run
+    record = Record.load(RunDir(run.folder))
+    (moved,) = [event for event in record.of_fault("damage", Kind.EFFECT) if event.data.get("what") == "renamed"]
+    assert Path(moved.data["to"]).name == "checkpoint.pt"
+    assert all(fault["evidence"] for fault in run.result["faults"]), run
+    assert run.case("rollback")["verdict"] == "passed", run
+    assert left_over(run.folder) == []

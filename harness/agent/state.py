@@ -26,11 +26,14 @@ class StateHook:
         careful = agent.careful("state")
         self._agent, self._torch = agent, import_module("torch")
         self._norms: deque[float] = deque(maxlen=MEMORY)
+        self._fresh = True  # no backward is over yet: the parameters are what the process began with, or loaded
         self.backward_over, self.step_over = careful(self._note_norm), careful(self._note_parameters)
 
     def _note_norm(self) -> None:
         torch = self._torch
         grads = [local(one.grad) for one in parameters(self._agent.optimizers) if one.grad is not None]
+        if self._fresh:
+            self._fresh, self._agent.tally.now.restored = False, self._digest()
         with torch.no_grad():
             if grads:  # at once, since the step may never be over
                 norms = torch.stack([torch.linalg.vector_norm(grad.detach(), dtype=torch.float32) for grad in grads])
@@ -45,15 +48,20 @@ class StateHook:
             self._agent.emit(Kind.NOTE, {"text": f"the norm of the gradient is {norm:.6g}", "norm": norm})
 
     def _note_parameters(self) -> None:
+        digest = self._digest()
+        if digest is not None:
+            self._agent.saw("state")
+            self._agent.tally.now.parameters = digest
+
+    def _digest(self) -> str | None:
         torch, found = self._torch, parameters(self._agent.optimizers)
         if not found:
-            return
-        self._agent.saw("state")
+            return None
         with torch.no_grad():
             sums = torch.stack([as_integers(torch, local(one)).sum(dtype=torch.int64) for one in found]).tolist()
         sharded = any(local(one) is not one for one in found)
         digest = blake2b(repr(sums).encode(), digest_size=6).hexdigest()
-        self._agent.tally.now.parameters = f"{SHARDED}{digest}" if sharded else digest
+        return f"{SHARDED}{digest}" if sharded else digest
 
 
 def parameters(optimizers: Sequence[Any]) -> list[Any]:

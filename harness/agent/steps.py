@@ -212,6 +212,8 @@ class StepHooks:
         }  # fmt: skip
         if self._state is not None:
             data.update(parameters=segment.parameters, norm=segment.norm)
+            if segment.restored is not None:
+                data["restored"] = segment.restored
         agent.emit(Kind.STEP, data, agent.steps_over)
         if segment.pending:
             self._losses.step_over(agent.steps_over, segment)

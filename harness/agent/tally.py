@@ -20,6 +20,7 @@ class Segment:
     sched_step: int | None = None
     skipped: bool | None = False  # None: only the GPU knows
     parameters: str | None = None  # their check sum at its end
+    restored: str | None = None  # in the first of a process: their check sum before anything was trained
     norm: float | None = None  # of the gradient, at the end of the last backward
 
 
@@ -46,6 +47,7 @@ class Tally:
             whole.batches += [batch for batch in one.batches if batch not in whole.batches]
             whole.lr += one.lr
             whole.parameters, whole.norm = one.parameters, one.norm
+            whole.restored = whole.restored or one.restored
             whole.opt_step = one.opt_step if whole.opt_step is None else whole.opt_step
             whole.sched_step = one.sched_step if whole.sched_step is None else whole.sched_step
             # Only an iteration all of whose steps were skipped has left the parameters alone.

@@ -19,7 +19,9 @@ def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Differe
         )
     since = [step for step in sorted(ours.keys() & theirs.keys()) if attempt.base < step]
     resumed = f"resumed after step {attempt.base}"
+    weights = _weights(attempt.base, ours, theirs)
     told = [
+        _lost(attempt.base, weights),
         _data_order(since, ours, theirs),
         _counter(since, ours, theirs, "optimizer state was lost: its own step counter", lambda one: one.opt_step),
         _rate(since, ours, theirs),
@@ -27,7 +29,31 @@ def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Differe
     found = [sentence for sentence in told if sentence]
     if found:
         return f"Likeliest cause, in the attempt that {resumed}: " + "; ".join(found) + "."
-    return f"In the attempt that {resumed}, " + _by_elimination(attempt.base, ours, theirs, first)
+    return f"In the attempt that {resumed}, " + _by_elimination(attempt.base, ours, theirs, first, weights)
+
+
+def _weights(base: int, ours: Steps, theirs: Steps) -> dict[int, str] | None:
+    """The ranks that began with other weights than the twin had after step `base`, in words; None where that was not
+    seen. The first backward of a process is over before anything is trained."""
+    begun, fresh = ours.get(base + 1, {}), theirs.get(min(theirs, default=0), {})
+    due = {rank: one.parameters for rank, one in theirs.get(base, {}).items()}
+    if not base:
+        due = {rank: one.restored for rank, one in fresh.items()}
+    if begun.keys() != due.keys() or any(one.restored is None or due[rank] is None for rank, one in begun.items()):
+        return None
+    as_new = {rank for rank, one in begun.items() if rank in fresh and one.restored == fresh[rank].restored}
+    return {
+        rank: "were those of a fresh start" if rank in as_new else "were others"
+        for rank, one in begun.items()
+        if one.restored != due[rank]
+    }
+
+
+def _lost(base: int, weights: dict[int, str] | None) -> str | None:
+    if not weights:
+        return None
+    ranks, words = ", ".join(map(str, weights)), next(iter(weights.values()))
+    return f"the model's weights were not restored: before step {base + 1} those of rank {ranks} {words}"
 
 
 def _data_order(since: list[int], ours: Steps, theirs: Steps) -> str | None:
@@ -67,14 +93,14 @@ def _rate(since: list[int], ours: Steps, theirs: Steps) -> str | None:
     return None
 
 
-def _by_elimination(base: int, ours: Steps, theirs: Steps, first: Difference) -> str:
+def _by_elimination(base: int, ours: Steps, theirs: Steps, first: Difference, weights: dict[int, str] | None) -> str:
     """Samples, counters and learning rates agree, so it is a state that nothing else shows."""
     if first.step > base + 1:
         return (
             f"the losses agreed up to step {first.step - 1}, so the weights and the RNG were restored; what acts "
             "in the update was not: optimizer state (momentum) or gradient scaling."
         )
-    if _like_the_start(ours, first):
+    if weights is None and _like_the_start(ours, first):
         return "the loss is as it was at the start: the model's weights were not restored."
     mine, twins = ours[first.step], theirs[first.step]
     differ = [rank for rank in sorted(mine) if rank in twins and mine[rank].losses != twins[rank].losses]
@@ -84,6 +110,8 @@ def _by_elimination(base: int, ours: Steps, theirs: Steps, first: Difference) ->
             f"only rank {ranks} differs, and the weights are common to all: the RNG state of that rank (dropout) was "
             "not restored."
         )
+    if weights is not None:
+        return "samples, weights, optimizer counter and learning rate agree: the RNG state (dropout) was not restored."
     return (
         "samples, optimizer counter and learning rate agree: the RNG state (dropout) was not restored, or the model's "
         "weights were not."

@@ -137,6 +137,7 @@ class Trainer:
             state.weight + 0.01 * state.rngs[rank].random() + 1e-4 * (sum(parts[rank]) % 97) + noise[rank]
             for rank in range(world)
         ]
+        begun = state.weight
         state.opt_step, state.sched_step = state.opt_step + 1, state.sched_step + 1
         state.momentum = 0.9 * state.momentum + sum(losses) / world
         state.weight -= 0.01 * lr * state.momentum * (1 + 1 / state.opt_step)
@@ -151,6 +152,7 @@ class Trainer:
             }  # fmt: skip
             if self.state_seen:
                 data |= {"norm": losses[rank], "parameters": f"{state.weight!r}{own}"}
+                data |= {"restored": f"{begun!r}{own}"} if local == 1 else {}
             if not self.log_only:
                 self.emit(Kind.STEP, data, rank, attempt, local)
         if self.log_only and step % self.log_only == 0:

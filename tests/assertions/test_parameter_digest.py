@@ -51,6 +51,17 @@ def test_parameters_that_are_not_the_twins_are_told(trainer: Any, broken: str, s
     assert "It reached 3 checkpoints, first that of step 20" in finding.reason
 
 
+def test_whether_the_weights_were_restored_is_known(trainer: Any) -> None:
+    """By what a process began with: weights of a fresh start are told, and where they are right it was the RNG."""
+    twin = trainer().record()
+    for broken, words in (
+        ("weights", "the model's weights were not restored: before step 16 those of rank 0, 1 were those of a fresh"),
+        ("rng", "samples, weights, optimizer counter and learning rate agree: the RNG state (dropout) was not"),
+    ):
+        finding = ParameterDigest().judge(trainer(kills=KILL, broken=frozenset({broken})).record(), [twin])
+        assert words in finding.reason
+
+
 def test_ranks_that_hold_parts_are_no_replicas(trainer: Any) -> None:
     """Ranks that differ in the twin too: they are compared with the twin's, and not with each other."""
     finding = ParameterDigest().judge(trainer(kills=KILL, parts=True).record(), [trainer(parts=True).record()])

@@ -161,11 +161,30 @@ def test_the_curves_show_where_the_twin_was_left(run: RunDir) -> None:
     curves = curves_of(record, [Record.load(RunDir(run.twins / "0"))])
     assert curves["first_difference"]["step"] == 9
     assert curves["first_difference"]["rank"] == 1
-    assert curves["first_difference"]["run"] == pytest.approx(curves["first_difference"]["twin"] + 0.5)
+    ours, theirs = (float(curves["first_difference"][whose]) for whose in ("run", "twin"))
+    assert ours == pytest.approx(theirs + 0.5)
     assert curves["steps"] == list(range(1, 15))
     assert [step for step, apart in zip(curves["steps"], curves["apart"], strict=True) if apart] == [9]
     assert [value is None for value in curves["first_loss"]] == [False] * 11 + [True] * 3, "done a second time"
     assert not curves_of(record, [])["first_difference"]
+
+
+def test_numbers_that_are_none_are_told_and_not_drawn(run: RunDir) -> None:
+    """A rate, loss or time that is no number does not keep the browser from reading the rest, and is named as it is."""
+
+    def spoil(event: dict[str, Any]) -> None:
+        if event["kind"] == "step" and event["step"] == 9:
+            event["data"].update(losses=[float("nan")], lr=[float("inf")])
+            event["data"]["phases"]["data"] = float("nan")
+
+    change_events(run, "rank0-a1", spoil)
+    page = page_of(run)
+    assert "differs first in step 9 on rank 0: inf here" in page.text
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    json.loads(page.scripts[0], parse_constant=refuse)
 
 
 def test_samples_are_counted(run: RunDir) -> None:

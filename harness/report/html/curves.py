@@ -42,8 +42,8 @@ def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
         **{name: [_short(values[place]) for place in shown] for name, values in columns.items()},
         "resumes": resumes,
         "first_difference": None if first is None else {
-            "step": first.step, "rank": first.rank, "what": first.what, "run": _short(first.ours),
-            "twin": _short(first.theirs), "relative": _short(first.relative),
+            "step": first.step, "rank": first.rank, "what": first.what, "run": _in_words(first.ours),
+            "twin": _in_words(first.theirs), "relative": _short(first.relative),
         },
         "compared": len(ours.keys() & theirs.keys()),
         "left_out": f"{len(shown)} of {len(steps)} steps are drawn: of each stretch the lowest and the highest loss"
@@ -72,6 +72,10 @@ def _rate(by_rank: Mapping[int, Execution]) -> float | None:
 
 def _apart(ours: float | None, theirs: float | None) -> float | None:
     return None if ours is None or theirs is None else relative(ours, theirs)
+
+
+def _in_words(value: float | None) -> str:
+    return "not seen" if value is None else f"{value:.{_ROUND}g}"
 
 
 def _short(value: float | None) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
@@ -74,9 +75,9 @@ def render(template: str, charts: Mapping[str, Any], context: Mapping[str, Any])
 
 
 def clean(value: Any) -> Any:
-    """The same with every text masked, bounded, and free of characters that harm a reader."""
-    if value is None or isinstance(value, (int, float)):  # most of what charts draw
-        return value
+    """The same with every text masked, bounded, and free of characters that harm a reader, and every number finite."""
+    if isinstance(value, float):  # most of what charts draw; JSON has no word for what is not finite
+        return value if math.isfinite(value) else None
     if isinstance(value, str):
         return shortened(printable(mask(value)), _MOST_TEXT)
     if isinstance(value, Mapping):

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import Attempt
-from torchaos.harness.judging.recovery import Landing, landings
+from torchaos.harness.judging.recovery import Landing, first_within, highest_up_to, landings
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
 
@@ -64,10 +64,15 @@ class RestartTier:
 
 
 def tier_of(run: Record, landing: Landing) -> Tier | None:
-    """None when the job never got past the highest step before the fault."""
+    """None when the job never got past the highest step of the attempt that was hit, or of those before it."""
+    if first_within(run, landing) is not None:
+        return "none"
     history = run.history
-    reached = history.highest_step(before_s=landing.at_s) or 0
-    past = [one for one in history.executions if one.mono_s > landing.at_s and (one.global_step or 0) > reached]
+    reached = highest_up_to(history, landing.attempt) or 0
+    past = [
+        one for one in history.executions
+        if one.attempt > landing.attempt and (one.global_step or 0) > reached
+    ]  # fmt: skip
     if not past:
         return None
     back = min(past, key=lambda one: one.mono_s)

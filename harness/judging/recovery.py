@@ -56,11 +56,11 @@ def recovery_from(record: Record, landing: Landing) -> Recovery:
     history, after = record.history, _After(record.events, landing.at_s)
     effect = after.first(lambda e: e.kind is Kind.EFFECT and e.data["fault"] == landing.fault)
     felt = _earliest(after.first(lambda e: _is_end_of(e, landing)), effect)
-    stepped = _first_within(record, landing)
+    stepped = first_within(record, landing)
     if stepped is not None:
         return _recovery(landing, {"felt": felt, "caught_up": stepped.mono_s}, 0)
     before = next((one for one in history.attempts if one.number == landing.attempt), None)
-    reached = _highest_up_to(history, landing.attempt)
+    reached = highest_up_to(history, landing.attempt)
     later = [one for one in history.attempts if one.number > landing.attempt]
     until_s = later[0].started_s if later else float("inf")
     detected = after.first(lambda e: e.kind in _DETECTED and e.mono_s <= until_s)
@@ -98,7 +98,7 @@ def _lost(history: History, attempt: int, reached: int | None) -> int | None:
     return None if not bases or bases[0] is None else max(0, reached - bases[0])
 
 
-def _first_within(record: Record, landing: Landing) -> Execution | None:
+def first_within(record: Record, landing: Landing) -> Execution | None:
     """The step by which the attempt that was hit went on by itself: the target's own first one beyond the highest
     step before the fault. None where the target dies of it, at once or after a grace period, or the job was hit."""
     if _is_lethal(record, landing.fault):
@@ -122,7 +122,7 @@ def _is_lethal(record: Record, fault: str) -> bool:
     return bool(injector and (injector.lethal or injector.hits == "agents"))
 
 
-def _highest_up_to(history: History, attempt: int) -> int | None:
+def highest_up_to(history: History, attempt: int) -> int | None:
     reached = [one.last_step for one in history.attempts if one.number <= attempt and one.last_step is not None]
     return max(reached, default=None)
 

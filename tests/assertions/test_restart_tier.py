@@ -9,7 +9,8 @@ import pytest
 
 from torchaos.assertions.restart_tier import RestartTier
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Outcome
+from torchaos.harness.contracts import Assertion, Outcome, Target
+from torchaos.harness.plan import After, PlannedFault
 
 KILL = [(18, 1)]
 
@@ -59,6 +60,16 @@ def test_the_whole_job(trainer: Any) -> None:
     finding = RestartTier(most="node_replaced").judge(run, [])
     assert (finding.outcome, finding.measured["tier"]) == (Outcome.FAILED, "resubmitted")
     assert RestartTier().judge(run, []).outcome is Outcome.PASSED
+
+
+def test_steps_under_notice_are_no_recovery(trainer: Any) -> None:
+    """A job that is told to leave makes a few more steps and saves before it does: what brought it back came later."""
+    run = trainer(kills=KILL, resubmitted=True).record()
+    told_s = next(e.mono_s for e in run.events if e.kind is Kind.STEP and e.step == 15)
+    events = tuple(replace(e, mono_s=told_s + 1e-4) if e.kind is Kind.APPLYING else e for e in run.events)
+    fault = PlannedFault("kill", "node.preempt", "node", Target((1,), (0,)), After(), {}, "", "Preempt")
+    noticed = replace(run, events=events, plan=replace(run.plan, faults=(fault,)))
+    assert RestartTier(least="resubmitted").judge(noticed, []).outcome is Outcome.PASSED
 
 
 def test_the_worst_of_several(trainer: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from torchaos.harness.history import Execution, History
@@ -21,6 +22,8 @@ def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Differe
     resumed = f"resumed after step {attempt.base}"
     weights = _weights(attempt.base, ours, theirs)
     told = [
+        _accumulation(attempt.base, first),
+        _loss_scale(ours, theirs, first),
         _lost(attempt.base, weights),
         _data_order(since, ours, theirs),
         _counter(since, ours, theirs, "optimizer state was lost: its own step counter", lambda one: one.opt_step),
@@ -30,6 +33,28 @@ def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Differe
     if found:
         return f"Likeliest cause, in the attempt that {resumed}: " + "; ".join(found) + "."
     return f"In the attempt that {resumed}, " + _by_elimination(attempt.base, ours, theirs, first, weights)
+
+
+def _accumulation(base: int, first: Difference) -> str | None:
+    if first.what != "number of losses" or first.step != base + 1:
+        return None
+    return (
+        f"gradient accumulation: the first step had {first.ours:g} backwards and {first.theirs:g} in the twin, so what "
+        "had been accumulated when the checkpoint was written is lost"
+    )
+
+
+def _loss_scale(ours: Steps, theirs: Steps, first: Difference) -> str | None:
+    """Scaling by a power of two changes no bit of a number but its exponent."""
+    mine, twins = ours[first.step], theirs[first.step]
+    if first.what != "loss" or mine.keys() != twins.keys():
+        return None
+    pairs = [pair for rank in mine for pair in zip(mine[rank].losses, twins[rank].losses, strict=False)]
+    factors = {one / other if one and other else 0.0 for one, other in pairs}
+    factor = next(iter(factors), 0.0)
+    if len(factors) > 1 or not math.isfinite(factor) or factor <= 0 or math.frexp(factor)[0] != 0.5:
+        return None
+    return f"the loss scale (GradScaler) was not restored: every loss is exactly {factor:g} times the twin's"
 
 
 def _weights(base: int, ours: Steps, theirs: Steps) -> dict[int, str] | None:

@@ -180,6 +180,29 @@ def test_a_step_that_the_fault_changed_is_not_laid_at_the_restart(trainer: Any) 
     assert "It had not been restarted by then" in finding.reason
 
 
+def test_a_lost_loss_scale_is_told(trainer: Any) -> None:
+    """Every loss after the resume is the twin's times one power of two; times three it is something else."""
+    run, twin = trainer(kills=KILL).record(), trainer().record()
+    lost = LossContinuity().judge(_scale_loss(run, lambda e: e.attempt == 1, 0.25), [twin])
+    assert "the loss scale (GradScaler) was not restored: every loss is exactly 0.25 times the twin's" in lost.reason
+    other = LossContinuity().judge(_scale_loss(run, lambda e: e.attempt == 1, 3.0), [twin])
+    assert "loss scale" not in other.reason
+
+
+def test_a_cut_accumulation_is_told(trainer: Any) -> None:
+    """The first step after the resume has one backward, and the twin's has two."""
+
+    def twice(run: Any, spared: Any) -> Any:
+        return replace(run, events=tuple(
+            replace(e, data={**e.data, "losses": e.data["losses"] * 2}) if e.kind is Kind.STEP and not spared(e) else e
+            for e in run.events
+        ))  # fmt: skip
+
+    run = twice(trainer(kills=KILL).record(), lambda e: (e.attempt, e.step) == (1, 1))
+    finding = LossContinuity().judge(run, [twice(trainer().record(), lambda e: False)])
+    assert "the first step had 1 backwards and 2 in the twin" in finding.reason
+
+
 def test_means_are_compared_when_the_world_changed(trainer: Any) -> None:
     """With fewer ranks after the restart, the mean over the ranks must stay near, and a broken one does not."""
     twin = trainer().record()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -190,9 +191,10 @@ class _Comparison:
 
 def _words(first: Difference, other: str) -> str:
     where = "on average over the ranks" if first.rank is None else f"on rank {first.rank}"
+    by = f" (by {first.relative:.2g} of it)" if math.isfinite(first.relative) else ""
     return (
         f"the {first.what} differs first in step {first.step} {where}: {first.ours:.9g} instead of {first.theirs:.9g} "
-        f"{other} (by {first.relative:.2g} of it)."
+        f"{other}{by}."
     )
 
 

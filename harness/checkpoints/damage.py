@@ -71,8 +71,10 @@ def survey(root: Path, during_save: bool = False) -> list[Checkpoint]:
     files = Local()
     try:
         paths = formats.find(files, str(root))
-        paths += _unfinished(root, paths) if during_save else []
-        found = formats.in_order([formats.read(files, path) for path in paths])
+        read = [formats.read(files, path) for path in paths]
+        if during_save:
+            read += [one for path in _unfinished(root, paths) if (one := formats.read(files, path)).tensors]
+        found = formats.in_order(read)
     except OSError as error:
         raise ChaosError(f"{root}: {error.strerror}") from error
     finally:

@@ -130,6 +130,7 @@ class TestDuringASave:
     def test_a_file_with_another_name(self, operate: Operate, torch_root: Path, name: str) -> None:
         """A single file that gets its name in the end; what takes its place later is another file, the damage gone."""
         torch.save({"w": torch.ones(5000)}, torch_root / name)
+        (torch_root / ".lock").write_text("of the job, and no checkpoint")
         done = operate("checkpoint.flip_bits", torch_root, phase=Phase.CHECKPOINT_WRITTEN).apply()
         assert {Path(one["file"]).name for one in done.damaged} == {name}
         (probe,) = done.injector.probes(done.site)

@@ -86,6 +86,8 @@ def test_workers_share_runs_and_take_turns(project: Project) -> None:
     done = project.pytest("-q", "-n", "2", "--torchaos-live=1", "--torchaos-scenarios=*.yaml")
     assert done.counts() == {"passed": 16}, done
     assert sorted(call["scenario"] for call in done.calls()) == ["good-0", "good-1"]
+    first, second = sorted(json.loads(line) for line in (project.folder / "times").read_text().splitlines())
+    assert first[1] <= second[0], "both were live at the same time"
 
 
 def test_an_interruption_ends_the_run_in_order(project: Project) -> None:

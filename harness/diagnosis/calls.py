@@ -52,6 +52,7 @@ class Calls:
     ranks: Mapping[int, RankCalls]
     problems: tuple[str, ...] = ()
     world: tuple[int, ...] = ()  # every rank of the job, as far as anything tells
+    unreadable: frozenset[int] = frozenset()  # ranks that left a record of which nothing can be read
 
 
 def is_mutual(op: str) -> bool:

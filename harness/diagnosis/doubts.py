@@ -14,6 +14,7 @@ from torchaos.harness.diagnosis.verdict import LOW, Diagnosis
 from torchaos.harness.diagnosis.waits import Node, Waits
 
 _EARLY_S = 1.0  # a wait that was seen for less than this says nothing by itself
+_DUMPED_S = 2.5  # for dumps, which nobody makes as soon as that of a hang: a rank's checkpoint takes as long
 _UNKNOWN_S = 10.0  # nor less than this where no older calls were kept to learn from
 _USUAL = 3.0  # nor does one below so many times a usual one
 _LONGEST_S = 60.0  # and after this it does, whatever is usual
@@ -45,9 +46,10 @@ def _too_early(calls: Calls, graph: Waits, found: Diagnosis) -> None:
     written = [one.written_s for one in calls.ranks.values() if one.written_s]
     if not begun or not written:
         return
-    usual = _usual_gap_s(calls)
+    usual, live = _usual_gap_s(calls), not any(one.copied for one in calls.ranks.values())
     only_active = not usual and all(one.clipped for one in calls.ranks.values())
-    bound = _UNKNOWN_S if only_active else max(_EARLY_S, min(_LONGEST_S, _USUAL * usual))
+    least = _EARLY_S if live else _UNKNOWN_S if only_active else _DUMPED_S
+    bound = max(least, min(_LONGEST_S, _USUAL * usual))
     age = min(written) - min(begun)
     if -1.0 < age < bound:
         _acquit(

@@ -39,12 +39,13 @@ def read_folder(folder: Path) -> Calls:
     found: dict[int, RankCalls] = {}
     problems: list[str] = []
     named: set[int] = set()
+    unreadable: set[int] = set()
     for path in paths[:_MOST_FILES]:
         try:
             raw, problem = _read(path)
         except (OSError, ValueError) as error:
             problems.append(f"{path.name}: can't be used: {getattr(error, 'strerror', None) or error}")
-            named.add(_rank_by_name(path))
+            unreadable.add(_rank_by_name(path))
             continue
         problems += [f"{path.name}: {problem}"] if problem else []
         one = _rank_calls(raw, _rank_by_name(path), path.stat().st_mtime, torn=bool(problem))
@@ -58,10 +59,11 @@ def read_folder(folder: Path) -> Calls:
         found[one.rank] = one
     if not found:
         raise UsageError(f"{folder}: none of its {len(paths)} dumps can be read: {problems[0]}")
+    named |= unreadable
     world = sorted({*named, *(rank for one in found.values() for ranks in one.groups.values() for rank in ranks)})
     missing = [rank for rank in world if rank not in found and rank not in named]
     problems += [f"rank {rank}: there is no dump of it" for rank in missing]
-    return Calls(_told_apart(found), tuple(problems), tuple(world))
+    return Calls(_told_apart(found), tuple(problems), tuple(world), frozenset(unreadable - found.keys()))
 
 
 def _told_apart(ranks: dict[int, RankCalls]) -> dict[int, RankCalls]:
@@ -142,10 +144,11 @@ def _moving(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[s
         return False
     active = Counter(str(entry.get("pg_id")) for entry in entries)  # only what is under way was dumped
     messages = {str(entry.get("pg_id")) for entry in entries if entry.get("is_p2p")}  # whose numbers have gaps
-    return any(
-        _int(one.get("last_enqueued_collective"), -1) - _int(one.get("last_completed_collective"), -1) > active[name]
-        for name, one in status.items() if active and name not in messages
-    )  # fmt: skip
+    under_way = {  # -1: none yet; they count from 1
+        name: max(0, _int(one.get("last_enqueued_collective"))) - max(0, _int(one.get("last_completed_collective")))
+        for name, one in status.items()
+    }
+    return bool(active) and any(many > active[name] for name, many in under_way.items() if name not in messages)
 
 
 def _lacks_entries(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[str, Any]]) -> bool:

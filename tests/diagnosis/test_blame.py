@@ -159,6 +159,16 @@ def test_dead_without_a_dump(dumps: Make) -> None:
     assert (found.culprits, found.confidence) == ({2}, "medium")
 
 
+def test_an_empty_dump_is_no_missing_one(dumps: Make) -> None:
+    """A rank that left a file, empty as it is, was alive to do so: it is a suspect, and is not named."""
+    made = dumps(**{"0": ALL})
+    _history(made)
+    made.call((0, 1, 3), "0")
+    (made.write() / "nccl_trace_rank_2").write_bytes(b"")
+    found = diagnose(read_folder(made.folder))
+    assert (found.culprits, found.suspects) == (set(), {2})
+
+
 def test_two_dead_without_dumps(dumps: Make) -> None:
     """Both are named: whoever lives leaves a record."""
     made = dumps(**{"0": range(6)})
@@ -384,3 +394,14 @@ def test_a_moment_after_an_end_of_dumps_of_what_is_active(dumps: Make) -> None:
     assert made.diagnosis().culprits == {2}
     made.of[1]["pg_status"]["0"]["last_completed_collective"] = 4
     assert made.diagnosis().culprits == set()
+
+
+def test_the_first_collective_of_a_job(dumps: Make) -> None:
+    """The watchdog's status counts from -1; that nothing has ended yet is no end that it missed."""
+    made = dumps(**{"0": ALL})
+    made.call((0, 1, 3), "0", at=1.0)
+    made.of[2]["entries"] = []
+    for rank, dump in made.of.items():
+        entered = 1 if rank != 2 else -1
+        dump["pg_status"] = {"0": {"last_enqueued_collective": entered, "last_completed_collective": -1}}
+    assert made.diagnosis().suspects == {2}

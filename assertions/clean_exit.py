@@ -52,10 +52,11 @@ def _never_ended(run: Record, twins: Sequence[Record], reason: str) -> Finding:
     if due is None or last is None or last < due:
         return inconclusive(f"the job did not end by itself ({reason}), so nothing can be said of what it left")
     ranks = run.history.attempts[-1].ranks
-    alive = sorted(rank for rank, process in ranks.items() if process.exit_code is None)
     done = max(one.mono_s for one in run.history.executions)
     stopped = next(event.mono_s for event in run.of_kind(Kind.STOPPED))
-    who = f"rank {', '.join(map(str, alive))} was" if alive else "its command was"
+    alive = sorted(rank for rank, one in ranks.items() if one.exited_s is None or one.exited_s >= stopped)
+    those = f"rank {alive[0]} was" if len(alive) == 1 else f"ranks {', '.join(map(str, alive))} were"
+    who = those if alive else "its command was"
     return failed(
         f"the job was done after step {last} and did not end: {who} still there {stopped - done:.0f} s later "
         f"({reason}). Likeliest a thread that is no daemon, or a child, waits for something that never comes.",

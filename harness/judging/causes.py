@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.agreement import Difference, Steps, relative
@@ -84,6 +84,9 @@ def _lost(base: int, weights: dict[int, str] | None) -> str | None:
 def _data_order(since: list[int], ours: Steps, theirs: Steps) -> str | None:
     for step in since:
         if ours[step].keys() != theirs[step].keys():
+            mine, twins = _all_samples(ours[step]), _all_samples(theirs[step])
+            if mine is not None and twins is not None and mine != twins:
+                return f"the data: all ranks together were given other samples from step {step} on"
             continue
         for rank, one in sorted(ours[step].items()):
             other = theirs[step][rank]
@@ -95,6 +98,12 @@ def _data_order(since: list[int], ours: Steps, theirs: Steps) -> str | None:
                     )
                 return f"the data order: rank {rank} was given other samples from step {step} on"
     return None
+
+
+def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
+    if not all(one.samples_seen for one in by_rank.values()):
+        return None
+    return sorted(str(sample) for one in by_rank.values() for sample in one.samples)
 
 
 def _counter(since: list[int], ours: Steps, theirs: Steps, what: str, read: _Counter) -> str | None:

@@ -75,6 +75,16 @@ def test_the_directory_may_be_elsewhere_and_read_only(copy: Path) -> None:
         path.chmod(0o700)
 
 
+def test_without_its_final_checkpoint_an_abort_is_not_set_aside(tmp_path: Path) -> None:
+    """A real record of an abort on the way out passes; without the inventory, that restart is one too many."""
+    copy = shutil.copytree(RUNS / "aborted-at-exit", tmp_path / "copy")
+    (copy / "artifacts" / "inventory.json").unlink()
+    story = story_of(RunDir(copy))
+    assert recorded("aborted-at-exit").title.endswith(": passed")
+    assert story.title.endswith(": failed")
+    assert any("not set aside, since no whole checkpoint of that step was found" in sentence for sentence in story.why)
+
+
 def test_damaged_lines_are_told(copy: Path) -> None:
     """A journal with lines that can't be read: told with a place, and the rest of the story stands."""
     journal = copy / "events" / "harness.jsonl"

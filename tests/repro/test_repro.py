@@ -166,7 +166,7 @@ def test_a_healthy_trainer_is_not(shown: Shown) -> None:
     done = shown()
     assert done.returncode == 1, done.stdout + done.stderr
     assert "nothing differs from the control" in done.stdout
-    assert "NOT REPRODUCED in 2 runs" in done.stdout
+    assert "NOT REPRODUCED, 2 tried" in done.stdout
 
 
 def test_a_repair_can_be_tried(shown: Shown) -> None:

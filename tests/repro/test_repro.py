@@ -192,7 +192,7 @@ def test_a_job_that_does_not_come_back(shown: Shown) -> None:
 def test_a_job_that_hangs_is_ended(shown: Shown, tmp_path: Path) -> None:
     """A frozen rank holds the job up until its time is over: ended, and no process of it outlives the script."""
     kills = [{"ranks": [0], "signals": [[0.0, 19]], "step": 6, "path": None}]
-    done = shown("--keep", str(tmp_path / "kept"), runs=1, kills=kills, timeout_s=3.0, signs=["end"])
+    done = shown("--keep", str(tmp_path / "kept"), runs=1, kills=kills, timeout_s=10.0, signs=["end"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "it did not end in time" in done.stdout
     workers = [path.name.split("-")[2] for path in (tmp_path / "kept").rglob("worker-*")]

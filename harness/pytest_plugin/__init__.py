@@ -80,17 +80,27 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return found
 
 
+_MATCHING = pytest.StashKey[frozenset[Path]]()
+
+
 def _is_wanted(path: Path, config: pytest.Config) -> bool:
-    globs = [*config.getoption("--torchaos-scenarios"), *config.getini("torchaos_scenarios")]
-    if globs:
-        try:
-            below = path.relative_to(config.rootpath)
-        except ValueError:
-            below = path
-        if any(below.match(glob) for glob in globs):
-            return True
     named = (Path(config.invocation_params.dir, str(arg).partition("::")[0]) for arg in config.args)
-    return any(one.name == path.name and one.resolve() == path.resolve() for one in named)
+    if any(one.name == path.name and one.resolve() == path.resolve() for one in named):
+        return True
+    of_a_run = path.name == "scenario.yaml" and path.with_name("plan.json").exists()  # the copy in its run directory
+    return not of_a_run and path in _matching(config)
+
+
+def _matching(config: pytest.Config) -> frozenset[Path]:
+    """The files that the patterns name, relative to the root directory."""
+    if _MATCHING not in config.stash:
+        globs = [*config.getoption("--torchaos-scenarios"), *config.getini("torchaos_scenarios")]
+        try:
+            config.stash[_MATCHING] = frozenset(path for glob in globs for path in config.rootpath.glob(glob))
+        except (NotImplementedError, ValueError) as error:
+            told = f"{', '.join(globs)}: a pattern of scenarios is relative to {config.rootpath}: {error}"
+            raise pytest.UsageError(told) from None
+    return config.stash[_MATCHING]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -67,11 +67,8 @@ class CaseItem(pytest.Item):
     def __init__(self, *, kind: str, place: int, line: int, **more: Any) -> None:
         super().__init__(**more)
         self._kind, self._place, self._line = kind, place, line
-        plugins = self.config.pluginmanager
-        if plugins.hasplugin("timeout"):
+        if self.config.pluginmanager.hasplugin("timeout"):
             self.add_marker(pytest.mark.timeout(0))  # the scenario has a time-out of its own
-        if plugins.hasplugin("xdist"):
-            self.add_marker(pytest.mark.xdist_group(self.parent.nodeid))
 
     def setup(self) -> None:
         """Where there is no evidence it is an error, not a failure."""

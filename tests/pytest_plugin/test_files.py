@@ -23,6 +23,12 @@ def test_only_what_was_asked_for_is_collected(project: Project) -> None:
     assert project.pytest("--collect-only", "-q", "chaos/values.yaml").code in (4, 5)
     matched = project.pytest("--collect-only", "-q", "--torchaos-scenarios", "chaos/*.yaml")
     assert matched.text.splitlines()[: len(wanted)] == wanted, matched
+    project.file("torchaos-runs/kill-1/scenario.yaml", "scenario: kill\njob: {command: x}\n")
+    project.file("torchaos-runs/kill-1/plan.json", "{}")
+    for glob in ("chaos/*.yaml", "**/*.yaml"):
+        matched = project.pytest("--collect-only", "-q", "--torchaos-scenarios", glob)
+        assert matched.text.splitlines()[: len(wanted) + 1] == [*wanted, ""], "not the copy in a run directory"
+    assert "a pattern of scenarios is relative" in project.pytest("--torchaos-scenarios", "/chaos/*.yaml").text
     assert not matched.calls()
 
 

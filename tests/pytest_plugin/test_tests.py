@@ -76,16 +76,29 @@ def test_a_marker_that_can_t_be_read_is_told(project: Project) -> None:
 
 
 @pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist")
-def test_workers_share_runs_and_take_turns(project: Project) -> None:
-    """Under pytest-xdist each scenario runs once, whichever workers have its assertions, and no two at a time where the
-    machine has one slot."""
+def test_workers_share_runs(project: Project) -> None:
+    """Under pytest-xdist each scenario runs once, although its assertions are spread over the workers."""
     for number in range(2):
         project.scenario(f"good-{number}")
-    project.env["XDG_STATE_HOME"] = str(project.folder / "state")
     project.plugins.append("xdist")
-    done = project.pytest("-q", "-n", "2", "--torchaos-live=1", "--torchaos-scenarios=*.yaml")
+    done = project.pytest("-v", "-n", "2", "--dist=load", "--strict-markers", "--torchaos-scenarios=*.yaml")
     assert done.counts() == {"passed": 16}, done
     assert sorted(call["scenario"] for call in done.calls()) == ["good-0", "good-1"]
+    workers = {line[:5] for line in done.text.splitlines() if "good-0.yaml::good-0" in line and line[:3] == "[gw"}
+    assert workers == {"[gw0]", "[gw1]"}
+
+
+def test_live_scenarios_take_turns(project: Project) -> None:
+    """Two sessions at the same time on a machine with one slot: their scenarios are live one after the other."""
+    project.env["XDG_STATE_HOME"] = str(project.folder / "state")
+    started = [
+        subprocess.Popen(
+            project.command(project.scenario(f"good-{number}").name, "--torchaos-live=1", "-p", "no:cacheprovider"),
+            cwd=project.folder, env=project.env, stdout=subprocess.PIPE, text=True,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    assert ["8 passed" in process.communicate(timeout=80)[0] for process in started] == [True, True]
     first, second = sorted(json.loads(line) for line in (project.folder / "times").read_text().splitlines())
     assert first[1] <= second[0], "both were live at the same time"
 

@@ -120,12 +120,12 @@ def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, 
 
 def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
     """A rank of which nothing was recorded is blamed only where others wait for it and nobody else explains that. One
-    that left a record, empty or torn as it may be, was alive to do so: it is a suspect."""
+    that left a record, empty or torn as it may be, was alive to do so: it is a suspect, and so are both then."""
     unknown = {rank for rank in found.suspects if rank not in calls.ranks or calls.ranks[rank].torn}
     gone = unknown - calls.ranks.keys() - calls.unreadable
     few = len(gone) == 1 or len(gone) * _OF_ALL <= len(calls.world)
-    if gone and few and not found.culprits and found.suspects == unknown:
-        found.blame(sorted(_alone_waited_for(unknown, graph) & gone), MEDIUM)
+    if gone and few and not found.culprits and found.suspects == gone:
+        found.blame(sorted(_alone_waited_for(gone, graph)), MEDIUM)
     readable = {rank for rank in unknown if any(f"{rank}" in text for text in calls.problems)}
     for rank in readable - found.culprits:
         found.say(rank, "see the notes on its record")

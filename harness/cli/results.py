@@ -27,7 +27,7 @@ Records = tuple[Record, list[Record]]
 _OUT = click.option(
     "--out", type=PATH, default=Path("torchaos-runs"), help="Where run directories are.", show_default=True
 )
-_DB = click.option("--db", type=PATH, help=f"The history's file, where it is not OUT/{store.NAME}.")
+_DB = click.option("--db", type=PATH, help="The history's file, where it is not OUT.sqlite.")
 _CODES = {Change.WORSE: ExitCode.FAILED, Change.UNCLEAR: ExitCode.INCONCLUSIVE}
 
 
@@ -40,7 +40,7 @@ def keep(result: Result, folder: RunDir, records: Records | None = None) -> list
     except Exception as error:  # a page is no part of the verdict, whatever it stumbles over
         problems.append(f"report.html can't be written: {type(error).__name__}: {error}")
     try:
-        Store(folder.root.parent / store.NAME).add([store.kept_of(folder)])
+        Store(store.path_of(folder.root.parent)).add([store.kept_of(folder)])
     except UsageError as error:
         problems.append(str(error))
     return problems
@@ -75,7 +75,7 @@ def history(
     scenarios: Sequence[str], out: Path, db: Path | None, last: int, as_json: bool, page: Path | None
 ) -> None:  # fmt: skip
     """What runs came to, from run to run and commit to commit: of SCENARIOS by name, or of all."""
-    kept = Store(db or out / store.NAME)
+    kept = Store(db or store.path_of(out))
     kept.add(store.found_in(out))
     runs = kept.runs(scenarios)
     if not runs:
@@ -105,7 +105,7 @@ def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: flo
 
     Exit code 0: nothing got worse; 1: something did; 2: it can't be told.
     """
-    kept = Store(db or out / store.NAME)
+    kept = Store(db or store.path_of(out))
     rows = compare(_side(before, kept), _side(after, kept), tolerance)
     compared.comparison(rows, Console())
     sys.exit(_CODES.get(overall(rows), ExitCode.PASSED))

@@ -1,4 +1,4 @@
-"""The results of many runs in one SQLite file beside their run directories, so that trends outlive them.
+"""The results of many runs in one SQLite file beside the folder of their run directories, so that trends outlive them.
 
 One row per run; `result` holds the whole of result.json, the other columns are there to be asked for. What is pruned
 from the disk stays here. The file is readable by its owner alone.
@@ -19,7 +19,6 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.result import Result
 from torchaos.harness.rundir import RunDir
 
-NAME = "history.sqlite"
 _WAIT_S = 5.0  # for another process that writes
 _TABLE = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -52,6 +51,12 @@ class Kept:
     def part_s(self, part: str) -> float | None:
         """The longest that a part of the recovery was over after, in seconds since the fault; None: not seen."""
         return max((at for one in self.result.recoveries if (at := one.parts.get(part)) is not None), default=None)
+
+
+def path_of(out: Path) -> Path:
+    """The history of the runs whose directories are in `out`: beside it, where nothing that lists `out` meets it."""
+    whole = out.absolute()
+    return whole.with_name(f"{whole.name}.sqlite") if whole.name else whole / "torchaos-runs.sqlite"
 
 
 class Store:

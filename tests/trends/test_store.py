@@ -17,7 +17,7 @@ from torchaos.harness.cli.results import keep
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.result import Verdict
 from torchaos.harness.rundir import RunDir
-from torchaos.harness.trends.store import NAME, Store, kept_of
+from torchaos.harness.trends.store import Store, kept_of, path_of
 
 
 def finished(folder: Path, commit: str, slower: float = 0.0, verdict: str = "passed") -> RunDir:
@@ -92,9 +92,10 @@ def test_the_page_over_all_runs(out: Path, tmp_path: Path) -> None:
 def test_what_is_pruned_stays_in_the_history(tmp_path: Path) -> None:
     """A run directory that is gone keeps its row; one that is judged again replaces it."""
     run = finished(tmp_path / "out" / "run", "a" * 40)
-    store = Store(tmp_path / "out" / NAME)
+    store = Store(path_of(tmp_path / "out"))
     assert keep(kept_of(run).result, run) == []
     assert run.report.is_file()
+    assert [path.name for path in run.root.parent.iterdir()] == ["run"], "who lists the folder finds runs alone"
     store.add([replace(kept_of(run), result=replace(kept_of(run).result, verdict=Verdict.FAILED))])
     shutil.rmtree(run.root)
     (kept,) = store.runs()
@@ -107,7 +108,7 @@ def test_a_report_that_can_t_be_written_is_a_note(tmp_path: Path) -> None:
     run = finished(tmp_path / "out" / "run", "")
     result = kept_of(run).result
     run.report.mkdir()
-    (tmp_path / "out" / NAME).write_text("this is no database, and long enough to be taken for a damaged one" * 20)
+    path_of(tmp_path / "out").write_text("this is no database, and long enough to be taken for a damaged one" * 20)
     page, history = keep(result, run)
     assert "report.html can't be written" in page
     assert "the history can't be used" in history
@@ -116,7 +117,7 @@ def test_a_report_that_can_t_be_written_is_a_note(tmp_path: Path) -> None:
 def test_many_writers_lose_nothing(tmp_path: Path) -> None:
     """Scenarios that end at the same time all have their row."""
     kept = kept_of(finished(tmp_path / "out" / "run", ""))
-    store = Store(tmp_path / NAME)
+    store = Store(tmp_path / "history.sqlite")
     many = [replace(kept, result=replace(kept.result, run_dir=f"/runs/{number}")) for number in range(24)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda one: store.add([one]), many))

@@ -2,10 +2,10 @@
 
 Two nodes, each a network namespace; datagrams go from one to the other all the time, and the kernel stamps when each
 came. Compared in turns within one run: the harness (guarded on disk, applied, healed by the reaper and verified), plain
-nft that adds and deletes the same table, and plain tc (a token bucket that nothing fits into). Where a Docker engine
-answers, also `network disconnect` and `connect` by its own client, between two containers of `--image`.
+nft that adds and deletes the same table, and plain tc (a token bucket that nothing fits into). With --docker also
+`network disconnect` and `connect` of a Docker engine, by its own client, between two containers.
 
-Usage: python ci/bench/partition.py [--rounds 100] [--image IMAGE]
+Usage: python ci/bench/partition.py [--rounds 100] [--docker]
 """
 
 from __future__ import annotations
@@ -142,34 +142,43 @@ def _call(command: list[str], text: str = "") -> None:
     subprocess.run(command, input=text, text=True, check=True, capture_output=True)
 
 
-def in_docker(image: str, rounds: int, record: Path) -> dict[str, dict[str, list[float]]]:
-    """Between two containers of the image, which needs no more than a `sleep`. Raises DockerException."""
-    import docker
+def in_docker(rounds: int, folder: Path, run: str) -> dict[str, dict[str, list[float]]]:
+    """Between two containers that sleep, on the engine that DOCKER_HOST names."""
+    from docker.types import IPAMConfig, IPAMPool, Mount
 
-    engine = docker.from_env()
-    name = f"torchaos-bench-{os.getpid()}"
-    network = engine.networks.create(name)
-    nodes = []
-    try:
-        nodes = [engine.containers.run(image, ["sleep", "600"], network=name, detach=True) for _ in range(2)]
-        for node in nodes:
-            node.reload()
-        spaces = [Space.of(node.attrs["State"]["Pid"]) for node in nodes]
-        addresses = [node.attrs["NetworkSettings"]["Networks"][name]["IPAddress"] for node in nodes]
-        way: Way = (
-            lambda _: network.disconnect(nodes[1]),
-            lambda _: network.connect(nodes[1], ipv4_address=addresses[1]),
-        )
-        with ticking(spaces[0], spaces[1], addresses[0], addresses[1], record):
-            marks = measure({"docker network disconnect": way}, rounds)
-        return effects(marks, record)
-    finally:
-        for node in nodes:
-            node.remove(force=True)
-        network.remove()
+    from torchaos.harness.docker.engine import address, engine
+    from torchaos.harness.docker.image import covering, host_mounts, make_host_image
+
+    with engine(address()) as client:
+        pool = IPAMConfig(pool_configs=[IPAMPool(subnet="10.79.0.0/24")])
+        network, made = client.create_network(run, ipam=pool)["Id"], []
+        image = make_host_image(client, run, run)
+        try:
+            mounts = [Mount(str(p), str(p), type="bind", read_only=True) for p in covering(host_mounts(["/bin/sleep"]))]
+            for number in range(2):
+                config = client.create_host_config(mounts=mounts, network_mode=network, init=True)
+                at = client.create_endpoint_config(ipv4_address=f"10.79.0.{11 + number}")
+                where = client.create_networking_config({network: at})
+                made.append(
+                    client.create_container(image, ["sleep", "600"], host_config=config, networking_config=where)["Id"]
+                )
+                client.start(made[-1])
+            spaces = [Space.of(client.inspect_container(one)["State"]["Pid"]) for one in made]
+            way: Way = (
+                lambda _: client.disconnect_container_from_network(made[1], network),
+                lambda _: client.connect_container_to_network(made[1], network, ipv4_address="10.79.0.12"),
+            )
+            with ticking(spaces[0], spaces[1], "10.79.0.11", "10.79.0.12", folder / "docker.json"):
+                marks = measure({"docker network disconnect": way}, rounds)
+            return effects(marks, folder / "docker.json")
+        finally:
+            for one in made:
+                client.remove_container(one, force=True)
+            client.remove_network(network)
+            client.remove_image(image, force=True)
 
 
-def main(rounds: int, image: str | None) -> None:
+def main(rounds: int, docker: bool) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder, run = Path(temporary), f"bench-partition-{os.getpid()}"
         (folder / "undo").mkdir()
@@ -184,8 +193,8 @@ def main(rounds: int, image: str | None) -> None:
             with ticking(*ends, folder / "record.json"):
                 marks = measure(ways, rounds)
             found = effects(marks, folder / "record.json")
-            if image:
-                found |= in_docker(image, rounds, folder / "docker.json")
+            if docker:
+                found |= in_docker(rounds, folder, run)
         finally:
             reaper.close()
     print(f"{rounds} rounds; ms, p50 / p99; a datagram every {1e3 * GAP_S:g} ms or so\n")
@@ -201,6 +210,6 @@ if __name__ == "__main__":
     else:
         parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--rounds", type=int, default=100)
-        parser.add_argument("--image", help="of containers that can sleep: compare with docker network disconnect, too")
+        parser.add_argument("--docker", action="store_true", help="compare with the engine that DOCKER_HOST names, too")
         options = parser.parse_args()
-        main(options.rounds, options.image)
+        main(options.rounds, options.docker)

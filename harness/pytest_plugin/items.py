@@ -40,6 +40,11 @@ class ScenarioNode(pytest.Collector):
 
     def collect(self) -> Iterable[pytest.Item]:
         data = self.source.data
+        if "repeat" in data or any(text.startswith("repeat") for text in self.variation.overrides):
+            line = self._line("repeat")  # one repetition decides nothing by itself
+            yield CaseItem.from_parent(self, name="repetitions", kind="repetitions", place=0, line=line)
+            yield CaseItem.from_parent(self, name="rollback", kind="rollback", place=0, line=line)
+            return
         faults, asserts = data.get("faults"), data.get("assert")
         cases: list[tuple[str, str, int, int]] = []  # name, kind, number within its kind, line
         if faults:
@@ -96,6 +101,8 @@ class CaseItem(pytest.Item):
         return self.path, self._line - 1, f"{self.parent.name}: {self.name}"
 
     def _case(self, run: Run) -> Mapping[str, Any] | None:
+        if self._kind == "repetitions" and run.result and run.cases[0]["kind"] != "repetitions":  # a single one
+            return {"kind": self._kind, "verdict": run.verdict, "reason": run.reason, "measured": {}, "bound": {}}
         own = [one for one in run.cases if one["kind"] == self._kind]
         return own[self._place] if self._place < len(own) else None
 

@@ -142,12 +142,29 @@ def _session_folder(config: pytest.Config) -> Path:
 
 
 def _result(path: Path) -> dict[str, Any]:
-    """Empty where nothing was run, or it was not finished."""
+    """Empty where nothing was run, or it was not finished. Of a scenario that was repeated, what all came to: one case
+    for the repetitions and one for the rollback, with all else of the first that did not pass."""
     try:
-        results = json.loads(path.read_text())["results"]
-        return dict(results[0])
+        raw = json.loads(path.read_text())
+        results = raw["results"]
+        if len(results) == 1 and not raw.get("repeats"):
+            return dict(results[0])
+        return _repeated(results, raw["repeats"][0])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         return {}
+
+
+def _repeated(results: Sequence[dict[str, Any]], told: dict[str, Any]) -> dict[str, Any]:
+    counts = {name: told["rate"][name] for name in ("passed", "failed", "inconclusive")}
+    case = {
+        "name": "repetitions", "kind": "repetitions", "verdict": told["verdict"], "reason": told["reason"],
+        "measured": counts, "bound": {"asked": told["asked"]}, "seconds": [],
+    }  # fmt: skip
+    rollbacks = [one for result in results for one in result["cases"] if one["kind"] == "rollback"]
+    undone = sorted(rollbacks, key=lambda one: one["verdict"] == "passed")[:1]
+    shown = next((one for one in results if one["verdict"] != "passed"), results[0])
+    same = {name: told[name] for name in ("verdict", "reason", "exit_code")}
+    return {**shown, **same, "cases": [case, *undone]}
 
 
 def _outcome_of(process: subprocess.Popen[bytes]) -> int:

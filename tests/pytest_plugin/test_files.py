@@ -85,6 +85,23 @@ def test_an_assertion_alone_does_not_pass_in_a_run_that_proves_nothing(project: 
     assert "the rollback is incomplete: process.freeze could not be taken back" in dirty.text
 
 
+def test_repetitions_are_judged_together(project: Project) -> None:
+    """A scenario that is repeated has one test for all its repetitions: one that failed among others that passed is a
+    failure where all had to pass, and none where a share was enough; the failed one's story is shown."""
+    for name in ("often", "often-enough"):
+        path = project.scenario(name)
+        path.write_text(path.read_text() + "repeat: {times: 3}\n")
+    done = project.pytest("often.yaml", "often-enough.yaml")
+    assert done.counts() == {"failed": 1, "passed": 3}, done
+    assert "FAILED often.yaml::often::repetitions - Failed: 2 of 3 passed" in done.text
+    assert "process.kill hits rank 1" in done.text
+    single = project.scenario("bad")
+    single.write_text(single.read_text() + "repeat: {times: 1}\n")
+    assert project.pytest("bad.yaml").counts() == {"failed": 1, "passed": 1}
+    project.scenario("often")
+    assert project.pytest("often.yaml", "--torchaos-set=repeat.times=3").counts() == {"failed": 1, "passed": 1}
+
+
 def test_what_can_t_be_run_is_an_error_with_its_place(project: Project) -> None:
     """A scenario that the command refuses, one that is no YAML, and a command that is not there: the message alone."""
     project.scenario("unusable")

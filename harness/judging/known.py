@@ -56,7 +56,7 @@ def _died(run: Record, attempt: int | None) -> bool:
 
 
 def _in_words(event: Event) -> str:
-    """`gloo-stale-store (torch, pytorch/pytorch#135712): what to do`; of a cause that is not in the table, what it says."""
+    """`gloo-stale-store (torch, pytorch/pytorch#135712): what to do`; else what the line came with."""
     name = str(event.data["cause"])
     known = BY_NAME.get(name)
     about = f" ({', '.join((known.whose, *known.issues))})" if known else ""

@@ -44,7 +44,7 @@ def test_a_series_that_is_halted_keeps_what_is_done(tmp_path: Path, cache: Path)
     """SIGTERM in the second of three repetitions: the first stands, the third never starts, and all is inconclusive."""
     path, out, report = tmp_path / "kill.yaml", tmp_path / "out", tmp_path / "all.json"
     path.write_text(yaml.safe_dump(scenario(), sort_keys=False))
-    command = [sys.executable, "-m", "torchaos.harness", "run", path, "--out", out, "--json", report]
+    command = [sys.executable, "-m", "torchaos.harness", "run", str(path), "--out", str(out), "--json", str(report)]
     process = subprocess.Popen(
         [*command, "--repeat", "3", "--at-least", "1"], env={**os.environ, "XDG_CACHE_HOME": str(cache)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -1,4 +1,4 @@
-"""A project outside the repository, with the wheel alone: three scenarios under pytest, a real job each."""
+"""A project outside the repository, with the wheel alone: scenarios under pytest, and pages of runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from recorded import recorded
 
-pytestmark = [pytest.mark.long, pytest.mark.job, pytest.mark.timeout(900)]
+from .conftest import run
 
 SCENARIO = """
 scenario: {name}
@@ -38,6 +39,30 @@ def test_recovers(run):
 """
 
 
+def clean(folder: Path) -> dict[str, str]:
+    """Our environment without what the running pytest put there, and with a state of its own."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON"))}
+    return env | {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state"), "COLUMNS": "120"}
+
+
+def test_the_plugin_and_the_page_come_with_the_wheel(from_wheel: Path, tmp_path: Path) -> None:
+    """Without anything of the checkout, a scenario is collected and a page is written with all that it needs."""
+    (tmp_path / "kill-rank.yaml").write_text(SCENARIO.format(name="kill-rank", step=12, bound="60s"))
+    env = clean(tmp_path)
+    listed = run(from_wheel, "-m", "pytest", "-q", "--collect-only", "kill-rank.yaml", cwd=tmp_path, env=env)
+    names = [line for line in listed.splitlines() if "::" in line]
+    assert names[0] == "kill-rank.yaml::kill-rank::faults"
+    assert len(names) == 5
+    recorded(tmp_path / "run")
+    run(from_wheel, "-m", "torchaos.harness", "report", tmp_path / "run", cwd=tmp_path, env=env)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<title>passed: kill-then-freeze</title>" in page
+    assert "var uPlot=function" in page
+
+
+@pytest.mark.long
+@pytest.mark.job
+@pytest.mark.timeout(900)
 def test_three_scenarios(from_wheel: Path, tmp_path: Path) -> None:
     """One passes, one fails for a bound that nobody can keep, one is inconclusive since its fault comes too late:
     pytest, its JUnit file and the pages say so; the three share one twin, and a test in Python the first one's run."""
@@ -45,10 +70,10 @@ def test_three_scenarios(from_wheel: Path, tmp_path: Path) -> None:
         (tmp_path / f"{name}.yaml").write_text(SCENARIO.format(name=name, step=step, bound=bound))
     (tmp_path / "pytest.ini").write_text("[pytest]\ntorchaos_scenarios = *.yaml\n")
     (tmp_path / "test_job.py").write_text(TEST)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON"))}
-    env |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state"), "COLUMNS": "120"}
     command = [str(from_wheel), "-m", "pytest", "--junitxml", "junit.xml"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=840, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=clean(tmp_path), capture_output=True, text=True, timeout=840, check=False
+    )
     text = done.stdout + done.stderr
     print(text)
     assert done.returncode == 1, text

@@ -30,7 +30,8 @@ class Api:
     def ask(self, **order: object) -> Mapping[str, Any]:
         """What its proxies are like once the order (see client.py) is carried out: {name: {"enabled", "toxics"}}.
         Raises OSError where it does not answer in time, or says anything else."""
-        said = self.run([sys.executable, "-m", f"{__package__}.client", str(self.port), json.dumps(order)])
+        client = [sys.executable, "-m", f"{__package__}.client", str(self.port), str(os.getpid()), json.dumps(order)]
+        said = self.run(client)
         try:
             found: dict[str, Any] = json.loads(said)
         except ValueError as error:

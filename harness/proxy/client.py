@@ -1,17 +1,22 @@
-"""Asks a Toxiproxy server on this network's loopback: python -m torchaos.harness.proxy.client PORT ORDER.
+"""Asks a Toxiproxy server on this network's loopback: python -m torchaos.harness.proxy.client PORT PARENT ORDER.
 
 ORDER is JSON: {"proxy": name, "add": [toxic, ...], "remove": prefix of names, "enabled": true}, each but for `proxy`
 only where it is wanted; {} only looks. Prints what the proxies are like afterwards, by name. A process of its own: the
 client's library keeps its server in a global, knows no time limit, and passes over most errors that a server reports:
-whoever asks ends it in time, and goes by what is printed.
+whoever asks ends it in time, and goes by what is printed. It dies with its PARENT, since an order that outlived whoever
+gave it would come after all was taken back.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from typing import Any
+
+_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(port: int, order: dict[str, Any]) -> dict[str, Any]:
@@ -33,9 +38,17 @@ def main(port: int, order: dict[str, Any]) -> dict[str, Any]:
     return {name: {"enabled": one.enabled, "toxics": sorted(one.toxics())} for name, one in proxies.items()}
 
 
+def die_with(parent: int) -> None:
+    """Raises ProcessLookupError where it is dead already."""
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise ProcessLookupError(f"process {parent}, which asked, is gone")
+
+
 if __name__ == "__main__":
     os.environ["NO_PROXY"] = "*"
     try:
-        print(json.dumps(main(int(sys.argv[1]), json.loads(sys.argv[2]))))
+        die_with(int(sys.argv[2]))
+        print(json.dumps(main(int(sys.argv[1]), json.loads(sys.argv[3]))))
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {error}")

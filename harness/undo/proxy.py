@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,9 +33,12 @@ class Toxic:
         return Api(self.pid, self.start_ticks, self.port)
 
     def restore(self) -> None:
-        """Raises OSError."""
-        if self._api.alive() and not self.restored():
-            self._api.ask(proxy=self.proxy, remove=self.mark, **({"enabled": True} if self.down else {}))
+        """Again, since what the dead harness had just ordered may come in between. Raises OSError."""
+        for _again in range(3):
+            if self.restored():
+                return
+            with suppress(ProcessLookupError):
+                self._api.ask(proxy=self.proxy, remove=self.mark, **({"enabled": True} if self.down else {}))
 
     def restored(self) -> bool:
         if not self._api.alive():

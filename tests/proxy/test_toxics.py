@@ -128,7 +128,7 @@ def test_timeout(endpoint: Endpoint, faulted: Any) -> None:
 
 @pytest.mark.parametrize(
     ("inject", "params"),
-    [("proxy.reset_peer", {}), ("proxy.limit_data", {"bytes": 40}), ("proxy.timeout", {"after": 0.1})],
+    [("proxy.reset_peer", {}), ("proxy.limit_data", {"bytes": 40}), ("proxy.timeout", {"after": 3.0})],
 )
 def test_connections_end(endpoint: Endpoint, faulted: Any, inject: str, params: Any) -> None:
     """The connection ends, the kernel says so, and a connection made after it is taken back is answered in full."""

@@ -35,7 +35,7 @@ class UsageError(ChaosError):
 
 @dataclass(frozen=True)
 class Target:
-    """Whom a fault hits, resolved: ranks (global), or whole nodes by index; neither where it hits files or endpoints."""
+    """Whom a fault hits, resolved: ranks (global), or whole nodes by index; neither of files and endpoints."""
 
     ranks: tuple[int, ...]
     nodes: tuple[int, ...] = ()

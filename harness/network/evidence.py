@@ -49,8 +49,7 @@ def late(record: Record, fault: str, seconds: float) -> Evidence | None:
 
 
 def logged(record: Record, fault: str, cause: str, words: str, naming: Sequence[str] = ("",)) -> Evidence | None:
-    """The job's log has a line of that cause (see probes/causes.py) while the fault was on, that names one of these.
-    """
+    """The job's log has a line of that cause (see probes/causes.py) while the fault was on, that names one of these."""
     on = [event.mono_s for event in record.of_fault(fault, Kind.APPLYING)]
     off = [event.mono_s for event in record.of_fault(fault, Kind.ROLLED_BACK)]
     for event in record.of_kind(Kind.LOG_CAUSE):

@@ -18,7 +18,15 @@ Index = Annotated[int, Field(ge=0)]
 
 
 PhaseName = Literal[
-    "any", "start", "data", "forward", "backward", "collective", "optimizer", "checkpoint_write", "checkpoint_written",
+    "any",
+    "start",
+    "data",
+    "forward",
+    "backward",
+    "collective",
+    "optimizer",
+    "checkpoint_write",
+    "checkpoint_written",
     "checkpoint_load",
 ]
 

@@ -167,7 +167,12 @@ def test_a_save_lends_a_hand(agent_module: Callable[[str], Any]) -> None:
     """What the helper has not begun when a save is over is done by the thread that saves, and nothing twice."""
     helper, begun, go = agent_module("helper").Helper(), threading.Event(), threading.Event()
     done: list[tuple[int, int]] = []
-    helper.do(lambda: (begun.set(), go.wait(60)))
+
+    def hold() -> None:
+        begun.set()
+        go.wait(60)
+
+    helper.do(hold)
     assert begun.wait(60)
     for number in range(3):
         helper.do(lambda number=number: done.append((number, threading.get_ident())))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchaos.harness.diagnosis.blame import diagnose
@@ -12,7 +12,7 @@ ALL = (0, 1, 2, 3)
 Make = Callable[..., Any]
 
 
-def _history(made: Any, groups: dict[str, tuple[int, ...]], description: str) -> None:
+def _history(made: Any, groups: Mapping[str, tuple[int, ...]], description: str) -> None:
     for name, ranks in groups.items():
         made.call(ranks, name, done=True, process_group=(name, description))
 

@@ -29,6 +29,7 @@ from torchaos.harness.engine.site import NodeSite, Victim
 from torchaos.harness.journal import Journal
 from torchaos.harness.plan import After, Plan, PlannedFault, PlannedJob
 from torchaos.harness.planner import make_plan
+from torchaos.harness.repeats.ask import Ask
 from torchaos.harness.result import ExitCode
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.scenario import load
@@ -355,7 +356,7 @@ def test_several_landings_of_a_trigger_from_outside_are_refused(tmp_path: Path) 
 def test_one_scenario_given_twice_has_two_folders(tmp_path: Path) -> None:
     """Two files with one name and seed in one call: the second must not find the folder of the first."""
     one = Planned(
-        Plan("x", "", 0, PlannedJob(("a",), "/", {}, 1, 1, 1.0), (), ()), RunDir(tmp_path / "x"), tmp_path, ()
+        Plan("x", "", 0, PlannedJob(("a",), "/", {}, 1, 1, 1.0), (), ()), RunDir(tmp_path / "x"), tmp_path, (), Ask()
     )
     assert [each.folder.root.name for each in _apart([one, one, one])] == ["x", "x-2", "x-3"]
 

@@ -79,7 +79,8 @@ def test_the_limit_is_taken_back(hungry: subprocess.Popen[str]) -> None:
     """A process that took no more lives on in the cgroup that it came from, and may take what it likes."""
     place = Path(f"/proc/{hungry.pid}/cgroup")
     before = place.read_text()
-    _injector, handle, probe, told = _applied(hungry.pid, events := [], spare=64 << 20)
+    events: list[Any] = []
+    _injector, handle, probe, told = _applied(hungry.pid, events, spare=64 << 20)
     assert place.read_text() != before
     handle.restore()
     assert place.read_text() == before

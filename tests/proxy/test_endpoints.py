@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -74,7 +74,7 @@ def test_mistakes_are_told_with_their_place(tmp_path: Path, endpoint: str, job: 
 class _Nodes:
     """A launcher of two nodes of this machine, that meet at an address from the environment."""
 
-    name = "two"
+    name: ClassVar[str] = "two"
 
     def resources(self, spec: JobSpec) -> list[Any]:
         return []

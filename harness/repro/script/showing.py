@@ -124,9 +124,7 @@ def show(command: list[str], folder: Path, times: int) -> int:
     common = sorted(set.intersection(*seen))
     if not common and any(seen):
         raise CantTell(f"it shows in {sum(map(bool, seen))} of {times} runs, and not the same in all")
-    print(
-        f"REPRODUCED in {times} of {times} runs: {', '.join(common)}" if common else f"NOT REPRODUCED, {times} tried"
-    )
+    print(f"REPRODUCED in {times} of {times} runs: {', '.join(common)}" if common else f"NOT REPRODUCED, {times} tried")
     return 0 if common else 1
 
 

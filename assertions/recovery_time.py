@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torchaos.harness.agent.wire import Seconds
+from torchaos.harness.agent.wire import Kind, Seconds
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
@@ -105,6 +105,8 @@ def invalid_time(run: Record, found: Sequence[Recovery]) -> float | None:
 
 
 def _never(run: Record, one: Recovery) -> Finding:
+    if any(event.data.get("enough") for event in run.of_kind(Kind.STOPPED)):
+        return inconclusive(f"{one.fault}: the run was ended on purpose before the job had caught up; see its `until`")
     if run.history.unplaced:
         return inconclusive(f"{one.fault}: {why_unplaced(run, run.history.unplaced)}")
     reached = run.history.highest_step()

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
+from torchaos.harness import registry
 from torchaos.harness.agent.fault import DRAWN
 from torchaos.harness.agent.wire import Event, Kind, Seconds
 from torchaos.harness.contracts import UsageError
@@ -124,12 +125,17 @@ class Recovered:
     rest: Seconds = 0.0
     faults: list[str] = field(default_factory=list)
     lasting: list[str] = field(default_factory=list, metadata={DRAWN: True})  # those that have to be taken back first
+    lethal: list[str] = field(default_factory=list, metadata={DRAWN: True})
 
     name: ClassVar[str] = "recovered"
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
         return all(
-            after_is_due(After(self.rest, fault, "recovered", lasting=fault in self.lasting), events, now_s)
+            after_is_due(
+                After(self.rest, fault, "recovered", lasting=fault in self.lasting, lethal=fault in self.lethal),
+                events,
+                now_s,
+            )
             for fault in self.faults
         )
 
@@ -141,7 +147,8 @@ class Recovered:
         if strangers := [name for name in wanted if name not in known]:
             raise UsageError(f"recovered: there is no fault {strangers[0]!r}; there are {', '.join(known) or 'none'}")
         lasting = [fault.id for fault in faults if fault.id in wanted and fault.duration_s is not None]
-        return {"faults": wanted, "lasting": lasting}
+        lethal = [fault.id for fault in faults if fault.id in wanted and registry.is_lethal(fault.inject)]
+        return {"faults": wanted, "lasting": lasting, "lethal": lethal}
 
 
 def _newest_attempt(events: Sequence[Event]) -> list[Event]:

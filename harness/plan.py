@@ -31,6 +31,7 @@ class After:
     state: str = "applied"  # applied, felt, recovered, rolled_back
     checkpoints: int = 0  # and this many checkpoints have been saved since
     not_before_s: float = 0.0  # beside `fault`: and so long after the launch
+    lethal: bool = False  # who is hit by that fault dies of it, at once or a while later
     lasting: bool = False  # that fault is taken back while the run goes on, and has to be before anything has recovered
 
 
@@ -57,6 +58,7 @@ class PlannedJob:
     nodes: int
     timeout_s: float
     checkpoints: str | None = None
+    checkpoints_size: int | None = None  # bytes, of a file system of its own that is made there
     endpoints: Mapping[str, str] = field(default_factory=dict)  # host:port by name
     log: Mapping[str, Any] | None = None
     resubmit_times: int = 0

@@ -21,12 +21,14 @@ from torchaos.harness.contracts import Injector, Need, Target, UsageError, Where
 from torchaos.harness.engine.permits import beyond
 from torchaos.harness.environment import resolve_program
 from torchaos.harness.gpu import library
-from torchaos.harness.launchers.fits import misfit
+from torchaos.harness.launchers.fits import misfit, needs_of
 from torchaos.harness.network.transport import Machine, transport_of
 from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob, stream
 from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Item, Job, Limits, Scenario, When
 from torchaos.harness.scenario.parameters import check_parameters
 from torchaos.harness.scenario.placeholders import fill
+from torchaos.harness.scenario.sizes import size_in_words
+from torchaos.harness.storage.own_disk import memory_left
 
 # Hooks of the agent that a need, or the phase of a trigger, switches on. "steps" is always on.
 _HOOKS_OF_NEED = {
@@ -70,7 +72,8 @@ def make_plan(
     hooks = {"steps"} | {hook for need in collect for hook in _HOOKS_OF_NEED[need]}
     hooks |= {hook for fault in faults for hook in _hooks_of(fault)}
     needs = {"pidfd", "proc"} | {name for fault in faults for name in registry.find("injectors", fault.inject).needs}
-    needs |= getattr(registry.find("launchers", scenario.launcher), "needs", frozenset())
+    needs |= needs_of(scenario.launcher, job.command, {**os.environ, **job.env})
+    needs |= {"mount"} if job.checkpoints_size else set()
     _check_machine(needs, file)
     limits = scenario.limits
     plan = Plan(
@@ -133,6 +136,7 @@ def _job(job: Job, here: Path, attach: int | None) -> PlannedJob:
         nodes=nodes,
         timeout_s=job.timeout,
         checkpoints=fill(job.checkpoints.path, values) if job.checkpoints else None,
+        checkpoints_size=_size(job, attach),
         endpoints=dict(job.endpoints),
         log=job.log.model_dump(exclude_none=True) if job.log else None,
         resubmit_times=job.resubmit.times if job.resubmit else 0,
@@ -140,6 +144,17 @@ def _job(job: Job, here: Path, attach: int | None) -> PlannedJob:
         attach_pid=attach,
         container=_container(job, here, values),
     )
+
+
+def _size(job: Job, attach: int | None) -> int | None:
+    size = job.checkpoints and job.checkpoints.size
+    if size and attach is not None:
+        raise UsageError("job.checkpoints.size: a job that runs already has its files open; leave size out")
+    if size and size > (left := memory_left()):
+        raise UsageError(
+            f"job.checkpoints.size: {size_in_words(size)} would lie in memory, and {size_in_words(left)} are to be had"
+        )
+    return size or None
 
 
 def _container(job: Job, here: Path, values: Mapping[str, str]) -> dict[str, Any]:
@@ -273,14 +288,17 @@ def _trigger(when: When, target: Target, draw: random.Random, usual: Phase | Non
 
 
 def _told_of_each_other(faults: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
-    """What waits for another fault's recovery waits for its being taken back too, where it lasts."""
-    lasting = {fault.id for fault in faults if fault.duration_s is not None}
-    return tuple(
-        replace(fault, trigger=replace(fault.trigger, lasting=True))
-        if isinstance(fault.trigger, After) and fault.trigger.state == "recovered" and fault.trigger.fault in lasting
-        else fault
-        for fault in faults
-    )
+    """What waits for another fault's recovery waits for its being taken back too, where it lasts, and takes nothing for
+    it that a rank still does before it dies."""
+    by_id = {fault.id: fault for fault in faults}
+    found = []
+    for fault in faults:
+        when = fault.trigger
+        if isinstance(when, After) and when.state == "recovered" and when.fault in by_id:
+            first = by_id[when.fault]
+            when = replace(when, lasting=first.duration_s is not None, lethal=registry.is_lethal(first.inject))
+        found.append(replace(fault, trigger=when))
+    return tuple(found)
 
 
 def _hooks_of(fault: PlannedFault) -> tuple[str, ...]:

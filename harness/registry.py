@@ -50,6 +50,12 @@ def phase_of(injector: str) -> Phase | None:
     return None if phase is None else Phase(phase)
 
 
+def is_lethal(injector: str) -> bool:
+    """Whether who is hit dies of it. The ranks of a dead torchelastic agent live on as orphans: that is no recovery."""
+    found = find("injectors", injector)
+    return bool(found.lethal or found.hits == "agents")
+
+
 def injectors() -> dict[str, type[contracts.Injector]]:
     """All of them by name. Raises UsageError when one can't be loaded; so do the other three."""
     return all_of("injectors")

@@ -48,18 +48,22 @@ def _start_of(trigger: After, events: Sequence[Event]) -> float | None:
         )
     if trigger.lasting and back is None:
         return None
-    recovered = _recovered_at(History.of(events), hits)
+    recovered = _recovered_at(History.of(events), hits, trigger.lethal)
     return None if recovered is None else max(recovered, back or recovered) if trigger.lasting else recovered
 
 
-def _recovered_at(history: History, hits: Sequence[Event]) -> float | None:
-    """The first step beyond all before: of the very rank that was hit, where it lives on, else of a later attempt."""
+def _recovered_at(history: History, hits: Sequence[Event], lethal: bool) -> float | None:
+    """The first step beyond all before: of the very rank that was hit, where it lives on (of any, where a node, a file
+    or an endpoint was hit), else of a later attempt. What a rank still does before it dies of it is none."""
     at, ranks, hit = hits[0].mono_s, {one.rank for one in hits}, history.attempt_at(hits[0].mono_s)
     number = hit.number if hit else 0
     before = history.highest_step(before_s=at) or 0
     reached = max((one.last_step or 0 for one in history.attempts if one.number <= number), default=0)
+    anybody = ranks <= {None} or history.source == "log"
     for one in history.executions:
-        lives_on = one.attempt == number and (one.rank in ranks or history.source == "log")
+        lives_on = not lethal and one.attempt == number and (anybody or one.rank in ranks)
+        if lethal and one.attempt <= number:
+            continue
         if one.mono_s > at and (one.global_step or 0) > (before if lives_on else reached):
             return one.mono_s
     return None

@@ -38,7 +38,9 @@ class FaultOutcome:
 def outcomes_of(run: Record, result: Result) -> list[FaultOutcome]:
     """One for each fault of the plan. What an assertion found wrong in a round is put down to the last fault that the
     job had to come back from: what came before it had been recovered from, and that much is known of it."""
-    recoveries = {one.fault: one for one in result.recoveries}
+    recoveries: dict[str, Recovery] = {}
+    for one in result.recoveries:  # of a fault that landed several times, the worst
+        recoveries[one.fault] = max(recoveries.get(one.fault, one), one, key=_badness)
     found = [_of(fault, recoveries.get(fault.id)) for fault in result.faults]
     for name, case in _wrong(result).items():
         at = next((n for n in reversed(range(len(found))) if found[n].outcome is not Outcome.UNPROVED), None)
@@ -51,15 +53,18 @@ def outcomes_of(run: Record, result: Result) -> list[FaultOutcome]:
     return found
 
 
+def _badness(one: Recovery) -> tuple[bool, float, float]:
+    caught_up = one.parts.get("caught_up")
+    return caught_up is None, float(one.lost_steps or 0), caught_up or 0.0
+
+
 def _of(fault: FaultResult, recovery: Recovery | None) -> FaultOutcome:
     parts, lost = (recovery.parts, recovery.lost_steps) if recovery else ({}, None)
     outcome, reason = Outcome.RECOVERED, fault.evidence or ""
-    if fault.applied is None or (fault.evidence is None and fault.verdict is Verdict.INCONCLUSIVE):
+    if fault.applied is None or fault.verdict is Verdict.INCONCLUSIVE:
         outcome, reason = Outcome.UNPROVED, fault.reason
     elif fault.verdict is Verdict.FAILED or parts.get("caught_up") is None:
         outcome, reason = Outcome.STUCK, fault.reason
-    elif fault.verdict is Verdict.INCONCLUSIVE:
-        outcome, reason = Outcome.UNPROVED, fault.reason
     return FaultOutcome(fault.id, fault.inject, outcome, reason, parts, lost)
 
 

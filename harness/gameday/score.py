@@ -96,6 +96,7 @@ class Score:
     kinds: Mapping[str, Mapping[str, int]]  # the same, by injector
     parts: Mapping[str, Spread | None]  # of the recoveries, in seconds since the fault
     lost_steps: Spread | None
+    lost_unknown: int  # recoveries of which nobody can say how many steps were done again
     checkpoint_s: Spread | None  # for which training stood still, of each checkpoint
     gpu_hours_lost: float
     mtbf_s: float | None  # of wall-clock time, by faults that the job had to come back from
@@ -126,6 +127,7 @@ def total(rounds: Sequence[RoundScore]) -> Score:
         outcomes=dict(Counter(fault.outcome.value for fault in faults)),
         kinds={inject: dict(found) for inject, found in kinds.items()},
         parts=parts,
+        lost_unknown=sum(one.lost_steps is None and one.parts.get("first_step") is not None for one in faults),
         lost_steps=Spread.of([fault.lost_steps for fault in interruptions if fault.lost_steps is not None]),
         checkpoint_s=saves,
         gpu_hours_lost=sum((one.clock.wall_s - one.clock.productive_s) * one.world_size for one in rounds) / 3600,
@@ -175,6 +177,11 @@ def verdict_of(
         return ExitCode.INCONCLUSIVE, [
             f"{unproved} of {faults} faults did not land, or nothing shows that they were felt"
         ]
+    if len(score.unjudged) > bounds.unproved * len(rounds):
+        return ExitCode.INCONCLUSIVE, [
+            f"{len(score.unjudged)} of {len(rounds)} rounds are no evidence",
+            *score.unjudged[:3],
+        ]
     unknown = [name for name, found in _measured(score).items() if getattr(bounds, name) is not None and found is None]
     if unknown:
         return ExitCode.INCONCLUSIVE, [f"nothing was seen that tells the {unknown[0]}"]
@@ -188,7 +195,7 @@ def _measured(score: Score) -> dict[str, float | None]:
         "goodput": clock.goodput,
         "mttr": caught.mean if caught else None,
         "mttr_p90": caught.p90 if caught else None,
-        "lost_steps": lost.most if lost else 0,
+        "lost_steps": None if score.lost_unknown else lost.most if lost else 0,
         "checkpoint_share": clock.checkpoint_s / clock.wall_s if clock.wall_s else None,
         "stuck": score.outcomes.get(Outcome.STUCK.value, 0),
         "damaged": len(score.problems),

@@ -105,6 +105,8 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
         return Verdict.FAILED, f"the job got past the fault, and then ended with exit code {code} in step {reached}"
     if run.history.unplaced:
         return Verdict.INCONCLUSIVE, why_unplaced(run, run.history.unplaced)
+    if any(event.data.get("enough") for event in run.of_kind(Kind.STOPPED)):
+        return Verdict.INCONCLUSIVE, "the run was ended on purpose before the job had recovered; see its `until`"
     due = final_step(twins[0]) if twins else None
     if code == 0 and (due is None or reached >= due):
         return (

@@ -101,11 +101,13 @@ def _lost(history: History, attempt: int, reached: int | None) -> int | None:
 def first_within(record: Record, landing: Landing) -> Execution | None:
     """The step by which the attempt that was hit went on by itself: the target's own first one beyond the highest
     step before the fault. None where the target dies of it, at once or after a grace period, or the job was hit."""
-    if _is_lethal(record, landing.fault):
+    planned = next((one for one in record.plan.faults if one.id == landing.fault), None)
+    if planned and registry.is_lethal(planned.inject):
         return None
     if landing.pids & {event.data["pid"] for event in record.of_kind(Kind.JOB_STARTED)}:
         return None
     before = record.history.highest_step(before_s=landing.at_s) or 0
+    before += _did_not_last(record, landing)  # the step that was under way proves nothing of a job that then died
     anybody = not landing.ranks or record.history.source == "log"  # a log tells of one rank
     own = [
         one for one in record.history.executions
@@ -115,11 +117,10 @@ def first_within(record: Record, landing: Landing) -> Execution | None:
     return min(own, key=lambda one: one.mono_s, default=None)
 
 
-def _is_lethal(record: Record, fault: str) -> bool:
-    """What is hit dies of it. The ranks of a dead torchelastic agent live on as orphans: that is no recovery."""
-    planned = next((one for one in record.plan.faults if one.id == fault), None)
-    injector = planned and registry.find("injectors", planned.inject)
-    return bool(injector and (injector.lethal or injector.hits == "agents"))
+def _did_not_last(record: Record, landing: Landing) -> bool:
+    """Whether the attempt that was hit ended in a restart, and nothing else that hit it explains that."""
+    others = [one for one in landings(record) if one.attempt == landing.attempt and one.at_s > landing.at_s]
+    return not others and any(one.number > landing.attempt for one in record.history.attempts)
 
 
 def highest_up_to(history: History, attempt: int) -> int | None:

@@ -40,7 +40,7 @@ def test_the_plan_knows_what_lasts(tmp_path: Path) -> None:
     path = written(tmp_path, SCENARIO)
     plan = make_plan(load(path), path, 0)
     assert plan.faults[1].trigger == After(1.0, "stop", "recovered", not_before_s=20.0, lasting=True)
-    assert plan.until[0].params == {"rest": 5.0, "faults": ["stop", "kill"], "lasting": ["stop"]}
+    assert plan.until[0].params == {"rest": 5.0, "faults": ["stop", "kill"], "lasting": ["stop"], "lethal": ["kill"]}
 
 
 @pytest.mark.parametrize(
@@ -101,3 +101,27 @@ def test_what_is_dear_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not seldom.due()
     now[0] += 0.5
     assert seldom.due()
+
+
+def test_what_a_rank_does_before_it_dies_is_no_recovery(trainer: Any) -> None:
+    """Under notice it ends its step: that is not beyond the fault. A later attempt has to get past all before."""
+    run = trainer(kills=[(18, 1)]).record()
+    hit = next(run.of_kind(Kind.APPLYING))
+    early = replace(hit, mono_s=next(e.mono_s for e in run.events if e.step == 15) + 0.001, rank=1)
+    events = [e for e in run.events if e is not hit] + [early]
+    died = max(e.mono_s for e in run.events if e.attempt == 0)
+    after = After(0.0, "kill", "recovered")
+    assert after_is_due(after, events, died), "it lives on for three steps"
+    assert not after_is_due(replace(after, lethal=True), [e for e in events if e.mono_s <= died], died)
+    assert after_is_due(replace(after, lethal=True), events, run.events[-1].mono_s)
+
+
+def test_a_node_or_a_file_that_was_hit_is_recovered_from(trainer: Any) -> None:
+    """Nobody's rank is told of such a fault: any rank that gets further has outlived it."""
+    run = trainer().record()
+    at = next(e.mono_s for e in run.events if e.step == 10) + 0.0001
+    data = {"fault": "cut", "phase": None, "global_step": None, "pid": None, "node": 1}
+    hit = Event(Kind.APPLYING, "harness", 9999, 0.0, at, data=data)
+    after = After(0.0, "cut", "recovered")
+    assert after_is_due(after, [*run.events, hit], run.events[-1].mono_s)
+    assert not after_is_due(after, [hit, *(e for e in run.events if e.mono_s <= at)], at + 100.0)

@@ -307,3 +307,27 @@ def test_what_never_came_does_not_excuse_a_job_that_is_stuck(trainer: Any) -> No
     ):
         later = PlannedFault("next", "process.kill", "node", Target((1,)), trigger, {}, "", "")
         assert judged(replace(run, events=(*dead, ended)), KILL, later, asserts=()).verdict is verdict, trigger
+
+
+def test_a_run_that_was_ended_in_a_recovery_is_no_failure(trainer: Any) -> None:
+    """On purpose, a second after the kill: nobody knows whether the job would have come back."""
+    run = trainer(kills=[(18, 1)]).record()
+    hit = first(run, Kind.APPLYING)
+    stopped = Event(
+        Kind.STOPPED, "harness", 9999, 0.0, hit.mono_s + 1.0,
+        data={"reason": "enough", "interrupted": False, "enough": True},
+    )  # fmt: skip
+    run = replace(run, events=(*(e for e in run.events if e.mono_s <= hit.mono_s), stopped))
+    assert judged(run, asserts=("recovery_time",)).verdict is Verdict.INCONCLUSIVE
+
+
+def test_the_step_under_way_is_no_recovery_of_a_job_that_then_died(trainer: Any) -> None:
+    """Frozen late in a step that was ended all the same: the job stood still, died, and came back from a checkpoint."""
+    run = trainer(kills=[(13, 1)]).record()
+    at = max(e.mono_s for e in run.events if e.kind is Kind.STEP and e.attempt == 0 and e.step == 12) - 0.0001
+    hit = replace(first(run, Kind.APPLYING), mono_s=at, data={**first(run, Kind.APPLYING).data, "fault": "slow"})
+    run = replace(run, events=(*(e for e in run.events if e.kind is not Kind.APPLYING), hit))
+    fault = PlannedFault("slow", "process.freeze", "node", Target((1,)), After(1.0), {}, "", "")
+    (found,) = recoveries(replace(run, plan=replace(run.plan, faults=(fault,))))
+    assert found.parts["first_step"] is not None, "it was restarted"
+    assert found.lost_steps == 2

@@ -25,7 +25,7 @@ from torchaos.harness.gameday.score import (
 from torchaos.harness.judging.verdict import verdict_of as judged
 from torchaos.harness.plan import After, Named, PlannedFault
 from torchaos.harness.record import Record
-from torchaos.harness.result import ExitCode
+from torchaos.harness.result import ExitCode, Verdict
 
 
 def with_kill(run: Record, *asserts: str) -> Record:
@@ -115,7 +115,7 @@ def test_damage_is_put_down_to_the_fault(trainer: Any) -> None:
 def test_stuck_is_not_recovered(trainer: Any) -> None:
     """No step after the fault, and the run was ended for it."""
     run = with_kill(trainer(kills=[(18, 1)]).record())
-    dead = [e for e in run.events if e.attempt in (0, None)]
+    dead = [e for e in run.events if e.attempt in (0, None) and e.kind is not Kind.JOB_EXITED]
     assert scored(replace(run, events=tuple(dead))).faults[0].outcome is Outcome.STUCK
 
 
@@ -221,3 +221,37 @@ def test_the_sum_of_the_rounds() -> None:
     assert found.kinds == {"process.kill": {"recovered": 2, "stuck": 1}}
     assert found.gpu_hours_lost == pytest.approx(40 * 2 / 3600)
     assert found.mtbf_s == pytest.approx(200 / 3)
+
+
+def test_rounds_that_are_no_evidence_do_not_pass() -> None:
+    """Their faults look recovered from, and nobody knows what a damaged journal said."""
+    found = [replace(one, verdict="inconclusive", reason="the journal is damaged") for one in rounds(Outcome.RECOVERED)]
+    code, why = verdict(found)
+    assert code is ExitCode.INCONCLUSIVE
+    assert "damaged" in why[1]
+
+
+def test_lost_steps_that_nobody_knows_are_not_none() -> None:
+    """A bound on them can't hold."""
+    faults = tuple(replace(one, lost_steps=None) for one in rounds(Outcome.RECOVERED)[0].faults)
+    assert verdict(rounds(faults=faults), lost_steps=0)[0] is ExitCode.INCONCLUSIVE
+
+
+def test_of_several_landings_the_worst_counts(trainer: Any) -> None:
+    """The first recovery did five steps again, the second none."""
+    run = with_kill(trainer(kills=[(18, 1)]).record())
+    result = judged(run, [], "/run")
+    (one,) = result.recoveries
+    for order in ((5, 0), (0, 5)):
+        twice = tuple(replace(one, lost_steps=lost) for lost in order)
+        (fault,) = score_round(0, run, replace(result, recoveries=twice)).faults
+        assert fault.lost_steps == 5
+
+
+def test_a_fault_after_the_last_step_is_not_stuck(trainer: Any) -> None:
+    """There was nothing left to recover for: that proves nothing, and is no failure."""
+    run = with_kill(trainer(kills=[(18, 1)]).record())
+    result = judged(run, [], "/run")
+    fault = replace(result.faults[0], verdict=Verdict.INCONCLUSIVE, reason="it came after the last step")
+    (told,) = score_round(0, run, replace(result, faults=(fault,), recoveries=())).faults
+    assert told.outcome is Outcome.UNPROVED

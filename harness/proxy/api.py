@@ -51,7 +51,8 @@ class Api:
         if elsewhere:
             command = Space(self.pid, self.start_ticks).enter(command)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
+            # In no folder of the user's: Python imports from the one that it is started in.
+            done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False, cwd="/")
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"the Toxiproxy server (pid {self.pid}) did not answer within {ASK_S:g} s") from error
         if done.returncode and not self.alive():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from torchaos.harness import capabilities
+from torchaos.harness.agent.wire import start_ticks
 from torchaos.harness.contracts import JobSpec, UsageError
 from torchaos.harness.launchers.local import LocalNode
 from torchaos.harness.plan import Plan
@@ -105,3 +107,14 @@ def test_who_is_given_which_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.env["STORE"] == "http://10.0.0.1:7000"
     assert second.argv(["train", "--store={endpoint.s3}"]) == ["train", "--store=10.0.0.1:7000"]
     assert second.env["PET_RDZV_ENDPOINT"] == "node000:29400"
+
+
+def test_no_file_of_the_users_is_taken_for_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks a proxy imports nothing from the folder that the harness was started in."""
+    (tmp_path / "toxiproxy.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    ticks = start_ticks(os.getpid())
+    assert ticks is not None
+    with pytest.raises(OSError, match=f"the Toxiproxy server \\(pid {os.getpid()}\\)"):
+        Api(os.getpid(), ticks, 1).ask()  # nobody listens at that port
+    assert not (tmp_path / "executed").exists()

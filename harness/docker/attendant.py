@@ -11,10 +11,11 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.docker.engine import EngineError, engine
+from torchaos.harness.docker.engine import NODE, RUN, EngineError, engine, of_run
 
 _SIGNALLED = 128  # exit codes above it are those of signals
 
@@ -22,30 +23,35 @@ _SIGNALLED = 128  # exit codes above it are those of signals
 def main(config: dict[str, Any], command: list[str]) -> int:
     where = config["engine"]
     with engine(where, timeout_s=60.0) as client:
-        _forget(client, config["create"]["name"])
+        _forget(client, config["create"]["labels"])
         created = _create(client, config, command)
+        refused: list[int] = []  # it does not run yet, or not any more
 
         def hand_on(number: int, _frame: object) -> None:
-            with engine(where) as other:
-                other.kill(created, signal=signal.Signals(number).name)
+            try:
+                with engine(where) as other:
+                    other.kill(created, signal=signal.Signals(number).name)
+            except EngineError:
+                refused.append(number)
 
         # Before it is started, so that nothing it prints is missed.
         output = client.attach(created, stdout=True, stderr=True, stream=True)
-        client.start(created)
         signal.signal(signal.SIGTERM, hand_on)
+        client.start(created)
+        for number in tuple(refused):
+            hand_on(number, None)
         for chunk in output:
             os.write(1, chunk)
         return int(client.wait(created, timeout=None)["StatusCode"])
 
 
-def _forget(client: Any, name: str) -> None:
-    """The container that the node was before."""
+def _forget(client: Any, labels: dict[str, str]) -> None:
+    """The container that the node was before. What only has its name is somebody else's."""
     from docker.errors import NotFound
 
-    try:
-        client.remove_container(name, force=True, v=True)
-    except NotFound:
-        pass
+    for one in client.containers(all=True, filters=of_run(labels[RUN], int(labels[NODE]))):
+        with suppress(NotFound):
+            client.remove_container(one["Id"], force=True, v=True)
 
 
 def _create(client: Any, config: dict[str, Any], command: list[str]) -> str:

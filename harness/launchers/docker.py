@@ -111,8 +111,8 @@ class Docker:
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
         """Taken back from the last to the first: whoever makes containers, the containers, what they stand on."""
         run_id = spec.env[ENV_RUN_ID]
-        made = (DockerImage, DockerNetwork, Containers)
-        return (*(one(self._engine, run_id) for one in made), JobProcesses(run_id))
+        made = (one(self._engine, run_id) for one in (DockerImage, DockerNetwork))
+        return (*made, Containers(self._engine, run_id, spec.nodes), JobProcesses(run_id))
 
     def create(self, spec: JobSpec) -> Sequence[DockerNode]:
         """Network and image stay the same over all submissions. Raises ChaosError; UsageError where an image of the

@@ -7,15 +7,19 @@ nothing is known, so nothing counts as taken back.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from torchaos.harness.docker.engine import RUN, EngineError, engine, of_run
+from torchaos.harness.docker.engine import ANSWER_S, NODE, RUN, EngineError, engine, of_run
 
 _SETTLE_S = 0.3  # the engine may still be at what somebody asked before dying
-_END_S = 30.0
+_QUIET_S = 3.0  # so long it may be at making a container
+_END_S = 30.0  # with the last request, less than the healer's bound
+_LEAST_S = 1.0  # of one request, when the time is up
+_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -28,34 +32,53 @@ class _OfRun:
             raise ValueError("what a run made can't be told without its id, nor without the engine's socket")
 
     def restore(self) -> None:
-        end, empty = time.monotonic() + _END_S, 0
+        """Raises EngineError, with what the engine says of the first that did not go within `_END_S` and a little."""
+        end, empty, quiet_from = time.monotonic() + _END_S, 0, time.monotonic()
+        seen: set[str] = set()
         with engine(self.engine) as client:
             while True:
-                found = self._found(client)
-                removed = [self._remove(client, name, time.monotonic() > end) for name in found]
-                empty = 0 if found else empty + 1
-                if empty == 2:
-                    return
-                if empty or not all(removed):
+                found, problems = self._round(client, end)
+                seen |= {one["Labels"][NODE] for one in found if NODE in (one["Labels"] or {})}
+                if found or problems:
+                    empty, quiet_from = 0, time.monotonic()
+                    if quiet_from > end:
+                        raise next(iter(problems), EngineError("others are made as fast as these are removed"))
+                else:
+                    empty += 1
+                    if empty >= 2 and (self._all_came(seen) or time.monotonic() > quiet_from + _QUIET_S):
+                        return
+                if problems or not found:
                     time.sleep(_SETTLE_S)
 
     def restored(self) -> bool:
         with engine(self.engine) as client:
             return not self._found(client)
 
-    def _remove(self, client: Any, name: str, last: bool) -> bool:
-        """False where it is to be tried again: the engine refuses what it is in the middle of."""
+    def _round(self, client: Any, end: float) -> tuple[list[Any], list[Exception]]:
+        """What is there, and what kept some of it from being removed: to be tried again, since the engine refuses what
+        it is in the middle of, and may be slow. All go at once."""
         from docker.errors import APIError
+        from requests.exceptions import RequestException
 
-        try:
-            self._take_away(client, name)
-        except APIError:
-            if last:
-                raise
-            return False
+        def ask(request: Callable[[], Any]) -> Exception | None:
+            client.timeout = max(_LEAST_S, min(ANSWER_S, end - time.monotonic()))
+            try:
+                request()
+            except (APIError, RequestException) as error:
+                return error
+            return None
+
+        found: list[Any] = []
+        problems = [ask(lambda: found.extend(self._found(client)))]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            problems += pool.map(lambda one: ask(lambda: self._take_away(client, one["Id"])), found)
+        return found, [problem for problem in problems if problem]
+
+    def _all_came(self, seen: Collection[str]) -> bool:
+        """Whether none can come any more that somebody had asked the engine for: it has shown those of these nodes."""
         return True
 
-    def _found(self, client: Any) -> list[str]:
+    def _found(self, client: Any) -> list[Any]:
         raise NotImplementedError
 
     def _take_away(self, client: Any, name: str) -> None:
@@ -64,15 +87,20 @@ class _OfRun:
 
 @dataclass(frozen=True)
 class Containers(_OfRun):
-    """All containers of a run, running, paused or dead: they are removed."""
+    """All containers of a run, running, paused or dead: they are removed. Each of the `nodes` has one, so for a node
+    that has not shown its own, one that is being made is waited for."""
 
     kind: ClassVar[str] = "containers"
+    nodes: int = 0
 
-    def _found(self, client: Any) -> list[str]:
-        return [one["Id"] for one in client.containers(all=True, filters=of_run(self.run_id))]
+    def _found(self, client: Any) -> list[Any]:
+        return list(client.containers(all=True, filters=of_run(self.run_id)))
 
     def _take_away(self, client: Any, name: str) -> None:
         client.remove_container(name, force=True, v=True)
+
+    def _all_came(self, seen: Collection[str]) -> bool:
+        return len(seen) >= self.nodes
 
 
 @dataclass(frozen=True)
@@ -81,8 +109,8 @@ class DockerNetwork(_OfRun):
 
     kind: ClassVar[str] = "docker_network"
 
-    def _found(self, client: Any) -> list[str]:
-        return [one["Id"] for one in client.networks(filters=of_run(self.run_id))]
+    def _found(self, client: Any) -> list[Any]:
+        return list(client.networks(filters=of_run(self.run_id)))
 
     def _take_away(self, client: Any, name: str) -> None:
         client.remove_network(name)
@@ -94,8 +122,8 @@ class DockerImage(_OfRun):
 
     kind: ClassVar[str] = "docker_image"
 
-    def _found(self, client: Any) -> list[str]:
-        return [one["Id"] for one in client.images(all=True, filters=of_run(self.run_id))]
+    def _found(self, client: Any) -> list[Any]:
+        return list(client.images(all=True, filters=of_run(self.run_id)))
 
     def _take_away(self, client: Any, name: str) -> None:
         client.remove_image(name, force=True)

@@ -10,6 +10,7 @@ from typing import ClassVar
 from torchaos.harness.agent.wire import Seconds
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import History, Save
+from torchaos.harness.history.checkpoints import blocked_by_step
 from torchaos.harness.record import Record
 
 
@@ -37,7 +38,7 @@ class CheckpointOverhead:
         training = training_s(run.history)
         if training <= 0.0:
             return inconclusive("too few steps were seen to say how long the job trained")
-        blocked = blocked_s(saves)
+        blocked = list(blocked_by_step(saves).values())
         measured = {
             "checkpoints": len(blocked), "blocked": max(blocked), "blocked_share": sum(blocked) / training,
             "writing_share": writing_s(saves) / training, "training_s": training,
@@ -63,14 +64,6 @@ def training_s(history: History) -> float:
     for one in history.executions:
         times[one.attempt].append(one.mono_s)
     return sum(max(of_attempt) - min(of_attempt) for of_attempt in times.values())
-
-
-def blocked_s(saves: Sequence[Save]) -> list[float]:
-    """For each checkpoint, however many files it was written as: all that were begun after one step of an attempt."""
-    found: dict[tuple[int, int], float] = defaultdict(float)
-    for save in saves:
-        found[save.attempt, save.local_step] += save.blocked_s
-    return list(found.values())
 
 
 def writing_s(saves: Sequence[Save]) -> float:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torchaos.harness.agent.wire import Kind, Seconds
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.history.checkpoints import blocked_by_step
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
@@ -101,7 +102,7 @@ def invalid_time(run: Record, found: Sequence[Recovery]) -> float | None:
     recovered = [one.parts["caught_up"] for one in found]
     if None in recovered:
         return None
-    return sum(took or 0.0 for took in recovered) + sum(save.blocked_s for save in run.history.saves)
+    return sum(took or 0.0 for took in recovered) + sum(blocked_by_step(run.history.saves).values())
 
 
 def _never(run: Record, one: Recovery) -> Finding:

@@ -77,6 +77,19 @@ def _save(key: tuple[int, str, int], pairs: Sequence[tuple[Event, Event | None]]
     )  # fmt: skip
 
 
+def blocked_by_step(saves: Iterable[Save]) -> Mapping[tuple[int, int], float]:
+    """How long training stood still for each checkpoint, in seconds, by (attempt, local step): for all of its files.
+    A rank waits for its own files one after the other, and the ranks wait side by side: the longest one counts."""
+    of_rank: dict[tuple[int, int, int], float] = defaultdict(float)
+    for save in saves:
+        for rank in save.ranks:
+            of_rank[save.attempt, save.local_step, rank] += save.blocked_s
+    found: dict[tuple[int, int], float] = {}
+    for (attempt, step, _rank), blocked_s in of_rank.items():
+        found[attempt, step] = max(found.get((attempt, step), 0.0), blocked_s)
+    return found
+
+
 def read_loads(events: Iterable[Event]) -> list[Load]:
     return [
         Load(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from torchaos.assertions.checkpoint_overhead import CheckpointOverhead, blocked_s, writing_s
+from torchaos.assertions.checkpoint_overhead import CheckpointOverhead, writing_s
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Assertion, Outcome
 from torchaos.harness.history import Save
+from torchaos.harness.history.checkpoints import blocked_by_step
 
 
-def _save(begun: float, ended: float | None, blocked: float, step: int = 5, path: str = "a") -> Save:
-    return Save(path, "torch", 0, step, (0,), begun, ended, ended is not None, blocked, step)
+def _save(begun: float, ended: float | None, blocked: float, step: int = 5, path: str = "a", rank: int = 0) -> Save:
+    return Save(path, "torch", 0, step, (rank,), begun, ended, ended is not None, blocked, step)
 
 
 def test_measured_and_bounded(trainer: Any) -> None:
@@ -31,7 +34,23 @@ def test_measured_and_bounded(trainer: Any) -> None:
 
 def test_files_of_one_checkpoint_are_one(trainer: Any) -> None:
     """What is saved after one step is one checkpoint, however many files it is."""
-    assert blocked_s([_save(1, 2, 0.5), _save(2, 3, 0.25, path="b"), _save(9, 10, 0.1, step=6)]) == [0.75, 0.1]
+    saves = [_save(1, 2, 0.5), _save(2, 3, 0.25, path="b"), _save(9, 10, 0.1, step=6)]
+    assert blocked_by_step(saves) == {(0, 5): 0.75, (0, 6): 0.1}
+
+
+def test_ranks_that_write_side_by_side_wait_together(trainer: Any) -> None:
+    """Two ranks that write a file of their own each, for 0.5 s at the same time, cost 0.5 s and not a second."""
+    run = trainer(save_s=0.5).record()
+    events = tuple(
+        replace(e, data={**e.data, "path": f"{e.data['path']}/rank{e.rank}.pt"})
+        if e.kind in (Kind.SAVE_BEGIN, Kind.SAVE_END)
+        else e
+        for e in run.events
+    )
+    own = replace(run, events=events)
+    assert len(own.history.saves) == 12
+    finding = CheckpointOverhead(blocked=0.6).judge(own, [])
+    assert (finding.outcome, finding.measured["blocked"]) == (Outcome.PASSED, 0.5), finding.reason
 
 
 def test_overlapping_writes_count_once() -> None:

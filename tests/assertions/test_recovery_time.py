@@ -81,6 +81,19 @@ def test_lost_steps_and_invalid_time_have_bounds(trainer: Any) -> None:
     assert RecoveryTime(lost_steps=7, invalid_time=60.0).judge(run, []).outcome is Outcome.PASSED
 
 
+def test_ranks_that_save_side_by_side_cost_once(trainer: Any) -> None:
+    """Two ranks with a file of their own each: what is invalid is what one rank waited, not both together."""
+    run = trainer(kills=KILL, every=10).record()
+    own = tuple(
+        replace(e, data={**e.data, "path": f"{e.data['path']}/rank{e.rank}.pt"})
+        if e.kind in (Kind.SAVE_BEGIN, Kind.SAVE_END)
+        else e
+        for e in run.events
+    )
+    apart = RecoveryTime().judge(replace(run, events=own), [])
+    assert apart.measured["invalid_time"] == pytest.approx(RecoveryTime().judge(run, []).measured["invalid_time"])
+
+
 def test_a_job_that_never_caught_up_fails(trainer: Any) -> None:
     """It came back and ended below where it had been: that is no recovery, whatever its exit code."""
     run = _without(trainer(kills=KILL).record(), lambda e: e.attempt == 1 and (e.step or 0) > 2)

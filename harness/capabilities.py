@@ -107,6 +107,15 @@ def _toxiproxy() -> str | None:
     return shutil.which("toxiproxy-server") if util.find_spec("toxiproxy") else None
 
 
+def _etcd() -> str | None:
+    """One that speaks the v2 API, which torch's rendezvous needs: etcd 3.6 has it no more."""
+    path = shutil.which("etcd")
+    if path is None:
+        return None
+    done = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=20, check=False)
+    return path if "--enable-v2" in done.stdout + done.stderr else None
+
+
 def _fuse() -> str | None:
     """What harness/storage needs: the kernel's device, libfuse, and a binding to it."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK) or util.find_spec("mfusepy") is None:
@@ -194,6 +203,12 @@ CHECKS: dict[str, _Check] = {
         "faults before an endpoint that the job reaches by its address",
         _toxiproxy,
         "put toxiproxy-server on the PATH (Toxiproxy's releases have it), and pip install 'torchaos[proxy]'",
+    ),
+    "etcd": _Check(
+        "nodes that meet in etcd",
+        _etcd,
+        "apt-get install etcd-server (etcd 3.4 or 3.5, which have the v2 API that torch speaks), or write "
+        "--rdzv-backend c10d, or --rdzv-endpoint for a server of your own",
     ),
     "docker": _Check(
         "nodes that are containers",

@@ -11,37 +11,47 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Callable
 
 from . import wire
 from .imports import PostImport
 
-_MODULE = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+_PACKAGE = "torch.distributed.elastic.rendezvous"
 
 
 def start() -> None:
     post = PostImport()
-    post.when(_MODULE, _wrap)
+    post.when(f"{_PACKAGE}.dynamic_rendezvous", _wrap_dynamic)  # c10d, etcd-v2
+    post.when(f"{_PACKAGE}.etcd_rendezvous", _wrap_etcd)  # the older etcd, which counts from 1
     post.install()
 
 
-def _wrap(module: ModuleType) -> None:
-    handler: Any = getattr(module, "DynamicRendezvousHandler", None)
-    original = getattr(handler, "next_rendezvous", None)
+def _wrap_dynamic(module: ModuleType) -> None:
+    _wrap(module, "DynamicRendezvousHandler", "next_rendezvous", lambda self, _: self._state_holder.state.round)
+
+
+def _wrap_etcd(module: ModuleType) -> None:
+    _wrap(module, "EtcdRendezvous", "rendezvous_barrier", lambda _, found: int(found[0]) - 1)
+
+
+def _wrap(module: ModuleType, name: str, method: str, round_of: Callable[[Any, Any], Any]) -> None:
+    """Tell the round after each call of the method; `round_of` finds it, given the object and what it returned."""
+    kind: Any = getattr(module, name, None)
+    original = getattr(kind, method, None)
     if original is None:
         return
 
     @functools.wraps(original)
-    def next_rendezvous(self: Any) -> Any:
+    def call(self: Any) -> Any:
         found = original(self)
         try:
-            _tell(int(self._state_holder.state.round))
+            _tell(int(round_of(self, found)))
         except Exception as error:
             os.environ.pop(wire.ENV_ROUND, None)
             print(f"torchaos: the round of the rendezvous can't be told: {error!r}", file=sys.stderr)
         return found
 
-    handler.next_rendezvous = next_rendezvous
+    setattr(kind, method, call)
 
 
 def _tell(number: int) -> None:

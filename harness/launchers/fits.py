@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchaos.harness import registry
@@ -22,3 +23,10 @@ def misfit(injector: Any, launcher: str) -> str | None:
         if name in injector.needs and name not in getattr(found, "needs", ()):
             return f"{injector.name} {needs}, and the launcher {launcher} makes none; {instead}"
     return None
+
+
+def needs_of(launcher: str, command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
+    """The capabilities that the launcher of that name asks of the machine, for this job."""
+    found: Any = registry.find("launchers", launcher)
+    for_job = found.needs_of(command, env) if hasattr(found, "needs_of") else frozenset[str]()
+    return frozenset(getattr(found, "needs", ())) | for_job

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.contracts import ChaosError, Handle, JobSpec
+from torchaos.harness.launchers import etcd
 from torchaos.harness.launchers.elastic_env import elastic_env
 from torchaos.harness.network import holder
 from torchaos.harness.network.link import Link
@@ -39,25 +40,42 @@ class NetnsNode:
 
 class Netns:
     """Each node runs the command as it was written. Torchrun takes what it does not say from the environment: how many
-    nodes there are, and where they meet. What the scenario or the command says itself, stays."""
+    nodes there are, and where they meet: at the first node, or in an etcd that is started for them. What the scenario
+    or the command says itself, stays."""
 
     name: ClassVar[str] = "netns"
     needs: ClassVar[frozenset[str]] = frozenset({"links"})
 
     def __init__(self) -> None:
         self._links: list[Link] = []
+        self._etcd: etcd.Etcd | None = None
+
+    @staticmethod
+    def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
+        return frozenset({"etcd"} if etcd.is_wanted(command, env) else ())
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        return (JobProcesses(keepers(spec.env[ENV_RUN_ID])),)
+        run_id = spec.env[ENV_RUN_ID]
+        servers = [JobProcesses(etcd.mark_of(run_id))] if etcd.is_wanted(spec.argv, spec.env) else []
+        return (JobProcesses(keepers(run_id)), *servers)
 
     def create(self, spec: JobSpec) -> Sequence[NetnsNode]:
         """The namespaces stay the same over all submissions: a link that is cut stays cut. Raises ChaosError."""
+        folder, run_id = spec.log.parent.parent / "net", spec.env[ENV_RUN_ID]
         if len(self._links) != spec.nodes or not all(link.space.alive() for link in self._links):
-            self._links = make_links(spec.log.parent.parent / "net", spec.nodes, spec.env[ENV_RUN_ID])
+            self._links, self._etcd = make_links(folder, spec.nodes, run_id), None
+        meeting: dict[str, str] = {}
+        if etcd.is_wanted(spec.argv, spec.env):
+            if self._etcd is None or not self._etcd.alive():
+                self._etcd = etcd.start(self._links[0].switch, run_id, folder / "etcd")
+            meeting = etcd.environment()
         return [
-            NetnsNode(index, link, spec.cwd, elastic_env(index, spec, self._links[0].name, link.name, holder.DEVICE))
+            NetnsNode(
+                index, link, spec.cwd,
+                {**elastic_env(index, spec, self._links[0].name, link.name, holder.DEVICE), **meeting},
+            )
             for index, link in enumerate(self._links)
-        ]
+        ]  # fmt: skip
 
 
 def keepers(run_id: str) -> str:

@@ -18,11 +18,13 @@ import pytest
 from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.launchers.netns import keepers
+from torchaos.harness.probes.census import environ_of
 from torchaos.harness.undo import proc
 
 DEATHS = int(os.environ.get("DEATHS", "200"))
 LATEST_S = 1.2  # after the harness has its reaper
 PROXY_LATEST_S = 3.0  # where there is a Toxiproxy server to start, which takes its time
+ETCD_DEATHS, ETCD_LATEST_S = 12, 4.0
 
 _HARNESS = """
 import itertools, os, sys
@@ -38,8 +40,9 @@ from torchaos.harness.network.shaper import Shape, Shaper
 from torchaos.harness.proxy.fronted import Fronted
 from torchaos.harness.undo.client import Reaper
 run, folder, proxied = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "proxied"
+command = ("torchrun", "--rdzv-backend", "etcd-v2" if sys.argv[3] == "etcd" else "c10d")
 launcher = Fronted(Netns(), {"store": "node000:9"}, {"store"} if proxied else set(), folder / "proxy")
-spec = JobSpec(("true",), folder, {"TORCHAOS_RUN_ID": run}, folder / "logs" / "job-0.log", 0, 3)
+spec = JobSpec(command, folder, {"TORCHAOS_RUN_ID": run}, folder / "logs" / "job-0.log", 0, 3)
 reaper = Reaper.start(folder, run)
 print(flush=True)
 reaper.guard("launcher", launcher.resources(spec), owner="launcher")
@@ -74,19 +77,39 @@ def test_nothing_is_left_of_many_deaths(tmp_path: Path, links: Any) -> None:
     proxied = capabilities.check("toxiproxy").present
     draw = random.Random(DEATHS)
     for number in range(DEATHS):
-        folder, run = tmp_path / str(number), f"deaths-{os.getpid()}-{number}"
-        (folder / "undo").mkdir(parents=True)
-        argv: list[Any] = [sys.executable, "-c", _HARNESS, run, folder, "proxied" if proxied else "plain"]
-        harness = subprocess.Popen(argv, stdout=subprocess.PIPE)
-        assert harness.stdout is not None
-        assert select.select([harness.stdout], [], [], 60)[0], "the harness did not start"
-        assert harness.stdout.readline(), "the harness ended"
-        time.sleep(draw.uniform(0, PROXY_LATEST_S if proxied else LATEST_S))
-        assert harness.poll() is None, "the harness ended by itself"
-        harness.send_signal(signal.SIGKILL)
-        harness.wait()
-        harness.stdout.close()
-        _await_nothing(run, folder)
+        after_s = draw.uniform(0, PROXY_LATEST_S if proxied else LATEST_S)
+        _die(tmp_path / str(number), "proxied" if proxied else "plain", after_s)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_nothing_is_left_of_an_etcd(tmp_path: Path, links: Any) -> None:
+    """The same while a server for the rendezvous starts and runs: some of these deaths leave one behind that is up, and
+    it goes too."""
+    found = capabilities.check("etcd")
+    if not found.present:
+        pytest.skip(f"no etcd ({found.detail}); {found.remedy}")
+    seen = [_die(tmp_path / str(number), "etcd", ETCD_LATEST_S * number / ETCD_DEATHS) for number in range(ETCD_DEATHS)]
+    assert any(mark.endswith(".etcd") for marks in seen for mark in marks), f"no server was ever up: {seen}"
+
+
+def _die(folder: Path, kind: str, after_s: float) -> set[str]:
+    """One death, until nothing is left of it. Returns the marks of the processes that were there when it came."""
+    run = f"deaths-{os.getpid()}-{kind}-{folder.name}"
+    (folder / "undo").mkdir(parents=True)
+    argv: list[Any] = [sys.executable, "-c", _HARNESS, run, folder, kind]
+    harness = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    assert harness.stdout is not None
+    assert select.select([harness.stdout], [], [], 60)[0], "the harness did not start"
+    assert harness.stdout.readline(), "the harness ended"
+    time.sleep(after_s)
+    assert harness.poll() is None, "the harness ended by itself"
+    marks = {mark for pid in _of(run) for mark in [_mark_of(pid)] if mark}
+    harness.send_signal(signal.SIGKILL)
+    harness.wait()
+    harness.stdout.close()
+    _await_nothing(run, folder)
+    return marks
 
 
 def _await_nothing(run: str, folder: Path) -> None:
@@ -105,6 +128,10 @@ def _of(run: str) -> list[int]:
             found += [int(name)] if marks else []
     assert keepers(run).startswith(run)
     return found
+
+
+def _mark_of(pid: int) -> str:
+    return environ_of(pid).get(ENV_RUN_ID, "")
 
 
 def _unhealed(folder: Path) -> list[str]:

@@ -17,6 +17,13 @@ _OPTION = re.compile(rf"""(?i)((?<![\w-])--?{_OPTION_NAME})(=|\s+)('[^']*'|"[^"]
 _OPTION_ALONE = re.compile(rf"(?i)--?{_OPTION_NAME}")
 # NAME=value, also behind a dotted path as in `--set job.env.NAME=value`; quoted values as a whole.
 _ASSIGNMENT = re.compile(r"""(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]*)=('[^']*'|"[^"]*"|[^\s'"]+)""")
+# `NAME: value` of YAML and JSON. A value without quotes is all up to the end of the line; `|` begins a block.
+_PAIR = re.compile(r"""(?<![\w.-])(\\?["']|)([\w-]+)\1[ \t]*:[ \t]*""")
+_PAIR_NAME = re.compile(
+    r"(?i)[\w-]*(?:token|(?:secret|passw(?:or)?d|passphrase|credential|(?:api|access|private|auth)[-_]?key)[\w-]*)"
+)
+_VALUE = re.compile(r"""[|>][-+\d]*(?=\s)|"(?:[^"\\\n]|\\.)*"|'(?:[^'\n]|'')*'|(?!//|:)\S[^\n]*""")
+_COUNT = re.compile(r"[\d.]+(?![^\s,}\]])")  # `token: 512`
 _LOOKS = re.compile(
     r"(?<=://)[^/\s:@'\"]*:[^/\s@'\"]+(?=@)"  # user:password of an address
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # AWS access keys
@@ -38,7 +45,7 @@ def mask(text: str) -> str:
     """The text without the secrets in it."""
     for value in _own_secrets():
         text = text.replace(value, MASK)
-    text = _LOOKS.sub(MASK, text)
+    text = _pairs_masked(_LOOKS.sub(lambda found: _masked(found[0]), text))
     text = _ASSIGNMENT.sub(lambda found: f"{found[1]}={MASK}" if is_secret(found[1]) else found[0], text)
     return _OPTION.sub(lambda found: found[0] if _is_number(found[3]) else f"{found[1]}{found[2]}{MASK}", text)
 
@@ -68,6 +75,34 @@ def _own_secrets() -> tuple[str, ...]:
     """Values of this process's environment; not paths, which would make every other path unreadable."""
     values = {value for name, value in os.environ.items() if is_secret(name) and len(value) >= _SHORTEST}
     return tuple(sorted((value for value in values if not value.startswith(("/", "."))), key=len, reverse=True))
+
+
+def _pairs_masked(text: str) -> str:
+    parts, at = list[str](), 0
+    for found in _PAIR.finditer(text):
+        value = _VALUE.match(text, found.end())
+        if found.start() < at or not value or not _is_secret_pair(found[2], text[found.end() : found.end() + 40]):
+            continue
+        end = value.end()
+        if value[0][0] in "|>":  # and all lines that stand deeper than the name's
+            line = text.rfind("\n", 0, found.start()) + 1
+            indent = len(text[line:]) - len(text[line:].lstrip(" "))
+            block = re.compile(rf"[^\n]*(?:\n(?: {{{indent + 1},}}[^\n]*|[ \t]*(?=\n)))*").match(text, end)
+            end = block.end() if block else end
+        parts += [text[at : found.end()], _masked(text[found.end() : end])]
+        at = end
+    return "".join((*parts, text[at:]))
+
+
+def _is_secret_pair(name: str, value: str) -> bool:
+    if name.isupper():
+        return is_secret(name)
+    return bool(_PAIR_NAME.fullmatch(name)) and not (name.lower().endswith("token") and _COUNT.match(value))
+
+
+def _masked(text: str) -> str:
+    """With as many lines as before."""
+    return MASK + "\n" * text.count("\n")
 
 
 def _is_number(text: str) -> bool:

@@ -58,7 +58,7 @@ def report(folders: Sequence[Path], output: Path | None) -> None:
         result = store.kept_of(folder).result if folder.result.is_file() else judge(folder)
         to = output or folder.report
         try:
-            write_atomically(to, html.text(folder, result), private=not output)
+            write_atomically(to, html.text(folder, result), private=True)
         except OSError as error:
             raise UsageError(f"{to}: the report can't be written: {error.strerror}; name another with -o") from error
         click.echo(to)

@@ -1,4 +1,5 @@
-"""What a failure shows: the reason, figures against bounds, the story around the fault, and the scenario's lines."""
+"""What a failure shows: the reason, figures against bounds, the story around the fault, and the scenario's lines; all
+of it without secrets, since it goes into terminals and JUnit files."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.pytest_plugin.outcome import Run
+from torchaos.harness.secrecy import mask
 
 _BEFORE_S, _AFTER_S, _MOST_LINES = 5.0, 120.0, 30
 _AROUND = 3  # lines of the scenario
@@ -16,7 +18,7 @@ def told(run: Run, reason: str, case: Mapping[str, Any] | None = None, line: int
     """`line`: where in the scenario the assertion stands, from 1."""
     blocks = [[reason], list(_figures(case)) if case else [], list(_around(run)), list(_excerpt(run.scenario, line))]
     blocks.append(list(_pointers(run)))
-    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+    return mask("\n\n".join("\n".join(lines) for lines in blocks if lines))
 
 
 def _figures(case: Mapping[str, Any]) -> Iterator[str]:
@@ -62,7 +64,7 @@ def _excerpt(path: Path, line: int | None) -> Iterator[str]:
     if line is None:
         return
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        lines = mask(path.read_text(errors="replace")).splitlines()
     except OSError:
         return
     yield f"{path.name}:{line}"

@@ -37,6 +37,12 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "HF_TOKEN=s3cr3tvalue torchrun", "--set job.env.WANDB_API_KEY=s3cr3tvalue",
         "hf_abcdefghijklmnopqrstuvwxyz012345", "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
         "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
+        "  env:\n    WANDB_API_KEY: s3cr3tvalue\n    LR: 1", 'DB_PASSWORD: "s3cr3t, value"',
+        "AWS_SECRET : s3cr3t value  # x",
+        "{API_KEY: s3cr3tvalue}", "{API_KEY: 's3cr3t', LR: '1'}", "'HF_TOKEN': 's3cr3t'", "db_password: 12s3cr3t",
+        "  - TLS_KEY: |\n      s3cr3t\n\n      s3cr3t\n    LR: 1\n", '{\\"password\\": \\"s3cr3t\\"}',
+        "AWS_SECRET: /s3cr3t",
+        '{"password": "s3cr3t \\" s3cr3t", "lr": 1}', '{"api-key":"s3cr3t"}', 'password: "s3cr3t without an end',
     ],
 )  # fmt: skip
 def test_masks(text: str) -> None:
@@ -52,6 +58,8 @@ def test_masks(text: str) -> None:
     [
         "torchrun --nproc-per-node 2 train.py --tokenizer bert --max-tokens 512 --num-key-value-heads 8",
         "http://host:29500/path", "TOKENIZERS_PARALLELISM=false", "--lr 1e-3 --seed 7", "step 25, loss 2.31",
+        "KeyError: 'loss'", "tokens: 512", "token: 512, loss: 2.31", "model.token.weight: differs", "tokenizer: bert",
+        "(token): Embedding(512, 64)", "key: loss", "WANDB_API_KEY:\n", "NCCL_SECRET::get()", "secret://bucket/path",
     ],
 )  # fmt: skip
 def test_leaves_the_rest(text: str) -> None:

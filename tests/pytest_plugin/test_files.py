@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from torchaos.harness.pytest_plugin.outcome import Run
+from torchaos.harness.pytest_plugin.telling import told
 
 from .conftest import Project
 
@@ -166,3 +170,13 @@ def test_it_stays_out_of_projects_that_do_without_it(project: Project) -> None:
     ))  # fmt: skip
     done = project.pytest("-q", "--strict-markers")
     assert done.counts() == {"passed": 1}, done
+
+
+def test_a_failure_shows_no_secret(tmp_path: Path) -> None:
+    """The lines of the scenario that go to the terminal and into JUnit files come without the secrets in them."""
+    path = tmp_path / "scenario.yaml"
+    path.write_text("env:\n  WANDB_API_KEY: s3cr3tvalue\n  LR: 1\nassert: [completed]\n")
+    text = told(Run(path, 1, "", {}), "login with --token s3cr3tvalue", line=4)
+    assert "WANDB_API_KEY: ***" in text
+    assert ">    4 | assert: [completed]" in text
+    assert "s3cr3t" not in text

@@ -266,6 +266,7 @@ def test_the_command_writes_it(run: RunDir, tmp_path: Path) -> None:
     assert moved.report.read_text().startswith("<!doctype html>")
     assert moved.report.stat().st_mode & 0o077 == 0
     assert CliRunner().invoke(cli, ["report", str(moved.root), "-o", str(tmp_path / "x.html")]).exit_code == 0
+    assert (tmp_path / "x.html").stat().st_mode & 0o777 == 0o600, "as private as the one in the run directory"
     assert (tmp_path / "x.html").read_text() == moved.report.read_text()
     with pytest.raises(UsageError, match=r"no plan\.json in it"):
         CliRunner().invoke(cli, ["report", str(tmp_path)], catch_exceptions=False)

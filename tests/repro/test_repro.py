@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -205,6 +207,27 @@ def is_sleeper(pid: str) -> bool:
         return b"time.sleep(600)" in Path("/proc", pid, "cmdline").read_bytes()
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_the_job_too(tmp_path: Path, number: signal.Signals) -> None:
+    """Who ends the script, or closes its terminal, leaves no process of the job behind, nor its folder."""
+    kept, path = tmp_path / "kept", tmp_path / "script.py"
+    path.write_text(script_of(case(command=words("--steps", "600"), timeout_s=60.0)))
+    command = [sys.executable, "-I", str(path), "--keep", str(kept)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as script:
+        end = time.monotonic() + 20
+        while len(workers := sorted(kept.rglob("worker-*"))) < 2:
+            assert time.monotonic() < end, workers
+            time.sleep(0.02)
+        pids = [one.name.rpartition("-")[2] for one in workers]
+        script.send_signal(number)
+        said = script.communicate(timeout=20)[0]
+    left = [pid for pid in pids if is_sleeper(pid)]
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+    assert left == [], said
+    assert script.returncode == 128 + number, said
 
 
 def test_strangers_are_spared(shown: Shown) -> None:

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 
 from torchaos.harness.repro.script.running import CASE, Run
 
+ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 SUMMARY = ""  # of a checkpoint; the job's own Python runs it
 CLOCK = re.compile(r"time|date|clock|elapsed|duration|seconds|uuid|host", re.IGNORECASE)
 
@@ -128,7 +130,17 @@ def show(command: list[str], folder: Path, times: int) -> int:
     return 0 if common else 1
 
 
+def leave(number: int, _frame: object) -> None:
+    """Unwinds, so that the job's processes are ended; once."""
+    for one in ENDS:
+        signal.signal(one, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> int:
+    for number in ENDS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, leave)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="how often with the kill (default 3)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep logs and checkpoints in this new folder")

@@ -8,7 +8,9 @@ import click
 
 PATH = click.Path(path_type=Path)
 FILES = click.argument("files", nargs=-1, required=True, type=PATH)
-SEED = click.option("--seed", type=int, help="Use this seed instead of the scenario's.")
+SEED = click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help="Use this seed instead of the scenario's."
+)
 ATTACH = click.option("--attach", type=int, metavar="PID", help="Use the torchrun that runs as PID, not job.command.")
 JUNIT = click.option("--junit", "junit_file", type=PATH, help="Write JUnit XML here.")
 JSON = click.option("--json", "json_file", type=PATH, help="Write all results as JSON here.")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from torchaos.harness.result import Result
 from torchaos.harness.rundir import RunDir
 
 _WAIT_S = 5.0  # for another process that writes
-_TABLE = """
-CREATE TABLE IF NOT EXISTS runs (
+_OURS = 0x746F7263  # "torc": in the file's header, see PRAGMA application_id
+_TABLES = (
+    """CREATE TABLE runs (
     run_dir TEXT PRIMARY KEY, scenario TEXT NOT NULL, seed INTEGER NOT NULL, started TEXT NOT NULL,
     "commit" TEXT NOT NULL, verdict TEXT NOT NULL, result TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS by_scenario ON runs (scenario, started);
-"""
+)""",
+    "CREATE INDEX by_scenario ON runs (scenario, started)",
+)
 
 
 @dataclass(frozen=True)
@@ -93,15 +95,35 @@ class Store:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._claim()
             with closing(sqlite3.connect(self.path, timeout=_WAIT_S)) as database, database:
-                database.executescript(_TABLE)
+                database.execute("BEGIN IMMEDIATE")
+                self._prepare(database)
                 yield database
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, OverflowError, ValueError) as error:  # also what SQLite can't hold
             raise UsageError(
                 f"{self.path}: the history can't be used: {error}; move it away, or name another"
             ) from error
+
+    def _claim(self) -> None:
+        """Make the file, or see that it is this user's own. One that is there is never opened here: closing it would
+        release the locks that SQLite holds on it in another thread."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        found = os.lstat(self.path)
+        if stat.S_ISLNK(found.st_mode):
+            raise OSError("it is a link")
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise OSError("it is not a file of yours")
+
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        if database.execute("PRAGMA application_id").fetchone()[0] != _OURS:
+            if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise OSError("it is a database, and not a history of runs")
+            for statement in (f"PRAGMA application_id = {_OURS}", *_TABLES):
+                database.execute(statement)
+        os.chmod(self.path, 0o600)
 
 
 def kept_of(folder: RunDir) -> Kept:

@@ -71,6 +71,7 @@ CASES = (
     Case("a seed that is text", "seed: 7", 'seed: "7"', "3:7", ("seed", "whole number", "'7'")),
     Case("a seed that is a float", "seed: 7", "seed: 7.5", "3:7", ("seed", "whole number")),
     Case("a negative seed", "seed: 7", "seed: -1", "3:7", ("greater than or equal to 0", "-1")),
+    Case("a seed over 64 bits", "seed: 7", f"seed: {2**64}", "3:7", ("too large",)),
     Case("an octal seed", "seed: 7", "seed: 017", "3:7", ("whole number", "'017'")),
     Case("base 60", "timeout: 5m", "timeout: 10:30", "7:12", ("'10:30'", "duration", "30s")),
     Case("no unit", "timeout: 5m", "timeout: 300", "7:12", ("300", "unit")),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from malformed import GOOD
 from recorded import judged, recorded
 
 from torchaos.harness.cli import cli
@@ -122,3 +127,47 @@ def test_many_writers_lose_nothing(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda one: store.add([one]), many))
     assert len(store.runs()) == 24
+
+
+def test_somebody_else_s_database_is_left_alone(tmp_path: Path) -> None:
+    """A database that is not ours, a link and a pipe in the history's place are refused, and stay as they are."""
+    path = tmp_path / "theirs.sqlite"
+    with closing(sqlite3.connect(path)) as theirs, theirs:
+        theirs.execute("CREATE TABLE precious (x)")
+    path.chmod(0o644)
+    before, link, pipe = path.read_bytes(), tmp_path / "link.sqlite", tmp_path / "pipe.sqlite"
+    link.symlink_to(tmp_path / "elsewhere.sqlite")
+    os.mkfifo(pipe)
+    for at, why in ((path, "not a history"), (link, "a link"), (pipe, "not a file")):
+        with pytest.raises(UsageError, match=why):
+            Store(at).add([])
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (before, 0o644)
+    assert not (tmp_path / "elsewhere.sqlite").exists()
+
+
+def test_an_older_history_is_its_owner_s_alone_again(tmp_path: Path) -> None:
+    """An empty file becomes a history, one of ours stays one, and whoever could read it no longer can."""
+    path = tmp_path / "history.sqlite"
+    path.touch(0o644)
+    Store(path).add([kept_of(finished(tmp_path / "out" / "run", ""))])
+    path.chmod(0o644)
+    store = Store(path)
+    assert len(store.runs()) == 1
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("change", [{"seed": 2**64}, {"run_dir": "/runs/\udcff"}])
+def test_what_sqlite_can_t_hold_is_a_note(tmp_path: Path, change: dict[str, Any]) -> None:
+    """A seed over 64 bits, or a folder whose name is no UTF-8: told as a UsageError, not as an internal one."""
+    kept = kept_of(finished(tmp_path / "out" / "run", ""))
+    with pytest.raises(UsageError, match="the history can't be used"):
+        Store(tmp_path / "history.sqlite").add([replace(kept, result=replace(kept.result, **change))])
+
+
+def test_seeds_are_bounded(tmp_path: Path) -> None:
+    """No seed that the history can't hold gets as far as a run."""
+    path = tmp_path / "scenario.yaml"
+    path.write_text(GOOD)
+    done = CliRunner().invoke(cli, ["plan", str(path), "--seed", str(2**63)])
+    assert done.exit_code == 2
+    assert "is not in the range" in done.output

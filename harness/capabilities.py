@@ -67,6 +67,12 @@ def _root() -> str | None:
     return "root" if os.geteuid() == 0 else None
 
 
+def _mount() -> str | None:
+    from torchaos.harness.storage.own_disk import may_mount
+
+    return "tmpfs" if may_mount() else None
+
+
 def _own_processes() -> str | None:
     return "/proc" if Path(f"/proc/{os.getpid()}/environ").exists() else None
 
@@ -224,6 +230,11 @@ CHECKS: dict[str, _Check] = {
         "storage that fails, crawls or hangs",
         _fuse,
         "pip install 'torchaos[storage]', install libfuse (Debian: fuse3), and have /dev/fuse",
+    ),
+    "mount": _Check(
+        "a small file system for the checkpoints",
+        _mount,
+        "run as root, or in namespaces of your own: unshare --user --map-root-user --mount torchaos run ...",
     ),
     "root": _Check("faults in networks, mounts and cgroups", _root, "run as root, or leave such scenarios out"),
 }

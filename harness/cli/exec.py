@@ -42,6 +42,8 @@ def make(run: RunDir, scenario: Path) -> None:
     plan = replace(make_plan(load(scenario), scenario, 0), twin={})  # which the harness would have to run
     if plan.faults:
         raise UsageError(f"{scenario}: exec records, and injects nothing; use `torchaos run`, or remove the faults")
+    if plan.job.checkpoints_size:
+        raise UsageError(f"{scenario}: exec mounts nothing; leave job.checkpoints.size out")
     run.create()
     plan.write(run.plan)
     run.scenario.write_bytes(scenario.read_bytes())

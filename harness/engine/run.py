@@ -34,6 +34,7 @@ from torchaos.harness.observed import Watched
 from torchaos.harness.plan import ENDED_BEFORE, Plan
 from torchaos.harness.result import write_atomically
 from torchaos.harness.rundir import RunDir
+from torchaos.harness.storage.own_disk import OwnDisk
 from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.healer import Healed
@@ -60,6 +61,7 @@ class Run:
         self._stopped: dict[str, object] | None = None
         self._hurried = False
         self._lives: list[FaultLife] = []
+        self._disk: OwnDisk | None = None  # that the checkpoints lie on, once it is mounted
         self._unverified: dict[str, str] = {}  # why, by owner; what is healed later leaves it again
 
     def stop(self, reason: str, interrupted: bool = True, enough: bool = False) -> None:
@@ -82,7 +84,7 @@ class Run:
         with ExitStack() as stack:
             self._prepare(stack)
             # Each of these comes, in the reverse of this order, whatever the one before it raised.
-            for stage in (self._take_inventory, self._stop_job, self._heal, self._collect):
+            for stage in (self._give_disk_back, self._take_inventory, self._stop_job, self._heal, self._collect):
                 stack.callback(stage)
             self._launch()
             self._watch()
@@ -127,12 +129,21 @@ class Run:
         if self.plan.job.attach_pid is None:
             processes = JobProcesses(self.run_id)
             self._reaper.guard("job", [processes], owner="job", limit_s=self._limit_s)
+        self._make_disk()
         self._job.start()
         self._leftovers.start()
         self._watches.start()
         self._hangs.start()
         for life in self._lives:
             life.start()
+
+    def _make_disk(self) -> None:
+        root, size = self._checkpoints(), self.plan.job.checkpoints_size
+        if root and size:
+            disk = OwnDisk.of(root, size, self.run_id)
+            self._reaper.guard("checkpoints", [disk.way_back], owner="checkpoints", limit_s=self._limit_s)
+            disk.mount()
+            self._disk = disk
 
     def _watch(self) -> None:
         self._stage("run")
@@ -196,6 +207,14 @@ class Run:
             named = json.dumps(found["checkpoints"], ensure_ascii=False).replace(str(self.folder.job), "{run}")
             self._save("inventory", {**found, "checkpoints": json.loads(named)})
         self._stage("end")
+
+    def _give_disk_back(self) -> None:
+        """After the inventory: what lies on it goes along."""
+        if self._disk is None:
+            return
+        unmount = partial(self._take_back, "checkpoints", partial(self._reaper.heal, "checkpoints"))
+        if lost := self._disk.give_back(unmount, keep=not self._hurried):
+            self.journal.emit(Kind.NOTE, {"text": lost})
 
     def _release(self) -> None:
         """The last of all: what is still guarded is taken back, and the reaper ends. Not while a fault is still being

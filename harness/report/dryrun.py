@@ -20,6 +20,7 @@ from torchaos.harness.plan import Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.report.pen import Pen
 from torchaos.harness.report.text import masked, masked_command, name_in_words, pairs_in_words
 from torchaos.harness.scenario.parameters import parameters_of
+from torchaos.harness.scenario.sizes import size_in_words
 from torchaos.harness.words import moment_in_words, seconds_in_words, target_in_words
 
 _LABEL = 12
@@ -98,7 +99,8 @@ def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
         "size": f"{job.world_size} ranks on {nodes}, launcher {plan.launcher}",
         "collectives": _transport(plan) if job.nodes > 1 else "",
         "endpoints": ", ".join(f"{name} {address}" for name, address in job.endpoints.items()),
-        "checkpoints": job.checkpoints or "none named",
+        "checkpoints": (job.checkpoints or "none named")
+        + (f", a tmpfs of {size_in_words(job.checkpoints_size)}" if job.checkpoints_size else ""),
         "time-out": seconds_in_words(job.timeout_s),
         "resubmit": again if job.resubmit_times else "",
         "steady state": _named(plan.steady_state),

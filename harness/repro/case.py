@@ -34,6 +34,8 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
         raise UsageError(f"the job ran on {job.nodes} nodes: {_ONLY}")
     if any(MASK in word for word in (*job.command, job.cwd)):
         raise UsageError(f"the job's command held a secret, which was not kept: {_ONLY}")
+    if job.checkpoints_size:
+        raise UsageError(f"its checkpoints lay on a small file system that was made for the run: {_ONLY}")
     if not plan.faults:
         raise UsageError("no fault was planned, so there is nothing to show")
     patterns = _patterns(run)

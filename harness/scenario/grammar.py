@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from torchaos.harness.agent.wire import Seconds
+from torchaos.harness.scenario.sizes import Bytes
 
 NAME = r"^[a-z0-9][a-z0-9._-]*$"
 Count = Annotated[int, Field(ge=1)]
@@ -59,6 +60,18 @@ class Between(Strict):
 
 class Checkpoints(Strict):
     path: Annotated[str, Field(min_length=1, description="Folder under which the job keeps its checkpoints.")]
+    size: Annotated[
+        Bytes | None, Field(ge=1, description="It is a file system of its own, in memory, of this size; needs {run}/.")
+    ] = None
+
+    @model_validator(mode="after")
+    def _inside_the_run(self) -> Checkpoints:
+        parts = self.path.rstrip("/").split("/")
+        if self.size is not None and (parts[0] != "{run}" or len(parts) < 2 or {"", ".", ".."} & set(parts)):
+            raise ValueError(
+                f"nothing is mounted outside the run's own folder; write path: {{run}}/..., not {self.path}"
+            )
+        return self
 
 
 class Resubmit(Strict):

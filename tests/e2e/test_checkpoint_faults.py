@@ -11,13 +11,16 @@ from chaos import REPOSITORY, TRAINERS, RunScenario, kill_rank, left_over
 
 from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import Kind
+from torchaos.harness.checkpoints.damage import survey
 from torchaos.harness.record import Record
 from torchaos.harness.rundir import RunDir
+from torchaos.harness.undo.mount import mounts
 
 pytestmark = pytest.mark.job
 
 DAMAGE = sorted((REPOSITORY / "scenarios" / "checkpoint").glob("*.yaml"))
-STORAGE = sorted((REPOSITORY / "scenarios" / "storage").glob("*.yaml"))
+FULL = REPOSITORY / "scenarios" / "storage" / "really-full.yaml"
+STORAGE = sorted({*(REPOSITORY / "scenarios" / "storage").glob("*.yaml")} - {FULL})
 SHORT = {"flipped-bits"}  # the others take their time in the long run
 
 
@@ -51,6 +54,24 @@ def test_the_reference_job_bears_bad_storage(torchaos: RunScenario, path: Path) 
     run = torchaos(path)
     assert run.exit_code == 0, run
     assert "was given" in run.result["faults"][0]["evidence"], run
+    assert run.case("rollback")["verdict"] == "passed", run
+    assert left_over(run.folder) == []
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not capabilities.check("mount").present, reason="needs the right to mount: see torchaos doctor")
+def test_the_reference_job_bears_a_full_file_system(torchaos: RunScenario) -> None:
+    """Its checkpoints lie on a tmpfs that is full during a save: that save fails, later ones do not, nothing is lost;
+    afterwards the mount is gone, and the checkpoints that were in it lie in the run's folder, whole."""
+    run = torchaos(FULL)
+    assert run.exit_code == 0, run
+    assert "could not save step-30.partial" in run.result["faults"][0]["evidence"], run
+    record = Record.load(RunDir(run.folder))
+    assert not any(mount.target.startswith(str(run.folder.resolve())) for mount in mounts())
+    folder = RunDir(run.folder).job / "checkpoints"
+    assert [path.name for path in folder.parent.iterdir()] == ["checkpoints"]
+    assert [Path(one.path).name for one in survey(folder)] == ["step-120", "step-110", "step-100"]
+    assert not [text for text in map(str, record.of_kind(Kind.NOTE)) if "gone" in text]
     assert run.case("rollback")["verdict"] == "passed", run
     assert left_over(run.folder) == []
 

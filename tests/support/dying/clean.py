@@ -150,8 +150,9 @@ def journals(run_dir: Path) -> list[str]:
     return problems
 
 
-def checkpoints(run_dir: Path) -> list[str]:
-    """Each holds what the job saved, to the byte, and none is missing: damage to them has been taken back."""
+def checkpoints(run_dir: Path, kept: bool) -> list[str]:
+    """Each holds what the job saved, to the byte, and none is missing: damage to them has been taken back. Those that
+    lay in memory (not `kept`) may have gone with the harness."""
     folder, problems = run_dir / "checkpoints", []
     for path in folder.glob("step-*.safetensors"):  # a stand-in's
         if path.read_bytes() != checkpoint(int(path.stem[5:])):
@@ -162,7 +163,8 @@ def checkpoints(run_dir: Path) -> list[str]:
             if not file.exists() or hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest() != digest:
                 problems.append(f"checkpoint {manifest.parent.name}: {name} is not as it was saved")
     problems += [f"checkpoint folder: {path.name} in it is ours" for path in folder.rglob("*torchaos*")]
-    missing = {path for path in _saved(run_dir) if path.suffix == ".safetensors" and not path.exists()}
+    saved = _saved(run_dir) if kept else []
+    missing = {path for path in saved if path.suffix == ".safetensors" and not path.exists()}
     return problems + [f"checkpoint {path.name}: gone" for path in sorted(missing)]
 
 

@@ -140,6 +140,8 @@ FAMILIES = {
             ), steps=60)
             for kind in ("read_only", "full", "slow", "stall")
         ),
+        Family("storage-fill", (_fault("storage.fill", STEP, target=None, **{"for": "150ms"}),),
+               {"checkpoints": {"path": "{run}/checkpoints", "size": "8MB"}}, steps=60),
         Family("data-stall", (_fault("data.stall", {"step": 8}, **{"for": "150ms"}),)),
         Family("straggle-sleep", (_fault("straggle.sleep", {"step": 8}, **{"for": "150ms"}),), steps=40),
         Family("collective-stall", (_fault("collective.stall", ALL_REDUCE, **{"for": "150ms"}),)),

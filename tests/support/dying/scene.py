@@ -83,8 +83,9 @@ class Scene:
         if told.leaks:
             self._clear_away()
         told.leaks += clean.differences(store, clean.tree(self._stage / "store"))
+        kept = "size" not in (family.job.get("checkpoints") or {})
         for run_dir in self._run_dirs():
-            told.leaks += [*clean.undo_log(run_dir), *clean.journals(run_dir), *clean.checkpoints(run_dir)]
+            told.leaks += [*clean.undo_log(run_dir), *clean.journals(run_dir), *clean.checkpoints(run_dir, kept)]
         told.leaks += [f"registry entry {path.name}" for path in self._stage.glob("home/torchaos/runs/*")]
         told.leaks += self._said(told)
         told.seconds = time.monotonic() - begun

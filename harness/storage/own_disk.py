@@ -1,0 +1,89 @@
+"""The checkpoint folder on a file system of its own, for one run: a tmpfs of `job.checkpoints.size` bytes.
+
+What lies in it lies in memory. While it is still there it is copied out, and once it is unmounted that takes the
+folder's place; when the harness is killed, it goes with the mount.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.undo.mount import Mount, mounts
+
+_NO_SUID_NO_DEV = 2 | 4  # MS_NOSUID | MS_NODEV of mount(2)
+_FSOPEN, _CLOSE_ON_EXEC = 430, 1  # fsopen(2): the same number on every architecture
+
+
+@dataclass(frozen=True)
+class OwnDisk:
+    """`size` in bytes; `way_back` is to be guarded before it is mounted."""
+
+    folder: Path
+    size: int
+    way_back: Mount
+
+    @classmethod
+    def of(cls, folder: Path, size: int, run_id: str) -> OwnDisk:
+        """Not yet mounted; the folder is made, so that there is something to mount it on. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return cls(folder.resolve(), size, Mount.of(folder, f"torchaos-{run_id}"))
+
+    def mount(self) -> None:
+        """Raises ChaosError."""
+        libc, options = ctypes.CDLL(None, use_errno=True), f"size={self.size},mode=755".encode()
+        target = os.fsencode(self.folder)
+        if libc.mount(os.fsencode(self.way_back.tag), target, b"tmpfs", ctypes.c_ulong(_NO_SUID_NO_DEV), options) != 0:
+            why = os.strerror(ctypes.get_errno())
+            raise ChaosError(f"{self.folder}: no tmpfs can be mounted there: {why}; leave job.checkpoints.size out")
+
+    def give_back(self, unmount: Callable[[], None], keep: bool) -> str | None:
+        """Puts what is in it, where that is to be kept, in the place of the mount. A sentence where files are lost."""
+        if self.way_back.restored():
+            return f"{self.folder} was unmounted before its files were copied out; they are gone"
+        kept, lost = self.folder.with_name(f".{self.folder.name}.kept"), None
+        try:
+            if keep:
+                shutil.copytree(self.folder, kept, symlinks=True)
+            elif any(self.folder.iterdir()):
+                lost = f"there was no time to copy what was in {self.folder}; its files went with its file system"
+        except OSError as error:  # shutil.Error too: of some files, and the others have been copied
+            lost = f"not all that was in {self.folder} could be copied out, and is gone with its file system: {error}"
+        unmount()
+        try:
+            if kept.exists():
+                kept.rename(self.folder)  # it is empty: nobody saw it before it was covered
+        except OSError as error:
+            lost = f"what was in {self.folder} is in {kept} now: {error.strerror}"
+        return lost
+
+
+def is_own_disk(folder: Path) -> bool:
+    """Whether a file system of ours, and no disk of the machine's, is what would be filled there."""
+    here = [one for one in mounts() if one.target == str(folder.resolve())]
+    return bool(here) and here[-1].type == "tmpfs" and here[-1].source.startswith("torchaos-")
+
+
+def room(folder: Path) -> tuple[int, int]:
+    """Bytes that are free in its file system, and bytes in all."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+def may_mount() -> bool:
+    """Whether this process may mount a tmpfs where it is: as root, or in a user namespace with mounts of its own."""
+    descriptor = ctypes.CDLL(None, use_errno=True).syscall(_FSOPEN, b"tmpfs", _CLOSE_ON_EXEC)
+    if descriptor >= 0:
+        os.close(descriptor)
+    return bool(descriptor >= 0)
+
+
+def memory_left() -> int:
+    """Bytes that can be had without pushing anybody out: MemAvailable of proc(5)."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))

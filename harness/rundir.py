@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,19 +85,29 @@ class RunDir:
     def report(self) -> Path:
         return self.root / "report.html"
 
-    def create(self) -> RunDir:
-        """Make the folders, 0700. Raises UsageError when `root` exists, is a link, or can't be made."""
+    def create(self, finish: bool = False) -> RunDir:
+        """Make the folders, 0700. Raises UsageError when `root` exists, is a link, or can't be made. `finish`: it may
+        be there, half made, if it is this user's own and has nothing else in it."""
+        own = (self.events, self.logs, self.undo, self.job, self.artifacts, self.twins)
+        folders = (self.pages.parent, self.pages, *own)
         try:
+            if finish and os.path.lexists(self.root):
+                self.own(self.root)
+                self._only((*folders, self.plan, self.scenario))
             self.root.parent.mkdir(parents=True, exist_ok=True)
-            self.root.mkdir(mode=0o700)
-            own = (self.events, self.logs, self.undo, self.job, self.artifacts, self.twins)
-            for folder in (self.pages.parent, self.pages, *own):
-                folder.mkdir(mode=0o700)
+            self.root.mkdir(mode=0o700, exist_ok=finish)
+            for folder in folders:
+                folder.mkdir(mode=0o700, exist_ok=finish)
         except OSError as error:
             raise UsageError(
                 f"{self.root}: the run directory can't be made: {error.strerror}; choose another --out"
             ) from error
         return self
+
+    def _only(self, paths: Sequence[Path]) -> None:
+        if strange := sorted(set(os.listdir(self.root)) - {path.name for path in paths}):
+            raise UsageError(f"{self.root}: there is {strange[0]}, which no run directory has; choose another folder")
+        self.own(*(path for path in paths if os.path.lexists(path)))
 
     def check(self) -> RunDir:
         """Raises UsageError unless `root` is a run directory of this user's own."""
@@ -109,11 +119,15 @@ class RunDir:
             raise UsageError(f"{self.root}: not a directory of yours; copy it, and judge the copy")
         if not self.plan.is_file():
             raise UsageError(f"{self.root}: there is no plan.json in it; give the directory of one run")
-        for path in self._own_paths():
+        return self.own(*self._own_paths())
+
+    def own(self, *paths: Path) -> RunDir:
+        """Raises UsageError unless each is this user's own and no link. Nothing is read before."""
+        for path in paths:
             found = os.lstat(path)
             if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
                 what = "a link" if stat.S_ISLNK(found.st_mode) else "another user's"
-                raise UsageError(f"{path}: it is {what}, which torchaos never puts there; judge it as it was left")
+                raise UsageError(f"{path}: it is {what}, which torchaos never puts there; use it as it was left")
         return self
 
     def _own_paths(self) -> Iterator[Path]:

@@ -14,7 +14,7 @@ import click
 from torchaos.harness.agent.wire import AgentPlan
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.launchers.node_exec import NodeExec, node_index
+from torchaos.harness.launchers.node_exec import NodeExec, is_made, node_index
 from torchaos.harness.planner import make_plan
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.scenario import load
@@ -30,21 +30,21 @@ def exec_(folder: Path, scenario: Path | None, node: int | None, command: Sequen
     `srun torchaos exec --run DIR -- torchrun ...`. Afterwards `torchaos judge DIR` judges the run."""
     index = node_index(os.environ) if node is None else node
     run = RunDir(folder.absolute())
-    if index == 0 and scenario is not None and not run.root.exists():
+    if index == 0 and scenario is not None and not is_made(run):
         make(run, scenario)
     code = NodeExec(run, index, command)()
     sys.exit(128 - code if code < 0 else code)
 
 
 def make(run: RunDir, scenario: Path) -> None:
-    """A run directory of a job that somebody else starts. Raises UsageError where the scenario has faults: those are
-    injected by `torchaos run`, which starts the job itself."""
+    """A run directory of a job that somebody else starts; one that was left half made is finished. Raises
+    UsageError where the scenario has faults: those are injected by `torchaos run`, which starts the job itself."""
     plan = replace(make_plan(load(scenario), scenario, 0), twin={})  # which the harness would have to run
     if plan.faults:
         raise UsageError(f"{scenario}: exec records, and injects nothing; use `torchaos run`, or remove the faults")
     if plan.job.checkpoints_size:
         raise UsageError(f"{scenario}: exec mounts nothing; leave job.checkpoints.size out")
-    run.create()
+    run.create(finish=True)
     plan.write(run.plan)
     run.scenario.write_bytes(scenario.read_bytes())
     root = None if plan.job.checkpoints is None else plan.job.checkpoints.replace("{run}", str(run.job))

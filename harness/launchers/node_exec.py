@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,9 +15,11 @@ from torchaos.harness.agent.wire import ENV_NODE, AgentPlan, Event, Kind
 from torchaos.harness.clocks import Clock
 from torchaos.harness.contracts import JobSpec, UsageError
 from torchaos.harness.journal import Journal, read_events
+from torchaos.harness.launchers.command import Command
 from torchaos.harness.launchers.job_env import job_env
 from torchaos.harness.launchers.local import LocalNode
 from torchaos.harness.launchers.node_run import start
+from torchaos.harness.launchers.relay import Relay
 from torchaos.harness.probes.job_log import JobLog
 from torchaos.harness.probes.ranks import RankWatch
 from torchaos.harness.rundir import RunDir
@@ -28,6 +31,7 @@ NODE_VARIABLES = (
     "PBS_NODENUM",
 )  # fmt: skip
 _DRAIN_S = 5.0
+_END_S = 30.0  # as long as torchrun itself lets its ranks take
 
 
 def node_index(environ: Mapping[str, str]) -> int:
@@ -63,25 +67,32 @@ class NodeExec:
         self._watch.start()
         self._clock.start()
         try:
-            return self._run()
+            with Relay() as relay:
+                return self._run(relay)
         finally:
             self._clock.stop()
             self._watch.stop()
             self._journal.close()
 
-    def _run(self) -> int:
-        run = start(LocalNode(self._node), self._spec, self._base, self._log, self._line)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, lambda number, _frame: _pass_on(run.command.pid, number))
-        self._watch.add_root(run.command.pid)
-        about = {"submission": self._submission, "node": self._node, "pid": run.command.pid}
+    def _run(self, relay: Relay) -> int:
+        command = start(LocalNode(self._node), self._spec, self._base, self._log, self._line).command
+        relay.to(command.pidfd)
+        try:
+            return self._follow(command)
+        except BaseException:
+            _end(command, relay)
+            raise
+
+    def _follow(self, command: Command) -> int:
+        self._watch.add_root(command.pid)
+        about = {"submission": self._submission, "node": self._node, "pid": command.pid}
         kinds = [(Kind.NODE_STARTED, Kind.NODE_EXITED)]
         kinds += [(Kind.JOB_STARTED, Kind.JOB_EXITED)] if self._node == 0 else []  # the one that keeps the rendezvous
         for started, _ in kinds:
             self._journal.emit(started, about, attempt=self._base)
-        code = run.command.wait()
+        code = command.wait()
         at_s = time.monotonic()
-        run.command.drain(_DRAIN_S)
+        command.drain(_DRAIN_S)
         for _, exited in kinds:
             self._journal.emit(exited, {**about, "exit_code": code}, mono_s=at_s)
         return code
@@ -99,11 +110,22 @@ class NodeExec:
 
 def _await_plan(folder: RunDir) -> AgentPlan:
     end = time.monotonic() + PLAN_S
-    while not folder.agent_plan.exists():
+    while not is_made(folder):
         if time.monotonic() > end:
             raise UsageError(f"{folder.root}: there is no run directory; give node 0 the --scenario to make it from")
         time.sleep(0.1)
     return AgentPlan.read(str(folder.agent_plan))
+
+
+def is_made(folder: RunDir) -> bool:
+    """Whether the run directory is whole: the agent's plan comes last. Raises UsageError where it, or what leads to the
+    plan, is another user's or a link: in a place that others share, they would choose what the ranks read."""
+    for path in (folder.root, folder.agent_plan.parent, folder.agent_plan):
+        try:
+            folder.own(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
 
 
 def _submissions(folder: RunDir, node: int) -> int:
@@ -124,6 +146,11 @@ def _base(folder: RunDir, submission: int) -> int:
     return int(file.read_text())
 
 
-def _pass_on(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
+def _end(command: Command, relay: Relay) -> None:
+    """The wrapper can't go on, and nobody else waits for the command: it is told to end, and then made to."""
+    relay.send(signal.SIGTERM)
+    late = threading.Timer(_END_S, relay.send, (signal.SIGKILL,))
+    late.start()
+    command.wait()
+    late.cancel()
+    late.join()

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness.agent.wire import FIELDS, Event, EventFile, Kind
+from torchaos.harness.agent.wire import FIELDS, AgentPlan, Event, EventFile, Kind
+from torchaos.harness.cli.exec import make
 from torchaos.harness.clocks import Clock, aligned
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.journal import read_events
 from torchaos.harness.judging.verdict import judge
-from torchaos.harness.launchers.node_exec import node_index
+from torchaos.harness.launchers import node_exec
+from torchaos.harness.launchers.node_exec import NodeExec, node_index
 from torchaos.harness.result import Verdict
 from torchaos.harness.rundir import RunDir
 
@@ -195,3 +197,124 @@ def test_exec_injects_nothing(tmp_path: Path, node: Start, scenario: Path) -> No
     assert "exec records, and injects nothing; use `torchaos run`" in _said(process)
     assert process.returncode == 3
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run directory as node 0 makes it."""
+    run = RunDir(tmp_path / "run").create()
+    AgentPlan("by-hand", str(run.events), ()).write(run.agent_plan)
+    return run
+
+
+@pytest.fixture
+def missed() -> Iterator[list[int]]:
+    """The numbers of the signals that nobody of ours took."""
+    found: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _frame: found.append(number))
+    yield found
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_that_comes_too_early_is_passed_on(
+    run: RunDir, missed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a scheduler sends while the command is being started reaches it all the same."""
+    real: Any = vars(node_exec)["start"]
+
+    def start(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return real(*args)
+
+    monkeypatch.setattr(node_exec, "start", start)
+    assert NodeExec(run, 0, ["sleep", "5"])() == -signal.SIGUSR1
+    assert missed == []
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert missed == [signal.SIGUSR1], "afterwards signals mean what they meant before"
+
+
+def test_nobody_is_sent_a_signal_once_the_command_is_over(
+    run: RunDir, missed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pid may be another process's by then: what comes late goes to nobody."""
+    kill, sent = os.kill, list[int]()
+    real: Any = vars(node_exec)["start"]
+
+    def start(*args: Any) -> Any:
+        found = real(*args)
+        drain = found.command.drain
+
+        def late(timeout_s: float) -> bool:
+            monkeypatch.setattr(os, "kill", lambda pid, _number: sent.append(pid))
+            kill(os.getpid(), signal.SIGUSR1)
+            return bool(drain(timeout_s))
+
+        found.command.drain = late
+        return found
+
+    monkeypatch.setattr(node_exec, "start", start)
+    assert NodeExec(run, 0, ["true"])() == 0
+    assert (sent, missed) == ([], [])
+
+
+def test_the_command_ends_with_its_wrapper(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong in the wrapper, as a journal on a disk that is full: no job is left that nobody waits for."""
+    pids: list[int] = []
+    one = NodeExec(run, 0, ["sleep", "600"])
+    emit = one._journal.emit
+
+    def full(kind: Kind, data: Any, **more: Any) -> Any:
+        if kind is Kind.NODE_STARTED:
+            pids.append(data["pid"])
+            raise OSError("no space left")
+        return emit(kind, data, **more)
+
+    monkeypatch.setattr(one._journal, "emit", full)
+    with pytest.raises(OSError, match="no space left"):
+        one()
+    left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert (len(pids), left) == (1, [])
+
+
+def test_a_directory_that_was_left_half_made_is_finished(tmp_path: Path, scenario: Path) -> None:
+    """Node 0 was killed while it made the run directory; started again, it makes the rest. What is another's is not
+    written into."""
+    run = RunDir(tmp_path / "run")
+    run.root.mkdir(0o700)
+    run.pages.parent.mkdir(0o700)
+    run.plan.write_text("{")
+    make(run, scenario)
+    assert AgentPlan.read(str(run.agent_plan)).events == str(run.events)
+    assert run.check() is run
+    other = RunDir(tmp_path / "project")
+    (other.root / "src").mkdir(parents=True)
+    with pytest.raises(UsageError, match="src, which no run directory has"):
+        make(other, scenario)
+    file = RunDir(tmp_path / "file")
+    file.root.touch()
+    with pytest.raises(UsageError, match="the run directory can't be made"):
+        make(file, scenario)
+    assert [path.name for path in other.root.iterdir()] == ["src"]
+
+
+@pytest.mark.parametrize("which", ["run", "run/agent", "run/agent/plan.json"])
+def test_what_a_link_leads_to_is_not_trusted(tmp_path: Path, scenario: Path, run: RunDir, which: str) -> None:
+    """In a place that others share, whoever made DIR first would choose what the ranks read: the folder and the plan in
+    it must be this user's own, and no link."""
+    (tmp_path / which).rename(tmp_path / "theirs")
+    (tmp_path / which).symlink_to(tmp_path / "theirs")
+    with pytest.raises(UsageError, match="it is a link"):
+        NodeExec(run, 1, ["true"])
+    if which == "run":
+        (tmp_path / "theirs/agent/plan.json").unlink()
+        with pytest.raises(UsageError, match="it is a link"):
+            make(run, scenario)
+
+
+def test_another_user_s_directory_is_not_trusted(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where the folder is no link, and belongs to somebody else."""
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(UsageError, match="another user's"):
+        NodeExec(run, 1, ["true"])

@@ -1,0 +1,49 @@
+"""Passes the signals that a scheduler sends on to a command, from before it is started until after it has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Relay:
+    """While it is entered, in the main thread: what comes before there is a command waits for it, and what comes after
+    its end goes to nobody, for it is sent through a pidfd and not to a pid."""
+
+    def __init__(self) -> None:
+        self._pidfd: int | None = None
+        self._waiting: list[int] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Relay:
+        for number in _PASSED_ON:
+            self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+
+    def to(self, pidfd: int) -> None:
+        """From now on; the descriptor stays the caller's."""
+        self._pidfd = os.dup(pidfd)
+        for number in self._waiting:
+            self.send(number)
+
+    def send(self, number: int) -> None:
+        if self._pidfd is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        if self._pidfd is None:
+            self._waiting.append(number)
+        else:
+            self.send(number)

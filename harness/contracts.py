@@ -110,8 +110,17 @@ class Site(Protocol):
         ...
 
     @property
+    def guarded(self) -> Sequence[Handle]:
+        """What `changes` has said: the way back that is on disk. Outside only, and while `apply` runs."""
+        ...
+
+    @property
     def undo_copies(self) -> Path:
         """Where `File.of` saves what it will put back. Outside only: a rank has no undo log."""
+        ...
+
+    def check(self, changes: Sequence[Handle]) -> None:
+        """Raises TargetGone where a target process is another by now, or one of these is not guarded. Outside only."""
         ...
 
     def signal(self, number: int) -> None:

@@ -40,8 +40,9 @@ class OutOfMemory(Fault):
     def apply(self, site: Site) -> None:
         from torchaos.harness.undo.cgroup import memory_for, starve
 
-        for pid in site.pids:
-            starve(memory_for(pid, site.fault), pid, self.spare)
+        site.check(groups := [memory_for(pid, site.fault) for pid in site.pids])
+        for pid, group in zip(site.pids, groups, strict=True):
+            starve(group, pid, self.spare)
 
     def probes(self, site: Site) -> Sequence[Probe]:
         from torchaos.harness.undo.cgroup import memory_of

@@ -30,8 +30,9 @@ class Uninterruptible(Fault):
     def apply(self, site: Site) -> None:
         from torchaos.harness.undo.cgroup import freeze, freezer_for
 
-        for pid in site.pids:
-            freeze(freezer_for(pid, site.fault), pid)
+        site.check(groups := [freezer_for(pid, site.fault) for pid in site.pids])
+        for pid, group in zip(site.pids, groups, strict=True):
+            freeze(group, pid)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         from torchaos.harness.judging.waits import all_waited

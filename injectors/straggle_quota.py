@@ -37,8 +37,9 @@ class StraggleQuota(Fault):
     def apply(self, site: Site) -> None:
         from torchaos.harness.undo.cgroup import group_for, throttle
 
-        for pid in site.pids:
-            throttle(group_for(pid, site.fault), pid, self.cpus)
+        site.check(groups := [group_for(pid, site.fault) for pid in site.pids])
+        for pid, group in zip(site.pids, groups, strict=True):
+            throttle(group, pid, self.cpus)
 
     def probes(self, site: Site) -> Sequence[Probe]:
         from torchaos.harness.undo.cgroup import group_of

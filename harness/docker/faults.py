@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, Emit, Evidence, LiveNode, Site
 from torchaos.harness.docker.engine import EngineError, container_of, engine, events
+from torchaos.harness.engine.site import TargetGone
 from torchaos.harness.record import Record
 from torchaos.harness.undo.containers import Container, limits_of
 
@@ -81,12 +82,21 @@ def do(site: Site, act: Callable[[Hit], object], action: str, last: str = "") ->
     it has told of `action`; it is over when it has told of `last`, too. Raises ChaosError."""
     since = time.time()
     with hits(site.nodes) as found, ThreadPoolExecutor(max(1, len(found))) as pool:
+        _check(site, found)
         done = [pool.submit(act, hit) for hit in found]
         told = [_tell(site, hit, one, since, action) for hit, one in zip(found, done, strict=True)]
         site.release()
         for hit, one, number in zip(found, done, told, strict=True):
             one.result()
             _tell(site, hit, one, since, last or action, number)
+
+
+def _check(site: Site, found: Iterable[Hit]) -> None:
+    """Raises TargetGone where a container is not the one that the way back was written down for, if there is one."""
+    guarded = {one.id for one in site.guarded if isinstance(one, Container)}
+    for hit in found:
+        if guarded and hit.id not in guarded:
+            raise TargetGone(f"node {hit.live.node.index} has another container since its way back was written down")
 
 
 def _tell(site: Site, hit: Hit, done: Future[object], since: float, action: str, told: int = 0) -> int:

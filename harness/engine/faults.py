@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ class FaultLife:
         self._injector = injector_of(fault)
         self._late = getattr(self._injector, "late", False)
         self._guards, self._record = 0, ""
+        self._guarded_for: Sequence[Victim] = ()
         self._checked_s = 0.0  # when the limits were looked at last, CLOCK_MONOTONIC
         self._watching = Sampling((), on.journal.emit)
         self._progress: dict[int, int] = {}
@@ -145,7 +146,7 @@ class FaultLife:
             release = partial(page.write, page.GO, fired + 1)
             try:
                 if self._late:
-                    self._guard(self._injector.changes(self._site()))
+                    self._guard_for(self._site())
                 self._apply(release)
             finally:
                 release()
@@ -155,7 +156,7 @@ class FaultLife:
         pacer = self._on.job.ranks().get(moment.pacer)
         if pacer is None or pacer == armed or moment.attempt not in (None, pacer.attempt):
             return armed
-        self._guard(() if self._late else self._injector.changes(self._site()))
+        self._guard(()) if self._late else self._guard_for(self._site())
         page.write(page.GO, fired)  # taking the last one back let go of every hold there would ever be
         page.write(page.ARMED_PID, pacer.own_pid)
         page.write(page.ALLOWED, fired + 1)
@@ -163,12 +164,19 @@ class FaultLife:
         return pacer
 
     def _guard_and_apply(self) -> None:
-        self._guard(self._injector.changes(self._site()))
+        self._guard_for(self._site())
         self._apply(lambda: None)
+
+    def _guard_for(self, site: NodeSite) -> None:
+        self._guard(self._injector.changes(site))
+        self._guarded_for = site.victims
 
     def _apply(self, release: Callable[[], None]) -> None:
         self._check_limits()
         site = self._site(release)
+        if self._changes and site.victims != self._guarded_for:  # replaced meanwhile
+            self._guard_for(site)
+        site = replace(site, guarded=self._changes)
         about = {"fault": self.fault.id, "phase": site.phase and site.phase.value, "global_step": site.step}
         for victim in site.victims:
             data = {**about, "pid": victim.pid}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchaos.harness.agent.wire import Phase, start_ticks
-from torchaos.harness.contracts import ChaosError, Emit, LiveNode
+from torchaos.harness.contracts import ChaosError, Emit, Handle, LiveNode
 
 if TYPE_CHECKING:
     from torchaos.harness.proxy.server import Endpoint
@@ -60,10 +60,17 @@ class NodeSite:
     nodes: Sequence[LiveNode] = ()
     cluster: Sequence[LiveNode] = ()
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
+    guarded: Sequence[Handle] = ()
 
     @property
     def pids(self) -> Sequence[int]:
         return [victim.pid for victim in self.victims]
+
+    def check(self, changes: Sequence[Handle]) -> None:
+        for victim in self.victims:
+            os.close(victim.open())
+        if any(change not in self.guarded for change in changes):
+            raise TargetGone(f"what fault {self.fault} would change is not what its way back was written down for")
 
     def signal(self, number: int) -> None:
         """Raises TargetGone when none of the targets is there any more."""

@@ -66,13 +66,17 @@ class InProcessReaper:
         return [Healed(owner, handle, from_json(handle).restored()) for handle in raw]
 
 
+def process_of(pid: int, rank: int = 0) -> RankProcess:
+    ticks = start_ticks(pid)
+    assert ticks is not None
+    return RankProcess(rank, rank, 0, pid, ticks, 0, 1)
+
+
 class OneRank:
     """A job of one rank, which is a process that sleeps."""
 
     def __init__(self, pid: int) -> None:
-        ticks = start_ticks(pid)
-        assert ticks is not None
-        self.rank = RankProcess(0, 0, 0, pid, ticks, 0, 1)
+        self.rank = process_of(pid)
 
     def ranks(self) -> dict[int, RankProcess]:
         return {0: self.rank}
@@ -140,6 +144,40 @@ def test_each_of_several_firings_is_applied_and_taken_back(folder: RunDir, journ
     agent.join(LIMIT_S)
     assert len(kinds(journal, Kind.APPLYING)) == 2
     assert [event.data["verified"] for event in kinds(journal, Kind.ROLLED_BACK)] == [True, True]
+
+
+def test_a_target_that_was_replaced_is_guarded_anew(folder: RunDir, journal: Journal, sleeper: int) -> None:
+    """Its way back was written down for the process before it: the one that is hit is the one that is set free."""
+
+    class Two(OneRank):
+        other: RankProcess
+
+        def ranks(self) -> dict[int, RankProcess]:
+            return {0: self.rank, 1: self.other}
+
+    fault = PlannedFault(
+        "freeze", "process.freeze", "node", Target((1,)), Moment(0, 3, None), {}, "", "", duration_s=0.01
+    )
+    with subprocess.Popen(["sleep", "600"]) as before, subprocess.Popen(["sleep", "600"]) as after:
+        try:
+            job = Two(sleeper)
+            job.other = process_of(before.pid, 1)
+            slots = Slots.make(fault, folder)
+            on = Field(journal, job, InProcessReaper(), 60.0)  # type: ignore[arg-type]
+            on.steady.set()
+            life = FaultLife(fault, slots, on)
+            life.start()
+            wait_until(lambda: bool(kinds(journal, Kind.ARMED)), journal.snapshot)
+            job.other = process_of(after.pid, 1)
+            be_held(slots.pages[0], 1)
+            assert life.join(LIMIT_S), journal.snapshot()
+            assert [event.data["pid"] for event in kinds(journal, Kind.APPLYING)] == [after.pid]
+            found = stat(after.pid)
+            assert found is not None
+            assert found.state != "T"
+        finally:
+            before.kill()
+            after.kill()
 
 
 def test_whatever_an_injector_raises_is_told(

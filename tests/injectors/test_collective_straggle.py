@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def test_quota(busy: int) -> None:
     told, injector = Told(), StraggleQuota(cpus=0.1)
     site, before = site_of(busy, told), Path(f"/proc/{busy}/cgroup").read_text()
     (handle,) = injector.changes(site)
+    site = replace(site, guarded=(handle,))
     told(Kind.APPLYING, {"fault": "slow", "phase": None, "global_step": 1, "pid": busy})
     injector.apply(site)
     try:

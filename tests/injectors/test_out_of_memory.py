@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ import pytest
 
 from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import Event, Kind, start_ticks
-from torchaos.harness.engine.site import NodeSite, Victim
+from torchaos.harness.engine.site import NodeSite, TargetGone, Victim
 from torchaos.harness.plan import Plan, PlannedJob
 from torchaos.harness.record import Record
+from torchaos.harness.undo import cgroup
 from torchaos.harness.undo.cgroup import memory_for
 from torchaos.injectors.process_out_of_memory import OutOfMemory
+from torchaos.injectors.process_uninterruptible import Uninterruptible
+from torchaos.injectors.straggle_quota import StraggleQuota
 
 PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0), (), ())
 HUNGRY = """
@@ -51,6 +55,7 @@ def _applied(pid: int, events: list[Event], **given: Any) -> tuple[OutOfMemory, 
 
     injector, site = OutOfMemory(**given), NodeSite("oom", [Victim(pid, start_ticks(pid) or 0, 1, 0)], told)
     (handle,) = injector.changes(site)
+    site = replace(site, guarded=(handle,))
     told(Kind.APPLYING, {"fault": "oom", "phase": None, "global_step": 1, "pid": pid})
     injector.apply(site)
     (probe,) = injector.probes(site)
@@ -87,3 +92,32 @@ def test_the_limit_is_taken_back(hungry: subprocess.Popen[str]) -> None:
     hungry.communicate("\n" * 128, timeout=60)
     probe.sample(told)
     assert (hungry.returncode, [event.kind for event in events]) == (0, [Kind.APPLYING])
+
+
+@pytest.mark.parametrize("injector", [OutOfMemory(), StraggleQuota(), Uninterruptible()], ids=lambda one: one.name)
+@pytest.mark.parametrize("since", ["nothing", "another process", "another cgroup"])
+def test_only_what_was_guarded_is_hit(
+    injector: Any, since: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target that was replaced, or moved, since its way back was written down is left alone: nothing is made that no
+    undo record names."""
+    group = {"now": tmp_path / "a"}
+    monkeypatch.setattr(cgroup, "home_of", lambda pid, controller="cpu": (group["now"], 1))
+    monkeypatch.setattr(cgroup, "freezer_for", lambda pid, name: cgroup.FreezerCgroup(
+        str(group["now"] / cgroup._named(name, pid)), str(group["now"])
+    ))  # fmt: skip
+    for one in "ab":
+        (tmp_path / one).mkdir()
+    pid, ticks = os.getpid(), start_ticks(os.getpid()) or 0  # in folders that only look like cgroups
+    site = NodeSite("hit", [Victim(pid, ticks - (since == "another process"), 1, 0)], lambda *_: None)  # type: ignore[arg-type]
+    (handle,) = injector.changes(site)
+    site = replace(site, guarded=(handle,))
+    if since == "nothing":
+        injector.apply(site)
+        assert Path(handle.path).is_dir()
+        return
+    if since == "another cgroup":
+        group["now"] = tmp_path / "b"
+    with pytest.raises(TargetGone):
+        injector.apply(site)
+    assert [*tmp_path.glob("?/*")] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -14,12 +15,15 @@ import yaml
 from torchaos.harness import capabilities, registry
 from torchaos.harness.agent.wire import FIELDS, Event, Kind
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.docker import faults
+from torchaos.harness.engine.site import NodeSite, TargetGone
 from torchaos.harness.journal import read_events
 from torchaos.harness.outer_pids import OuterPids
 from torchaos.harness.plan import Plan, PlannedJob
 from torchaos.harness.planner import make_plan
 from torchaos.harness.record import Record
 from torchaos.harness.scenario import load
+from torchaos.harness.undo.containers import Container
 
 SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios" / "container").glob("*.yaml"))
 
@@ -124,3 +128,21 @@ def test_pids_that_nobody_translates_stay() -> None:
     assert pids.outside(replace(agent, attempt=1)).data["pid"] == 10
     assert pids.outside(replace(agent, source="harness")).data["pid"] == 10
     assert pids.outside(replace(agent, data={"pid": ["10"]})).data["pid"] == ["10"]
+
+
+def test_a_container_that_was_replaced_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way back names the container that the node had; the one that it has now is not hit."""
+    hit: list[str] = []
+    running = {"Id": "now", "State": {"Running": True}}
+    node = type("Node", (), {"index": 1, "engine": "unix:///nowhere"})()
+    live: Any = type("Live", (), {"node": node, "run_id": "a-run"})()
+    monkeypatch.setattr(faults, "engine", lambda where: nullcontext())
+    monkeypatch.setattr(faults, "container_of", lambda client, run_id, index: running)
+    monkeypatch.setattr(faults, "events", lambda *_: [])
+    monkeypatch.setattr(faults, "_TOLD_S", 0.0)
+    site = NodeSite("pause", (), lambda *_: None, nodes=[live])  # type: ignore[arg-type]
+    for before, wanted in (("then", []), ("now", ["now"])):
+        handle = Container("unix:///nowhere", "a-run", before, "running")
+        with nullcontext() if wanted else pytest.raises(TargetGone, match="node 1 has another container"):
+            faults.do(replace(site, guarded=[handle]), lambda one: hit.append(one.id), "pause")
+        assert hit == wanted

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.judging.teardown import final_step
 from torchaos.harness.record import Record
+
+_GRACE_S = 5.0  # more than the twin took, before a job that is done and still there is said not to end
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class CleanExit:
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         stopped = next(iter(run.of_kind(Kind.STOPPED)), None)
         if stopped:
-            return _never_ended(run, twins, str(stopped.data["reason"]))
+            return _never_ended(run, twins, stopped)
         left = run.artifacts.get("leftovers")
         if not isinstance(left, Mapping):
             return inconclusive("it was not looked at what the job left: it was attached to, or never ended")
@@ -46,22 +48,31 @@ class CleanExit:
         return passed(f"nothing was left of the job: no process, no port, no shared memory{unseen}", **measured)
 
 
-def _never_ended(run: Record, twins: Sequence[Record], reason: str) -> Finding:
+def _never_ended(run: Record, twins: Sequence[Record], stopped: Event) -> Finding:
     due = final_step(twins[0]) if twins else None
-    last = run.history.last_step
+    last, reason = run.history.last_step, str(stopped.data["reason"])
     if due is None or last is None or last < due:
         return inconclusive(f"the job did not end by itself ({reason}), so nothing can be said of what it left")
+    waited_s = stopped.mono_s - max(one.mono_s for one in run.history.executions)
+    if stopped.data.get("enough") or stopped.data.get("interrupted") or waited_s < _usual_s(twins[0]) + _GRACE_S:
+        return inconclusive(
+            f"the job was ended {waited_s:.1f} s after its last step ({reason}): nobody waited for it to end by itself"
+        )
     ranks = run.history.attempts[-1].ranks
-    done = max(one.mono_s for one in run.history.executions)
-    stopped = next(event.mono_s for event in run.of_kind(Kind.STOPPED))
-    alive = sorted(rank for rank, one in ranks.items() if one.exited_s is None or one.exited_s >= stopped)
+    alive = sorted(rank for rank, one in ranks.items() if one.exited_s is None or one.exited_s >= stopped.mono_s)
     those = f"rank {alive[0]} was" if len(alive) == 1 else f"ranks {', '.join(map(str, alive))} were"
     who = those if alive else "its command was"
     return failed(
-        f"the job was done after step {last} and did not end: {who} still there {stopped - done:.0f} s later "
+        f"the job was done after step {last} and did not end: {who} still there {waited_s:.0f} s later "
         f"({reason}). Likeliest a thread that is no daemon, or a child, waits for something that never comes.",
-        seconds=round(stopped - done, 1),
+        seconds=round(waited_s, 1),
     )
+
+
+def _usual_s(twin: Record) -> float:
+    """From the twin's last step to the end of its command, in seconds."""
+    ends = [event.mono_s for event in twin.of_kind(Kind.JOB_EXITED)]
+    return max(ends) - max(one.mono_s for one in twin.history.executions) if ends else 0.0
 
 
 def _processes(processes: Sequence[Mapping[str, Any]], gpu: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
-from torchaos.harness.judging.agreement import LEARNED_FACTOR, Steps, before, history_of, relative, until
+from torchaos.harness.judging.agreement import LEARNED_FACTOR, Steps, before, history_of, relative, until, untold
 from torchaos.harness.judging.recovery import landings
 from torchaos.harness.judging.resumes import resumed_in_words
 from torchaos.harness.judging.teardown import final_step
@@ -61,10 +61,10 @@ class LrContinuity:
         if self.tolerance is None:
             noise = [one.relative for a, b in combinations(steps, 2) for one in _differences(a, b, 0.0)]
             allowed = max(allowed, LEARNED_FACTOR * max(noise, default=0.0))
-        return replace(_compared(run, history, steps, allowed), bound={"tolerance": allowed})
+        return replace(_compared(run, history, twins[0].history, steps, allowed), bound={"tolerance": allowed})
 
 
-def _compared(run: Record, history: History, twins: Sequence[Steps], allowed: float) -> Finding:
+def _compared(run: Record, history: History, twin: History, twins: Sequence[Steps], allowed: float) -> Finding:
     landed, theirs = landings(run), twins[0]
     early = before(history, landed[0].at_s if landed else float("inf"))
     invalid = next(_differences(early, theirs, allowed), None)
@@ -77,10 +77,17 @@ def _compared(run: Record, history: History, twins: Sequence[Steps], allowed: fl
         story = f"{_words(first, 'in the twin')} {_story(history, ours, theirs, first, attempt)}"
         return failed(story, step=first.step, rank=first.rank, group=first.group, relative_difference=first.relative)
     common = ours.keys() & theirs.keys()
-    blind = next((step for step in sorted(common) if not _seen(ours[step]) or not _seen(theirs[step])), None)
+    dark = untold(history, ours, twin, theirs)
+    dark |= {step for step in common if not _seen(ours[step]) or not _seen(theirs[step])}
+    blind = min(dark, default=None)
     if blind is not None or not common:
         where = "in no step" if blind is None else f"in step {blind}"
         return inconclusive(f"the learning rate was not seen {where} on all ranks, here or in the twin")
+    if max(ours) < max(theirs):
+        return inconclusive(
+            f"the history that counts ends with step {max(ours)}, and the twin's with step {max(theirs)}: the learning "
+            "rates of the steps between were not seen"
+        )
     return passed(f"the learning rates of all {len(common)} steps are the twin's", steps=len(common))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.judging.resumes import Resume, name_of, resumes
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
@@ -29,7 +30,7 @@ class NoLostWork:
         found = resumes(run)
         if not found:
             if len(history.attempts) == 1:
-                return passed("the job was not restarted, so no step was lost", resumes=0)
+                return _not_restarted(run)
             return inconclusive("the job was restarted and made no step again: there is no resume to judge")
         finding = self._worst(run, found)
         lost = [one.reached - one.attempt.base for one in found if one.attempt.base is not None]
@@ -58,9 +59,11 @@ class NoLostWork:
         if self.steps is not None and lost > self.steps:
             return failed(f"attempt {attempt.number} {begun}: {lost} steps were lost, and {self.steps} are allowed")
         if one.newer and base < one.newer.step:
+            lacks = f"({name_of(one.newer.path)}) lacks {', '.join(one.newer.lacks)}, which most have"
+            doubt = lacks if one.newer.lacks else "had just been written"
             return inconclusive(
-                f"attempt {attempt.number} {begun}; the checkpoint of step {one.newer.step} had just been written, and "
-                "nothing shows whether the job was done with it"
+                f"attempt {attempt.number} {begun}; the checkpoint of step {one.newer.step} {doubt}, and nothing shows "
+                "whether the job was done with it"
             )
         if one.best is None:
             return inconclusive(
@@ -71,6 +74,18 @@ class NoLostWork:
             "that had been done",
             base=base, newest=one.best.step,
         )  # fmt: skip
+
+
+def _not_restarted(run: Record) -> Finding:
+    """One attempt was seen. It lost nothing if it went well, and if no other could have been missed."""
+    if run.history.source != "agent" or sum(1 for _ in run.of_kind(Kind.JOB_STARTED)) > 1:
+        return inconclusive("one attempt was seen, and without an agent in each nothing shows that there was no other")
+    on_purpose = any(event.data.get("enough") for event in run.of_kind(Kind.STOPPED))
+    codes = [event.data["exit_code"] for event in run.of_kind(Kind.JOB_EXITED)]
+    if not on_purpose and codes[-1:] != [0]:
+        how = f"with exit code {codes[-1]}" if codes else "nobody saw how"
+        return inconclusive(f"the job was not restarted, and ended {how}: there is no resume to judge")
+    return passed("the job was not restarted, so no step was lost", resumes=0)
 
 
 def _cause(one: Resume, base: int) -> str:

@@ -59,6 +59,9 @@ class _Digests:
             return apart
         replicas = self._replicas()
         if replicas_only or not self._twins:
+            unseen = self._unseen() if self._are_replicas else None
+            if unseen is not None:
+                return inconclusive(f"{replicas}; {unseen}")
             why = "" if replicas_only else "; without a twin, what all replicas share can't be told"
             return passed(f"{replicas}{why}") if self._are_replicas else inconclusive(f"{replicas}{why}")
         return self._against_the_twin(replicas)
@@ -106,6 +109,26 @@ class _Digests:
             return "the ranks hold parts of the model, or are alone, so there are no replicas to compare"
         steps = [step for step, by_rank in self._ours.items() if _differ(by_rank) is False]
         return f"the replicas are equal after each of {len(steps)} steps"
+
+    def _unseen(self) -> str | None:
+        """What of the replicas was not seen. The last step of an attempt that was superseded may be: its rank may have
+        died before it told of it, and what came of it was compared."""
+        last_of = {self._attempt(step): step for step in sorted(self._ours)}
+        first_of = {self._attempt(step): step for step in sorted(self._ours, reverse=True)}
+        last = max(last_of.values())
+        for step, by_rank in sorted(self._ours.items()):
+            attempt = self._attempt(step)
+            cut = step == last_of[attempt] and step not in (last, first_of[attempt])
+            world = life.world_size if (life := self._history.attempt(attempt)) else 0
+            if world > 1 and not cut and (_differ(by_rank) is None or len(by_rank) < world):
+                return f"the parameters after step {step} were not seen on all {world} ranks"
+        theirs = max(self._theirs[0], default=0) if self._twins else 0
+        if last < theirs:
+            return f"the history that counts ends with step {last}, and the twin's with step {theirs}"
+        return None
+
+    def _attempt(self, step: int) -> int:
+        return max(one.attempt for one in self._ours[step].values())
 
     # -- with the twin -------------------------------------------------------------------------------------------
 

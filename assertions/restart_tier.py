@@ -49,18 +49,30 @@ class RestartTier:
             return inconclusive(f"no step was seen, so nothing shows when the job went on: {why_unseen(run, 'steps')}")
         if run.history.unplaced:
             return inconclusive(why_unplaced(run, run.history.unplaced))
-        found = {one.fault: tier_of(run, one) for one in landed}
-        measured = {"tier": max((tier for tier in found.values() if tier), key=TIERS.index, default=None), **found}
-        for fault, tier in found.items():
+        tiers = [tier_of(run, one) for one in landed]
+        measured = {"tier": max((tier for tier in tiers if tier), key=TIERS.index, default=None)}
+        for fault in dict.fromkeys(one.fault for one in landed):
+            measured[fault] = _worst([tier for one, tier in zip(landed, tiers, strict=True) if one.fault == fault])
+        found = [(_name(one, landed), tier) for one, tier in zip(landed, tiers, strict=True)]
+        for fault, tier in found:
             if tier is None:
                 return failed(f"{fault}: no tier brought the job back: it never got further than before", **measured)
             if TIERS.index(tier) > TIERS.index(self.most):
                 return failed(f"{fault}: the job {_WORDS[tier]}; at most {self.most} is allowed", **measured)
             if TIERS.index(tier) < TIERS.index(self.least):
                 return failed(f"{fault}: the job {_WORDS[tier]}; at least {self.least} was expected", **measured)
-        return passed(
-            "; ".join(f"{fault}: the job {_WORDS[tier or 'none']}" for fault, tier in found.items()), **measured
-        )
+        return passed("; ".join(f"{fault}: the job {_WORDS[tier or 'none']}" for fault, tier in found), **measured)
+
+
+def _name(landing: Landing, landed: Sequence[Landing]) -> str:
+    """A fault may land in several attempts: each time is told apart by its attempt."""
+    often = sum(one.fault == landing.fault for one in landed) > 1
+    return f"{landing.fault} in attempt {landing.attempt}" if often else landing.fault
+
+
+def _worst(tiers: Sequence[Tier | None]) -> Tier | None:
+    """None, which is no recovery at all, is worse than any tier."""
+    return None if None in tiers else max((tier for tier in tiers if tier), key=TIERS.index, default=None)
 
 
 def tier_of(run: Record, landing: Landing) -> Tier | None:

@@ -46,11 +46,15 @@ class Clash:
 
 
 def checkpoints_of(record: Record) -> list[Checkpoint] | None:
-    """Oldest first; those of unknown step come before all others. None when no inventory was taken."""
+    """Oldest first; those of unknown step come before all others. None when no inventory was taken, or it is damaged:
+    not of the shape that one has."""
     inventory = record.artifacts.get("inventory")
-    if inventory is None:
+    if not isinstance(inventory, Mapping):
         return None
-    found = [_checkpoint(record, str(inventory.get("root", "")), raw) for raw in inventory.get("checkpoints", ())]
+    listed = inventory.get("checkpoints")
+    if not isinstance(listed, list) or not all(isinstance(raw, Mapping) and "path" in raw for raw in listed):
+        return None
+    found = [_checkpoint(record, str(inventory.get("root", "")), raw) for raw in listed]
     return sorted(found, key=lambda one: (-1 if one.step is None else one.step, one.saved_s or 0.0, one.path))
 
 

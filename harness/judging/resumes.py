@@ -1,8 +1,9 @@
 """Where each attempt resumed, and which complete checkpoints there were to resume from. Pure.
 
-What counts as complete is what the run itself saw: every file of the checkpoint, as many as the others have, was
+What counts as complete is what the run itself saw: every file of the checkpoint, as many as most others have, was
 written to its end. A job may do more before it trusts one (rename it, write a digest), so the newest is *sure* only
-when the ranks that wrote it went on to train, or to save again, before the attempt ended.
+when the ranks that wrote it went on to train, or to save again, before the attempt ended. One in which all ranks had
+a part and that lacks files all the same may be cut short, or the others have extras: it is there, and never sure.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.history import Attempt, History, Save
+from torchaos.harness.history import Attempt, Execution, History, Save
 from torchaos.harness.history.checkpoints import checkpoint_of
 from torchaos.harness.judging.contents import is_below
-from torchaos.harness.judging.damage import damages
+from torchaos.harness.judging.damage import Damage, damages
 from torchaos.harness.record import Record
 
 _NUMBER = re.compile(r"\d+")
@@ -31,6 +32,7 @@ class Kept:
     attempt: int
     whole_s: float  # when its last file was written
     sure: bool
+    lacks: tuple[str, ...] = ()  # files that most others have
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Resume:
 
 def resumes(run: Record) -> list[Resume]:
     """In order of attempt. One whose base is unknown is there too."""
-    history, kept = run.history, _kept(run)
+    history, kept, damaged = run.history, _kept(run), [one for one in damages(run) if one.contents]
     found = []
     for attempt in history.attempts:
         own = [one.mono_s for one in history.executions if one.attempt == attempt.number]
@@ -55,7 +57,7 @@ def resumes(run: Record) -> list[Resume]:
         loads = [load.mono_s for load in history.loads if load.attempt == attempt.number and load.mono_s <= min(own)]
         by_s = min(loads, default=attempt.started_s)
         there = [
-            one for one in kept if one.attempt < attempt.number and one.whole_s <= by_s and not _hit(run, one, by_s)
+            one for one in kept if one.attempt < attempt.number and one.whole_s <= by_s and not _hit(damaged, one, by_s)
         ]
         best = max((one for one in there if one.sure), key=lambda one: one.step, default=None)
         newer = [one for one in there if not one.sure and (best is None or one.step > best.step)]
@@ -79,22 +81,40 @@ def name_of(path: str) -> str:
 
 def _kept(run: Record) -> list[Kept]:
     inventory = run.artifacts.get("inventory")
-    root = str(inventory.get("root", "")) if isinstance(inventory, Mapping) else run.plan.job.checkpoints or ""
     saves = [one for one in run.history.saves if one.global_step is not None]
     if isinstance(inventory, Mapping):
+        root = str(inventory.get("root") or "")
         saves = [one for one in saves if is_below(one.path, root)]  # a model exported elsewhere is no checkpoint
     groups: dict[tuple[int, int], list[Save]] = {}
     for save in saves:
         groups.setdefault((save.attempt, save.global_step or 0), []).append(save)
     sizes = {attempt.number: attempt.world_size for attempt in run.history.attempts}
-    usual: dict[int, Counter[str]] = {}  # by world size
+    of_size: dict[int, list[Sequence[Save]]] = {}
     for (attempt, _step), group in groups.items():
-        usual[sizes[attempt]] = max(usual.get(sizes[attempt], Counter()), _files(group), key=Counter.total)
-    return [
-        _one(run, attempt, step, group)
-        for (attempt, step), group in groups.items()
-        if all(one.ok for one in group) and _files(group) >= usual[sizes[attempt]]
-    ]
+        of_size.setdefault(sizes[attempt], []).append(group)
+    usual = {size: _usual(of_this) for size, of_this in of_size.items()}
+    trained = {(one.attempt, one.rank): one for one in run.history.executions}  # the last: they are in order of time
+    begun = {save.attempt: save.begun_s for save in sorted(run.history.saves, key=lambda one: one.begun_s)}
+    kept = []
+    for (attempt, step), group in groups.items():
+        files, ranks = usual[sizes[attempt]]
+        lacks = files - _files(group)
+        if all(one.ok for one in group) and (not lacks or ranks <= _ranks(group)):
+            last = [trained.get((attempt, rank)) for rank in _ranks(group)]
+            kept.append(_one(step, group, last, begun[attempt], lacks))
+    return kept
+
+
+def _usual(groups: Sequence[Sequence[Save]]) -> tuple[Counter[str], set[int]]:
+    """The files that checkpoints have most often, the larger set where two are as frequent; and who writes them."""
+    often = Counter(frozenset(_files(group).items()) for group in groups)
+    most = max(often.items(), key=lambda one: (one[1], sum(times for _file, times in one[0])))
+    files = Counter(dict(most[0]))
+    return files, set().union(*(_ranks(group) for group in groups if _files(group) == files))
+
+
+def _ranks(group: Iterable[Save]) -> set[int]:
+    return {rank for save in group for rank in save.ranks}
 
 
 def _files(group: Iterable[Save]) -> Counter[str]:
@@ -102,20 +122,18 @@ def _files(group: Iterable[Save]) -> Counter[str]:
     return Counter(_NUMBER.sub("#", posixpath.basename(save.path)) for save in group for _rank in save.ranks)
 
 
-def _one(run: Record, attempt: int, step: int, group: Sequence[Save]) -> Kept:
-    whole_s = max(save.ended_s or 0.0 for save in group)
-    first, ranks = group[0], {rank for save in group for rank in save.ranks}
-    trained = [
-        one.rank for one in run.history.executions if one.attempt == attempt and one.mono_s > whole_s
-        and one.local_step > first.local_step and one.rank in ranks
-    ]  # fmt: skip
+def _one(
+    step: int, group: Sequence[Save], trained: Sequence[Execution | None], begun_s: float, lacks: Collection[str]
+) -> Kept:
+    """`trained`: the last step of each rank that wrote it; `begun_s`: when the last save of the attempt was begun."""
+    whole_s, first = max(save.ended_s or 0.0 for save in group), group[0]
     beside = any((save.ended_s or 0.0) - save.begun_s > 2 * save.blocked_s + 0.01 for save in group)  # in a thread
-    again = any(save.attempt == attempt and save.begun_s > whole_s for save in run.history.saves)
-    sure = again or (not beside and ranks <= set(trained))
+    went_on = all(one and one.mono_s > whole_s and one.local_step > first.local_step for one in trained)
+    sure = not lacks and (begun_s > whole_s or (not beside and went_on))
     path = first.path if len(group) == 1 else posixpath.dirname(first.path)
-    return Kept(step, path, attempt, whole_s, sure)
+    return Kept(step, path, first.attempt, whole_s, sure, tuple(lacks))
 
 
-def _hit(run: Record, kept: Kept, by_s: float) -> bool:
+def _hit(damaged: Iterable[Damage], kept: Kept, by_s: float) -> bool:
     """Whether a fault damaged it before then."""
-    return any(one.step == kept.step and one.at_s <= by_s and one.contents for one in damages(run))
+    return any(one.step == kept.step and one.at_s <= by_s for one in damaged)

@@ -74,7 +74,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         exit_code=_EXIT[verdict] if rollback.verdict is Verdict.PASSED else ExitCode.ROLLBACK,
         reason=reason,
         run_dir=run_dir,
-        started=datetime.fromtimestamp(first.wall_s if first else 0, timezone.utc).isoformat(timespec="seconds"),
+        started=_clock_time(first.wall_s if first else 0.0),
         duration_s=round(last.mono_s - first.mono_s, 3) if first and last else 0.0,
         faults=faults,
         recoveries=tuple(recoveries(run)),
@@ -256,6 +256,15 @@ def _rollback_in_words(run: Record, fault: str) -> str:
     if not back:
         return "not needed"
     return "verified" if back[-1].data["verified"] else f"INCOMPLETE: {back[-1].data.get('reason', '')}"
+
+
+def _clock_time(wall_s: float) -> str:
+    """In ISO 8601; the epoch for what is no time that a calendar has, as in a damaged journal."""
+    try:
+        moment = datetime.fromtimestamp(wall_s, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        moment = datetime.fromtimestamp(0.0, timezone.utc)
+    return moment.isoformat(timespec="seconds")
 
 
 def _about_twins(plan: Plan, twins: Sequence[Record]) -> str:

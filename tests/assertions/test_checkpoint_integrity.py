@@ -12,6 +12,8 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Assertion, Finding, Outcome
 from torchaos.harness.judging.agreement import wants_more
 from torchaos.harness.judging.contents import checkpoints_of
+from torchaos.harness.judging.verdict import verdict_of
+from torchaos.harness.result import Verdict
 
 KILL = [(18, 1)]
 STEPS = (5, 10, 15, 20, 25, 30)
@@ -169,3 +171,19 @@ def test_contents_of_another_number_of_ranks_are_not_compared(trainer: Any) -> N
     assert _judge(trainer, before, _inventory(), worlds={1: 1}, global_batch=True).outcome is Outcome.FAILED
     late = [_inventory(steps=(20, 25, 30)), _inventory()]
     assert _judge(trainer, *late, worlds={1: 1}, global_batch=True).outcome is Outcome.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("inventory", [[], "x", {"checkpoints": None}, {"checkpoints": [{}]}, {"checkpoints": ["x"]}])
+def test_a_damaged_inventory_is_none(trainer: Any, inventory: Any) -> None:
+    """One of the wrong shape says nothing of any checkpoint: inconclusive, also where a rank aborted at its exit."""
+    run = trainer(kills=KILL).record(inventory=inventory)
+    events = tuple(
+        replace(e, data={**e.data, "exit_code": -6}) if e.kind is Kind.RANK_EXITED and e.rank == 1 else e
+        for e in run.events
+    )
+    aborted = replace(run, events=events)
+    assert checkpoints_of(aborted) is None
+    assert (
+        CheckpointIntegrity().judge(aborted, [trainer().record(inventory=_inventory())]).outcome is Outcome.INCONCLUSIVE
+    )
+    assert verdict_of(aborted, [], "x").verdict is Verdict.INCONCLUSIVE

@@ -56,3 +56,24 @@ def test_a_job_that_is_done_and_stays_fails(trainer: Any) -> None:
     assert finding.outcome is Outcome.FAILED, finding.reason
     assert "was done after step 30 and did not end: ranks 0, 1 were still there 30 s later" in finding.reason
     assert CleanExit().judge(stopped(20), [trainer().record()]).outcome is Outcome.INCONCLUSIVE
+
+
+def test_a_job_that_was_ended_gets_its_time_to_leave(trainer: Any) -> None:
+    """One that was stopped on purpose, or by hand, was not waited for; and none is failed for less time than the twin
+    took from its last step to its end, and some seconds more."""
+    run, twin = trainer(kills=[(8, 1)]).record(), trainer().record()
+    last = next(e for e in reversed(run.events) if e.kind is Kind.STEP)
+
+    def judged(after_s: float, twin: Any = twin, **how: bool) -> Outcome:
+        told = replace(last, kind=Kind.STOPPED, rank=None, attempt=None, step=None, mono_s=last.mono_s + after_s,
+                       data={"reason": "", "interrupted": False, "enough": False, **how})  # fmt: skip
+        alive = [e for e in run.events if e.mono_s <= last.mono_s]
+        return CleanExit().judge(replace(run, events=(*alive, told)), [twin]).outcome
+
+    assert judged(30.0) is Outcome.FAILED
+    assert judged(0.05) is Outcome.INCONCLUSIVE
+    for how in ("enough", "interrupted"):
+        assert judged(30.0, **{how: True}) is Outcome.INCONCLUSIVE
+    *others, ended = twin.events
+    slow = replace(twin, events=(*others, replace(ended, mono_s=ended.mono_s + 40.0)))
+    assert (judged(30.0, slow), judged(60.0, slow)) == (Outcome.INCONCLUSIVE, Outcome.FAILED)

@@ -93,3 +93,12 @@ def test_what_is_no_measure_or_unseen_is_inconclusive(trainer: Any) -> None:
     ))  # fmt: skip
     assert LrContinuity().judge(blind, [trainer().record()]).outcome is Outcome.INCONCLUSIVE
     assert LrContinuity().judge(run, [blind]).outcome is Outcome.INCONCLUSIVE
+
+
+def test_steps_that_were_not_seen_decide_nothing(trainer: Any) -> None:
+    """Neither those of rank 1 after the resume, nor those of all ranks: the twin's rates may not be theirs."""
+    run, twin = trainer(kills=KILL).record(), trainer().record()
+    for unseen, words in (({1}, "step 16"), ({0, 1}, "ends with step 17, and the twin's with step 30")):
+        events = tuple(e for e in run.events if e.kind is not Kind.STEP or e.attempt == 0 or e.rank not in unseen)
+        finding = LrContinuity().judge(replace(run, events=events), [twin])
+        assert (finding.outcome, words in finding.reason) == (Outcome.INCONCLUSIVE, True), finding.reason

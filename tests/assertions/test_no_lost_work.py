@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -94,3 +95,85 @@ def test_what_is_not_there_or_not_known_is_inconclusive(trainer: Any) -> None:
     record = run.record()
     assert History.of(record.events).unplaced
     assert NoLostWork().judge(record, []).outcome is Outcome.INCONCLUSIVE
+
+
+def _with_extra(run: Any, steps: set[int]) -> Any:
+    """The record of a job that wrote a file `best` too, after these local steps of its first attempt."""
+    events = []
+    for event in run.events:
+        events.append(event)
+        if event.kind in (Kind.SAVE_BEGIN, Kind.SAVE_END) and event.attempt == 0 and event.step in steps:
+            events.append(replace(event, data={**event.data, "path": "/job/checkpoints/best"}, seq=10_000 + event.seq))
+    return replace(run, events=tuple(events))
+
+
+def test_an_extra_file_makes_no_other_checkpoint_incomplete(trainer: Any) -> None:
+    """Step 5 was the best so far and has a file more; to pass over step 15, which has what most have, is a failure."""
+    run = _with_extra(_from(trainer(kills=[(18, 1)]).record(), 5), {5})
+    finding = NoLostWork().judge(run, [])
+    assert finding.outcome is Outcome.FAILED, finding.reason
+    assert "though the checkpoint of step 15" in finding.reason
+
+
+def test_a_checkpoint_that_lacks_what_most_have_decides_nothing(trainer: Any) -> None:
+    """Steps 5 and 10 have a file that step 15 lacks: it may be an extra, or 15 may be cut short."""
+    run = _from(trainer(steps=20, kills=[(18, 1)]).record(), 10)
+    run = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.SAVE_BEGIN or e.attempt == 0))
+    run = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.SAVE_END or e.attempt == 0))
+    finding = NoLostWork().judge(_with_extra(run, {5, 10}), [])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+    assert "the checkpoint of step 15 (step-15) lacks best, which most have" in finding.reason
+
+
+def test_a_save_in_which_a_rank_had_no_part_is_no_checkpoint(trainer: Any) -> None:
+    """Rank 1 never began its part of step 15: going back to step 10 loses nothing that could be had."""
+    run = _from(trainer(kills=[(18, 1)]).record(), 10)
+    saving = (Kind.SAVE_BEGIN, Kind.SAVE_END)
+    events = tuple(e for e in run.events if not (e.kind in saving and (e.rank, e.step, e.attempt) == (1, 15, 0)))
+    finding = NoLostWork().judge(replace(run, events=events), [])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+
+
+def _died(run: Any) -> Any:
+    """Cut at the kill: the job ends with exit code 1, and is never started again."""
+    alive = [event for event in run.events if not event.attempt]
+    at = next(place for place, event in enumerate(alive) if event.kind is Kind.ELASTIC_RENDEZVOUS)
+    end = replace(alive[at], kind=Kind.JOB_EXITED, data={"submission": 0, "pid": 50, "exit_code": 1})
+    return replace(run, events=(*alive[:at], end))
+
+
+def test_one_attempt_that_died_lost_what_it_had(trainer: Any) -> None:
+    """A job that was killed and never came back is no job that lost nothing; nor is it known that it lost."""
+    finding = NoLostWork(steps=0).judge(_died(trainer(kills=[(13, 1)]).record()), [])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+    assert "exit code 1" in finding.reason
+
+
+def test_a_restart_that_only_a_log_could_tell_of_decides_nothing(trainer: Any) -> None:
+    """Without an agent a restart in place leaves one attempt to see: that it was never restarted can't be said."""
+    run = trainer(kills=[(13, 1)], log_only=1).record()
+    unseen = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.RANK_UP))
+    assert len(unseen.history.attempts) == 1
+    assert NoLostWork().judge(unseen, []).outcome is Outcome.INCONCLUSIVE
+
+
+def test_one_attempt_that_was_ended_on_purpose_passes(trainer: Any) -> None:
+    """All had been seen that was to be seen: it lost nothing until then."""
+    run = trainer().record()
+    done = replace(run.events[-1], kind=Kind.STOPPED, data={"reason": "", "interrupted": False, "enough": True})
+    finding = NoLostWork().judge(replace(run, events=(*run.events[:-1], done)), [])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+
+
+def test_many_checkpoints_are_judged_fast(trainer: Any) -> None:
+    """The executions are gone through once, and not once for each of 500 checkpoints: ten times as many steps take
+    about ten times as long, far from a hundred times."""
+
+    def took_s(steps: int) -> float:
+        run = trainer(steps=steps, every=2, kills=[(steps - 1, 1)]).record()
+        assert run.history.executions
+        begun = time.process_time()
+        assert NoLostWork().judge(run, []).outcome is Outcome.PASSED
+        return time.process_time() - begun
+
+    assert took_s(1000) < 30 * max(min(took_s(100) for _try in range(3)), 0.001)

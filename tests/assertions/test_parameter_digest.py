@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
 from torchaos.assertions.parameter_digest import ParameterDigest
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome
 
 KILL = [(18, 1)]
@@ -93,3 +96,52 @@ def test_fewer_ranks_can_only_be_compared_with_each_other(trainer: Any) -> None:
     run = trainer(kills=KILL, worlds={1: 1}, global_batch=True).record()
     finding = ParameterDigest().judge(run, [trainer().record()])
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
+def _after(run: Any, change: Callable[[Event], Event | None]) -> Any:
+    """The record with the steps of rank 1 in attempt 1 changed, or left out where None."""
+    events = [
+        change(event) if event.kind is Kind.STEP and (event.attempt, event.rank) == (1, 1) else event
+        for event in run.events
+    ]
+    return replace(run, events=tuple(event for event in events if event is not None))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda event: replace(event, data={**event.data, "parameters": None}),
+        lambda event: None,
+        lambda event: event if event.step > 1 else replace(event, data={**event.data, "parameters": None}),
+        lambda event: event if event.step < 15 else None,
+    ],
+    ids=["no parameters", "no steps", "not the first", "not the last"],
+)
+def test_replicas_that_were_not_seen_decide_nothing(trainer: Any, change: Callable[[Event], Event | None]) -> None:
+    """What rank 1 held after the resume was not seen: nobody can say that it was what rank 0 held."""
+    for twins in ([trainer().record()], []):
+        finding = ParameterDigest(replicas_only=True).judge(_after(trainer(kills=KILL).record(), change), twins)
+        assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
+def test_replicas_of_a_job_that_was_not_seen_to_go_on_decide_nothing(trainer: Any) -> None:
+    """No step after the resume was seen of any rank: the 17 before the kill say nothing of it."""
+    run = trainer(kills=KILL).record()
+    cut = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.STEP or e.attempt == 0))
+    finding = ParameterDigest(replicas_only=True).judge(cut, [trainer().record()])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
+def test_the_last_step_before_a_resume_may_be_unseen_on_a_rank(trainer: Any) -> None:
+    """Rank 1 died before it could tell of step 15, which was saved: all that came of it was seen."""
+    run = trainer(kills=KILL).record()
+    events = tuple(e for e in run.events if e.kind is not Kind.STEP or (e.rank, e.attempt, e.step) != (1, 0, 15))
+    finding = ParameterDigest(replicas_only=True).judge(replace(run, events=events), [trainer().record()])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+
+
+def test_one_rank_alone_has_no_replica_to_be_seen(trainer: Any) -> None:
+    """After a resume on one rank nothing is missing: the steps on two ranks were all seen."""
+    run = trainer(kills=KILL, worlds={1: 1}, global_batch=True).record()
+    finding = ParameterDigest(replicas_only=True).judge(run, [trainer().record()])
+    assert finding.outcome is Outcome.PASSED, finding.reason

@@ -94,3 +94,21 @@ def test_nothing_seen_is_inconclusive(trainer: Any, kept: tuple[Kind, ...]) -> N
     run = trainer(kills=KILL).record()
     finding = RestartTier().judge(replace(run, events=tuple(e for e in run.events if e.kind in kept)), [])
     assert finding.outcome is Outcome.INCONCLUSIVE
+
+
+def test_each_landing_of_one_fault(trainer: Any) -> None:
+    """A fault that lands twice is judged twice, in either order: the one recovery that was dear is not forgotten."""
+    for again in (1, 2):  # the attempt that is restarted in place
+        run = trainer(kills=[(8, 1), (18, 1)], resubmitted=True).record()
+        events = tuple(
+            e for e in run.events
+            if not (e.kind is Kind.JOB_STARTED and e.data["submission"] == again)
+            and not (e.kind is Kind.JOB_EXITED and e.data["submission"] == again - 1)
+        )  # fmt: skip
+        mixed = replace(run, events=events)
+        finding = RestartTier(most="in_place").judge(mixed, [])
+        assert finding.outcome is Outcome.FAILED, finding.reason
+        assert f"kill in attempt {2 - again}: the job was submitted again as a whole" in finding.reason
+        assert finding.measured == {"tier": "resubmitted", "kill": "resubmitted"}
+        passed = RestartTier().judge(mixed, [])
+        assert (passed.outcome, passed.reason.count("kill in attempt")) == (Outcome.PASSED, 2)

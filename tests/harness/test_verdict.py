@@ -331,3 +331,11 @@ def test_the_step_under_way_is_no_recovery_of_a_job_that_then_died(trainer: Any)
     (found,) = recoveries(replace(run, plan=replace(run.plan, faults=(fault,))))
     assert found.parts["first_step"] is not None, "it was restarted"
     assert found.lost_steps == 2
+
+
+def test_a_clock_beyond_all_calendars_is_borne_with(trainer: Any) -> None:
+    """An event of a damaged journal may tell of the year 33658: the verdict is had all the same."""
+    run = trainer(kills=[(18, 1)]).record()
+    far = replace(run, events=(replace(run.events[0], wall_s=1e12), *run.events[1:]))
+    result = judged(far)
+    assert (result.verdict, result.started) == (Verdict.PASSED, "1970-01-01T00:00:00+00:00"), result.reason

@@ -44,7 +44,7 @@ def test_a_server_is_wanted_where_the_job_names_etcd_and_no_endpoint(
 ) -> None:
     """In each spelling that torchrun takes; the command goes before the environment, and an endpoint of the user's own
     is left alone. Only then does the launcher ask for etcd, and guard a server."""
-    words = shlex.split(command)
+    words = tuple(shlex.split(command))
     spec = JobSpec(words, Path("/"), {ENV_RUN_ID: "a-run", **env}, Path("/run/logs/job-0.log"), 0, 2)
     assert Netns.needs_of(words, env) == ({"etcd"} if wanted else set())
     assert (JobProcesses(etcd.mark_of("a-run")) in Netns().resources(spec)) == wanted
@@ -83,7 +83,7 @@ def spec(tmp_path: Path) -> Iterator[JobSpec]:
         if not found.present:
             pytest.skip(f"no {name} ({found.detail}); {found.remedy}")
     run = f"etcd-{uuid.uuid4().hex}"
-    words = shlex.split("torchrun --rdzv-backend etcd-v2 t.py")
+    words = ("torchrun", "--rdzv-backend", "etcd-v2", "t.py")
     one = JobSpec(words, tmp_path, {**os.environ, ENV_RUN_ID: run}, tmp_path / "logs" / "job-0.log", 0, 2)
     yield one
     for handle in reversed(Netns().resources(one)):

@@ -83,8 +83,9 @@ def _not_restarted(run: Record) -> Finding:
     on_purpose = any(event.data.get("enough") for event in run.of_kind(Kind.STOPPED))
     codes = [event.data["exit_code"] for event in run.of_kind(Kind.JOB_EXITED)]
     if not on_purpose and codes[-1:] != [0]:
-        how = f"with exit code {codes[-1]}" if codes else "nobody saw how"
-        return inconclusive(f"the job was not restarted, and ended {how}: there is no resume to judge")
+        unknown = not codes or codes[-1] is None
+        how = "nobody saw how it ended" if unknown else f"ended with exit code {codes[-1]}"
+        return inconclusive(f"the job was not restarted, and {how}: there is no resume to judge")
     return passed("the job was not restarted, so no step was lost", resumes=0)
 
 

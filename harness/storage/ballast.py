@@ -1,5 +1,7 @@
-"""A file that holds room in a file system, and nothing else: it is empty, with blocks beyond its end. So it is known
-again by its contents, however far whoever filled it has come, and its removal gives back all of its room.
+"""The mechanics of `storage.fill`: a file that takes the room in the checkpoints' own file system.
+
+It is empty, with blocks beyond its end. So it is known again by its contents, however far the harness came with it, and
+its removal gives back all of its room.
 """
 
 from __future__ import annotations
@@ -8,29 +10,43 @@ import ctypes
 import errno
 import hashlib
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from torchaos.harness.contracts import ChaosError, Site
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Site
 from torchaos.harness.storage.own_disk import is_own_disk, room
 from torchaos.harness.undo.file import File
+
+if TYPE_CHECKING:
+    from torchaos.harness.record import Record
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of fallocate(2)
 _TRIES = 100  # the job writes and removes meanwhile
 
 
-def way_back(site: Site) -> File:
+class Filler(Protocol):
+    """`left`: bytes that may still be free."""
+
+    @property
+    def left(self) -> int: ...
+
+
+def changes(fault: Filler, site: Site) -> Sequence[Handle]:
     """Raises ChaosError where what would be filled is no file system of ours."""
     path = _path(site)
-    return File.of(path, path.parent, site.undo_copies, made=hashlib.sha256(b"").hexdigest())
+    return [File.of(path, path.parent, site.undo_copies, made=hashlib.sha256(b"").hexdigest())]
 
 
-def fill(site: Site, left: int) -> None:
-    """Until at most `left` bytes are free. Raises ChaosError where it does not come to that, OSError as usual."""
+def apply(fault: Filler, site: Site) -> None:
+    """Raises ChaosError where it does not come to that, OSError as usual."""
     path, libc, at = _path(site), ctypes.CDLL(None, use_errno=True), 0
     page = os.statvfs(path.parent).f_frsize
     with open(path, "xb") as file:
         for _ in range(_TRIES):
-            spare = -(-(room(path.parent)[0] - left) // page) * page
+            spare = -(-(room(path.parent)[0] - fault.left) // page) * page
             if spare <= 0:
                 return
             sizes = ctypes.c_int64(at), ctypes.c_int64(spare)
@@ -41,11 +57,48 @@ def fill(site: Site, left: int) -> None:
     raise ChaosError(f"{path.parent} could not be filled: {room(path.parent)[0]} bytes are still free")
 
 
-def folder_of(site: Site) -> Path:
-    if site.checkpoints is None or not is_own_disk(site.checkpoints):
-        raise ChaosError("the checkpoints have no file system of their own to fill; write job.checkpoints.size")
-    return site.checkpoints.resolve()
+def probes(fault: Filler, site: Site) -> Sequence[Room]:
+    return [Room(site.fault, _path(site).parent, fault.left)]
+
+
+def felt(fault: Filler, record: Record, name: str) -> Evidence | None:
+    """There was no room, seen from outside, and a save failed that met with it, and with no other fault."""
+    full = next(record.of_fault(name, Kind.EFFECT), None)
+    over = next((event.mono_s for event in record.of_fault(name, Kind.ROLLED_BACK)), float("inf"))
+    others = [event.mono_s for event in record.of_kind(Kind.APPLYING) if event.data["fault"] != name]
+    begun: dict[tuple[object, ...], float] = {}
+    for event in record.of_kind(Kind.SAVE_BEGIN, Kind.SAVE_END):
+        who = event.attempt, event.rank, event.data["path"]
+        if event.kind is Kind.SAVE_BEGIN:
+            begun[who] = event.mono_s
+            continue
+        since = begun.get(who, event.mono_s)
+        met = full is not None and full.mono_s < event.mono_s and since < over
+        if full and met and not event.data.get("ok") and not any(since <= at <= event.mono_s for at in others):
+            what = f"{full.data['effect']}, and rank {event.rank} could not save {Path(event.data['path']).name}"
+            return Evidence(what, ((full.source, full.seq), (event.source, event.seq)))
+    return None
+
+
+@dataclass
+class Room:
+    """Says once that no more than `left` bytes are free."""
+
+    fault: str
+    folder: Path
+    left: int
+    period_s: float = 0.05
+    _told: bool = False
+
+    def sample(self, emit: Emit) -> None:
+        free, size = room(self.folder)
+        if free <= self.left and not self._told:
+            self._told = True
+            told = f"{free} of the {size} bytes of the checkpoints' file system were free"
+            emit(Kind.EFFECT, {"fault": self.fault, "what": "room", "effect": told, "free": free})
 
 
 def _path(site: Site) -> Path:
-    return folder_of(site) / f".torchaos-ballast-{site.fault}"
+    if site.checkpoints is None or not is_own_disk(site.checkpoints):
+        raise ChaosError("the checkpoints have no file system of their own to fill; write job.checkpoints.size")
+    return site.checkpoints.resolve() / f".torchaos-ballast-{site.fault}"

@@ -13,13 +13,13 @@ Runtime goodput = (training - lost) / wall, in which saving and stalls count as 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from statistics import median
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.history import History
+from torchaos.harness.history.checkpoints import blocked_by_step
 from torchaos.harness.record import Record
 
 LONG = 3.0  # times the usual step
@@ -66,7 +66,7 @@ def clock_of(run: Record) -> Clock:
     if not steps:
         return Clock()
     usual = usual_s(steps)
-    saving = _saving(run.history)
+    saving = blocked_by_step(run.history.saves)
     found = Clock()
     for before, after in pairwise(steps):
         took = after.at_s - before.at_s
@@ -99,14 +99,6 @@ def usual_s(steps: list[Ended]) -> float:
     """The median step, in seconds; 0 where there are too few to say."""
     gaps = [b.at_s - a.at_s for a, b in pairwise(steps) if a.attempt == b.attempt]
     return median(gaps) if gaps else 0.0
-
-
-def _saving(history: History) -> Mapping[tuple[int, int], float]:
-    """How long training stood still to save after each step, in seconds, by (attempt, local step)."""
-    found: dict[tuple[int, int], float] = defaultdict(float)
-    for save in history.saves:
-        found[save.attempt, save.local_step] += save.blocked_s
-    return found
 
 
 def _stuck_s(run: Record, last_s: float) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 from torchaos.harness.gameday.clock import Clock, clock_of
 from torchaos.harness.gameday.grammar import Bounds
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome, outcomes_of
+from torchaos.harness.history.checkpoints import blocked_by_step
 from torchaos.harness.judging.recovery import PARTS
 from torchaos.harness.record import Record
 from torchaos.harness.result import ExitCode, Result, Verdict
@@ -63,11 +64,12 @@ def score_round(number: int, run: Record, result: Result) -> RoundScore:
 def _saves(run: Record) -> list[tuple[int, float, float]]:
     """(attempt, when it was begun, for how long training stood still), one for each step after which any file was
     written."""
-    found: dict[tuple[int, int], tuple[float, float]] = {}
+    blocked = blocked_by_step(run.history.saves)
+    begun: dict[tuple[int, int], float] = {}
     for save in run.history.saves:
-        begun, blocked = found.get((save.attempt, save.local_step), (save.begun_s, 0.0))
-        found[save.attempt, save.local_step] = min(begun, save.begun_s), blocked + save.blocked_s
-    return [(attempt, begun, blocked) for (attempt, _step), (begun, blocked) in sorted(found.items())]
+        key = (save.attempt, save.local_step)
+        begun[key] = min(begun.get(key, save.begun_s), save.begun_s)
+    return [(key[0], at_s, blocked[key]) for key, at_s in sorted(begun.items())]
 
 
 @dataclass(frozen=True)

@@ -170,22 +170,22 @@ def _alone(run: Record, history: History) -> Finding:
 
 
 def _replayed(run: Record, history: History) -> Finding | None:
-    """A step all of whose indices had been consumed while the epoch still had others to give. Nothing is said of a job
-    that did so before any fault: it draws with replacement."""
+    """A resume whose first step consumed again what had all been consumed, while the epoch had at least a batch left to
+    give: less than that is what drop_last leaves out, and comes first in a later epoch. Nothing is said of a job that
+    did so before any fault: it draws with replacement."""
     steps = history.by_step()
     indices = {step: [i for one in by_rank.values() for i in one.indices] for step, by_rank in steps.items()}
-    last_use = {
-        index: step for step in sorted(indices, reverse=True) for index in indices[step]
-    }  # its first consumption
-    newest = max(last_use.values(), default=0)
+    first_use = {index: step for step in sorted(indices, reverse=True) for index in indices[step]}
     landed = landings(run)
     done_before = max(before(history, landed[0].at_s), default=0) if landed else max(steps, default=0)
-    for step in sorted(indices):
+    repeated = {step for step, own in indices.items() if own and all(first_use[index] < step for index in own)}
+    if any(step <= done_before for step in repeated):
+        return None
+    resumed = {one.base + 1 for one in history.attempts if one.number and one.base is not None}
+    for step in sorted(resumed & repeated):
         own = indices[step]
-        if own and step < newest and all(last_use[index] < step for index in own):
-            if step <= done_before:
-                return None
-            old = last_use[own[0]]
+        if sum(first > step for first in first_use.values()) >= len(own):
+            old = first_use[own[0]]
             return failed(f"{_ranges(own)} were consumed twice in one epoch, in steps {old} and {step}", step=step)
     return None
 

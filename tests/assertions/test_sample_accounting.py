@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -96,6 +97,24 @@ def test_a_job_that_draws_with_replacement_repeats_no_epoch(trainer: Any) -> Non
     ]
     finding = SampleAccounting().judge(replace(run, events=tuple(again)), [])
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
+def test_epochs_that_leave_out_a_rest_are_no_replay(trainer: Any) -> None:
+    """A shuffled loader with drop_last leaves out other samples in each epoch: some come first in a late epoch, after a
+    batch all of which had come before. That is no replay, and without a twin too none is told of."""
+
+    def moved(e: Any, base: int) -> Any:
+        step = e.step + base * e.attempt
+        epoch, batch = divmod(step - 1, 7)  # 60 samples, 7 batches of 8
+        order = random.Random(epoch).sample(range(60), 60)[8 * batch :][:8]
+        indices = order[4 * e.rank : 4 * e.rank + 4]
+        return replace(e, data={**e.data, "indices": indices, "samples": [f"d{index}" for index in indices]})
+
+    for kill, base in ((8, 5), (18, 15)):
+        run = trainer(kills=[(kill, 1)]).record()
+        events = tuple(moved(e, base) if e.kind is Kind.STEP else e for e in run.events)
+        finding = SampleAccounting().judge(replace(run, events=events), [])
+        assert finding.outcome is Outcome.PASSED, finding.reason
 
 
 def test_unseen_samples_are_inconclusive_by_name(trainer: Any) -> None:

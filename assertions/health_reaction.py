@@ -20,7 +20,8 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class HealthReaction:
-    """Each bound is the longest time from the fault on; a part without a bound is measured and not asked for.
+    """The longest time from the fault on until a watcher was told (`noticed`), a checkpoint was saved (`checkpointed`),
+    and the ranks on that GPU had left (`drained`); a part without a bound is measured and not asked for.
     `excluded`: no rank came back to the node's GPU in the attempt after."""
 
     noticed: Seconds | None = None

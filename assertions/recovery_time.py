@@ -31,6 +31,10 @@ _PARTS = {
 class RecoveryTime:
     """Bounds in seconds since the fault was applied; without any, the job must catch up at all.
 
+    `felt`; `detect`: somebody noticed; `torn_down`: the last rank of the old attempt was gone; `rendezvous`: the ranks
+    had found each other again; `workers_up`: all ranks were up; `restored`: the checkpoint was loaded; `first_step`:
+    the first step was done; `catch_up`: the job had got further than before the fault.
+
     `lost_steps`: at most so many steps are done again. `invalid_time`: interruptions × recovery, plus all the time that
     training stood still to write checkpoints (Baidu's invalid training time)."""
 

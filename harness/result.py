@@ -23,12 +23,12 @@ class Verdict(str, Enum):
 
 
 class ExitCode(IntEnum):
-    PASSED = 0
-    FAILED = 1
-    INCONCLUSIVE = 2
-    USAGE = 3
-    ROLLBACK = 4
-    INTERNAL = 5
+    PASSED = 0  # passed
+    FAILED = 1  # an assertion failed
+    INCONCLUSIVE = 2  # inconclusive: this run is no evidence
+    USAGE = 3  # bad usage, or a scenario that can't be carried out here
+    ROLLBACK = 4  # the rollback is incomplete: the machine is not as it was
+    INTERNAL = 5  # internal error
 
 
 # The worst of several: 3 > 4 > 5 > 1 > 2 > 0.

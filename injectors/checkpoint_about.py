@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Tracker(CheckpointFault):
     """The file that says which checkpoint is the newest (`latest`, `latest_checkpointed_iteration.txt`) is empty, or
-    names an older one."""
+    names an older one: `how`."""
 
     how: Literal["empty", "stale"] = "empty"
     newest: Count = 1

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FlipBits(CheckpointFault):
-    """`bits` bits are inverted, all in one tensor, or in the files that describe the tensors."""
+    """`bits` bits are inverted. `place`: all in one tensor, or in the files that describe the tensors."""
 
     bits: Count = 1
     place: Literal["tensor", "metadata"] = "tensor"

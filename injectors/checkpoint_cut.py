@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Truncate(CheckpointFault):
-    """One file of tensors ends early: at `keep` of its length, or where the seed says."""
+    """One file of tensors ends early: at `keep` of its length (0 to 1), or where the seed says."""
 
     keep: Share | None = None
     newest: Count = 1
@@ -49,7 +49,7 @@ class TornWrite(CheckpointFault):
 
 @dataclass(frozen=True)
 class Delete(CheckpointFault):
-    """One file is gone: of tensors, or one that describes them."""
+    """One file is gone. `what`: one of tensors, or one that describes them."""
 
     what: Literal["shard", "metadata"] = "shard"
     newest: Count = 1

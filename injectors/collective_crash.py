@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Crash(Fault):
-    """Hands the collective to torch, and dies at once by SIGKILL, SIGABRT or SIGSEGV: data may be on its way."""
+    """Hands the collective to torch, and dies at once: data may be on its way. `by`: SIGKILL, SIGABRT or SIGSEGV."""
 
     by: Literal["kill", "abort", "segfault"] = "kill"
 

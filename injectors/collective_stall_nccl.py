@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StallNccl(Fault):
-    """Waits in front of the `nth` call of that name after the moment of the trigger, whoever makes it (torch, an
-    extension, ctypes), of at least and at most so many bytes. A C library does it, by NVTX."""
+    """Waits in front of the `nth` call of the function `call` after the moment of the trigger, whoever makes it (torch,
+    an extension, ctypes), of at least and at most so many bytes. A C library does it, by NVTX."""
 
     call: str = "ncclAllReduce"
     nth: int = 1

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Abort(Fault):
-    """No exception reaches Python: no handler, no clean-up. What a broken device mostly looks like in a real job."""
+    """No exception reaches Python: no handler, no clean-up. What a broken device mostly looks like in a real job.
+    `kind`: which of CUDA's errors its words name."""
 
     kind: Kind = "ecc"
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Error(Fault):
     """PyTorch's own error, with its text and code, in the call that the Moment is at, and in each one after. Where
-    there is no GPU, the CPU stands for the device. A job that catches it and goes on meets it again."""
+    there is no GPU, the CPU stands for the device. A job that catches it and goes on meets it again. `kind`: which of
+    CUDA's errors it is."""
 
     kind: Kind = "ecc"
 

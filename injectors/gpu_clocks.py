@@ -14,7 +14,8 @@ _REASONS = {"software": 0x20, "hardware": 0x40 | 0x8, "power_brake": 0x80 | 0x8}
 
 @dataclass(frozen=True)
 class ThermalSlowdown(OutsideFault):
-    """Clocks are held down by the driver, by the GPU itself, or by the power supply; `celsius` is its temperature."""
+    """Clocks are held down, for a `reason`: by the driver, by the GPU itself, or by the power supply. `celsius` is its
+    temperature."""
 
     reason: Literal["software", "hardware", "power_brake"] = "hardware"
     celsius: int = 92

@@ -13,7 +13,8 @@ Number = Literal[48, 63, 64, 74, 79, 94, 95, 119, 120, 121, 140, 143, 144, 145, 
 
 @dataclass(frozen=True)
 class Xid(OutsideFault):
-    """An event for all who wait for one, and, with `kernel_log`, its lines in `kernel.log` beside the orders."""
+    """Xid `number`: an event for all who wait for one, and, with `kernel_log`, its lines in `kernel.log` beside the
+    orders."""
 
     number: Number
     gpu: int | None = None

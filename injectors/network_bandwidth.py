@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bandwidth(Fault):
-    """What the target nodes send goes at this rate at most (a token bucket)."""
+    """What the target nodes send goes at `mbit` million bits a second at most (a token bucket)."""
 
     mbit: float = 10.0
 

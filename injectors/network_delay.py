@@ -11,7 +11,7 @@ from torchaos.harness.agent.wire import Seconds
 
 @dataclass(frozen=True)
 class Delay(ShapedFault):
-    """Each packet comes so much later, give or take the jitter, in the order in which it was sent."""
+    """Each packet comes `delay` later, give or take `jitter`, in the order in which it was sent."""
 
     delay: Seconds = 0.05
     jitter: Seconds = 0.0

@@ -11,7 +11,7 @@ from torchaos.harness.agent.wire import Seconds
 
 @dataclass(frozen=True)
 class Duplicate(ShapedFault):
-    """So many of the packets come twice."""
+    """`percent` of the packets come twice."""
 
     percent: float = 10.0
 
@@ -28,7 +28,7 @@ class Duplicate(ShapedFault):
 
 @dataclass(frozen=True)
 class Reorder(ShapedFault):
-    """So many of the packets overtake those before them, which are delayed."""
+    """`percent` of the packets overtake those before them, which come `delay` later."""
 
     percent: float = 25.0
     delay: Seconds = 0.01
@@ -46,7 +46,7 @@ class Reorder(ShapedFault):
 
 @dataclass(frozen=True)
 class Corrupt(ShapedFault):
-    """In so many of the packets one bit is another. TCP's checksum finds it, and they are sent again."""
+    """In `percent` of the packets one bit is another. TCP's checksum finds it, and they are sent again."""
 
     percent: float = 5.0
 

@@ -10,8 +10,8 @@ from torchaos.harness.agent.fault import CutFault
 
 @dataclass(frozen=True)
 class Loss(CutFault):
-    """Each packet between the target nodes and `peers` (by default all others) is lost with this probability, in both
-    directions."""
+    """`percent` of the packets between the target nodes and `peers` (by default all others) are lost, drawn for each,
+    in both directions."""
 
     percent: float = 10.0
     peers: list[int] = field(default_factory=list)

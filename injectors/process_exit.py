@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exit(Fault):
-    """_exit(2): no clean-up runs. Code 0 is the nasty one: a supervisor takes it for success."""
+    """_exit(2) with `code`: no clean-up runs. 0 is the nasty one: a supervisor takes it for success."""
 
     code: int = 1
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HoldGil(Fault):
-    """Sleeps in C without giving up the interpreter lock: heartbeats and watchdog threads in Python stop too."""
+    """Sleeps in C for `time` without giving up the interpreter lock: heartbeats and watchdog threads in Python stop
+    too."""
 
     time: Seconds = 5.0
 

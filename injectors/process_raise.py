@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Raise(Fault):
-    """RuntimeError raised where the Moment is. A job may catch it and go on: then the fault was not felt."""
+    """RuntimeError with `text`, raised where the Moment is. A job may catch it and go on: then the fault was not
+    felt."""
 
     text: str = "injected by torchaos"
 

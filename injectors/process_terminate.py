@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Terminate(Fault):
-    """SIGTERM, and SIGKILL for what is still there after the grace period. With `target: {node: N}` it reaches the
+    """SIGTERM, and SIGKILL for what is still there after `grace`. With `target: {node: N}` it reaches the
     torchelastic agent, as a preemption notice reaches a container's first process; else the ranks themselves."""
 
     grace: Seconds = 30.0

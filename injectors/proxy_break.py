@@ -60,7 +60,7 @@ class SlowClose(ProxyFault):
 
 @dataclass(frozen=True)
 class LimitData(ProxyFault):
-    """Each connection is closed once the endpoint has sent so many bytes over it."""
+    """Each connection is closed once the endpoint has sent so many `bytes` over it."""
 
     endpoint: str
     bytes: Count = 1024

@@ -13,7 +13,7 @@ Stream = Literal["both", "upstream", "downstream"]  # upstream: what the job sen
 
 @dataclass(frozen=True)
 class Latency(ProxyFault):
-    """All that goes through comes so much later, give or take the jitter."""
+    """All that goes through comes `latency` later, give or take `jitter`."""
 
     endpoint: str
     latency: Seconds = 0.5
@@ -29,7 +29,7 @@ class Latency(ProxyFault):
 
 @dataclass(frozen=True)
 class Bandwidth(ProxyFault):
-    """Each connection gets so many KB/s at most."""
+    """Each connection gets `rate` KB/s at most."""
 
     endpoint: str
     rate: Positive = 100.0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Error(StorageFault):
-    """Reads or writes under the checkpoint folder fail with `error`."""
+    """Reads or writes (`on`) under the checkpoint folder fail with `error`."""
 
     error: Literal["EIO", "ENOSPC", "EDQUOT", "ESTALE", "EROFS", "EACCES"] = "EIO"
     on: Literal["writes", "reads", "both"] = "writes"
@@ -30,7 +30,7 @@ class Error(StorageFault):
 
 @dataclass(frozen=True)
 class FsyncError(StorageFault):
-    """fsync fails: what was written may never have reached the disk."""
+    """fsync fails with `error`: what was written may never have reached the disk."""
 
     error: Literal["EIO", "ENOSPC", "EDQUOT"] = "EIO"
     ranks: tuple[int, ...] = drawn()

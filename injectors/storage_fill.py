@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fill(OutsideFault):
-    """A file of ours takes the room, for every rank, whatever it has open; what the job removes, it can use again."""
+    """A file of ours takes all room but `left` bytes, for every rank, whatever it has open; what the job removes, it
+    can use again."""
 
     left: Size = 0
 

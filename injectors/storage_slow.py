@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Slow(StorageFault):
-    """Each read or write takes `delay` longer, and at most `rate` bytes per second get through."""
+    """Each read or write (`on`) takes `delay` longer, and at most `rate` bytes per second get through."""
 
     delay: Seconds = 0.05
     rate: Positive | None = None
@@ -31,8 +31,9 @@ class Slow(StorageFault):
 
 @dataclass(frozen=True)
 class Stall(StorageFault):
-    """What touches the folder hangs, and not even SIGKILL ends who waits, as on a hard NFS mount whose server is gone.
-    `for` says how long. The kernel locks a folder in which a file is being made: others may have to wait there too."""
+    """What touches the folder (`on`) hangs, and not even SIGKILL ends who waits, as on a hard NFS mount whose server is
+    gone. `for` says how long. The kernel locks a folder in which a file is being made: others may have to wait there
+    too."""
 
     on: Literal["writes", "reads", "all"] = "all"
     ranks: tuple[int, ...] = drawn()

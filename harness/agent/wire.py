@@ -92,30 +92,30 @@ class Kind(str, Enum):
 # The keys that every payload of a kind has; writers refuse a payload that lacks one, readers bear with
 # keys that they don't know. Times are seconds, sizes bytes.
 FIELDS: Mapping[Kind, frozenset[str]] = {
-    Kind.STAGE: frozenset({"stage"}),
-    Kind.NOTE: frozenset({"text"}),
+    Kind.STAGE: frozenset({"stage"}),  # the harness goes on to this part of its work
+    Kind.NOTE: frozenset({"text"}),  # shown with the verdict
     Kind.STOPPED: frozenset({"reason"}),  # + interrupted: by somebody outside; enough: on purpose
     Kind.PROBED: frozenset({"probe", "holds"}),  # of a condition that looks at something; + reason
-    Kind.JOB_STARTED: frozenset({"submission", "pid"}),
-    Kind.JOB_EXITED: frozenset({"submission", "pid", "exit_code"}),
+    Kind.JOB_STARTED: frozenset({"submission", "pid"}),  # the command was started, by its own pid
+    Kind.JOB_EXITED: frozenset({"submission", "pid", "exit_code"}),  # negative: signal; None: unknown
     # Of a job on several nodes: each node's command; the job itself exits with the last of them.
     Kind.NODE_STARTED: frozenset({"submission", "node", "pid"}),
-    Kind.NODE_EXITED: frozenset({"submission", "node", "pid", "exit_code"}),
+    Kind.NODE_EXITED: frozenset({"submission", "node", "pid", "exit_code"}),  # likewise
     # Seconds that make the node's CLOCK_MONOTONIC that of node 0, and how far that may be off.
     Kind.CLOCK: frozenset({"node", "offset_s", "error_s"}),
     Kind.LOG_STEP: frozenset({"step", "adapter"}),  # + loss, lr
-    Kind.LOG_CAUSE: frozenset({"cause", "line"}),
+    Kind.LOG_CAUSE: frozenset({"cause", "line"}),  # a known failure of torch, gloo or NCCL; + advice
     Kind.ELASTIC_WORKER: frozenset({"state", "pid"}),  # START, SUCCEEDED, FAILED; + local_rank
-    Kind.ELASTIC_FAILURE: frozenset({"exit_code", "local_rank", "pid"}),
-    Kind.ELASTIC_TEARDOWN: frozenset({"pid", "signal"}),
-    Kind.ELASTIC_RENDEZVOUS: frozenset({"done"}),
-    Kind.ELASTIC_RESTART: frozenset({"attempts_left"}),
-    Kind.RANK_UP: frozenset({"pid", "start_ticks", "local_rank", "world_size", "node"}),
+    Kind.ELASTIC_FAILURE: frozenset({"exit_code", "local_rank", "pid"}),  # torchelastic says that this worker failed
+    Kind.ELASTIC_TEARDOWN: frozenset({"pid", "signal"}),  # torchelastic ends a worker with this signal
+    Kind.ELASTIC_RENDEZVOUS: frozenset({"done"}),  # begun, or done
+    Kind.ELASTIC_RESTART: frozenset({"attempts_left"}),  # torchelastic starts the workers again
+    Kind.RANK_UP: frozenset({"pid", "start_ticks", "local_rank", "world_size", "node"}),  # it was seen to live
     Kind.RANK_STATE: frozenset({"pid", "state"}),  # state: the letter of /proc/PID/stat
     Kind.RANK_EXITED: frozenset({"pid", "start_ticks", "exit_code"}),  # negative: signal; None: unknown
     # + group: the address of the store that torchelastic gave to all ranks of one rendezvous
     Kind.AGENT_STARTED: frozenset({"pid", "start_ticks", "local_rank", "world_size", "python", "torch", "hooks"}),
-    Kind.AGENT_FAILED: frozenset({"hook", "error"}),
+    Kind.AGENT_FAILED: frozenset({"hook", "error"}),  # an error in a hook switched it off; the job goes on
     Kind.AGENT_ENDED: frozenset({"unseen"}),  # hooks that were installed and never fired
     # losses: one float (or None: not copied yet) per backward; samples: a digest per row that was trained
     # on, None where nothing could be seen; indices: of the same batches, None where there are none;
@@ -123,23 +123,23 @@ FIELDS: Mapping[Kind, frozenset[str]] = {
     # phases: seconds by phase; skipped: the optimizer step was skipped (GradScaler)
     Kind.STEP: frozenset({"losses", "samples", "indices", "lr", "opt_step", "sched_step", "phases", "skipped"}),
     Kind.LOSS: frozenset({"losses"}),  # late values of the step in the envelope (asynchronous copies)
-    Kind.SAVE_BEGIN: frozenset({"path", "format"}),
-    Kind.SAVE_END: frozenset({"path", "format", "ok", "blocked_s"}),
-    Kind.LOAD_BEGIN: frozenset({"path", "format"}),
+    Kind.SAVE_BEGIN: frozenset({"path", "format"}),  # format: torch, dcp, safetensors
+    Kind.SAVE_END: frozenset({"path", "format", "ok", "blocked_s"}),  # blocked_s: how long training stood still for it
+    Kind.LOAD_BEGIN: frozenset({"path", "format"}),  # as a save
     Kind.LOAD_END: frozenset({"path", "format", "ok", "numbers"}),  # numbers: step-like entries found
-    Kind.ARMED: frozenset({"fault", "targets"}),
-    Kind.HELD: frozenset({"fault", "phase", "global_step"}),
-    Kind.APPLYING: frozenset({"fault", "phase", "global_step", "pid"}),
-    Kind.APPLIED: frozenset({"fault"}),
-    Kind.ROLLED_BACK: frozenset({"fault", "verified"}),
-    Kind.MISSED: frozenset({"fault", "reason"}),
+    Kind.ARMED: frozenset({"fault", "targets"}),  # the agents have it; targets: ranks
+    Kind.HELD: frozenset({"fault", "phase", "global_step"}),  # the pacer waits at the Moment
+    Kind.APPLYING: frozenset({"fault", "phase", "global_step", "pid"}),  # the fault is about to act, here
+    Kind.APPLIED: frozenset({"fault"}),  # it has acted
+    Kind.ROLLED_BACK: frozenset({"fault", "verified"}),  # it was taken back, and whether that was verified; + reason
+    Kind.MISSED: frozenset({"fault", "reason"}),  # it did not land, and why
     Kind.EFFECT: frozenset({"fault", "effect"}),  # what an injector saw of its own fault
     # What the kernel has counted on the job's own connections since the fault was applied, and round trips in ms.
     # + measured: what a probe connection saw, by the names of what was asked for
     Kind.NETWORK: frozenset({"fault", "counts"}),
     Kind.CONTAINER: frozenset({"fault", "node", "action"}),  # what the engine has told of a node's container
-    Kind.GUARDED: frozenset({"record", "handles"}),
-    Kind.HEALED: frozenset({"record", "handle", "verified"}),
+    Kind.GUARDED: frozenset({"record", "handles"}),  # the reaper has the way back on disk; record: of the undo log
+    Kind.HEALED: frozenset({"record", "handle", "verified"}),  # the reaper has taken one handle back
     # By our observers, from outside. ranks: the culprits, as far as they are known; since_s: CLOCK_MONOTONIC
     Kind.HANG_SUSPECTED: frozenset({"observer", "ranks", "since_s"}),
     Kind.HANG_DECLARED: frozenset({"observers", "ranks", "since_s"}),  # + what a diagnosis says

@@ -22,14 +22,16 @@ class Risk(Strict):
         Target | None, BeforeValidator(lambda value: {"all": True} if value == "all" else value),
         Field(description="Whom it hits; `any` is drawn anew each time."),
     ] = None  # fmt: skip
-    with_: Annotated[dict[str, Any], Field(alias="with")] = Field(default_factory=dict)
+    with_: Annotated[dict[str, Any], Field(alias="with", description="The injector's parameters.")] = Field(
+        default_factory=dict
+    )
     for_: Annotated[Seconds | None, Field(alias="for", description="Taken back after this long.")] = None
 
 
 class Preset(Strict):
     """A published table of causes; see `torchaos gameday --presets`."""
 
-    name: str
+    name: Annotated[str, Field(description="Of the table.")]
     by: Annotated[Literal["count", "gpu_time"], Field(description="How the causes are weighed.")] = "count"
 
 
@@ -77,13 +79,13 @@ class GameDay(Strict):
     """A job, and what may happen to it over a long time."""
 
     gameday: Annotated[str, Field(pattern=NAME, description="Its name.")]
-    description: str = ""
+    description: Annotated[str, Field(description="For the report.")] = ""
     seed: Annotated[Index, Field(description="Decides everything that is drawn.")] = 0
-    job: Job
+    job: Annotated[Job, Field(description="The job that the faults hit; {day} is a folder that its rounds share.")]
     duration: Annotated[Length, Field(description="How long faults come.")]
-    arrivals: Arrivals
-    preset: Preset | None = None
-    faults: list[Risk] = Field(default_factory=list)
+    arrivals: Annotated[Arrivals, Field(description="When they come.")]
+    preset: Annotated[Preset | None, Field(description="Causes and weights of a published table.")] = None
+    faults: Annotated[list[Risk], Field(description="What may happen, and how often.")] = Field(default_factory=list)
     rest: Annotated[Seconds, Field(description="So long after a recovery no fault comes.")] = 10.0
     gate: Annotated[
         Literal["recovered", "none"],
@@ -91,17 +93,23 @@ class GameDay(Strict):
     ] = "recovered"
     patience: Annotated[Length, Field(description="A job that makes no step for so long is stuck.")] = 300.0
     give_up: Annotated[Count, Field(description="So many rounds in a row that got stuck end the game day.")] = 3
-    round: RoundSize = Field(default_factory=RoundSize)
-    score: Bounds = Field(default_factory=Bounds)
+    round: Annotated[RoundSize, Field(description="How much of it is one run.")] = Field(default_factory=RoundSize)
+    score: Annotated[Bounds, Field(description="What the score has to be.")] = Field(default_factory=Bounds)
     assert_: Annotated[Items, Field(alias="assert", description="What must hold in every round.")] = Field(
         default_factory=list
     )
-    steady_state: Items = Field(default_factory=list)
-    stop: Items = Field(default_factory=list)
-    limits: Limits = Field(default_factory=Limits)
-    consent: list[str] = Field(default_factory=list)
-    launcher: str = "local"
-    tags: list[str] = Field(default_factory=list)
+    steady_state: Annotated[Items, Field(description="What must hold before a round's first fault.")] = Field(
+        default_factory=list
+    )
+    stop: Annotated[Items, Field(description="What ends a round early.")] = Field(default_factory=list)
+    limits: Annotated[Limits, Field(description="Blast radius, of each round.")] = Field(default_factory=Limits)
+    consent: Annotated[list[str], Field(description="What may hurt the host; the command line must say it too.")] = (
+        Field(default_factory=list)
+    )
+    launcher: Annotated[str, Field(description="Where the job's nodes are: local, netns, docker.")] = "local"
+    tags: Annotated[list[str], Field(description="Words of yours, for what reads the file.")] = Field(
+        default_factory=list
+    )
 
     @model_validator(mode="after")
     def _something(self) -> GameDay:

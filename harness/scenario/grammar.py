@@ -47,7 +47,7 @@ class Strict(BaseModel):
 class Between(Strict):
     """A number drawn by the seed, both ends included."""
 
-    between: Annotated[list[Index], Field(min_length=2, max_length=2)]
+    between: Annotated[list[Index], Field(min_length=2, max_length=2, description="The smallest and the largest.")]
 
     @model_validator(mode="after")
     def _in_order(self) -> Between:
@@ -59,6 +59,8 @@ class Between(Strict):
 
 
 class Checkpoints(Strict):
+    """Where the job keeps its checkpoints: what is read, judged and damaged."""
+
     path: Annotated[str, Field(min_length=1, description="Folder under which the job keeps its checkpoints.")]
     size: Annotated[
         Bytes | None, Field(ge=1, description="It is a file system of its own, in memory, of this size; needs {run}/.")
@@ -75,6 +77,8 @@ class Checkpoints(Strict):
 
 
 class Resubmit(Strict):
+    """The command is started again, as a scheduler in front of torchrun does."""
+
     times: Annotated[Count, Field(description="How often the command is started again when it exits with an error.")]
     delay: Annotated[Seconds, Field(description="How long after the exit.")] = 0.0
 
@@ -107,6 +111,8 @@ def _address(text: str) -> str:
 
 
 class Job(Strict):
+    """The training run under test."""
+
     command: Annotated[
         str | list[str],
         Field(description="The torchrun command line, as you would type it. {run}: the run's own folder; {jobs}: the "
@@ -116,7 +122,7 @@ class Job(Strict):
     env: Annotated[dict[str, str], Field(description="Added to the environment; values are text.")] = Field(
         default_factory=dict
     )
-    checkpoints: Checkpoints | None = None
+    checkpoints: Annotated[Checkpoints | None, Field(description="Where its checkpoints are.")] = None
     endpoints: Annotated[
         dict[Annotated[str, Field(pattern=NAME)], Annotated[str, AfterValidator(_address)]],
         Field(description="What the job reaches by an address, host:port by name; {endpoint.NAME} in command and env "
@@ -125,24 +131,26 @@ class Job(Strict):
     timeout: Annotated[Seconds, Field(description="The run is ended after this long.")] = 600.0
     world_size: Annotated[Count | None, Field(description="How many ranks, where the command does not say it.")] = None
     nodes: Annotated[Count | None, Field(description="How many nodes, where the command does not say it.")] = None
-    container: Container | None = None
-    log: Log | None = None
-    resubmit: Resubmit | None = None
+    container: Annotated[Container | None, Field(description="For launcher: docker.")] = None
+    log: Annotated[Log | None, Field(description="Where steps and losses are printed, and how.")] = None
+    resubmit: Annotated[Resubmit | None, Field(description="Without it a command that has ended stays ended.")] = None
 
 
 class Target(Strict):
     """Whom a fault hits: exactly one of these."""
 
-    rank: Index | Literal["any"] | None = None
-    ranks: Annotated[list[Index], Field(min_length=1)] | None = None
-    node: Index | Literal["any"] | None = None
-    nodes: Annotated[list[Index], Field(min_length=1)] | None = None
+    rank: Annotated[Index | Literal["any"] | None, Field(description="This one; any is drawn by the seed.")] = None
+    ranks: Annotated[list[Index] | None, Field(min_length=1, description="These.")] = None
+    node: Annotated[
+        Index | Literal["any"] | None, Field(description="All ranks of this node; any is drawn by the seed.")
+    ] = None
+    nodes: Annotated[list[Index] | None, Field(min_length=1, description="All ranks of these nodes.")] = None
     local_rank: Annotated[Index | None, Field(description="This local rank, on every node.")] = None
     count: Annotated[Count | None, Field(description="So many ranks, drawn by the seed.")] = None
     percent: Annotated[float | None, Field(gt=0, le=100, strict=False, description="So many percent of the ranks.")] = (
         None
     )
-    all: Literal[True] | None = None
+    all: Annotated[Literal[True] | None, Field(description="Every rank; `target: all` is the same.")] = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Target:
@@ -174,7 +182,9 @@ class When(Strict):
         Seconds | None, Field(description="So long after the launch; beside after: no sooner than that.")
     ] = None
     after: Annotated[str | None, Field(description="After something happened to this earlier fault.")] = None
-    state: Literal["applied", "felt", "recovered", "rolled_back"] = "applied"
+    state: Annotated[
+        Literal["applied", "felt", "recovered", "rolled_back"], Field(description="What happened to that fault.")
+    ] = "applied"
     checkpoints: Annotated[Count | None, Field(description="Once so many checkpoints have been saved.")] = None
     delay: Annotated[Seconds, Field(description="And so long after that.")] = 0.0
 
@@ -205,13 +215,15 @@ class When(Strict):
 
 
 class Fault(Strict):
+    """What goes wrong, in whom, and when."""
+
     inject: Annotated[str, Field(description="The injector's name; `torchaos list` shows all.")]
     id: Annotated[str | None, Field(pattern=NAME, description="How other faults and the report call it.")] = None
     target: Annotated[
         Target | None, BeforeValidator(lambda value: {"all": True} if value == "all" else value),
         Field(description="Whom it hits. Faults that hit files or endpoints have none."),
     ] = None  # fmt: skip
-    when: When
+    when: Annotated[When, Field(description="When it lands.")]
     with_: Annotated[dict[str, Any], Field(alias="with", description="The injector's parameters.")] = Field(
         default_factory=dict
     )
@@ -224,32 +236,32 @@ class Fault(Strict):
 class Never(Strict):
     """What no fault may ever hit; a random target is drawn among the others."""
 
-    ranks: list[Index] = Field(default_factory=list)
-    nodes: list[Index] = Field(default_factory=list)
+    ranks: Annotated[list[Index], Field(description="These ranks.")] = Field(default_factory=list)
+    nodes: Annotated[list[Index], Field(description="All ranks of these nodes.")] = Field(default_factory=list)
 
 
 class Limits(Strict):
     """Blast radius: a plan that goes beyond it is refused, and a fault that would go beyond it does not land."""
 
     ranks: Annotated[Count | None, Field(description="So many ranks at most, over all faults of the run.")] = None
-    nodes: Count | None = None
+    nodes: Annotated[Count | None, Field(description="On so many nodes at most.")] = None
     percent: Annotated[
         float | None, Field(gt=0, le=100, strict=False, description="So many percent of the job's ranks at most.")
     ] = None
     duration: Annotated[Seconds | None, Field(description="No fault lasts longer; it is then taken back.")] = None
-    never: Never = Field(default_factory=Never)
+    never: Annotated[Never, Field(description="Whom no fault may hit.")] = Field(default_factory=Never)
 
 
 class Twin(Strict):
     """The fault-free run that the faulted one is compared with; more than one only where the first differs."""
 
-    runs: Annotated[int, Field(ge=0, le=5)] = 3
+    runs: Annotated[int, Field(ge=0, le=5, description="So many at most; `twin: none` is 0.")] = 3
 
 
 class Repeat(Strict):
     """How often the scenario is run, with seeds counted up, and how many of them must pass: all, unless said here."""
 
-    times: Count
+    times: Annotated[Count, Field(description="How often; `repeat: 30` is the same.")]
     at_least: Annotated[Count | None, Field(description="So many of them must pass.")] = None
     rate: Annotated[
         float | None, Field(gt=0, lt=1, description="The share that passes must be shown to be at least this.")
@@ -278,8 +290,10 @@ def _item(value: Any) -> Any:
 class Item(Strict):
     """An assertion or a condition."""
 
-    name: str
-    params: dict[str, Any] = Field(default_factory=dict)
+    name: Annotated[str, Field(description="`torchaos list` shows all.")]
+    params: Annotated[dict[str, Any], Field(description="Its bounds, written as `name: {bound: value}`.")] = Field(
+        default_factory=dict
+    )
 
 
 Items = list[Annotated[Item, BeforeValidator(_item)]]
@@ -289,11 +303,13 @@ class Scenario(Strict):
     """One experiment: a job, what goes wrong in it, and what must hold all the same."""
 
     scenario: Annotated[str, Field(pattern=NAME, description="Its name: small letters, digits, dots and dashes.")]
-    description: str = ""
+    description: Annotated[str, Field(description="What it shows, for reports.")] = ""
     seed: Annotated[Index, Field(description="Decides everything that is drawn.")] = 0
-    job: Job
-    faults: list[Fault] = Field(default_factory=list)
-    assert_: Annotated[Items, Field(alias="assert", min_length=1)]
+    job: Annotated[Job, Field(description="The job that the faults hit.")]
+    faults: Annotated[list[Fault], Field(description="What goes wrong, each at its own moment.")] = Field(
+        default_factory=list
+    )
+    assert_: Annotated[Items, Field(alias="assert", min_length=1, description="What must hold all the same.")]
     steady_state: Annotated[Items, Field(description="What must hold before any fault is injected.")] = Field(
         default_factory=list
     )
@@ -301,16 +317,20 @@ class Scenario(Strict):
     until: Annotated[Items, Field(description="What ends the run on purpose: all of it together.")] = Field(
         default_factory=list
     )
-    limits: Limits = Field(default_factory=Limits)
+    limits: Annotated[Limits, Field(description="Blast radius.")] = Field(default_factory=Limits)
     consent: Annotated[
         list[str],
         Field(description="What may hurt the host, such as kmsg or clock; the command line must say it too."),
     ] = Field(default_factory=list)
-    twin: Annotated[Twin, BeforeValidator(lambda value: {"runs": 0} if value == "none" else value)] = Field(
-        default_factory=Twin
-    )
+    twin: Annotated[
+        Twin, BeforeValidator(lambda value: {"runs": 0} if value == "none" else value),
+        Field(description="How often the job is run without its faults, to compare with; or none."),
+    ] = Field(default_factory=Twin)  # fmt: skip
     repeat: Annotated[
-        Repeat | None, BeforeValidator(lambda value: {"times": value} if isinstance(value, int) else value)
-    ] = None
-    launcher: str = "local"
-    tags: list[str] = Field(default_factory=list)
+        Repeat | None, BeforeValidator(lambda value: {"times": value} if isinstance(value, int) else value),
+        Field(description="How often it is run; a number, or with what is asked of the repetitions."),
+    ] = None  # fmt: skip
+    launcher: Annotated[str, Field(description="Where the job's nodes are: local, netns, docker.")] = "local"
+    tags: Annotated[list[str], Field(description="Words of yours, for what reads the file.")] = Field(
+        default_factory=list
+    )

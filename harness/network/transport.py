@@ -24,7 +24,7 @@ class Machine:
     def this(cls) -> Machine:
         adapters = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
         gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-        return cls(gpus, tuple(adapters), find_library("nccl-net"))
+        return cls(gpus, tuple(adapters), find_library("nccl-net") if gpus else None)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import traceback
 
 import click
 
-from torchaos.harness.cli import care, diagnose, exec, explain, gameday, look, repro, results, run, shrink, verify
+from torchaos.harness.cli import care, diagnose, exec, explain, gameday, gate, look, repro, results, run, shrink, verify
 from torchaos.harness.cli.options import cli
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.result import ExitCode
@@ -25,6 +25,7 @@ __all__ = [
     "exec",
     "explain",
     "gameday",
+    "gate",
     "look",
     "main",
     "repro",

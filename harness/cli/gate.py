@@ -1,0 +1,89 @@
+"""`torchaos gate`: may this be released? Judges what was run against a file of bounds and waivers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from torchaos.harness.cli.options import CONSENT, JSON, JUNIT, PATH, cli
+from torchaos.harness.cli.run import run as run_scenarios
+from torchaos.harness.cli.run import write_reports
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.gate.grammar import Gate
+from torchaos.harness.gate.judged import Judged, judge_gate
+from torchaos.harness.gate.loader import load
+from torchaos.harness.gate.runs import Terms, found_in
+from torchaos.harness.registry import suggest
+from torchaos.harness.report import gate as report
+from torchaos.harness.secrecy import mask_words
+
+_RUNS = Path("torchaos-runs")
+
+
+@cli.command()
+@click.argument("file", type=PATH, metavar="GATE.yaml")
+@click.argument("runs", nargs=-1, type=PATH)
+@click.option("--env", "environment", metavar="NAME", help="The environment; needed where the file has several.")
+@click.option("--commit", default="", metavar="SHA", help="Only runs of a job at this commit count.")
+@click.option("--run", "run_missing", is_flag=True, help="First run what has no run that counts, into the first RUNS.")
+@CONSENT
+@JUNIT
+@JSON
+@click.pass_context
+def gate(
+    context: click.Context, file: Path, runs: Sequence[Path], environment: str | None, commit: str, run_missing: bool,
+    consent: Sequence[str], junit_file: Path | None, json_file: Path | None,
+) -> None:  # fmt: skip
+    """Judge what was run against a gate: its bounds, and its waivers.
+
+    RUNS: folders of run directories, however deep [default: torchaos-runs]. Exit code 0: it may be released; 1: it may
+    not; 2: the runs are no evidence; 3: the gate's file is wrong; 4: a run left something behind; 5: an error.
+    """
+    loaded, folders = load(file), list(runs) or [_RUNS]
+    where = _environment(loaded.gate, environment)
+    setting = loaded.gate.environments[where]
+    terms = Terms(
+        datetime.now(timezone.utc), timedelta(seconds=loaded.gate.max_age_s(where)), commit,
+        {str(name): one for name, one in setting.versions.items()},
+        tuple(mask_words(["--set", one])[1] for one in setting.set),
+    )  # fmt: skip
+
+    def judged() -> Judged:
+        now = replace(terms, now=datetime.now(timezone.utc))
+        result = judge_gate(loaded, where, found_in(folders), now)
+        write_reports(result.results, junit_file, json_file, result.repeats)
+        return result
+
+    if not run_missing:
+        for folder in folders:
+            if not folder.exists():
+                click.echo(f"{folder}: there is no such folder, and so no run in it", err=True)
+    else:
+        folders[0].mkdir(parents=True, exist_ok=True)
+        files = tuple(one.path for one in judged().missing)  # and the reports say so until these have run
+        if files:
+            with suppress(SystemExit):  # whatever came of it, the gate judges it
+                context.invoke(run_scenarios, files=files, out=folders[0], overrides=setting.set, consent=consent)
+    found = judged()
+    report.show(found, Console())
+    sys.exit(found.exit_code)
+
+
+def _environment(gate: Gate, asked: str | None) -> str:
+    known = list(gate.environments)
+    if asked is None and len(known) == 1:
+        return known[0]
+    if asked is None:
+        raise UsageError(f"the gate has several environments; name one with --env: {', '.join(known)}")
+    if asked not in known:
+        near = suggest(asked, known)
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+        raise UsageError(f"--env {asked}: the gate has no such environment; {hint}")
+    return asked

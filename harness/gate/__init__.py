@@ -1,0 +1,1 @@
+"""The release gate: which runs count, what they are held to in an environment, and what is waived for how long."""

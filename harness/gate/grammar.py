@@ -1,0 +1,72 @@
+"""The grammar of a release gate: which scenarios, how fresh, what bounds in which environment, what is waived."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from torchaos.harness.agent.wire import Seconds
+from torchaos.harness.scenario.grammar import NAME, Items, Strict
+
+Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(pattern=NAME)]
+
+
+def _day(value: object) -> date:
+    try:
+        return date.fromisoformat(str(value))
+    except ValueError:
+        raise ValueError(f"{value!r} is no date; write it as 2026-12-31") from None
+
+
+class Waiver(Strict):
+    """One assertion of one scenario that may fail until a day. An incomplete rollback and an error are never waived."""
+
+    scenario: Text
+    assertion: Annotated[str, Field(description="Its name; faults: that the job does not outlive its faults.")]
+    reason: Annotated[Text, Field(description="Why it is let through.")]
+    ticket: Annotated[Text, Field(description="Where the work on it is followed.")]
+    expires: Annotated[date, BeforeValidator(_day), Field(description="The last day that it holds, in UTC.")]
+    environments: Annotated[list[Name] | None, Field(min_length=1, description="Only there.")] = None
+    covers: Annotated[
+        list[Literal["failed", "inconclusive"]], Field(min_length=1, description="The verdicts that it lets through.")
+    ] = Field(default_factory=lambda: ["failed"])  # type: ignore[arg-type]
+
+
+class Environment(Strict):
+    bounds: Annotated[
+        dict[str, Items],
+        Field(description="By scenario, or by a pattern such as kill-*; written as under `assert`. They hold beside "
+              "the scenario's own."),
+    ] = Field(default_factory=dict)  # fmt: skip
+    set: Annotated[
+        list[str], Field(description="KEY=VALUE: how scenarios are run here, word for word as `run --set` takes it.")
+    ] = Field(default_factory=list)
+    versions: Annotated[
+        dict[Literal["torchaos", "torch", "python"], Text],
+        Field(description="What a run must have been made with; a pattern, such as 2.13.*."),
+    ] = Field(default_factory=dict)
+    max_age: Annotated[Seconds | None, Field(gt=0, description="Instead of the gate's.")] = None
+
+
+class Gate(Strict):
+    """What must be shown, and how lately, before something is released."""
+
+    gate: Annotated[Name, Field(description="Its name.")]
+    description: str = ""
+    scenarios: Annotated[
+        list[Text],
+        Field(min_length=1, description="Files, and folders of them, relative to this file; each must pass."),
+    ]
+    max_age: Annotated[Seconds, Field(gt=0, description="A run that began longer ago does not count.")]
+    environments: Annotated[dict[Name, Environment], Field(min_length=1)]
+    waivers: list[Waiver] = Field(default_factory=list)
+
+    def max_age_s(self, environment: str) -> float:
+        own = self.environments[environment].max_age
+        return self.max_age if own is None else own
+
+    def waivers_in(self, environment: str) -> list[Waiver]:
+        return [one for one in self.waivers if one.environments is None or environment in one.environments]

@@ -1,0 +1,168 @@
+"""What the gate makes of the runs that count: each is judged again under the gate's bounds, then the waivers apply.
+
+A bound of the gate holds beside the scenario's own: the assertion is judged under each, offline, from the record, and
+must pass under all. So the tightest counts, whichever way "tight" is, and a looser bound changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.gate import waivers
+from torchaos.harness.gate.grammar import Waiver
+from torchaos.harness.gate.loader import FAULTS, Layer, Loaded, Wanted
+from torchaos.harness.gate.runs import Found, Terms, counting, doubt
+from torchaos.harness.judging.verdict import records_of, verdict_of
+from torchaos.harness.plan import Plan
+from torchaos.harness.repeats.ask import Ask, ask_of
+from torchaos.harness.repeats.judged import Repeats, judge_repeats
+from torchaos.harness.result import Case, ExitCode, Result, Verdict, worst
+
+WAIVERS = "waivers"  # what reports call the group of them
+_CODES = {Verdict.PASSED: ExitCode.PASSED, Verdict.FAILED: ExitCode.FAILED, Verdict.ERROR: ExitCode.INTERNAL,
+          Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Judged:
+    """`results`: as the gate sees them, those of one scenario together, and the waivers last; `repeats`: of scenarios
+    that are judged by their rate; `missing`: scenarios that lack a run that counts."""
+
+    gate: str
+    environment: str
+    results: tuple[Result, ...]
+    repeats: tuple[Repeats, ...]
+    missing: tuple[Wanted, ...]
+    exit_code: ExitCode
+
+
+def judge_gate(loaded: Loaded, environment: str, runs: Sequence[Found], terms: Terms) -> Judged:
+    today = terms.now.date()
+    waived = loaded.gate.waivers_in(environment)
+    said: dict[int, list[Verdict]] = {number: [] for number in range(len(waived))}
+    results: list[Result] = []
+    repeats: list[Repeats] = []
+    missing: list[Wanted] = []
+    codes: list[ExitCode] = []
+    for wanted in loaded.wanted[environment]:
+        found, why = counting(wanted, runs, terms)
+        ask = ask_of(wanted.scenario.repeat)
+        cover = waivers.in_force(waived, wanted.name, today)
+        judged = [_judged(run, wanted, cover, terms) for run in found]
+        for result, before in judged:
+            if result.verdict in (Verdict.PASSED, Verdict.FAILED):
+                for number, waiver in enumerate(waived):
+                    if waiver.scenario == wanted.name and waiver.assertion in before:
+                        said[number].append(before[waiver.assertion])
+        own = [result for result, _ in judged]
+        if len(own) < ask.times:
+            missing.append(wanted)
+            told = why or f"only {len(own)} of its {ask.times} repetitions have a run that counts; run it again"
+            own.append(_without_run(wanted, told))
+        together = _together(wanted, own, ask) if ask.of_rate and wanted not in missing else None
+        codes += [ExitCode(together.exit_code)] if together else [ExitCode(one.exit_code) for one in own]
+        repeats += [together] if together else []
+        results += own
+    if waived:
+        states = [waivers.state(waiver, said[number], today) for number, waiver in enumerate(waived)]
+        results.append(_result(WAIVERS, "", 0, "", states))
+        codes.append(ExitCode(results[-1].exit_code))
+    return Judged(loaded.gate.gate, environment, tuple(results), tuple(repeats), tuple(missing), worst(codes))
+
+
+def _together(wanted: Wanted, results: Sequence[Result], ask: Ask) -> Repeats:
+    ask = replace(ask, times=len(results))
+    return judge_repeats(wanted.name, wanted.scenario.description, results, ask, "done",
+                         run_dirs=[one.run_dir for one in results])  # fmt: skip
+
+
+def _without_run(wanted: Wanted, why: str) -> Result:
+    case = Case("result", "assertion", Verdict.FAILED, why)
+    return _result(wanted.name, wanted.scenario.description, wanted.scenario.seed, "", [case])
+
+
+def _judged(
+    run: Found, wanted: Wanted, cover: Mapping[str, Waiver], terms: Terms
+) -> tuple[Result, Mapping[str, Verdict]]:
+    """The result as the gate sees it, and what is said of each assertion before anything is waived."""
+    views = [run.result] if run.result else []
+    extra = [Case("run", "faults", Verdict.ERROR, why)] if (why := doubt(run, terms)) else []
+    try:
+        views += judged_again(run, wanted.layers)
+    except (ChaosError, OSError) as error:
+        extra.append(Case("run", "faults", Verdict.ERROR, f"it can't be judged again: {error}"))
+    variants: dict[str, list[Case]] = {}
+    for view in views:
+        for case in view.cases:
+            variants.setdefault(case.name, []).append(case)
+    names = {FAULTS, *wanted.asserts}
+    applied = {name: waivers.apply(cover.get(name) if name in names else None, some) for name, some in variants.items()}
+    told = {case.name for view in views[:1] for case in view.cases}
+    unsaid = [name for name in wanted.asserts if views and name not in told]
+    extra += [Case(name, "assertion", Verdict.ERROR, "the run's result says nothing of it") for name in unsaid]
+    cases = [*extra, *_untold(views), *(one.case for name, one in applied.items() if name not in unsaid)]
+    first = run.told
+    result = _result(wanted.name, wanted.scenario.description, first.seed if first else wanted.scenario.seed,
+                     str(run.folder.root), cases, [view.exit_code for view in views])  # fmt: skip
+    if first:
+        result = replace(
+            result, started=first.started, duration_s=first.duration_s, faults=first.faults, versions=first.versions,
+            recoveries=first.recoveries, steps=first.steps, attempts=first.attempts, twin=first.twin,
+            reproduce=first.reproduce, notes=first.notes,
+        )  # fmt: skip
+    return result, {name: one.said for name, one in applied.items()}
+
+
+def judged_again(run: Found, layers: Sequence[Layer]) -> list[Result]:
+    """From its record, under each set of bounds; under its own where the gate has none. Raises ChaosError, OSError."""
+    record, twins = records_of(run.folder.check())
+    plans = [_under(record.plan, layer) for layer in layers] or [record.plan]
+    return [verdict_of(replace(record, plan=plan), twins, str(run.folder.root)) for plan in plans]
+
+
+def _under(plan: Plan, layer: Layer) -> Plan:
+    asserts = tuple(replace(one, params=layer.get(one.name, one.params)) for one in plan.asserts)
+    return replace(plan, asserts=asserts)
+
+
+def _untold(views: Sequence[Result]) -> list[Case]:
+    """What makes a whole run worth less than its cases: it was ended early, its journal is damaged, a twin's rollback
+    is incomplete. No waiver covers that."""
+    found: dict[str, Case] = {}
+    for view in views:
+        by_case = any(
+            case.verdict is view.verdict and view.reason.startswith((f"{case.name}: {case.reason}", "rollback: "))
+            for case in view.cases
+            if case.verdict is not Verdict.PASSED
+        )
+        undone = any(case.kind == "rollback" and case.verdict is not Verdict.PASSED for case in view.cases)
+        as_told = view.exit_code == _CODES[view.verdict] or undone
+        if not as_told or not (by_case or view.verdict is Verdict.PASSED):
+            told = f"{view.reason or 'no reason was given'} (exit code {view.exit_code})"
+            found.setdefault(told, Case("run", "faults", view.verdict if as_told else Verdict.ERROR, told))
+    return list(found.values())
+
+
+def _result(
+    scenario: str, description: str, seed: int, run_dir: str, cases: Sequence[Case], codes: Sequence[int] = ()
+) -> Result:  # fmt: skip
+    """Verdict, reason and exit code from the cases alone; `codes`: of the results that they were taken from."""
+    red = sorted((case for case in cases if case.verdict is not Verdict.PASSED), key=_order)
+    verdict = red[0].verdict if red else Verdict.PASSED
+    waived = [case.name for case in cases if waivers.is_waived(case)]
+    reason = f"{red[0].name}: {red[0].reason}" if red else "; ".join(waived) or "all that is asked holds"
+    code = _CODES[verdict]
+    if verdict is Verdict.ERROR:
+        errors = [ExitCode(one) for one in codes if one in (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)]
+        undone = any(case.kind == "rollback" for case in red)
+        code = worst(errors or [ExitCode.ROLLBACK if undone else ExitCode.FAILED])
+    return Result(scenario, description, seed, verdict, code, reason, run_dir, "", 0.0, cases=tuple(cases))
+
+
+def _order(case: Case) -> int:
+    """A run that is no evidence goes before what it seems to have failed."""
+    if case.verdict is Verdict.ERROR:
+        return 0
+    return 1 if case.verdict is Verdict.INCONCLUSIVE and case.kind == "faults" else 2 + (case.verdict.value != "failed")

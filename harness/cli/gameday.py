@@ -25,6 +25,10 @@ from torchaos.harness.gameday.loader import load
 from torchaos.harness.gameday.presets import mix_of, presets
 from torchaos.harness.gameday.score import total, verdict_of
 from torchaos.harness.result import ExitCode, write_atomically
+from torchaos.harness.trends import nights
+from torchaos.harness.trends.database import path_of
+from torchaos.harness.trends.nights import Night
+from torchaos.harness.trends.store import Store
 
 
 @cli.command()
@@ -95,7 +99,12 @@ def _run(day: GameDay, plan: Day, folder: Path, keep: bool, console: Console) ->
     score = total(rounds)
     code, why = verdict_of(score, day.score, rounds, cut_short)
     text = report.page(plan, str(folder), rounds, score, code, why)
+    started, commit = _first(folder)
     told = {
+        "name": plan.name,
+        "seed": plan.seed,
+        "started": started,
+        "commit": commit,
         "verdict": code.name.lower(),
         "why": why,
         "score": asdict(score),
@@ -104,8 +113,18 @@ def _run(day: GameDay, plan: Day, folder: Path, keep: bool, console: Console) ->
     write_atomically(folder / "score.json", json.dumps(told, indent=1) + "\n", private=True)
     write_atomically(folder / "report.md", text, private=True)
     console.print(Markdown(text))
+    try:
+        nights.add(path_of(folder.parent), [Night.of(folder)])
+    except UsageError as error:  # the history is no part of the verdict
+        click.echo(str(error), err=True)
     click.echo(f"Files: {folder}" + (f"; go on: torchaos gameday --resume {folder}" if cut_short else ""))
     return code
+
+
+def _first(folder: Path) -> tuple[str, str]:
+    """When the first round began, and the commit that it was of: its run directory may be gone, its history is not."""
+    runs = Store(path_of(folder / "rounds" / "000" / "run")).runs()
+    return (runs[0].result.started, runs[0].commit) if runs else ("", "")
 
 
 def _tables() -> str:

@@ -18,8 +18,10 @@ from torchaos.harness.report import compared, html
 from torchaos.harness.report.html import index
 from torchaos.harness.result import ExitCode, Result, write_atomically
 from torchaos.harness.rundir import RunDir
-from torchaos.harness.trends import store
+from torchaos.harness.trends import nights, store
 from torchaos.harness.trends.compare import TOLERANCE, Change, compare, overall
+from torchaos.harness.trends.database import path_of
+from torchaos.harness.trends.nights import Night
 from torchaos.harness.trends.store import Kept, Store
 
 Records = tuple[Record, list[Record]]
@@ -40,7 +42,7 @@ def keep(result: Result, folder: RunDir, records: Records | None = None) -> list
     except Exception as error:  # a page is no part of the verdict, whatever it stumbles over
         problems.append(f"report.html can't be written: {type(error).__name__}: {error}")
     try:
-        Store(store.path_of(folder.root.parent)).add([store.kept_of(folder)])
+        Store(path_of(folder.root.parent)).add([store.kept_of(folder)])
     except UsageError as error:
         problems.append(str(error))
     return problems
@@ -74,23 +76,26 @@ def report(folders: Sequence[Path], output: Path | None) -> None:
 def history(
     scenarios: Sequence[str], out: Path, db: Path | None, last: int, as_json: bool, page: Path | None
 ) -> None:  # fmt: skip
-    """What runs came to, from run to run and commit to commit: of SCENARIOS by name, or of all."""
-    kept = Store(db or store.path_of(out))
+    """What runs and game days came to, from one to the next and commit to commit: of SCENARIOS by name, or of all."""
+    kept = Store(db or path_of(out))
     kept.add(store.found_in(out))
-    runs = kept.runs(scenarios)
-    if not runs:
+    nights.add(kept.path, nights.found_in(out))
+    runs, days = kept.runs(scenarios), nights.kept(kept.path, scenarios)
+    if not runs and not days:
         which = f" of {', '.join(scenarios)}" if scenarios else ""
         raise UsageError(f"{kept.path}: no run{which} in it yet; --out names the folder of the run directories")
     if page:
         try:
-            index.write(page.absolute(), runs)
+            index.write(page.absolute(), runs, days)
         except OSError as error:
             raise UsageError(f"{page}: the page can't be written: {error.strerror}") from error
         click.echo(page)
     elif as_json:
-        click.echo(json.dumps([{**one.result.to_json(), "commit": one.commit} for one in runs]))
+        told = [{**one.result.to_json(), "commit": one.commit} for one in runs]
+        click.echo(json.dumps([*told, *({**one.raw, "folder": one.folder} for one in days)]))
     else:
         compared.history(_last(runs, last), Console())
+        compared.nights(days[-last:], Console())
 
 
 @cli.command("compare")
@@ -101,31 +106,35 @@ def history(
 @click.option("--tolerance", type=click.FloatRange(0), default=TOLERANCE, show_default=True,
               help="Recovery may take so much longer, as a share.")  # fmt: skip
 def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: float) -> None:
-    """Is B worse than A? Each is a run directory, a folder of them, a file that --json wrote, or a commit.
+    """Is B worse than A? Each is a run directory or that of a game day, a folder of them, a file that --json wrote, or
+    a commit.
 
     Exit code 0: nothing got worse; 1: something did; 2: it can't be told.
     """
-    kept = Store(db or store.path_of(out))
-    rows = compare(_side(before, kept), _side(after, kept), tolerance)
+    kept = Store(db or path_of(out))
+    (runs, days), (newer_runs, newer_days) = _side(before, kept), _side(after, kept)
+    rows = compare(runs, newer_runs, tolerance) + nights.compare_nights(days, newer_days, tolerance)
     compared.comparison(rows, Console())
     sys.exit(_CODES.get(overall(rows), ExitCode.PASSED))
 
 
-def _side(text: str, kept: Store) -> list[Kept]:
-    path = Path(text)
+def _side(text: str, kept: Store) -> tuple[list[Kept], list[Night]]:
+    path, days = Path(text), list[Night]()
     if path.is_file():
         found = store.in_file(path)
     elif (path / "plan.json").is_file():
         found = [store.kept_of(RunDir(path.absolute()))]
+    elif (path / "day.json").is_file():
+        found, days = [], [Night.of(path.absolute())]
     elif path.is_dir():
-        found = store.found_in(path)
+        found, days = store.found_in(path), nights.found_in(path)
     else:
-        found = kept.runs(commit=text)
-    if not found:
+        found, days = kept.runs(commit=text), nights.kept(kept.path, commit=text)
+    if not found and not days:
         raise UsageError(
             f"{text}: no run, file of results or commit of that name; `torchaos history` lists what {kept.path} has"
         )
-    return found
+    return found, days
 
 
 def _last(runs: Sequence[Kept], most: int) -> list[Kept]:

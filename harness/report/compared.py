@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from rich.console import Console
 from rich.text import Text
@@ -10,6 +11,7 @@ from rich.text import Text
 from torchaos.harness.report.pen import COLOURS, Pen
 from torchaos.harness.result import Verdict
 from torchaos.harness.trends.compare import Change, Row, overall
+from torchaos.harness.trends.nights import Night
 from torchaos.harness.trends.store import Kept
 from torchaos.harness.words import seconds_in_words
 
@@ -40,6 +42,26 @@ def history(runs: Sequence[Kept], console: Console) -> None:
             ]  # fmt: skip
             pen.row(cells, pen.text(f"{result.verdict.value}{why}", "" if not why else COLOURS[result.verdict]))
     pen.gap()
+
+
+def nights(days: Sequence[Night], console: Console) -> None:
+    """A line per game day, in order of time, by name."""
+    pen = Pen(console)
+    for name in dict.fromkeys(one.name for one in days):
+        pen.heading(name)
+        head = [("started", 19), ("commit", 13), ("seed", 5), ("ETTR", 7), ("caught up", 10), ("faults", 6)]
+        pen.row([(Text(title, "dim"), width) for title, width in head], Text("verdict", "dim"))
+        for one in (day for day in days if day.name == name):
+            caught = seconds_in_words(fmean(one.caught_up_s)) if one.caught_up_s else ""
+            cells = [
+                (pen.text(one.started[:19]), 19), (pen.text(one.commit[:12]), 13), (pen.text(one.seed), 5),
+                (pen.text("" if one.ettr is None else f"{one.ettr:.1%}"), 7), (pen.text(caught), 10),
+                (pen.text(sum(one.outcomes.values())), 6),
+            ]  # fmt: skip
+            why = "" if one.verdict == "passed" else f": {one.why}"
+            pen.row(cells, pen.text(f"{one.verdict}{why}", "red" if why else ""))
+    if days:
+        pen.gap()
 
 
 def comparison(rows: Sequence[Row], console: Console) -> None:

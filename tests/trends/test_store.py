@@ -22,7 +22,8 @@ from torchaos.harness.cli.results import keep
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.result import Verdict
 from torchaos.harness.rundir import RunDir
-from torchaos.harness.trends.store import Store, kept_of, path_of
+from torchaos.harness.trends.database import path_of
+from torchaos.harness.trends.store import Store, kept_of
 
 
 def finished(folder: Path, commit: str, slower: float = 0.0, verdict: str = "passed") -> RunDir:
@@ -90,7 +91,7 @@ def test_the_page_over_all_runs(out: Path, tmp_path: Path) -> None:
     assert text.count('<span class="badge passed">') == 6
     assert 'href="run-1/report.html"' in text
     assert text.count("href=") == 1
-    assert '"caught_up":' in text
+    assert '"label": "caught up, s"' in text
     assert 'id="trend-0"' in text
 
 

@@ -287,11 +287,11 @@
       title: one.scenario, height: 200, padding: [8, 12, 0, 0],
       scales: { x: { time: false, range: (_, min, max) => [min - 0.5, max + 0.5] }, y: { range: (_, _min, max) => [0, (max || 1) * 1.1] } },
       series: [{ label: "run", value: (_, n) => n === null ? "" : name(n) }, {
-        label: "caught up, s", stroke: () => css("run"), width: 1.5, points: { show: true, size: 7 }, value: (_, v) => v === null ? "never" : String(v),
+        label: one.label, stroke: () => css("run"), width: 1.5, points: { show: true, size: 7 }, value: (_, v) => v === null ? "–" : String(v),
       }],
       axes: [axis({ incrs: [1, 2, 5, 10, 20, 50, 100], values: (_, splits) => splits.map((n) => runs[n] ? runs[n].commit || String(n + 1) : "") }), axis({ size: 56 })],
       cursor: { drag: { x: true, y: false } },
-    }, [runs.map((_, n) => n), runs.map((run) => run.caught_up)]);
+    }, [runs.map((_, n) => n), runs.map((run) => run.value)]);
   }
 
   function filterRows(field, rows, text = (row) => row.textContent) {

@@ -1,0 +1,69 @@
+"""The SQLite file of a history: made for its owner alone, and shared by processes."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from torchaos.harness.contracts import UsageError
+
+_WAIT_S = 5.0  # for another process that writes
+_OURS = 0x746F7263  # "torc": in the file's header, see PRAGMA application_id
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS runs (
+    run_dir TEXT PRIMARY KEY, scenario TEXT NOT NULL, seed INTEGER NOT NULL, started TEXT NOT NULL,
+    "commit" TEXT NOT NULL, verdict TEXT NOT NULL, result TEXT NOT NULL
+)""",
+    "CREATE INDEX IF NOT EXISTS by_scenario ON runs (scenario, started)",
+    """CREATE TABLE IF NOT EXISTS nights (
+    folder TEXT PRIMARY KEY, name TEXT NOT NULL, seed INTEGER NOT NULL, started TEXT NOT NULL,
+    "commit" TEXT NOT NULL, verdict TEXT NOT NULL, score TEXT NOT NULL
+)""",
+)
+
+
+def path_of(out: Path) -> Path:
+    """The history of what lies in the folder `out`: beside it, where nothing that lists `out` meets it."""
+    whole = out.absolute()
+    return whole.with_name(f"{whole.name}.sqlite") if whole.name else whole / "torchaos-runs.sqlite"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A transaction of the history at `path`, which is made where it is not there. Raises UsageError where the file
+    can't be used."""
+    try:
+        _claim(path)
+        with closing(sqlite3.connect(path, timeout=_WAIT_S)) as database, database:
+            database.execute("BEGIN IMMEDIATE")
+            _prepare(database, path)
+            yield database
+    except (sqlite3.Error, OSError, OverflowError, ValueError) as error:  # also what SQLite can't hold
+        raise UsageError(f"{path}: the history can't be used: {error}; move it away, or name another") from error
+
+
+def _claim(path: Path) -> None:
+    """Make the file, or see that it is this user's own. One that is there is never opened here: closing it would
+    release the locks that SQLite holds on it in another thread."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError("it is a link")
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        raise OSError("it is not a file of yours")
+
+
+def _prepare(database: sqlite3.Connection, path: Path) -> None:
+    if database.execute("PRAGMA application_id").fetchone()[0] != _OURS:
+        if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise OSError("it is a database, and not a history of runs")
+        database.execute(f"PRAGMA application_id = {_OURS}")
+    for statement in _TABLES:
+        database.execute(statement)
+    os.chmod(path, 0o600)

@@ -50,7 +50,7 @@ def load(path: Path) -> Loaded:
     wanted: dict[str, tuple[Wanted, ...]] = {}
 
     def check(gate: Gate, tell: Tell) -> None:
-        files = _files(gate, path.parent, tell)
+        files = _files(gate, path, tell)
         for name, environment in gate.environments.items():
             wanted[name] = _wanted(files, environment, ("environments", name), tell)
         _check_waivers(gate, [one for some in wanted.values() for one in some], tell)
@@ -58,15 +58,17 @@ def load(path: Path) -> Loaded:
     return Loaded(load_as(Gate, path, (), check), wanted)
 
 
-def _files(gate: Gate, here: Path, tell: Tell) -> list[Path]:
+def _files(gate: Gate, file: Path, tell: Tell) -> list[Path]:
+    """In the order of the gate. It may lie beside its scenarios, and is none itself."""
     found: list[Path] = []
     for number, text in enumerate(gate.scenarios):
-        path = here / text
+        path = file.parent / text
         files = sorted(path.glob("*.yaml")) if path.is_dir() else [path] if path.is_file() else []
+        files = [one for one in files if not one.samefile(file)]
         if not files:
             what = "there is no *.yaml in it" if path.is_dir() else "there is no such file or folder"
             tell(("scenarios", number), f"{text}: {what}; name what the gate asks for, relative to this file")
-        found += [file for file in files if file not in found]
+        found += [one for one in files if one not in found]
     return found
 
 

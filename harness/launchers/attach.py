@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import RankProcess, UsageError
 from torchaos.harness.engine.site import Victim
 from torchaos.harness.journal import Journal
@@ -52,6 +52,7 @@ class Attached:
     def start(self) -> None:
         data = {"submission": 0, "pid": self.pid, "node": 0, "attached": True}
         self._journal.emit(Kind.JOB_STARTED, data)
+        self._journal.listen(self._note_attempt)
         self._watch.add_root(self.pid)
         self._watch.start()
         self._sampling.start()
@@ -94,6 +95,11 @@ class Attached:
             self._watch.stop()
             os.close(self._pidfd)
         return []
+
+    def _note_attempt(self, event: Event) -> None:
+        """torchrun tells of a restart only at INFO, and nobody may have asked for that: the ranks tell of it too."""
+        if event.kind is Kind.RANK_UP and event.attempt is not None:
+            self._log.in_round(event.attempt)
 
     def _live(self) -> None:
         poll = select.poll()

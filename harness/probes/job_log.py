@@ -28,7 +28,7 @@ class JobLog:
         self._elastic, self._causes = ElasticReader(self.by_round), CauseReader()
 
     def in_round(self, number: int) -> None:
-        """Of a job on several nodes: the rendezvous that the node is in now."""
+        """The attempt that the job is in now, where somebody else than its output tells of it."""
         self._elastic.restarts = number
 
     def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event:

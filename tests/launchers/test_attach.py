@@ -16,6 +16,7 @@ import pytest
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.launchers.attach import Attached
+from torchaos.harness.probes.log_adapters import AutoAdapter
 from torchaos.harness.undo import proc
 
 pytestmark = pytest.mark.job
@@ -26,11 +27,12 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def running(bench: Bench, stranger: Start) -> Iterator[subprocess.Popen[bytes]]:
-    """A torchrun with two ranks that are in their loop, with a log."""
+def running(bench: Bench, stranger: Start, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """A torchrun with two ranks that are in their loop, with a log. The parameter, if any: how many restarts it has."""
     with (bench.folder / "their.log").open("wb") as log:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = bench.torchrun(str(bench.trainers / "linger.py"), str(bench.folder))
+        restarts = getattr(request, "param", 0)
+        command = bench.torchrun(str(bench.trainers / "linger.py"), str(bench.folder), max_restarts=restarts)
         process = stranger(*command, stdout=log, stderr=log, env=env)
     for rank in (0, 1):
         bench.wait_until(bench.up(rank).exists)
@@ -62,6 +64,24 @@ def test_a_killed_rank_and_the_end_are_seen(bench: Bench, running: subprocess.Po
     assert job.wait(40.0) == 1
     assert bench.event(Kind.ELASTIC_FAILURE).data == {"exit_code": -9, "local_rank": 1, "pid": ranks[1].pid}
     assert bench.event(Kind.JOB_EXITED).data["pid"] == running.pid
+    job.stop()
+
+
+@pytest.mark.parametrize("running", [1], indirect=True)
+def test_steps_after_a_restart_belong_to_the_new_attempt(bench: Bench, running: subprocess.Popen[bytes]) -> None:
+    """torchrun says nothing of a restart at its default log level; what the ranks print is still told apart."""
+    log = bench.folder / "steps.log"
+    log.write_text("step 1 loss 4\n")
+    job = Attached(running.pid, bench.journal, log=log, log_adapter=AutoAdapter())
+    job.start()
+    for attempt, step in enumerate((2, 3)):
+        ranks = bench.ranks(job, attempt)
+        with log.open("a") as file:
+            file.write(f"step {step} loss 4\n")
+        assert bench.event(Kind.LOG_STEP, step=step).attempt == attempt
+        os.kill(ranks[1].pid, signal.SIGKILL)
+    assert "will restart" not in (bench.folder / "their.log").read_text()
+    assert [event.data["step"] for event in bench.events(Kind.LOG_STEP)] == [2, 3]
     job.stop()
 
 

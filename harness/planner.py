@@ -72,7 +72,10 @@ def make_plan(
     hooks = {"steps"} | {hook for need in collect for hook in _HOOKS_OF_NEED[need]}
     hooks |= {hook for fault in faults for hook in _hooks_of(fault)}
     needs = {"pidfd", "proc"} | {name for fault in faults for name in registry.find("injectors", fault.inject).needs}
-    needs |= needs_of(scenario.launcher, job.command, {**os.environ, **job.env})
+    try:
+        needs |= needs_of(scenario.launcher, job.command, {**os.environ, **job.env})
+    except UsageError as error:
+        raise UsageError(f"{file}: job: {error}") from error
     needs |= {"mount"} if job.checkpoints_size else set()
     _check_machine(needs, file)
     limits = scenario.limits

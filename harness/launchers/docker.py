@@ -20,6 +20,7 @@ from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_NODE, ENV_RUN_ID
 from torchaos.harness.contracts import ChaosError, Handle, JobSpec, UsageError
 from torchaos.harness.docker.engine import NODE, RUN, EngineError, address, container_of, engine
 from torchaos.harness.docker.image import HOST, covering, host_mounts, make_host_image, own_mounts
+from torchaos.harness.launchers import etcd
 from torchaos.harness.launchers.elastic_env import elastic_env
 from torchaos.harness.network import holder
 from torchaos.harness.network.link import Link
@@ -103,6 +104,15 @@ class Docker:
         "network.link_down": "the other end of a container's link is the engine's; write container.disconnect",
         "endpoints": "a container does not reach a proxy of the harness's; write launcher: local or netns",
     }  # by injector, or by what it hits: what to write instead
+
+    @staticmethod
+    def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
+        if etcd.is_wanted(command, env):
+            raise UsageError(
+                "the job's nodes are to meet in etcd, and launcher: docker starts none; name one that the containers "
+                "reach (--rdzv-endpoint HOST:PORT), or write launcher: netns, which starts one"
+            )
+        return frozenset()
 
     def __init__(self) -> None:
         self._engine = address()

@@ -26,7 +26,8 @@ def misfit(injector: Any, launcher: str) -> str | None:
 
 
 def needs_of(launcher: str, command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
-    """The capabilities that the launcher of that name asks of the machine, for this job."""
+    """The capabilities that the launcher of that name asks of the machine, for this job. Raises UsageError where it
+    can't launch it."""
     found: Any = registry.find("launchers", launcher)
     for_job = found.needs_of(command, env) if hasattr(found, "needs_of") else frozenset[str]()
     return frozenset(getattr(found, "needs", ())) | for_job

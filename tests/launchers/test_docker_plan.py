@@ -75,6 +75,14 @@ def test_what_containers_can_not_have(tmp_path: Path) -> None:
         assert plan(tmp_path, {"inject": name}).faults[0].inject == name
 
 
+def test_nodes_that_meet_in_etcd_need_one_that_they_reach(tmp_path: Path) -> None:
+    """No etcd is started for containers: without an endpoint the scenario is refused, with one it is planned."""
+    command = "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend etcd-v2 {} train.py"
+    with pytest.raises(UsageError, match=r"scenario.yaml: job: .*meet in etcd.*--rdzv-endpoint"):
+        plan(tmp_path, {"inject": "container.kill"}, command=command.format(""))
+    assert plan(tmp_path, {"inject": "container.kill"}, command=command.format("--rdzv-endpoint etcd:2379"))
+
+
 def test_the_program_is_found_where_it_will_run(tmp_path: Path) -> None:
     """In an image of the user's torchrun is that of the image; on the host's own files, that of the host. What is
     mounted is relative to the scenario."""

@@ -8,7 +8,6 @@ import os
 import random
 import shlex
 import sys
-from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.resources import files
@@ -22,6 +21,7 @@ from torchaos.harness.engine.permits import beyond
 from torchaos.harness.environment import resolve_program
 from torchaos.harness.gpu import library
 from torchaos.harness.launchers.fits import misfit, needs_of
+from torchaos.harness.launchers.torchrun_line import world_of
 from torchaos.harness.network.transport import Machine, transport_of
 from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob, stream
 from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Item, Job, Limits, Scenario, When
@@ -126,7 +126,7 @@ def _job(job: Job, here: Path, attach: int | None) -> PlannedJob:
             raise UsageError(f"job.cwd: {cwd} is no folder")
         if job.container is None or job.container.image == "host":
             command[0] = resolve_program(command[0], cwd)
-    per_node, nodes = world_of(command)
+    per_node, nodes = world_of(command, {**os.environ, **job.env})
     nodes = job.nodes or nodes or 1
     world = job.world_size or (per_node * nodes if per_node else None)
     if world is None:
@@ -165,21 +165,6 @@ def _container(job: Job, here: Path, values: Mapping[str, str]) -> dict[str, Any
         return {}
     mounts = [fill(one, values) for one in job.container.mounts]
     return {"image": job.container.image, "mounts": [str(here / one) for one in mounts]}
-
-
-def world_of(command: Sequence[str]) -> tuple[int | None, int | None]:
-    """Ranks per node and (least) nodes that a torchrun command line asks for; None where it does not say a number.
-
-    The options are torch.distributed.run's; without them torchrun starts one rank on one node.
-    """
-    if not any(word.endswith("torchrun") or word.startswith("torch.distributed.") for word in command[:4]):
-        return None, None
-    parser = ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--nproc-per-node", "--nproc_per_node", dest="ranks", default="1")
-    parser.add_argument("--nnodes", dest="nodes", default="1")
-    found, _rest = parser.parse_known_args(list(command))
-    ranks, nodes = str(found.ranks), str(found.nodes).partition(":")[0]
-    return (int(ranks) if ranks.isdigit() else None), (int(nodes) if nodes.isdigit() else None)
 
 
 def _fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: random.Random) -> PlannedFault:

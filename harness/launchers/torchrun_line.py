@@ -1,0 +1,47 @@
+"""How many ranks and nodes a torchrun command line asks for.
+
+The options, their abbreviations and the environment are torch.distributed.run's; what follows the script is the
+trainer's own, whatever it is called.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentError, ArgumentParser
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+# What torchrun's own options end with, where it is not a script named *.py.
+_ENDS = frozenset({"--", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentError(None, message)
+
+
+def world_of(command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, int | None]:
+    """Ranks per node and (least) nodes; None where it does not say a number. Without a word of it torchrun starts one
+    rank on one node."""
+    first = next((n for n, word in enumerate(command[:4]) if _is_torchrun(word)), None)
+    if first is None:
+        return None, None
+    parser = _Parser(add_help=False)
+    default = env.get("PET_NPROC_PER_NODE", "1")
+    parser.add_argument("--nproc-per-node", "--nproc_per_node", dest="ranks", default=default)
+    parser.add_argument("--nnodes", dest="nodes", default=env.get("PET_NNODES", "1"))
+    try:
+        found, _rest = parser.parse_known_args(_own(command[first + 1 :]))
+    except ArgumentError:
+        return None, None
+    ranks, nodes = str(found.ranks), str(found.nodes).partition(":")[0]
+    return (int(ranks) if ranks.isdecimal() else None), (int(nodes) if nodes.isdecimal() else None)
+
+
+def _is_torchrun(word: str) -> bool:
+    return word.endswith("torchrun") or word.startswith("torch.distributed.")
+
+
+def _own(words: Sequence[str]) -> Sequence[str]:
+    """Without the script, or module, and its arguments."""
+    ends = (n for n, word in enumerate(words) if word in _ENDS or word.endswith(".py"))
+    return words[: next(ends, len(words))]

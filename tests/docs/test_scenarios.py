@@ -24,7 +24,8 @@ from torchaos.harness.scenario.grammar import Scenario
 from .conftest import REPOSITORY, Block, Torchaos, blocks
 
 DAYS = [block for block in blocks("yaml") if block.text.startswith("gameday:")]
-YAML = [block for block in blocks("yaml") if block not in DAYS]
+GATES = [block for block in blocks("yaml") if block.text.startswith("gate:")]
+YAML = [block for block in blocks("yaml") if block not in DAYS + GATES]
 GUIDE = REPOSITORY / "docs" / "write-a-scenario.md"
 
 
@@ -75,6 +76,12 @@ def test_every_game_day_can_be_drawn(block: Block, tmp_path: Path) -> None:
         again.write_text(yaml.safe_dump(scenario_of(day, one, tmp_path, tmp_path)))
         assert len(make_plan(load(again), again, day.seed).faults) == len(one.faults)
     assert sum(len(one.faults) for one in drawn) > 20
+
+
+def test_the_gate_is_that_of_the_templates() -> None:
+    """What the guide shows is the file that the tests of the gate run."""
+    (block,) = GATES
+    assert (REPOSITORY / "ci" / "templates" / "release-gate" / "gate.yaml").read_text().endswith(block.text)
 
 
 def test_the_guide_shows_every_part_of_the_grammar() -> None:

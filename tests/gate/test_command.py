@@ -40,7 +40,7 @@ def freshen(release: Release) -> None:
 
 
 def test_open(release: Release) -> None:
-    """Exit code 0; the screen fits its 80 columns but for paths, and JUnit has a case for each assertion, all passed."""
+    """Exit code 0; the screen fits its 80 columns but for paths; in JUnit each assertion is a case that passed."""
     freshen(release)
     done = gate(release.home, release.file, "runs", "--junit", "gate.xml", "--json", "gate.json")
     assert (done.returncode, done.stderr) == (0, "")

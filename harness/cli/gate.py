@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,26 +32,30 @@ _RUNS = Path("torchaos-runs")
 @click.argument("file", type=PATH, metavar="GATE.yaml")
 @click.argument("runs", nargs=-1, type=PATH)
 @click.option("--env", "environment", metavar="NAME", help="The environment; needed where the file has several.")
-@click.option("--commit", default="", metavar="SHA", help="Only runs of a job at this commit count.")
+@click.option("--commit", metavar="SHA", help="Only runs of a job at this commit count; seven digits are enough.")
 @click.option("--run", "run_missing", is_flag=True, help="First run what has no run that counts, into the first RUNS.")
 @CONSENT
 @JUNIT
 @JSON
 @click.pass_context
 def gate(
-    context: click.Context, file: Path, runs: Sequence[Path], environment: str | None, commit: str, run_missing: bool,
-    consent: Sequence[str], junit_file: Path | None, json_file: Path | None,
+    context: click.Context, file: Path, runs: Sequence[Path], environment: str | None, commit: str | None,
+    run_missing: bool, consent: Sequence[str], junit_file: Path | None, json_file: Path | None,
 ) -> None:  # fmt: skip
     """Judge what was run against a gate: its bounds, and its waivers.
 
     RUNS: folders of run directories, however deep [default: torchaos-runs]. Exit code 0: it may be released; 1: it may
     not; 2: the runs are no evidence; 3: the gate's file is wrong; 4: a run left something behind; 5: an error.
     """
+    if commit is not None and not re.fullmatch(
+        "[0-9a-f]{7,64}", commit
+    ):  # above all an empty one, of an unset variable
+        raise UsageError(f"--commit {commit!r}: this is no commit; give at least seven of its hexadecimal digits")
     loaded, folders = load(file), list(runs) or [_RUNS]
     where = _environment(loaded.gate, environment)
     setting = loaded.gate.environments[where]
     terms = Terms(
-        datetime.now(timezone.utc), timedelta(seconds=loaded.gate.max_age_s(where)), commit,
+        datetime.now(timezone.utc), timedelta(seconds=loaded.gate.max_age_s(where)), commit or "",
         {str(name): one for name, one in setting.versions.items()},
         tuple(mask_words(["--set", one])[1] for one in setting.set),
     )  # fmt: skip

@@ -99,8 +99,7 @@ def _judged(
             variants.setdefault(case.name, []).append(case)
     names = {FAULTS, *wanted.asserts}
     applied = {name: waivers.apply(cover.get(name) if name in names else None, some) for name, some in variants.items()}
-    told = {case.name for view in views[:1] for case in view.cases}
-    unsaid = [name for name in wanted.asserts if views and name not in told]
+    unsaid = [name for name in wanted.asserts if any(name not in _names(view) for view in views)]
     extra += [Case(name, "assertion", Verdict.ERROR, "the run's result says nothing of it") for name in unsaid]
     cases = [*extra, *_untold(views), *(one.case for name, one in applied.items() if name not in unsaid)]
     first = run.told
@@ -113,6 +112,10 @@ def _judged(
             reproduce=first.reproduce, notes=first.notes,
         )  # fmt: skip
     return result, {name: one.said for name, one in applied.items()}
+
+
+def _names(view: Result) -> set[str]:
+    return {case.name for case in view.cases}
 
 
 def judged_again(run: Found, layers: Sequence[Layer]) -> list[Result]:

@@ -91,12 +91,12 @@ def found_in(folders: Sequence[Path]) -> list[Found]:
 
 
 def _run_dirs(folder: Path) -> Iterator[Path]:
-    """What has a plan, a scenario or a result in it. Nothing inside of one is one: it may hold twins."""
+    """What has a plan or a result in it. Nothing inside of one is one: it may hold twins."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
         raise UsageError(f"{folder}: it can't be listed: {error.strerror}; name the folder of the runs") from error
-    if {"plan.json", "scenario.yaml", "result.json"} & set(names):
+    if {"plan.json", "result.json"} & set(names):
         yield folder
         return
     for name in names:

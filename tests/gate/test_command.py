@@ -100,6 +100,14 @@ def test_environments(release: Release, words: list[str], said: str) -> None:
     assert str(done.exception) == said
 
 
+@pytest.mark.parametrize("commit", ["", "main", "4f2c8", "4F2C81A"])
+def test_what_is_no_commit_is_refused(release: Release, commit: str) -> None:
+    """Above all the empty text that an unset variable leaves: with it no run would be asked for its commit."""
+    done = CliRunner().invoke(cli, ["gate", str(release.file), "--commit", commit])
+    assert isinstance(done.exception, UsageError)
+    assert "this is no commit" in str(done.exception)
+
+
 def test_bad_usage(release: Release) -> None:
     """Exit code 3, and a message with the place and what to do."""
     release.gate["waivers"] = [{"scenario": "kill"}]

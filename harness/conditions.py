@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveInt
@@ -18,6 +19,7 @@ from torchaos.harness.agent.fault import DRAWN
 from torchaos.harness.agent.wire import Event, Kind, Seconds
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.engine.due import after_is_due
+from torchaos.harness.history import History
 from torchaos.harness.plan import After, PlannedFault
 
 Time = Annotated[Seconds, Field(gt=0)]
@@ -130,14 +132,14 @@ class Recovered:
     name: ClassVar[str] = "recovered"
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
+        history = cache(lambda: History.of(events))
         return all(
             after_is_due(
                 After(self.rest, fault, "recovered", lasting=fault in self.lasting, lethal=fault in self.lethal),
-                events,
-                now_s,
+                events, now_s, history,
             )
             for fault in self.faults
-        )
+        )  # fmt: skip
 
     @staticmethod
     def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> dict[str, Any]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.history import History
 from torchaos.harness.plan import After
 
 
-def after_is_due(trigger: After, events: Sequence[Event], now_s: float) -> bool:
-    """`now_s` is CLOCK_MONOTONIC."""
-    start = _start_of(trigger, events)
+def after_is_due(
+    trigger: After, events: Sequence[Event], now_s: float, history: Callable[[], History] | None = None
+) -> bool:
+    """`now_s` is CLOCK_MONOTONIC. `history`: that of these events, for who asks of several triggers."""
+    start = _start_of(trigger, events, history or partial(History.of, events))
     if start is None or now_s < _launched_at(events) + trigger.not_before_s:
         return False
     if trigger.checkpoints:
@@ -29,7 +32,7 @@ def _launched_at(events: Sequence[Event]) -> float:
     return next((event.mono_s for event in events if event.kind is Kind.JOB_STARTED), math.inf)
 
 
-def _start_of(trigger: After, events: Sequence[Event]) -> float | None:
+def _start_of(trigger: After, events: Sequence[Event], history: Callable[[], History]) -> float | None:
     if trigger.fault is None:
         launched = _launched_at(events)
         return launched if launched < math.inf else None
@@ -48,7 +51,7 @@ def _start_of(trigger: After, events: Sequence[Event]) -> float | None:
         )
     if trigger.lasting and back is None:
         return None
-    recovered = _recovered_at(History.of(events), hits, trigger.lethal)
+    recovered = _recovered_at(history(), hits, trigger.lethal)
     return None if recovered is None else max(recovered, back or recovered) if trigger.lasting else recovered
 
 

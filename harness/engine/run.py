@@ -151,7 +151,7 @@ class Run:
         while not self._job.done and self._stopped is None:
             time.sleep(WATCH_S)
             now, events = time.monotonic(), self.journal.snapshot()
-            if self._watches.steady(events, now):
+            if not self._field.steady.is_set() and self._watches.steady(events, now):
                 self._field.steady.set()
             broken = self._watches.broken(events, now)
             if trouble := self.journal.failed or self._guards.trouble():

@@ -21,7 +21,8 @@ class Watches:
 
     def __init__(self, plan: Plan, at: Watched, emit: Emit) -> None:
         self._steady, self._stop, self._at = _conditions(plan.steady_state), _conditions(plan.stop), at
-        self._until, self._seldom = _conditions(plan.until), Seldom()
+        self._until = _conditions(plan.until)
+        self._seldom, self._seldom_broken = Seldom(), Seldom()
         probes = {
             probe
             for one in (*self._steady.values(), *self._stop.values(), *self._until.values()) if hasattr(one, "probes")
@@ -45,13 +46,17 @@ class Watches:
         return all(condition.holds(events, now_s) for condition in self._steady.values())
 
     def broken(self, events: Sequence[Event], now_s: float) -> tuple[str, bool] | None:
-        """A sentence, and whether it says something about the job."""
-        for name, condition in self._stop.items():
-            if condition.holds(events, now_s):
-                why = last_reason(events, name)
-                about_job = bool(getattr(condition, "about_job", True))
-                return f"the stop condition {name} holds{f': {why}' if why else ''}", about_job
-        return None
+        """A sentence, and whether it says something about the job. Over a long run it becomes dear to tell, and is
+        asked more seldom."""
+        if not self._stop or not self._seldom_broken.due():
+            return None
+        with self._seldom_broken:
+            name = next((name for name, one in self._stop.items() if one.holds(events, now_s)), None)
+        if name is None:
+            return None
+        why = last_reason(events, name)
+        about_job = bool(getattr(self._stop[name], "about_job", True))
+        return f"the stop condition {name} holds{f': {why}' if why else ''}", about_job
 
     def enough(self, events: Sequence[Event], now_s: float) -> str | None:
         """What ends the run on purpose, in words. It may be dear to tell, so it is asked seldom."""

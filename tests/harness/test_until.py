@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torchaos.harness.conditions import Recovered
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.engine.due import after_is_due
 from torchaos.harness.engine.seldom import SHARE, Seldom
+from torchaos.harness.history import History
 from torchaos.harness.plan import After
 from torchaos.harness.planner import make_plan
 from torchaos.harness.scenario import load
@@ -89,14 +91,30 @@ def test_recovered_is_all_of_them_and_a_rest(trainer: Any) -> None:
     assert not Recovered(0.0, ["kill", "later"]).holds(run.events, end)
 
 
+def test_the_history_is_made_once_for_all_faults(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a long run it is the dear part of the answer, and a round has many faults."""
+    run, made, of = trainer(kills=[(18, 1)]).record(), [], History.of
+
+    def counted(events: Sequence[Event]) -> History:
+        made.append(len(events))
+        return of(events)
+
+    monkeypatch.setattr(History, "of", counted)
+    assert Recovered(0.0, ["kill"] * 5).holds(run.events, run.events[-1].mono_s)
+    assert len(made) == 1
+
+
 def test_what_is_dear_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an answer that took a second the next one is due only SHARE seconds later."""
-    now = [100.0]
+    """After an answer that took a second of a processor the next one is due SHARE seconds later, however long that second
+    was on a busy machine."""
+    now, spent = [100.0], [5.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.thread_time", lambda: spent[0])
     seldom = Seldom()
     assert seldom.due()
     with seldom:
-        now[0] += 1.0
+        now[0] += 30.0
+        spent[0] += 1.0
     now[0] += SHARE - 0.5
     assert not seldom.due()
     now[0] += 0.5

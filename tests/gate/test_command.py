@@ -32,6 +32,14 @@ def gate(cwd: Path, *words: str | Path, **env: str) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
+def gate_here(release: Release, runs: str, *words: str) -> tuple[int, str, JUnitXml]:
+    """In this process: exit code, what was printed, and the JUnit file."""
+    report = release.home / "gate.xml"
+    words = (str(release.file), str(release.home / runs), "--junit", str(report), *words)
+    done = CliRunner().invoke(cli, ["gate", *words])
+    return done.exit_code, done.output, JUnitXml.fromfile(str(report))
+
+
 def freshen(release: Release) -> None:
     """All runs began just now, by the clock that the command reads."""
     began = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -63,10 +71,9 @@ def test_closed(release: Release, failing: Release) -> None:
     release.waive("forgets-optimizer", "loss_continuity")
     release.waive("kill", "restarts")
     freshen(release)
-    done = gate(release.home, release.file, "runs", "--env", "ci", "--junit", "gate.xml")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert "CLOSED" in done.stdout
-    report = JUnitXml.fromfile(str(release.home / "gate.xml"))
+    code, said, report = gate_here(release, "runs", "--env", "ci")
+    assert code == 1
+    assert "CLOSED" in said
     cases = [case for suite in report for case in suite]
     red = {(case.classname, case.name) for case in cases if any(isinstance(one, Failure) for one in case.result)}
     assert red == {
@@ -81,10 +88,9 @@ def test_inconclusive(tmp_path: Path) -> None:
     release.scenario("missed")
     release.run("missed")
     freshen(release)
-    done = gate(release.home, release.file, "runs", "--junit", "gate.xml")
-    assert done.returncode == 2
-    cases = [case for suite in JUnitXml.fromfile(str(release.home / "gate.xml")) for case in suite]
-    assert any(isinstance(one, Error) for case in cases for one in case.result)
+    code, _, report = gate_here(release, "runs")
+    assert code == 2
+    assert any(isinstance(one, Error) for suite in report for case in suite for one in case.result)
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -119,10 +125,10 @@ def test_bad_usage(release: Release) -> None:
 
 def test_artifacts_that_never_came(release: Release) -> None:
     """A folder that is not there is no reason for a gate without a report: each scenario lacks its run."""
-    done = gate(release.home, release.file, "artifacts", "--junit", "gate.xml")
-    assert done.returncode == 1
-    assert "artifacts: there is no such folder" in done.stderr
-    assert JUnitXml.fromfile(str(release.home / "gate.xml")).failures == 1
+    code, said, report = gate_here(release, "artifacts")
+    assert code == 1
+    assert "artifacts: there is no such folder" in said
+    assert report.failures == 1
 
 
 @pytest.mark.job

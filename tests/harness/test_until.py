@@ -105,8 +105,8 @@ def test_the_history_is_made_once_for_all_faults(trainer: Any, monkeypatch: pyte
 
 
 def test_what_is_dear_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an answer that took a second of a processor the next one is due SHARE seconds later, however long that second
-    was on a busy machine."""
+    """After an answer that took a second of a processor the next one is due SHARE seconds later, however long that
+    second was on a busy machine."""
     now, spent = [100.0], [5.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr("time.thread_time", lambda: spent[0])

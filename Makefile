@@ -16,7 +16,7 @@ PACKAGES := harness injectors assertions scenarios
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-long test-agent-versions check links bench clean system
+.PHONY: help setup demo test test-long test-agent-versions check links bench docs clean system
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 28
@@ -52,6 +52,12 @@ bench: setup ## measure what the agent and the harness cost
 	@echo "== benchmarks"
 	@$(ACTIVE) python ci/bench
 
+# Without the theme's notice of its successor.
+docs: setup ## build the docs as a site that opens offline: build/site/index.html
+	@echo "== mkdocs build"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 # Static tools can't follow the mapping from torchaos.harness to harness/, so they get folders of links.
 links: $(PACKAGES:%=.links/torchaos/%) ## make .links, which mypy and editors read
 
@@ -83,7 +89,7 @@ $(VENV)/.torchaos: $(TORCH_STAMP) pyproject.toml setup.py injectors/native/nvtx/
 	@$(PIP) install -c ci/constraints.txt --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.tools: $(VENV)/.torchaos ci/requirements.txt
+$(VENV)/.tools: $(VENV)/.torchaos ci/requirements.txt ci/docs/requirements.txt
 	@echo "== installing the tools and trainers that the tests use"
 	@$(PIP) install -c ci/constraints.txt -r ci/requirements.txt
 	@touch $@

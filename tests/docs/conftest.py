@@ -15,8 +15,9 @@ from typing import Protocol
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
-_FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = tuple(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md"))
+PAGES += tuple(sorted((REPOSITORY / "docs").glob("*.md")))
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Block:
     @property
     def name(self) -> str:
         first = self.text.partition("\n")[0]
-        return first.removeprefix("# ") if re.fullmatch(r"# [\w/.]+\.\w+", first) else ""
+        return first.removeprefix("# ") if re.fullmatch(r"# [\w/.-]+\.\w+", first) else ""
 
     @property
     def where(self) -> str:
@@ -93,6 +94,6 @@ def torchaos(tmp_path: Path, plugins: Path) -> Callable[..., subprocess.Complete
 
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "torchaos.harness", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path, env=env)
+        return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path, env=env)
 
     return run

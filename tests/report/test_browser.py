@@ -3,12 +3,12 @@ nothing."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from chromium import Opened as OpenedPage
+from chromium import chromium
 from recorded import change_events, judged, lose, recorded
 
 from torchaos.harness.report import html
@@ -16,21 +16,16 @@ from torchaos.harness.report.html import index
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.trends.store import kept_of
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
 LOG = ["starting", *(f"step {n} loss 1.0" for n in range(1, 12)), "E failed (exitcode: -9) (pid: 29501)", "restarted"]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +39,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return folder
 
 
-class Opened:
-    """A page, and all that it complained of or asked for."""
-
-    def __init__(self, browser: Browser, path: Path, width: int = 1200, **more: Any) -> None:
-        self.page: Page = browser.new_page(viewport={"width": width, "height": 900}, **more)
-        self.complaints: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on(
-            "request", lambda request: self.complaints.append(request.url) if request.url[:4] == "http" else None
-        )
-        self.page.goto(path.as_uri())
+class Opened(OpenedPage):
+    """A page with charts."""
 
     def scale(self, chart: str) -> tuple[float, float]:
         """What stretch a chart shows."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import chromium
 from recorded import recorded
 
 from torchaos.harness.judging.verdict import records_of, verdict_of
 from torchaos.harness.report import html
 
 RANKS, STEPS, KILLED, RESUMED = 16, 10_000, 6_000, 5_900
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -107,11 +106,7 @@ def test_the_page_stays_small_and_tells_what_was_left_out(page: Path) -> None:
 
 def test_the_page_opens_at_once(page: Path) -> None:
     """In less than two seconds all of it is there and drawn."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if not CHROMIUM:
-        pytest.skip("needs chromium")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         opened = browser.new_page(viewport={"width": 1200, "height": 900})
         times = []
         for _ in range(3):
@@ -121,4 +116,3 @@ def test_the_page_opens_at_once(page: Path) -> None:
             times.append(time.monotonic() - began)
         print("opened in", [round(one, 2) for one in times], "s")
         assert min(times) < 2
-        browser.close()

@@ -1,0 +1,19 @@
+"""The reference of the site, made from the code: each page is a function that returns Markdown. Nothing of it is kept
+in the repository, so that none of it can be out of date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import commands, events, grammar, plugins
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/scenario.md": grammar.scenario,
+    "reference/gameday.md": grammar.gameday,
+    "reference/injectors.md": plugins.injectors,
+    "reference/assertions.md": plugins.assertions,
+    "reference/conditions.md": plugins.conditions,
+    "reference/events.md": events.events,
+    "reference/cli.md": commands.commands,
+    "reference/exit-codes.md": commands.exit_codes,
+}

@@ -1,0 +1,71 @@
+"""The command line, asked of click; and the exit codes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import click
+
+from torchaos.harness import result
+from torchaos.harness.cli import cli
+
+from . import comments
+from .markdown import code, default, table
+
+ABOUT = """# The command line
+
+`torchaos COMMAND --help` says the same of one command. What it exits with: [exit codes](exit-codes.md).
+"""
+
+CODES = """# Exit codes
+
+| exit code | |
+|---|---|
+{rows}
+
+Of several scenarios the worst counts, in the order {order}.
+"""
+
+
+def commands() -> str:
+    rows = [(f"[{code(name)}](#{name})", one.get_short_help_str(200)) for name, one in all_commands()]
+    return "\n".join([ABOUT, table(["command", ""], rows), *(_section(name, one) for name, one in all_commands())])
+
+
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        found = cli.get_command(context, name)
+        assert found is not None
+        yield name, found
+
+
+def _section(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=f"torchaos {name}")
+    usage = context.get_usage().removeprefix("Usage: ")
+    parts = [f"## {name}", f"```text\n{' '.join(usage.split())}\n```", inspect.cleandoc(command.help or "")]
+    options = [one for one in command.get_params(context) if isinstance(one, click.Option) and not one.hidden]
+    parts.append(table(["option", "", "default"], [_row(one, context) for one in options]))
+    return "\n\n".join(parts)
+
+
+def _row(option: click.Option, context: click.Context) -> tuple[str, str, str]:
+    names = ", ".join(map(code, [*option.opts, *option.secondary_opts]))
+    taken = "" if option.is_flag else f" {option.make_metavar(context)}"
+    said = option.default if isinstance(option.default, (str, int, float)) and not option.is_flag else None
+    shown = default(said if said is not None else getattr(option.default, "as_posix", lambda: None)())
+    return names + taken, (option.help or "") + (" Repeatable." if option.multiple else ""), shown
+
+
+def exit_codes() -> str:
+    said = comments.of_entries(result, "ExitCode")
+    rows = [f"| {one.value} | {said[one.name]} |" for one in result.ExitCode]
+    return CODES.format(rows="\n".join(rows), order=", ".join(str(one.value) for one in _worst_first()))
+
+
+def _worst_first() -> Iterator[result.ExitCode]:
+    left = list(result.ExitCode)
+    while left:
+        yield (one := result.worst(left))
+        left.remove(one)

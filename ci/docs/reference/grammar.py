@@ -1,0 +1,79 @@
+"""What may be written in a scenario and in a game day, from the models that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from torchaos.harness.gameday.grammar import GameDay
+from torchaos.harness.scenario.grammar import Scenario
+
+from .markdown import NOTHING, code, default, table, words
+
+Schema = Mapping[str, Any]
+
+
+def scenario() -> str:
+    return _page(
+        "The grammar of a scenario",
+        "What a scenario file may hold, key by key. [Write a scenario](../write-a-scenario.md) is the guide; "
+        "`torchaos schema` prints the same as JSON Schema, for an editor.",
+        Scenario,
+    )
+
+
+def gameday() -> str:
+    return _page(
+        "The grammar of a game day",
+        "What the file of a [game day](../gamedays.md) may hold, key by key. Job, targets and limits are those of a "
+        "[scenario](scenario.md).",
+        GameDay,
+    )
+
+
+def _page(title: str, about: str, model: type[BaseModel]) -> str:
+    schema = model.model_json_schema(by_alias=True)
+    parts = {model.__name__: schema, **{name: schema["$defs"][name] for name in _in_order(schema)}}
+    return "\n".join([f"# {title}\n", f"{about}\n", *(_section(name, part) for name, part in parts.items())])
+
+
+def _in_order(schema: Schema) -> list[str]:
+    """The parts as they are first mentioned, from the outside in."""
+    found: dict[str, None] = {}
+    open_ = [schema]
+    for part in open_:
+        for name in _references(part.get("properties", {})):
+            if name not in found:
+                found[name] = None
+                open_.append(schema["$defs"][name])
+    return list(found)
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield value["$ref"].rpartition("/")[2]
+        for one in value.values():
+            yield from _references(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _references(one)
+
+
+def _section(name: str, part: Schema) -> str:
+    required = part.get("required", ())
+    rows = [
+        (code(key), words(value), default(_default(value, key in required)), value.get("description", ""))
+        for key, value in part["properties"].items()
+    ]
+    return f"## {name}\n\n{part.get('description', '')}\n\n{table(['key', 'takes', 'default', ''], rows)}"
+
+
+def _default(value: Schema, required: bool) -> object:
+    if required:
+        return NOTHING
+    said = value.get("default")
+    seconds = "pattern" in value and isinstance(said, float)
+    return f"{said:g}s" if seconds else said

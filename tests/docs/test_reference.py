@@ -1,0 +1,75 @@
+"""The reference that is made from the code says something of everything that is there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from reference import PAGES, comments, plugins
+from reference.commands import all_commands
+
+from torchaos.harness import registry, result
+from torchaos.harness.agent import wire
+from torchaos.harness.capabilities import CHECKS
+from torchaos.harness.gameday.grammar import GameDay
+from torchaos.harness.scenario.grammar import Scenario, Strict
+
+from .conftest import REPOSITORY
+
+
+@pytest.mark.parametrize("group", ["injectors", "assertions", "conditions"])
+def test_every_parameter_is_described(group: str) -> None:
+    """What a parameter means stands in the docstring of its class, by its name, or among those that many share."""
+    found = registry.all_of(group)
+    assert plugins.undescribed(found.values()) == []
+    page = PAGES[f"reference/{group}.md"]()
+    assert [name for name in found if f"# {name}\n" not in page] == []
+
+
+def test_every_injector_says_how_it_is_taken_back() -> None:
+    """Either it is, or it says in a sentence why it can't be; and what it needs is explained."""
+    told = {name: plugins.undo(found) for name, found in registry.injectors().items()}
+    assert told["process.freeze"] == "taken back"
+    assert told["process.kill"].startswith("none: a dead process can't be brought back")
+    assert all(text == "taken back" or re.fullmatch(r"none: \w[^{}]+", text) for text in told.values()), told
+    assert all(found.needs <= CHECKS.keys() for found in registry.injectors().values())
+
+
+@pytest.mark.parametrize("model", [Scenario, GameDay])
+def test_every_key_is_described(model: type[Strict]) -> None:
+    """Each key of the grammar has a sentence of its own, and so has each part."""
+    schema = model.model_json_schema(by_alias=True)
+    parts = {model.__name__: schema, **schema["$defs"]}
+    keys = {f"{name}.{key}": value for name, part in parts.items() for key, value in part["properties"].items()}
+    assert [name for name, value in keys.items() if not value.get("description")] == []
+    assert [name for name, part in parts.items() if not part.get("description")] == []
+
+
+def test_every_event_is_described() -> None:
+    """Each kind of event has a comment where its payload is declared, and its row."""
+    said = comments.of_entries(wire, "FIELDS")
+    assert [kind.name for kind in wire.Kind if not said[kind.name]] == []
+    page = PAGES["reference/events.md"]()
+    assert [kind.value for kind in wire.Kind if f"| `{kind.value}` |" not in page] == []
+
+
+def test_every_command_and_option_is_described() -> None:
+    """Each command has its section with all its options, and each option a text."""
+    page = PAGES["reference/cli.md"]()
+    for name, command in all_commands():
+        section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        assert command.help, name
+        for option in (one for one in command.params if one.param_type_name == "option"):
+            assert getattr(option, "help", None), (name, option.name)
+            assert option.opts[0] in section, (name, option.name)
+
+
+def test_exit_codes_are_those_of_the_readme() -> None:
+    """The table, and the order in which the worst counts, are the same in both places."""
+    page, readme = PAGES["reference/exit-codes.md"](), (REPOSITORY / "README.md").read_text()
+    rows = re.findall(r"^\| \d \| .* \|$", page, re.MULTILINE)
+    assert len(rows) == len(result.ExitCode)
+    assert [row for row in rows if row not in readme] == []
+    order = re.search(r"in the order ([\d, ]+)", page)
+    assert order is not None
+    assert order[0] in readme

@@ -1,0 +1,42 @@
+"""Pages in a real browser, and all that they complain of or ask for."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Skips the test where a part of it is missing."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if not CHROMIUM:
+        pytest.skip("needs chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page, and all that it complained of or asked for."""
+
+    def __init__(self, browser: Browser, path: Path, width: int = 1200, **more: Any) -> None:
+        self.page: Page = browser.new_page(viewport={"width": width, "height": 900}, **more)
+        self.complaints: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on(
+            "request", lambda request: self.complaints.append(request.url) if request.url[:4] == "http" else None
+        )
+        self.page.goto(path.as_uri())

@@ -62,7 +62,7 @@ def judge_gate(loaded: Loaded, environment: str, runs: Sequence[Found], terms: T
             told = why or f"only {len(own)} of its {ask.times} repetitions have a run that counts; run it again"
             own.append(_without_run(wanted, told))
         together = _together(wanted, own, ask) if ask.of_rate and wanted not in missing else None
-        codes += [ExitCode(together.exit_code)] if together else [ExitCode(one.exit_code) for one in own]
+        codes += _codes(own, together)
         repeats += [together] if together else []
         results += own
     if waived:
@@ -73,9 +73,17 @@ def judge_gate(loaded: Loaded, environment: str, runs: Sequence[Found], terms: T
 
 
 def _together(wanted: Wanted, results: Sequence[Result], ask: Ask) -> Repeats:
-    ask = replace(ask, times=len(results))
+    """Where there are more than were asked for, no more of them may fail than of those."""
+    more = len(results) - ask.times
+    ask = replace(ask, times=len(results), at_least=None if ask.at_least is None else ask.at_least + more)
     return judge_repeats(wanted.name, wanted.scenario.description, results, ask, "done",
                          run_dirs=[one.run_dir for one in results])  # fmt: skip
+
+
+def _codes(results: Sequence[Result], together: Repeats | None) -> list[ExitCode]:
+    """One that can't be judged at all is no repetition that failed: it closes the gate by itself."""
+    alone = [one for one in results if together is None or one.verdict is Verdict.ERROR]
+    return [*([ExitCode(together.exit_code)] if together else []), *(ExitCode(one.exit_code) for one in alone)]
 
 
 def _without_run(wanted: Wanted, why: str) -> Result:

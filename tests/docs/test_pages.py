@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
-import click
 import pytest
 
-from torchaos.harness.cli import cli
 from torchaos.harness.result import ExitCode
 
-from .conftest import PAGES, REPOSITORY, Torchaos, blocks
+from .conftest import PAGES, REPOSITORY, Torchaos
 
 README = (REPOSITORY / "README.md").read_text()
-COMMANDS = [
-    pytest.param(line.removeprefix("$ "), id=f"{block.where} {line}")
-    for block in blocks("console")
-    for line in block.text.splitlines()
-    if line.startswith("$ ")
-]
 
 
 def heading(line: str) -> str:
@@ -40,19 +31,6 @@ def test_links_lead_somewhere(page: Path) -> None:
         if anchor:
             lines = [line for line in file.read_text().splitlines() if line.startswith("#")]
             assert anchor in map(heading, lines), target
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_exist(command: str) -> None:
-    """Each command that is shown is a target of the Makefile, or one that the command line takes as it stands."""
-    program, *words = shlex.split(command, comments=True)
-    if program == "make":
-        assert re.search(rf"^{words[0]}:.*## ", (REPOSITORY / "Makefile").read_text(), re.MULTILINE), command
-        return
-    assert program == "torchaos"
-    found = cli.get_command(click.Context(cli), words[0])
-    assert found is not None, command
-    found.make_context(words[0], words[1:])  # reads the options, and raises where one is unknown
 
 
 @pytest.mark.parametrize("command", ["list", "doctor", "schema", "--version"])

@@ -197,8 +197,8 @@ def test_a_night_that_is_cut_short_is_waited_for(tmp_path: Path) -> None:
     """Slurm's signal goes on to the game day, and the script ends when that has, with its code, not at once."""
     stub, up = Stub(tmp_path), tmp_path / "up"
     os.mkfifo(up)
-    undo = "trap 'sleep 0.3 & wait; echo taken back; exit 2' TERM"
-    stub.program("torchaos", f'[ "$1" = recover ] && exit 0; {undo}; echo > {up}; sleep 60 & wait; exit 0')
+    work = "sleep 60 & work=$!; trap 'kill $work; sleep 0.3; echo taken back; exit 2' TERM"
+    stub.program("torchaos", f'[ "$1" = recover ] && exit 0; {work}; echo > {up}; wait; exit 0')
     env = {"TORCHAOS_HOME": str(tmp_path / "home"), "TORCHAOS_STATE": str(tmp_path / "state"), "TORCHAOS_ONCE": "1"}
     process = stub.start(SLURM, **env)
     up.read_text()

@@ -138,7 +138,7 @@ class Recovered:
                 After(self.rest, fault, "recovered", lasting=fault in self.lasting, lethal=fault in self.lethal),
                 events, now_s, history,
             )
-            for fault in self.faults
+            for fault in reversed(self.faults)  # while the last one has not come, nothing dear is asked
         )  # fmt: skip
 
     @staticmethod

@@ -15,8 +15,10 @@ def after_is_due(
     trigger: After, events: Sequence[Event], now_s: float, history: Callable[[], History] | None = None
 ) -> bool:
     """`now_s` is CLOCK_MONOTONIC. `history`: that of these events, for who asks of several triggers."""
+    if now_s < _launched_at(events) + trigger.not_before_s:  # first what is cheap to tell
+        return False
     start = _start_of(trigger, events, history or partial(History.of, events))
-    if start is None or now_s < _launched_at(events) + trigger.not_before_s:
+    if start is None:
         return False
     if trigger.checkpoints:
         saves = [

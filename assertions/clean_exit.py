@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.judging.replicas import as_one
 from torchaos.harness.judging.teardown import final_step
 from torchaos.harness.record import Record
 
@@ -21,6 +22,7 @@ class CleanExit:
 
     name: ClassVar[str] = "clean_exit"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LEFTOVERS, Need.TWIN})
+    judge_replicas = as_one
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         stopped = next(iter(run.of_kind(Kind.STOPPED)), None)

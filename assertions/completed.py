@@ -10,6 +10,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import History
 from torchaos.harness.judging.agreement import history_of
+from torchaos.harness.judging.replicas import each
 from torchaos.harness.judging.teardown import TeardownAbort, aborts_at_exit, final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
@@ -21,6 +22,7 @@ class Completed:
 
     name: ClassVar[str] = "completed"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.TWIN})
+    judge_replicas = each
 
     steps: int | None = None
 

@@ -22,9 +22,11 @@ from torchaos.harness.judging.agreement import (
 )
 from torchaos.harness.judging.causes import likeliest_cause
 from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
+from torchaos.harness.replicas import records_of
 
 _BLIND = "without a twin, steps that were done only once were compared with nothing"
 
@@ -58,6 +60,18 @@ class LossContinuity:
         allowed, basis = self._allowed(twins)
         finding = _Comparison(run, history, twins, allowed, basis).finding()
         return replace(finding, bound={"tolerance": allowed, "basis": basis})
+
+    def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
+        """Where all replicas had a part in every step, as without replicas."""
+        parts = records_of(run)
+        if blind := why_no_steps(parts):
+            return blind
+        if gone := absent_in_words(parts):
+            return inconclusive(
+                f"{gone}, on fewer samples than in the twin: from then on neither weights nor losses are the twin's, "
+                "and no difference says anything"
+            )
+        return each(self, run, twins)
 
     def _allowed(self, twins: Sequence[Record]) -> tuple[float, str]:
         if self.tolerance is not None:

@@ -11,6 +11,7 @@ from torchaos.harness.contracts import Finding, Need, failed, inconclusive, pass
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.agreement import LEARNED_FACTOR, Steps, before, history_of, relative, until, untold
 from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.replicas import each
 from torchaos.harness.judging.resumes import resumed_in_words
 from torchaos.harness.judging.teardown import final_step
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
@@ -41,6 +42,7 @@ class LrContinuity:
 
     name: ClassVar[str] = "lr_continuity"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.TWIN})
+    judge_replicas = each
 
     tolerance: float | None = None
 

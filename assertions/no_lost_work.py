@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Need, Outcome, failed, inconclusive, passed
+from torchaos.harness.judging.replicas import each, why_no_steps
 from torchaos.harness.judging.resumes import Resume, name_of, resumes
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
+from torchaos.harness.replicas import records_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,16 @@ class NoLostWork:
         measured = {"resumes": len(found), "lost_steps": max(lost, default=None)}
         bound = {} if self.steps is None else {"steps": self.steps}
         return replace(finding, measured={**measured, **finding.measured}, bound=bound)
+
+    def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
+        """A replica that comes back is given the state of one that went on. Where none did, it is judged as any job."""
+        parts = records_of(run)
+        if blind := why_no_steps(parts):
+            return blind
+        back = [(number, one) for number, part in enumerate(parts) for one in resumes(part)]
+        if not back or not all(_went_on(parts, number, one) for number, one in back):
+            return each(self, run, twins)
+        return min((_beside(parts, *one) for one in back), key=lambda one: one.outcome is Outcome.PASSED)
 
     def _worst(self, run: Record, found: Sequence[Resume]) -> Finding:
         said = [self._of(run, one) for one in found]
@@ -97,3 +109,27 @@ def _cause(one: Resume, base: int) -> str:
     if base == 0:
         return "No checkpoint was loaded: likeliest it did not find what names the newest one, or could not load it."
     return f"Which checkpoint was loaded was not seen.{other}"
+
+
+def _went_on(parts: Sequence[Record], number: int, one: Resume) -> bool:
+    """Whether another replica made steps both before and after the restart, in one attempt."""
+    at_s = one.attempt.started_s
+    made = [(other, e.attempt, e.mono_s <= at_s) for other, peer in enumerate(parts) for e in peer.history.executions]
+    return any((other, attempt, True) in made for other, attempt, before in made if other != number and not before)
+
+
+def _beside(parts: Sequence[Record], number: int, one: Resume) -> Finding:
+    """Whether the replica went on from what all had done by the time that it was started again."""
+    base, at_s = one.attempt.base or 0, one.attempt.started_s
+    done = [e.global_step or 0 for part in parts for e in part.history.executions if e.mono_s <= at_s]
+    lost = max(0, max(done) - base)
+    if lost:
+        return failed(
+            f"attempt {one.attempt.number} of replica {number} went on from step {base}, though another replica had "
+            f"done {max(done)} and went on: {lost} were lost",
+            resumes=1, lost_steps=lost,
+        )  # fmt: skip
+    return passed(
+        f"replica {number} went on from step {base}, beside one that had never stopped: nothing was done again",
+        resumes=1, lost_steps=0,
+    )  # fmt: skip

@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Need, Outcome, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.agreement import ROUNDING, Steps, before, differences, history_of, relative, until
 from torchaos.harness.judging.causes import likeliest_cause
 from torchaos.harness.judging.contents import checkpoints_of, clashes
 from torchaos.harness.judging.corruption import SHARDED
 from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps
 from torchaos.harness.judging.resumes import resumed_in_words
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
+from torchaos.harness.replicas import records_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,50 @@ class ParameterDigest:
             return inconclusive(why_unplaced(run, history.unplaced))
         finding = _Digests(run, history, twins).finding(self.replicas_only)
         return replace(finding, bound={"replicas_only": True} if self.replicas_only else {})
+
+    def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
+        """The same rank of each replica holds the same; what a replica's own ranks hold is its own affair. The twin
+        says more only where all replicas had a part in every step."""
+        parts = records_of(run)
+        if blind := why_no_steps(parts):
+            return blind
+        apart = _across(parts)
+        if apart.outcome is not Outcome.PASSED or self.replicas_only:
+            return replace(apart, bound={"replicas_only": True} if self.replicas_only else {})
+        if gone := absent_in_words(parts):
+            return inconclusive(
+                f"{apart.reason}; {gone}, so that they are not the twin's: `replicas_only: true` asks for the replicas "
+                "alone"
+            )
+        finding = each(self, run, twins)
+        return replace(finding, reason=f"{apart.reason}; {finding.reason}")
+
+
+def _across(parts: Sequence[Record]) -> Finding:
+    """Whether the same rank holds the same in all the replicas that made a step."""
+    steps = [one.history.by_step() for one in parts]
+    compared = 0
+    for step in sorted(set().union(*steps)):
+        of_rank: dict[int, dict[int, Execution]] = {}
+        for number, by_step in enumerate(steps):
+            for rank, one in by_step.get(step, {}).items():
+                of_rank.setdefault(rank, {})[number] = one
+        for rank, by_replica in of_rank.items():
+            sums = {number: one.parameters for number, one in by_replica.items()}
+            if None in sums.values():
+                return inconclusive(f"the parameters after step {step} were not seen on rank {rank} of each replica")
+            if len(set(sums.values())) > 1:
+                base, odd = min(sums), next(number for number in sums if sums[number] != sums[min(sums)])
+                resumed = resumed_in_words(parts[odd].history, by_replica[odd].attempt)
+                return failed(
+                    f"replicas are no longer equal: after step {step} the parameters of rank {rank} in replica {odd} "
+                    f"are not those in replica {base}, {resumed}",
+                    step=step, replica=odd,
+                )  # fmt: skip
+            compared += len(sums) > 1
+    if not compared:
+        return inconclusive("no step was made by two replicas, so there is nothing to compare")
+    return passed(f"the replicas are equal after each of {compared} steps that they made together", steps=compared)
 
 
 class _Digests:

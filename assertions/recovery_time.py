@@ -10,6 +10,7 @@ from torchaos.harness.agent.wire import Kind, Seconds
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history.checkpoints import blocked_by_step
 from torchaos.harness.judging.recovery import recoveries
+from torchaos.harness.judging.replicas import each_hit
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
 from torchaos.harness.result import Recovery
@@ -40,6 +41,7 @@ class RecoveryTime:
 
     name: ClassVar[str] = "recovery_time"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS})
+    judge_replicas = each_hit
 
     catch_up: Seconds | None = None
     felt: Seconds | None = None

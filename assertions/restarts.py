@@ -11,6 +11,7 @@ from torchaos.harness.agent.wire import Kind, Seconds
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import Attempt
 from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.replicas import each
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.record import Record
 
@@ -32,6 +33,7 @@ class Restarts:
 
     name: ClassVar[str] = "restarts"
     needs: ClassVar[frozenset[Need]] = frozenset()
+    judge_replicas = each
 
     max: int | None = None
     min: int = 0

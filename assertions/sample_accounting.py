@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Need, Outcome, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.agreement import Steps, before, history_of, until, untold
 from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.replicas import absences, absent_in_words, each, why_no_steps
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
+from torchaos.harness.replicas import records_of
 
 Samples = Counter[Hashable]  # how often each was consumed; a sample is an index, or a digest
 Read = Callable[[Execution], tuple[Hashable, ...]]
@@ -48,6 +50,41 @@ class SampleAccounting:
         landed = landings(run)
         early = before(history, landed[0].at_s) if landed else ours
         return _against(history, ours, theirs, early, untold(history, ours, twin.history, theirs))
+
+    def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
+        """What each replica consumed in the steps that it made, against the twin's in the same steps. What it would
+        have consumed in the others was left out, and whether that may be is not for us to say."""
+        parts = records_of(run)
+        if blind := why_no_steps(parts):
+            return blind
+        gone = absent_in_words(parts)
+        if gone is None:
+            return each(self, run, twins)
+        if not twins:
+            return inconclusive(f"{gone}, and without a twin nobody can say which samples the others should have seen")
+        theirs = records_of(twins[0])
+        for number, (own, twin) in enumerate(zip(parts, theirs, strict=True)):
+            finding = _in_its_steps(own, twin, {step for step, who in absences(parts).items() if number in who})
+            if finding is not None:
+                return replace(finding, reason=f"replica {number}: {finding.reason}")
+        left_out = sum(
+            _count(theirs[number].history.by_step().get(step, {})).total()
+            for step, who in absences(parts).items() for number in who
+        )  # fmt: skip
+        return inconclusive(
+            f"each replica consumed the samples of the twin's in the steps that it made; {gone}, and {left_out} "
+            "samples were left out with it: the job is made so, or they are lost",
+            skipped=left_out, repeated=0,
+        )  # fmt: skip
+
+
+def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding | None:
+    """What is wrong with the samples of one replica in the steps that it made; None: nothing."""
+    theirs = {step: by_rank for step, by_rank in twin.history.by_step().items() if step not in gone}
+    ours, landed = own.history.by_step(), landings(own)
+    early = before(own.history, landed[0].at_s) if landed else ours
+    finding = _against(own.history, ours, theirs, early, untold(own.history, ours, twin.history, theirs))
+    return None if finding.outcome is Outcome.PASSED else finding
 
 
 def _against(history: History, ours: Steps, theirs: Steps, early: Steps, blind: Collection[int]) -> Finding:

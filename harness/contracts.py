@@ -189,6 +189,8 @@ class JobSpec:
     own_env: Mapping[str, str] = field(default_factory=dict)  # of `env`, what this machine's environment does not have
     checkpoints: Path | None = None  # where the job keeps them
     container: Mapping[str, Any] = field(default_factory=dict)  # of nodes that are containers, see the grammar
+    replicas: int = 1  # so many commands side by side, a torchrun of its own each
+    replica_ranks: int = 0  # of each of them, where there are several
 
 
 @dataclass(frozen=True)

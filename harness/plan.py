@@ -64,6 +64,7 @@ class PlannedJob:
     resubmit_times: int = 0
     resubmit_delay_s: float = 0.0
     attach_pid: int | None = None
+    replicas: int = 1  # each a torchrun of its own, with an equal share of the ranks; each counts as a node
     container: Mapping[str, Any] = field(
         default_factory=dict
     )  # what the nodes are made from, where they are containers

@@ -25,6 +25,7 @@ from torchaos.harness.launchers.torchrun_line import world_of
 from torchaos.harness.network.transport import Machine, transport_of
 from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob, stream
 from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Item, Job, Limits, Scenario, When
+from torchaos.harness.scenario.grammar import Target as Aim
 from torchaos.harness.scenario.parameters import check_parameters
 from torchaos.harness.scenario.placeholders import fill
 from torchaos.harness.scenario.sizes import size_in_words
@@ -63,6 +64,8 @@ def make_plan(
 ) -> Plan:
     """Raises UsageError where the scenario can't be carried out here; the text names the file and the fault."""
     job = _job(scenario.job, file.parent.absolute(), attach)
+    if job.replicas > 1:
+        _check_replicas(scenario, file)
     faults = _told_of_each_other(
         [_fault(fault, scenario, job, file, stream(seed, fault.id or fault.inject)) for fault in scenario.faults]
     )
@@ -128,9 +131,11 @@ def _job(job: Job, here: Path, attach: int | None) -> PlannedJob:
             command[0] = resolve_program(command[0], cwd)
     per_node, nodes = world_of(command, {**os.environ, **job.env})
     nodes = job.nodes or nodes or 1
-    world = job.world_size or (per_node * nodes if per_node else None)
+    world = job.world_size or (per_node * nodes * job.replicas if per_node else None)
     if world is None:
         raise UsageError("how many ranks the job has can't be read from job.command; write job.world_size")
+    if job.replicas > 1:
+        nodes = _replicas(job, nodes, world, attach)
     return PlannedJob(
         command=tuple(command),
         cwd=str(cwd),
@@ -145,8 +150,31 @@ def _job(job: Job, here: Path, attach: int | None) -> PlannedJob:
         resubmit_times=job.resubmit.times if job.resubmit else 0,
         resubmit_delay_s=job.resubmit.delay if job.resubmit else 0.0,
         attach_pid=attach,
+        replicas=job.replicas,
         container=_container(job, here, values),
     )
+
+
+def _replicas(job: Job, nodes: int, world: int, attach: int | None) -> int:
+    """As many nodes as replicas: each has a torchrun of its own."""
+    if nodes > 1 or attach is not None:
+        what = "a job that runs already" if attach is not None else f"replicas of {nodes} nodes each"
+        raise UsageError(f"job.replicas: {what} can't be started side by side here; leave replicas out")
+    if world % job.replicas:
+        raise UsageError(f"job.world_size: {world} ranks can't be shared out evenly among {job.replicas} replicas")
+    return job.replicas
+
+
+def _check_replicas(scenario: Scenario, file: Path) -> None:
+    """Replicas are started and restarted each by itself: what goes by the attempts of one torchrun can't be had."""
+    wrong = {
+        f"launcher: {scenario.launcher}": scenario.launcher != "local",
+        "steady_state": any(item.name in ("ranks_up", "steps") for item in scenario.steady_state),
+        "until": bool(scenario.until),
+        "state: recovered": any(fault.when.state == "recovered" for fault in scenario.faults),
+    }
+    for what in (name for name, given in wrong.items() if given):
+        raise UsageError(f"{file}: {what} knows the ranks of one torchrun, and job.replicas starts several; leave it out")
 
 
 def _size(job: Job, attach: int | None) -> int | None:
@@ -232,6 +260,8 @@ def _target(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random, 
     per_node = max(1, job.world_size // job.nodes)
     nodes = [node for node in range(job.nodes) if node not in limits.never.nodes]
     world = [rank for rank in range(job.world_size) if rank not in limits.never.ranks and rank // per_node in nodes]
+    if (target.replica is not None or job.replicas > 1) and (found := _of_replica(target, job, where, draw, world)):
+        return found
     drawn = target.count or target.percent or "any" in (target.rank, target.node)
     if drawn and not (nodes and world):
         raise UsageError(f"{where}: limits.never leaves nothing to draw from; shorten it")
@@ -258,6 +288,36 @@ def _target(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random, 
     if chosen[-1] >= job.world_size:
         raise UsageError(f"{where}: there is no rank {chosen[-1]}; the job has {job.world_size}, counted from 0")
     return Target(chosen)
+
+
+def _of_replica(target: Aim, job: PlannedJob, where: str, draw: random.Random, world: Sequence[int]) -> Target | None:
+    """Ranks of one replica, by their numbers in the whole job; None where the target names none by its number."""
+    size = job.world_size // job.replicas
+    if target.replica is None:
+        named = [target.rank] if isinstance(target.rank, int) else target.ranks
+        if named:
+            raise UsageError(
+                f"{where}: rank {named[0]} is one in each of {job.replicas} replicas; write {{replica: 0, rank: "
+                f"{named[0]}}}"
+            )
+        return None
+    if target.replica >= job.replicas:
+        raise UsageError(
+            f"{where}: there is no replica {target.replica}; the job has {job.replicas}, counted from 0"
+            + ("; see job.replicas" if job.replicas == 1 else "")
+        )
+    first = target.replica * size
+    ranks: Sequence[int] = range(size)
+    if target.rank == "any":
+        free = [rank - first for rank in world if first <= rank < first + size]
+        if not free:
+            raise UsageError(f"{where}: limits.never leaves nothing of replica {target.replica} to draw from")
+        ranks = [draw.choice(free)]
+    elif target.rank is not None or target.ranks is not None:
+        ranks = [target.rank] if target.rank is not None else target.ranks or ()
+    if max(ranks) >= size:
+        raise UsageError(f"{where}: there is no rank {max(ranks)} in a replica; each has {size}, counted from 0")
+    return Target(tuple(sorted({first + rank for rank in ranks})))
 
 
 def _trigger(when: When, target: Target, draw: random.Random, usual: Phase | None) -> Moment | After:

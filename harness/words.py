@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from torchaos.harness.agent.wire import Moment
 from torchaos.harness.contracts import Target
-from torchaos.harness.plan import After
+from torchaos.harness.plan import After, PlannedJob
 
 
-def target_in_words(target: Target, endpoint: object = None) -> str:
-    """`endpoint`: of a fault that hits one, the parameter of that name."""
+def target_in_words(target: Target, endpoint: object = None, job: PlannedJob | None = None) -> str:
+    """`endpoint`: of a fault that hits one, the parameter of that name. `job`: one of replicas tells its ranks apart
+    by them."""
     if not target.ranks and not target.nodes:
         return f"endpoint {endpoint}" if endpoint else "files"
+    if job and job.replicas > 1:
+        size = job.world_size // job.replicas
+        own = {replica: tuple(rank % size for rank in target.ranks if rank // size == replica)
+               for replica in sorted({rank // size for rank in target.ranks})}  # fmt: skip
+        return " and ".join(f"{_list('rank', ranks)} of replica {replica}" for replica, ranks in own.items())
     nodes = _list("node", target.nodes)
     return f"{nodes} ({_list('rank', target.ranks)})" if target.nodes else _list("rank", target.ranks)
 

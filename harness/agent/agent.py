@@ -124,6 +124,8 @@ class Agent:
         }  # fmt: skip
         if os.environ.get(wire.ENV_NODE, "").isdigit():
             data["node"] = int(os.environ[wire.ENV_NODE])
+        if os.environ.get(wire.ENV_REPLICA, "").isdigit():
+            data["replica"] = int(os.environ[wire.ENV_REPLICA])
         self.emit(wire.Kind.AGENT_STARTED, data)
 
     def ended(self) -> None:

@@ -17,9 +17,9 @@ from . import wire
 
 @dataclass(frozen=True)
 class Identity:
-    rank: int
+    rank: int  # in the whole job
     local_rank: int
-    world_size: int
+    world_size: int  # of its own torchrun
     attempt: int  # over restarts and resubmissions
     pid: int
 
@@ -35,7 +35,7 @@ def identify(environ: Mapping[str, str], pid: int) -> Identity | None:
     if environ.get(wire.ENV_ARMED, str(pid)) != str(pid):  # one's own pid: the rank has called exec
         return None
     size, attempt = int(environ.get("WORLD_SIZE", "1")), wire.attempt_of(environ)
-    return Identity(int(environ["RANK"]), int(environ["LOCAL_RANK"]), size, attempt, pid)
+    return Identity(wire.rank_of(environ), int(environ["LOCAL_RANK"]), size, attempt, pid)
 
 
 def start() -> None:

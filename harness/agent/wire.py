@@ -25,6 +25,7 @@ ENV_PLAN = "TORCHAOS_PLAN"  # path of the agent's plan; its absence keeps the ag
 ENV_RUN_ID = "TORCHAOS_RUN_ID"  # marks every process of one run, so that orphans are found by it
 ENV_ATTEMPT_BASE = "TORCHAOS_ATTEMPT_BASE"  # attempts that earlier submissions used up
 ENV_NODE = "TORCHAOS_NODE"  # index of the node, where the launcher has several
+ENV_REPLICA = "TORCHAOS_REPLICA"  # index of the replica, where the job is several torchruns side by side
 ENV_ROUND = "TORCHAOS_ROUND"  # of the rendezvous that a rank came out of; set by agent/rounds.py
 ENV_ARMED = "TORCHAOS_ARMED"  # pid of the armed rank process; its children inherit it and stay unarmed
 
@@ -382,6 +383,12 @@ Count = Annotated[int, _Limits(ge=1)]
 Size = Annotated[int, _Limits(ge=0)]
 Share = Annotated[float, _Limits(ge=0.0, lt=1.0)]
 Positive = Annotated[float, _Limits(gt=0.0)]
+
+
+def rank_of(environ: Mapping[str, str]) -> int:
+    """The number of a rank in the whole job. The torchrun of each replica counts its ranks from 0; they are numbered
+    one replica after the other, as torchft does (`_global_rank` in its manager.py). Raises KeyError, ValueError."""
+    return int(environ.get(ENV_REPLICA, "0")) * int(environ.get("WORLD_SIZE", "0")) + int(environ["RANK"])
 
 
 def attempt_of(environ: Mapping[str, str]) -> int:

@@ -112,6 +112,7 @@ def _stored(folder: RunDir) -> Result | None:
 def _planned(plan: Plan) -> Iterator[str]:
     ranks = f"{plan.job.world_size} {'rank' if plan.job.world_size == 1 else 'ranks'}"
     nodes = "" if plan.job.nodes == 1 else f" on {plan.job.nodes} nodes"
+    nodes = nodes if plan.job.replicas == 1 else f" in {plan.job.replicas} replicas"
     command = masked_command(shlex.join(plan.job.command))
     what = f"pid {plan.job.attach_pid}, attached to" if plan.job.attach_pid is not None else command
     yield f"The job, of {ranks}{nodes}: {what}"
@@ -119,7 +120,7 @@ def _planned(plan: Plan) -> Iterator[str]:
         name = "" if fault.id == fault.inject else f" ({fault.id})"
         times = f", {fault.times} times" if fault.times > 1 else ""
         lasting = f", for {fault.duration_s:g} s" if fault.duration_s is not None else ""
-        target = target_in_words(fault.target, fault.params.get("endpoint"))
+        target = target_in_words(fault.target, fault.params.get("endpoint"), plan.job)
         yield f"{fault.inject}{name} at {target}: {moment_in_words(fault.trigger)}{lasting}{times}"
     if not plan.faults:
         yield "No fault."

@@ -19,9 +19,11 @@ from torchaos.harness.engine.faults import injector_of
 from torchaos.harness.judging.gates import landed_wrong, never_reached, not_outlived, ranks_repeat
 from torchaos.harness.judging.known import because, causes_in_words
 from torchaos.harness.judging.recovery import recoveries
+from torchaos.harness.judging.replicas import judged
 from torchaos.harness.judging.split import split_brain
 from torchaos.harness.plan import Named, Plan, PlannedFault
 from torchaos.harness.record import Record
+from torchaos.harness.replicas import records_of as replicas_of
 from torchaos.harness.result import Case, ExitCode, FaultResult, Result, Verdict
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.words import moment_in_words, target_in_words
@@ -48,16 +50,18 @@ def records_of(folder: RunDir) -> tuple[Record, list[Record]]:
 
 
 def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
+    parts = replicas_of(run)
     assertions = [_assertion(named) for named in run.plan.asserts]
     must_recover = all(getattr(assertion, "expects_recovery", True) for assertion in assertions)
-    faults = tuple(_judge_fault(run, twins, fault, must_recover) for fault in run.plan.faults)
+    faults = tuple(_of_replicas(run, twins, fault, must_recover) for fault in run.plan.faults)
     cases = [
         _case(named, _finding(assertion, run, twins))
         for named, assertion in zip(run.plan.asserts, assertions, strict=True)
     ]
     if faults:
-        cases.insert(0, _faults_case(faults, {one.id for one in run.plan.faults if never_reached(run, one)}))
-    if split := split_brain(run):
+        late = {fault.id for one in parts for fault in one.plan.faults if never_reached(one, fault)}
+        cases.insert(0, _faults_case(faults, late))
+    if split := next(filter(None, map(split_brain, parts)), None):
         cases.insert(0, Case(SPLIT_BRAIN, "assertion", Verdict.FAILED, split))
     rollback = _rollback_case(run)
     verdict, reason = _overall(run, twins, cases)
@@ -77,10 +81,10 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         started=_clock_time(first.wall_s if first else 0.0),
         duration_s=round(last.mono_s - first.mono_s, 3) if first and last else 0.0,
         faults=faults,
-        recoveries=tuple(recoveries(run)),
+        recoveries=tuple(recovery for one in parts for recovery in recoveries(one)),
         cases=(*cases, rollback),
-        steps=run.history.last_step,
-        attempts=len(run.history.attempts),
+        steps=max((one.history.last_step for one in parts if one.history.last_step is not None), default=None),
+        attempts=max(len(one.history.attempts) for one in parts),
         twin=_about_twins(run.plan, twins),
         reproduce=shlex.join(map(str, _environment(run).get("reproduce") or ())),
         versions={k: str(_environment(run).get(k, "")) for k in ("torchaos", "torch", "python")},
@@ -98,7 +102,7 @@ def _assertion(named: Named) -> Assertion:
 
 def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
     try:
-        finding = assertion.judge(run, twins)
+        finding = judged(assertion, run, twins)
     except ChaosError as error:
         return inconclusive(str(error))
     except Exception as error:  # it may be anybody's code, and the others still have something to say
@@ -114,6 +118,30 @@ def _case(named: Named, finding: Finding) -> Case:
     return Case(
         named.name, "assertion", outcome, finding.reason, finding.measured, finding.bound, tuple(sorted(seconds))
     )  # fmt: skip
+
+
+def _of_replicas(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:
+    """In a job of replicas: in those that it was to hit, the worst; and the others have to end well all the same."""
+    if run.plan.job.replicas == 1:
+        return _judge_fault(run, twins, fault, must_recover)
+    theirs, found, others = [replicas_of(twin) for twin in twins], {}, []
+    for number, one in enumerate(replicas_of(run)):
+        own = next((own for own in one.plan.faults if own.id == fault.id), None)
+        if own is None:
+            others += [(number, e.data["exit_code"]) for e in one.of_kind(Kind.JOB_EXITED) if e.data["exit_code"]]
+        else:
+            found[number] = _judge_fault(one, [twin[number] for twin in theirs], own, must_recover)
+    order = (Verdict.INCONCLUSIVE, Verdict.FAILED, Verdict.PASSED)
+    number = min(found, key=lambda one: order.index(found[one].verdict))
+    told = replace(found[number], target=target_in_words(fault.target, fault.params.get("endpoint"), run.plan.job))
+    if told.verdict is Verdict.PASSED and others and must_recover and not _was_stopped(run):
+        why = f"replica {others[0][0]}, which was not hit, ended with exit code {others[0][1]}"
+        return replace(told, verdict=Verdict.FAILED, reason=why)
+    return told if told.verdict is Verdict.PASSED else replace(told, reason=f"replica {number}: {told.reason}")
+
+
+def _was_stopped(run: Record) -> bool:
+    return any(run.of_kind(Kind.STOPPED))
 
 
 def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:

@@ -161,7 +161,9 @@ class Job:
 
     def _start(self, node: Node, spec: JobSpec, base: int, several: bool) -> None:
         log = self._logs.setdefault(node.index, JobLog(self._journal, self._adapter))
-        log.by_round, log.host_pid = several, node.host_pid
+        log.by_round, log.host_pid = several and spec.replicas == 1, node.host_pid
+        if spec.replicas > 1:
+            log.replica, log.first_rank = node.index, node.index * spec.replica_ranks
         run = start(node, spec, base, log)
         self._runs[node.index] = run
         self._watch.add_root(run.command.pid)
@@ -188,13 +190,13 @@ class Job:
 
     def _await_exit(self) -> int:
         """The exit code of the whole submission. On several nodes: of those that were in it to the end, the first that
-        is not 0; a node that the others went on without decides nothing."""
+        is not 0; a node that the others went on without decides nothing. Of replicas, each decides."""
         while not all(run.over for run in list(self._runs.values())):
             if self._ending.is_set():
                 for run in self._runs.values():
                     run.expected = False
             self._take_exits([run for run in list(self._runs.values()) if run.code is None])
-        last = self._nodes_of_last_attempt()
+        last = self._nodes_of_last_attempt() if self._spec_for(self._submission).replicas == 1 else set()
         codes = [run.code or 0 for index, run in self._runs.items() if not last or index in last]
         code = next((code for code in codes if code != 0), 0)
         pid = next(iter(self._runs.values())).command.pid

@@ -6,7 +6,15 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from torchaos.harness.agent.wire import ENV_ARMED, ENV_ATTEMPT_BASE, ENV_NODE, ENV_PLAN, ENV_ROUND, ENV_RUN_ID
+from torchaos.harness.agent.wire import (
+    ENV_ARMED,
+    ENV_ATTEMPT_BASE,
+    ENV_NODE,
+    ENV_PLAN,
+    ENV_REPLICA,
+    ENV_ROUND,
+    ENV_RUN_ID,
+)  # fmt: skip
 
 BOOTSTRAP = Path(__file__).resolve().parent.parent / "agent" / "bootstrap"
 
@@ -20,7 +28,7 @@ def job_env(
 ) -> dict[str, str]:  # fmt: skip
     """`extra` is what the scenario adds. Without `agent_plan` no agent goes in, and PYTHONPATH stays as it is."""
     env = {**base_env, **(extra or {})}
-    for name in (ENV_PLAN, ENV_ARMED, ENV_NODE, ENV_ROUND):  # of a run around this one
+    for name in (ENV_PLAN, ENV_ARMED, ENV_NODE, ENV_REPLICA, ENV_ROUND):  # of a run around this one
         env.pop(name, None)
     for name, value in _UNLESS_SET.items():
         env.setdefault(name, value)

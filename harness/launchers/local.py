@@ -1,22 +1,20 @@
-"""The machine that the harness runs on, as it is: one node, no prefix."""
+"""The machine that the harness runs on, as it is, with no prefix: one node, or one torchrun for each replica."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from torchaos.harness.agent.wire import ENV_REPLICA
 from torchaos.harness.contracts import Handle, JobSpec, Node
 
 
 @dataclass(frozen=True)
 class LocalNode:
     index: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
     link: ClassVar[None] = None
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        return {}
 
     def argv(self, command: Sequence[str]) -> list[str]:
         return list(command)
@@ -27,7 +25,8 @@ class LocalNode:
 
 @dataclass(frozen=True)
 class Local:
-    """Starts the command on this machine. Nothing is made for it, so nothing has to be guarded."""
+    """Starts the command on this machine, once for each replica. Nothing is made for it, so nothing has to be
+    guarded."""
 
     name: ClassVar[str] = "local"
 
@@ -35,4 +34,16 @@ class Local:
         return ()
 
     def create(self, spec: JobSpec) -> Sequence[Node]:
-        return (LocalNode(),)
+        if spec.replicas == 1:
+            return (LocalNode(),)
+        return [LocalNode(index, replica_env(index, spec)) for index in range(spec.replicas)]
+
+
+def replica_env(index: int, spec: JobSpec) -> dict[str, str]:
+    """REPLICA_GROUP_ID and NUM_REPLICA_GROUPS are torchft's names (its torchx.py). Without PET_*, torchrun's own names
+    for its options, all torchruns would want the same port; what the user set, stays."""
+    rendezvous = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:0"}
+    ours = {name: value for name, value in rendezvous.items() if name not in spec.env}
+    return {
+        **ours, ENV_REPLICA: str(index), "REPLICA_GROUP_ID": str(index), "NUM_REPLICA_GROUPS": str(spec.replicas),
+    }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_NODE
+from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_NODE, ENV_REPLICA
 from torchaos.harness.contracts import JobSpec, Node
 from torchaos.harness.launchers.command import Command, OnLine
 from torchaos.harness.probes.census import environ_of
@@ -35,14 +35,18 @@ class LiveNode:
     expect: Callable[[int], None]
 
     def processes(self) -> dict[int, int]:
-        here = self.node.env.get(ENV_NODE)
-        return {pid: ticks for pid, ticks in self.members().items() if environ_of(pid).get(ENV_NODE) == here}
+        here = _place(self.node.env)
+        return {pid: ticks for pid, ticks in self.members().items() if _place(environ_of(pid)) == here}
 
     def start_again(self) -> int:
         return self.again(self.node.index)
 
     def keep_place(self) -> None:
         self.expect(self.node.index)
+
+
+def _place(env: Mapping[str, str]) -> tuple[str | None, str | None]:
+    return env.get(ENV_NODE), env.get(ENV_REPLICA)
 
 
 def start(node: Node, spec: JobSpec, base: int, log: JobLog, on_line: OnLine | None = None) -> NodeRun:

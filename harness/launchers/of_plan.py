@@ -50,7 +50,7 @@ def job_for(
         checkpoints = Path(_filled(job.cwd, folder)) / _filled(job.checkpoints, folder) if job.checkpoints else None
         return JobSpec(
             argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission, job.nodes,
-            own_env, checkpoints, job.container,
+            own_env, checkpoints, job.container, job.replicas, job.world_size // job.replicas,
         )  # fmt: skip
 
     return Job(

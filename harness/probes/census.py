@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from torchaos.harness.agent.wire import ENV_NODE, ENV_RUN_ID, attempt_of
+from torchaos.harness.agent.wire import ENV_NODE, ENV_REPLICA, ENV_RUN_ID, attempt_of, rank_of
 from torchaos.harness.undo import proc
 
 _YOUNG_S = 10.0  # a process may still execute another program: fork to exec, and wrappers such as a shell
@@ -33,9 +33,9 @@ class Identity:
     def of(cls, environ: Mapping[str, str]) -> Identity | None:
         with suppress(KeyError, ValueError):
             attempt = attempt_of(environ)
-            rank, local_rank, run = int(environ["RANK"]), int(environ["LOCAL_RANK"]), environ["TORCHELASTIC_RUN_ID"]
+            rank, local_rank, run = rank_of(environ), int(environ["LOCAL_RANK"]), environ["TORCHELASTIC_RUN_ID"]
             # Torchelastic counts nodes anew in each rendezvous, so that a survivor changes its number.
-            node = int(environ.get(ENV_NODE) or environ.get("GROUP_RANK", "0"))
+            node = int(environ.get(ENV_NODE) or environ.get(ENV_REPLICA) or environ.get("GROUP_RANK", "0"))
             size = int(environ.get("WORLD_SIZE", "0"))
             return cls(rank, local_rank, size, node, attempt, run)
         return None

@@ -19,6 +19,8 @@ class JobLog:
         self._journal, self._adapter = journal, adapter
         self._failed = False
         self.by_round = False  # of a job on several nodes, see wire.attempt_of
+        self.replica: int | None = None  # whose output it is, where there are several
+        self.first_rank = 0  # its number in the whole job: torchelastic counts from 0 in each replica
         self.host_pid: Callable[[int], int | None] = int  # of a pid that the node's torchrun names
         self.begin(0)
 
@@ -33,7 +35,7 @@ class JobLog:
 
     def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event:
         """For what belongs to the attempt that the job is in now."""
-        return self._journal.emit(kind, data, attempt=self._base + self._elastic.restarts)
+        return self._journal.emit(kind, self._told(data), attempt=self._base + self._elastic.restarts)
 
     def line(self, text: str, mono_s: float) -> None:
         if self._failed:
@@ -50,10 +52,14 @@ class JobLog:
             attempt = self._base + self._elastic.restarts
             outside = {"pid": self.host_pid(said.data["pid"]) or said.data["pid"]} if "pid" in said.data else {}
             data = {**said.data, **outside}
-            self._journal.emit(said.kind, data, rank=said.rank, attempt=attempt, mono_s=mono_s)
+            rank = None if said.rank is None else self.first_rank + said.rank
+            self._journal.emit(said.kind, self._told(data), rank=rank, attempt=attempt, mono_s=mono_s)
         attempt = self._base + self._elastic.restarts
         if cause := self._causes.read(text, self._elastic.restarts):
-            self._journal.emit(cause.kind, cause.data, attempt=attempt, mono_s=mono_s)
+            self._journal.emit(cause.kind, self._told(cause.data), attempt=attempt, mono_s=mono_s)
         if self._adapter and (one := self._adapter.read(text)):
             data = {"step": one.step, "loss": one.loss, "lr": one.lr, "adapter": self._adapter.name}
-            self._journal.emit(Kind.LOG_STEP, data, attempt=attempt, mono_s=mono_s)
+            self._journal.emit(Kind.LOG_STEP, self._told(data), attempt=attempt, mono_s=mono_s)
+
+    def _told(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        return data if self.replica is None else {**data, "replica": self.replica}

@@ -39,7 +39,7 @@ def plan(plan: Plan, console: Console) -> None:
     _rows(pen, _job(plan, plan.job))
     pen.heading("Faults")
     for fault in plan.faults:
-        target = target_in_words(fault.target, fault.params.get("endpoint"))
+        target = target_in_words(fault.target, fault.params.get("endpoint"), plan.job)
         title = pen.text(f"{fault.inject} {pen.marks.arrow} {target}", "bold")
         if fault.id != fault.inject:
             title.append("  ").append_text(pen.text(fault.id, "dim"))
@@ -85,7 +85,7 @@ def _transport(plan: Plan) -> str:
 
 def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
     command = masked_command(shlex.join(job.command))
-    nodes = f"{job.nodes} {'node' if job.nodes == 1 else 'nodes'}"
+    nodes = f"{job.nodes} {'node' if job.nodes == 1 else 'nodes' if job.replicas == 1 else 'replicas'}"
     again = f"{_times(job.resubmit_times)} at most, {seconds_in_words(job.resubmit_delay_s)} after it ended"
     limits = {
         "ranks": plan.max_ranks, "nodes": plan.max_nodes, "percent": plan.max_percent,
@@ -96,7 +96,7 @@ def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
         "command": command if job.attach_pid is None else f"attach to pid {job.attach_pid}",
         "directory": job.cwd,
         "environment": ", ".join(f"{name}={value}" for name, value in masked(job.env).items()),
-        "size": f"{job.world_size} ranks on {nodes}, launcher {plan.launcher}",
+        "size": f"{job.world_size} ranks {'on' if job.replicas == 1 else 'in'} {nodes}, launcher {plan.launcher}",
         "collectives": _transport(plan) if job.nodes > 1 else "",
         "endpoints": ", ".join(f"{name} {address}" for name, address in job.endpoints.items()),
         "checkpoints": (job.checkpoints or "none named")

@@ -131,13 +131,16 @@ class Job(Strict):
     timeout: Annotated[Seconds, Field(description="The run is ended after this long.")] = 600.0
     world_size: Annotated[Count | None, Field(description="How many ranks, where the command does not say it.")] = None
     nodes: Annotated[Count | None, Field(description="How many nodes, where the command does not say it.")] = None
+    replicas: Annotated[
+        Count, Field(description="The command is started so many times side by side, as torchft's replica groups are.")
+    ] = 1
     container: Annotated[Container | None, Field(description="For launcher: docker.")] = None
     log: Annotated[Log | None, Field(description="Where steps and losses are printed, and how.")] = None
     resubmit: Annotated[Resubmit | None, Field(description="Without it a command that has ended stays ended.")] = None
 
 
 class Target(Strict):
-    """Whom a fault hits: exactly one of these."""
+    """Whom a fault hits: exactly one of these. In a job of replicas, a rank is one of a replica."""
 
     rank: Annotated[Index | Literal["any"] | None, Field(description="This one; any is drawn by the seed.")] = None
     ranks: Annotated[list[Index] | None, Field(min_length=1, description="These.")] = None
@@ -151,10 +154,15 @@ class Target(Strict):
         None
     )
     all: Annotated[Literal[True] | None, Field(description="Every rank; `target: all` is the same.")] = None
+    replica: Annotated[
+        Index | None, Field(description="This replica: all of it, or the rank or ranks that stand beside it.")
+    ] = None
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Target:
         given = sorted(self.model_fields_set)
+        if self.replica is not None and (given == ["replica"] or given in (["rank", "replica"], ["ranks", "replica"])):
+            return self
         if len(given) != 1:
             raise ValueError(
                 "a target names exactly one of rank, ranks, node, nodes, local_rank, count, percent and all; "

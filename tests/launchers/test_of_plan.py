@@ -79,3 +79,27 @@ def test_what_can_not_be_is_refused(tmp_path: Path, job: dict[str, Any], message
     with pytest.raises(UsageError, match=message):
         job_for(plan(SAY, cwd=tmp_path, **job), folder, "the-run", journal)
     journal.close()
+
+
+def test_each_replica_is_a_command_of_its_own(tmp_path: Path) -> None:
+    """Two commands run side by side, each told which replica it is, with a rendezvous and a log of its own; the job
+    ends when both have, and with an error where one does."""
+    folder = RunDir(tmp_path / "run").create()
+    journal = Journal(folder.events)
+    code = SAY.replace("sys.argv[1],", "sys.argv[1] + os.environ['REPLICA_GROUP_ID'],")
+    code += "; print('RuntimeError: Connection closed by peer'); sys.exit(os.environ['REPLICA_GROUP_ID'] == '1' and 3)"
+    two = plan(code, "{run}/said", cwd=tmp_path, replicas=2)
+    job = job_for(two, folder, "the-run", journal)
+    job.start()
+    assert job.wait(20.0) == 3
+    job.stop()
+    for number in (0, 1):
+        _arguments, _cwd, env = json.loads((folder.job / f"said{number}").read_text())
+        assert (env["REPLICA_GROUP_ID"], env["NUM_REPLICA_GROUPS"]) == (str(number), "2")
+        assert (env["TORCHAOS_REPLICA"], env["PET_RDZV_ENDPOINT"]) == (str(number), "localhost:0")
+    exits = [event.data for event in journal.snapshot() if event.kind is Kind.NODE_EXITED]
+    assert sorted((data["node"], data["exit_code"]) for data in exits) == [(0, 0), (1, 3)]
+    causes = [event.data["replica"] for event in journal.snapshot() if event.kind is Kind.LOG_CAUSE]
+    assert sorted(causes) == [0, 1]
+    assert {path.name for path in folder.logs.iterdir()} == {"job-0.log", "job-0.node1.log"}
+    journal.close()

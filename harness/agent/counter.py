@@ -87,6 +87,13 @@ class StepCounter:
             return NOTHING
         return self._segment(key)
 
+    def dropped(self, key: Hashable) -> bool:
+        """The gradients of an optimizer are thrown away. Whether what led to them came to nothing: a backward that no
+        step has followed, where there is no other optimizer that it may have been for."""
+        nothing = self._fresh and not self._steps and not self._backward_depth and self._made | self._set == {key}
+        self._fresh = self._fresh and not nothing
+        return nothing
+
     def finish(self) -> Closed:
         """The job is over: an iteration that only waited to be told from the next is over too."""
         left, self._stepped = self._stepped, set()

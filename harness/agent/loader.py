@@ -31,7 +31,7 @@ class Ring:
     def __init__(self) -> None:
         self._received: deque[Batch] = deque()
         self._fresh: dict[Batch, None] = {}  # those of them that have not been trained on, in order
-        self._ahead = 0
+        self._ahead = self._count = 0
         self._last: Batch | None = None  # trained on last
 
     def receive(self, batch: Batch, ahead: int) -> None:
@@ -40,6 +40,7 @@ class Ring:
         self._received.append(batch)
         self._fresh[batch] = None
         self._ahead = ahead
+        self._count += 1
 
     def exhausted(self) -> None:
         """The loader has no more: whatever was fetched ahead is handed out now."""
@@ -70,6 +71,17 @@ class Ring:
         """Whether there is a batch in hand that has not been trained on."""
         place = len(self._received) - self._ahead - 1
         return place >= 0 and not self._received[place].used
+
+    @property
+    def handed_out(self) -> int:
+        """How many batches the loop has been given by now."""
+        return self._count - self._ahead
+
+    def pass_over(self, handed_out: int) -> None:
+        """What had been handed out by then led to nothing. The newest of it may be tried again."""
+        for batch in list(self._received)[: max(0, len(self._received) - (self._count - handed_out))]:
+            if not batch.used:
+                self.use(batch)
 
     def use(self, batch: Batch) -> None:
         batch.used = True

@@ -76,6 +76,15 @@ class StepHooks:
             made(optimizer)
 
         kind.__init__ = __init__
+        zero, drop = kind.zero_grad, self._agent.careful("steps")(self._dropped)
+
+        @functools.wraps(zero)
+        def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._agent.on:
+                drop(optimizer)
+            return zero(optimizer, *args, **kwargs)
+
+        kind.zero_grad = zero_grad
 
     def patch_scaler(self, module: ModuleType) -> None:
         """torch.amp.grad_scaler: a step that the scaler leaves out is an iteration all the same."""
@@ -173,6 +182,12 @@ class StepHooks:
         if found_inf is not None:
             now.skipped = bool(found_inf) if found_inf.device.type == "cpu" else None
         return self._seal(self._counter.step_end(self._key(optimizer)))
+
+    def _dropped(self, optimizer: Any) -> None:
+        """A step that a job calls off, as torchft does where a replica is gone, is no iteration."""
+        if self._counter.dropped(id(optimizer)):
+            self._trained.drop()
+            self._agent.tally.now = Segment(restored=self._agent.tally.now.restored)
 
     def _skipped(self, optimizer: Any) -> Closed:
         self._step_begins(optimizer)

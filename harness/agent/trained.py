@@ -15,6 +15,7 @@ class Trained:
         self._through_model = False  # a wrapped model has been seen in training
         self._forwards: list[Batch | None] = []  # not yet followed by a backward; None: only their number is known
         self._committed: list[Batch | None] = []
+        self._handed_out = 0  # batches, at the last backward
 
     def forward(self, inputs: Any) -> None:
         """The inputs of a wrapped model, in training."""
@@ -28,6 +29,12 @@ class Trained:
     def backward(self) -> None:
         self._committed += self._forwards if self._through_model else [None]
         self._forwards = []
+        self._handed_out = self._ring.handed_out
+
+    def drop(self) -> None:
+        """What came of the backwards since the last segment was thrown away."""
+        self._committed = []
+        self._ring.pass_over(self._handed_out)
 
     def take(self) -> list[Batch]:
         """The batches of the segment that is over, each once."""

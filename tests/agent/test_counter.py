@@ -32,6 +32,8 @@ def play(agent_module: Callable[[str], Any]) -> Callable[..., str]:
                 closed = counter.step_end(token[:-1])
             elif token == "gone":
                 counter.gone("B")
+            elif token == "0":
+                said += "x" if counter.dropped("A") else ""
             else:
                 counter.step_begin(token)
                 closed = counter.step_end(token)
@@ -107,3 +109,11 @@ def test_no_backward_at_all(play: Callable[..., str]) -> None:
 def test_same_optimizer_in_pieces(play: Callable[..., str]) -> None:
     """One optimizer called several times after a backward (DeepSpeed, by group) makes one iteration."""
     assert play("b A A A b A A A", "A") == "bA.bA."
+
+
+def test_gradients_that_were_thrown_away(play: Callable[..., str]) -> None:
+    """`0` sets A's gradients to zero: a backward before it came to nothing (`x`), unless a step followed it, it is part
+    of a step, or another optimizer may have wanted it."""
+    assert play("0 b 0 b A 0 b A") == "bxbA.bA."
+    assert play("[A 0 b A] 0 [A 0 b A]") == "bA.bA."
+    assert play("b 0 b A B b A b B", "AB") == "bbABb.AbB."

@@ -84,6 +84,44 @@ for n, (x, y) in enumerate(DataLoader(data, batch_size=2), 1):
     assert [step["indices"] for step in ran.steps] == [list(range(8)), list(range(8, 16))]
 
 
+def test_a_step_that_was_called_off(rank: Any) -> None:
+    """A backward whose gradients are thrown away is of no iteration, and neither is its batch (torchft, where another
+    replica is gone; a step of several backwards is made again as a whole)."""
+    ran = rank.run(
+        LOOP
+        + """
+for n, (x, y) in enumerate(DataLoader(data, batch_size=2)):
+    opt.zero_grad()
+    for _ in range(2):
+        loss = model(x).sum() + n
+        loss.backward()
+    if n not in (2, 3):
+        opt.step()
+        print("LOSS", repr(loss.item()))
+"""
+    )
+    printed = [float(line.split()[1]) for line in ran.output.splitlines() if line.startswith("LOSS")]
+    assert losses(ran) == [[one, one] for one in printed], ran.output
+    assert [step["indices"] for step in ran.steps] == [[0, 1], [2, 3], [8, 9], [10, 11], [12, 13], [14, 15]]
+    assert [step["opt_step"] for step in ran.steps] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_step_that_is_made_again(rank: Any) -> None:
+    """A step that was called off, and is made again on the batch in hand, was trained on that one, once."""
+    ran = rank.run(
+        LOOP
+        + """
+for n, (x, y) in enumerate(DataLoader(data, batch_size=4)):
+    for attempt in range(2 if n == 1 else 1):
+        opt.zero_grad()
+        model(x).sum().backward()
+    opt.step()
+"""
+    )
+    assert [step["indices"] for step in ran.steps] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    assert [len(one) for one in losses(ran)] == [1, 1, 1, 1]
+
+
 def test_batches_fetched_before_they_are_used(rank: Any) -> None:
     """A loop that fetches all batches of an iteration at once (HF Trainer) is paired with the backwards that follow."""
     ran = rank.run(

@@ -174,7 +174,8 @@ def _check_replicas(scenario: Scenario, file: Path) -> None:
         "state: recovered": any(fault.when.state == "recovered" for fault in scenario.faults),
     }
     for what in (name for name, given in wrong.items() if given):
-        raise UsageError(f"{file}: {what} knows the ranks of one torchrun, and job.replicas starts several; leave it out")
+        several = "job.replicas starts several; leave it out"
+        raise UsageError(f"{file}: {what} knows the ranks of one torchrun, and {several}")
 
 
 def _size(job: Job, attach: int | None) -> int | None:

@@ -40,9 +40,9 @@ def main() -> int:
         trainers = random.Random(0).sample(trainers, min(options.sample, len(trainers)))
     options.out.mkdir(parents=True, exist_ok=True)
     results, end_s = options.out / "results.jsonl", time.monotonic() + 60 * options.minutes
-    for absent in (one for one in trainers if not one.there):
-        print(f"{absent.name}: not run, the package {absent.needs} is not installed", flush=True)
-    there = [one for one in trainers if one.there]
+    for absent in (one for one in trainers if one.lacks):
+        print(f"{absent.name}: not run, {absent.lacks}", flush=True)
+    there = [one for one in trainers if not one.lacks]
     for trainer, shot in oracle.due(there, oracle.read(results), options.healthy):
         if time.monotonic() > end_s:
             break

@@ -74,7 +74,7 @@ def absent_in_words(parts: Sequence[Record]) -> str | None:
         return None
     steps, who = list(gone), sorted({number for numbers in gone.values() for number in numbers})
     where = f"step {steps[0]} was" if len(steps) == 1 else f"{len(steps)} steps ({steps[0]} to {steps[-1]}) were"
-    return f"{where} made without replica {', '.join(map(str, who))}"
+    return f"{where} made without replica {' or '.join(map(str, who))}"
 
 
 def why_no_steps(parts: Sequence[Record]) -> Finding | None:

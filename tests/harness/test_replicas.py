@@ -178,7 +178,8 @@ def later(run: Record, seconds: float) -> Record:
 
 
 def verdict(run: Record, *names: str) -> Any:
-    return verdict_of(replace(run, plan=replace(run.plan, asserts=tuple(Named(name, {}) for name in names))), [], "/run")
+    plan = replace(run.plan, asserts=tuple(Named(name, {}) for name in names))
+    return verdict_of(replace(run, plan=plan), [], "/run")
 
 
 def test_the_verdict_is_of_the_replica_that_was_hit(trainer: Any) -> None:

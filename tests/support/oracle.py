@@ -47,13 +47,26 @@ class Trainer:
     timeout: str = "90s"
     repeat: int = 1
     needs: str | None = None  # a package
+    home: str | None = None  # of a script that is not ours: the environment variable that names its folder
+    about: str = ""  # and its defect
+    launch: tuple[str, ...] = ("torchrun", "--nproc-per-node", "2", "--max-restarts", "3")
+    replicas: int = 1
+    asserts: tuple[str, ...] = ASSERTIONS
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def there(self) -> bool:
-        return self.needs is None or find_spec(self.needs) is not None
+    def lacks(self) -> str | None:
+        """What has to be there for it, and is not."""
+        if self.needs is not None and find_spec(self.needs) is None:
+            return f"the package {self.needs} is not installed"
+        if self.home is not None and not os.environ.get(self.home):
+            return f"the environment variable {self.home} does not name the folder of {self.script}"
+        return None
 
     @property
     def path(self) -> str:
+        if self.home is not None:
+            return str((Path(os.environ[self.home]) / self.script).resolve())
         folder = {"broken": "broken/", "noisy": "noisy/"}.get(self.kind, "" if self.name == "base" else "healthy/")
         script = self.script or f"{folder}{self.name}.py"
         return script if script.startswith("{") else str((TRAINERS / script).resolve())
@@ -97,20 +110,23 @@ def scenario(trainer: Trainer, one: Shot) -> dict[str, Any]:
     seed = [] if trainer.unseeded else ["--seed", str(one.seed)]
     script = [trainer.path, *trainer.args, trainer.dir, "{run}/out", *seed]
     job: dict[str, Any] = {
-        "command": ["torchrun", "--nproc-per-node", "2", "--max-restarts", "3", *script],
+        "command": [*(word.replace("{trainers}", str(TRAINERS)) for word in trainer.launch), *script],
         "cwd": str(TRAINERS),
         "env": {
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TRAINERS),
-            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_OFFLINE": "1", **trainer.env,
         },
         "checkpoints": {"path": "{run}/out"},
         "timeout": trainer.timeout,
     }  # fmt: skip
+    if trainer.launch[0] != "torchrun":
+        job |= {"world_size": 2, "replicas": trainer.replicas}
     if trainer.shrinks:  # as a scheduler that has only one GPU left for the second submission
         ranks = "n=2; test -e {run}/shrunk && n=1; touch {run}/shrunk"
         line = f"{ranks}; exec torchrun --nproc-per-node $n --max-restarts 0 {' '.join(script)}"
         job |= {"command": ["bash", "-c", line], "world_size": 2, "resubmit": {"times": 1}}
-    kill = {"inject": "process.kill", "target": {"rank": one.rank}, "when": {"step": one.step, "phase": one.phase}}
+    target = {"rank": one.rank} if trainer.replicas == 1 else {"replica": one.rank, "rank": 0}
+    kill = {"inject": "process.kill", "target": target, "when": {"step": one.step, "phase": one.phase}}
     faults = [dict(fault) for fault in trainer.faults] or [kill]
     kills = sum(fault["inject"] == "process.kill" for fault in faults)
     bounds = {"restarts": {"max": kills}, **trainer.bounds}
@@ -118,7 +134,7 @@ def scenario(trainer: Trainer, one: Shot) -> dict[str, Any]:
         "scenario": trainer.name.replace("_", "-"),
         "job": job,
         "faults": faults,
-        "assert": [{name: bounds[name]} if name in bounds else name for name in ASSERTIONS],
+        "assert": [{name: bounds[name]} if name in bounds else name for name in trainer.asserts],
     }
 
 

@@ -128,6 +128,8 @@ def _by_luck(trainers: Sequence[Trainer], told: Told) -> bool:
 
 
 def _about(trainer: Trainer) -> str:
+    if trainer.about:
+        return trainer.about
     with open(trainer.path, encoding="utf-8") as file:
         return " ".join((ast.get_docstring(ast.parse(file.read())) or "").split())
 

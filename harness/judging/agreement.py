@@ -14,8 +14,10 @@ from itertools import combinations
 
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.contents import checkpoints_of, clashes
+from torchaos.harness.judging.replicas import absences
 from torchaos.harness.judging.teardown import final_step
 from torchaos.harness.record import Record
+from torchaos.harness.replicas import records_of
 
 LEARNED_FACTOR = 3.0
 ENOUGH = 3  # twins to learn from
@@ -124,6 +126,8 @@ def agree(run: Record, twins: Sequence[Record]) -> bool:
 
 def wants_more(run: Record, twins: Sequence[Record]) -> bool:
     """Whether another twin would tell more: the run differs from the only one, or the twins differ among themselves."""
+    if absences(records_of(run)):  # of replicas: nothing is compared with a twin that a second one could tell more of
+        return not twins
     if len(twins) < 2:
         return not twins or not agree(run, twins)
     return len(twins) < ENOUGH and not all(agree(twin, [twins[0]]) for twin in twins[1:])

@@ -13,6 +13,7 @@ import yaml
 from torchaos.harness.agent import arming, wire
 from torchaos.harness.agent.wire import Event, Kind, Moment, Phase
 from torchaos.harness.contracts import Outcome, Target, UsageError
+from torchaos.harness.judging.agreement import wants_more
 from torchaos.harness.judging.replicas import judged
 from torchaos.harness.judging.verdict import verdict_of
 from torchaos.harness.plan import Named, Plan, PlannedFault
@@ -24,7 +25,8 @@ from torchaos.harness.replicas import records_of
 from torchaos.harness.result import Verdict
 from torchaos.harness.scenario import load
 
-KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), Moment(1, 18, Phase.BACKWARD), {}, "", "")
+WHEN = Moment(1, 18, Phase.BACKWARD)
+KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), WHEN, {}, "", "")
 COMMANDS = {Kind.JOB_STARTED: Kind.NODE_STARTED, Kind.JOB_EXITED: Kind.NODE_EXITED}
 
 
@@ -96,7 +98,7 @@ def test_a_replicas_part_is_the_record_of_an_ordinary_job(trainer: Any) -> None:
         ]
     assert [len(part.plan.faults) for part in parts] == [0, 1]
     assert parts[1].plan.faults[0].target == Target((0,))
-    assert parts[1].plan.faults[0].trigger == replace(KILL.trigger, pacer=0)
+    assert parts[1].plan.faults[0].trigger == replace(WHEN, pacer=0)
     assert [len(part.history.attempts) for part in parts] == [1, 2]
     assert parts[1].history.attempts[1].base == 20
 
@@ -131,6 +133,15 @@ def test_what_can_not_be_told_of_replicas_is_inconclusive(trainer: Any) -> None:
     assert "12 samples were left out" in said("sample_accounting", run, [twin])[1]
     outcome, reason = said("checkpoint_integrity", run, [twin])
     assert (outcome, "can't judge a job of 2 replicas" in reason) == (Outcome.INCONCLUSIVE, True)
+
+
+def test_no_more_twins_are_run_for_what_is_not_compared(trainer: Any) -> None:
+    """A replica that went on alone made other steps than any twin; where none did, a run that differs wants more."""
+    twin = side_by_side(went_on(trainer), went_on(trainer))
+    assert not wants_more(side_by_side(went_on(trainer), healed(trainer)), [twin])
+    assert wants_more(side_by_side(went_on(trainer), healed(trainer)), [])
+    other = altered(healed(trainer, at=17), lambda data: {**data, "losses": [1.0]})
+    assert wants_more(side_by_side(went_on(trainer), other), [twin])
 
 
 def test_where_nobody_went_on_alone_all_is_compared(trainer: Any) -> None:

@@ -80,6 +80,7 @@ def main():
         optimizer.step()
         if manager.current_step() == step:
             print(f"replica {replica}: step {step + 1} did not take place", flush=True)
+            time.sleep(0.2)
             continue
         schedule.step()
         print(f"replica {replica}: step {step + 1} loss {loss.item():.9g} of {manager.num_participants()}", flush=True)

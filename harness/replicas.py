@@ -43,6 +43,12 @@ def records_of(run: Record) -> list[Record]:
     return [run] if job.replicas == 1 else [_record_of(run, replica) for replica in range(job.replicas)]
 
 
+def without_steps(run: Record) -> Record:
+    """For a page that would show all steps, samples and checkpoints of replicas as if they were of one torchrun."""
+    told = {Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.LOAD_BEGIN, Kind.LOAD_END}
+    return replace(run, events=tuple(event for event in run.events if event.kind not in told))
+
+
 def _record_of(run: Record, replica: int) -> Record:
     plan = _plan_of(run.plan, replica)
     others = {fault.id for fault in run.plan.faults} - {fault.id for fault in plan.faults}

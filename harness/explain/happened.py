@@ -11,6 +11,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.history import Attempt, Execution, Save
 from torchaos.harness.history.checkpoints import final_path
 from torchaos.harness.record import Record
+from torchaos.harness.replicas import records_of
 from torchaos.harness.report.narrator import Narrator
 
 # Told from the history instead, in global steps; or of no interest once all is over.
@@ -28,8 +29,9 @@ def happened(run: Record) -> list[Moment]:
     if not run.events:
         return []
     began = run.events[0].mono_s
-    told = sorted([*_events(run), *_attempts(run), *_saves(run)], key=lambda one: one.at_s)
-    lines = [Moment(one.at_s - began, one.text) for one in _with_steps(run, told)]
+    told = sorted([*_events(run), *_of_history(run)], key=lambda one: one.at_s)
+    with_steps = told if run.plan.job.replicas > 1 else _with_steps(run, told)  # each replica has its own, side by side
+    lines = [Moment(one.at_s - began, one.text) for one in with_steps]
     if len(lines) > _MOST:
         left_out = len(lines) - _MOST
         gap = Moment(lines[_MOST // 2].at_s, f"({left_out} lines are left out here)")
@@ -44,6 +46,14 @@ def _events(run: Record) -> Iterator[Moment]:
         line = None if event.kind in _ELSEWHERE or _is_empty(event, for_good) else narrator.tell(event)
         if line:
             yield Moment(event.mono_s, line.text)
+
+
+def _of_history(run: Record) -> Iterator[Moment]:
+    parts = records_of(run)
+    for number, part in enumerate(parts):
+        who = f"replica {number}: " if len(parts) > 1 else ""
+        for one in (*_attempts(part), *_saves(part)):
+            yield Moment(one.at_s, f"{who}{one.text}")
 
 
 def _is_empty(event: Event, for_good: set[str]) -> bool:

@@ -13,6 +13,7 @@ import yaml
 from torchaos.harness.agent import arming, wire
 from torchaos.harness.agent.wire import Event, Kind, Moment, Phase
 from torchaos.harness.contracts import Outcome, Target, UsageError
+from torchaos.harness.explain.happened import happened
 from torchaos.harness.judging.agreement import wants_more
 from torchaos.harness.judging.replicas import judged
 from torchaos.harness.judging.verdict import verdict_of
@@ -269,6 +270,16 @@ def test_what_replicas_can_not_do_is_refused(target: Any, more: Any, says: str, 
     """With one sentence that says what, and what to do."""
     with pytest.raises(UsageError, match=says.replace("{", r"\{")):
         planned(tmp_path, target, **more)
+
+
+def test_the_story_tells_of_each_replica(trainer: Any) -> None:
+    """Where an attempt begins is told of its own replica: attempt 1 of one is none of the other."""
+    told = [moment.text for moment in happened(side_by_side(went_on(trainer), healed(trainer)))]
+    assert [text for text in told if "begins" in text or "goes on after" in text] == [
+        "replica 0: attempt 0 begins at the very beginning",
+        "replica 1: attempt 0 begins at the very beginning",
+        "replica 1: attempt 1 goes on after step 20, from nothing that was seen loaded",
+    ]
 
 
 def test_events_of_no_replica_are_everybodys(trainer: Any) -> None:

@@ -19,6 +19,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.judging.recovery import landings
 from torchaos.harness.judging.verdict import records_of
 from torchaos.harness.record import Record
+from torchaos.harness.replicas import without_steps
 from torchaos.harness.report import timeline as parts_timeline
 from torchaos.harness.report.html.account import checkpoints_of, samples_of
 from torchaos.harness.report.html.curves import curves_of
@@ -48,9 +49,12 @@ def write(folder: RunDir, result: Result, records: tuple[Record, list[Record]] |
 def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None) -> str:
     """`records`: of the run and of its twins, where they have been read already."""
     run, twins = records or records_of(folder)
+    replicas = run.plan.job.replicas
+    run = run if replicas == 1 else without_steps(run)
     timeline = timeline_of(run, result.recoveries, stamps_of(folder))
     curves = curves_of(run, twins)
     left_out = [*timeline.left_out, *([curves["left_out"]] if curves["left_out"] else [])]
+    left_out += [f"The steps of {replicas} replicas are not shown: each has its own"] if replicas > 1 else []
     charts = {"timeline": asdict(timeline), "phases": PHASES, "curves": curves}
     return render("report.html", charts, {
         "result": result.to_json(),

@@ -82,8 +82,7 @@ class _Nodes:
         return []
 
     def create(self, spec: JobSpec) -> list[Any]:
-        made = [type("N", (LocalNode,), {"env": {"PET_RDZV_ENDPOINT": "node000:29400"}}) for _ in range(2)]
-        return [kind(index) for index, kind in enumerate(made)]
+        return [LocalNode(index, {"PET_RDZV_ENDPOINT": "node000:29400"}) for index in range(2)]
 
 
 def _fronted(proxied: set[str], env: dict[str, str]) -> list[Any]:

@@ -57,7 +57,8 @@ def recovery_from(record: Record, landing: Landing) -> Recovery:
     effect = after.first(lambda e: e.kind is Kind.EFFECT and e.data["fault"] == landing.fault)
     felt = _earliest(after.first(lambda e: _is_end_of(e, landing)), effect)
     stepped = first_within(record, landing)
-    if stepped is not None:
+    if stepped is not None:  # so an end that comes after that is of another cause
+        felt = felt if felt is not None and felt <= stepped.mono_s else effect
         return _recovery(landing, {"felt": felt, "caught_up": stepped.mono_s}, 0)
     before = next((one for one in history.attempts if one.number == landing.attempt), None)
     reached = highest_up_to(history, landing.attempt)

@@ -126,6 +126,14 @@ def test_a_freeze_recovers_without_a_restart(trainer: Any) -> None:
     assert (one.lost_steps, one.parts["rendezvous"]) == (0, None)
 
 
+def test_a_later_death_is_not_how_a_freeze_was_felt(trainer: Any) -> None:
+    """The rank went on, and died of another fault long after: of the freeze that says nothing."""
+    run = trainer(freeze=(8, 1, 2.0), kills=[(18, 1)]).record()
+    freeze, kill = recoveries(run)
+    assert (freeze.parts["felt"], freeze.parts["caught_up"] is not None) == (None, True)
+    assert kill.parts["felt"] is not None
+
+
 def test_a_second_fault_during_the_recovery_is_counted_from_itself(trainer: Any) -> None:
     """Two kills, the second before the job had caught up: two recoveries that end together."""
     run = trainer(kills=[(18, 1), (17, 0)]).record()

@@ -34,6 +34,9 @@ class RoundScore:
     saves_s: tuple[float, ...] = ()  # how long training stood still for each checkpoint, in seconds
     intervals_s: tuple[float, ...] = ()  # of training between two checkpoints
     failed: tuple[str, ...] = ()  # assertions, each with its reason
+    passed: tuple[str, ...] = ()  # assertions, by name
+    untold: tuple[str, ...] = ()  # what was inconclusive, by name
+    restarted: bool = True  # whether any fault made the job start again
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -42,7 +45,7 @@ class RoundScore:
     def from_json(cls, raw: Mapping[str, Any]) -> RoundScore:
         """Raises KeyError, TypeError or ValueError where this is none."""
         faults = tuple(FaultOutcome(**{**one, "outcome": Outcome(one["outcome"])}) for one in raw["faults"])
-        lists = {name: tuple(raw[name]) for name in ("saves_s", "intervals_s", "failed")}
+        lists = {name: tuple(raw[name]) for name in ("saves_s", "intervals_s", "failed", "passed", "untold")}
         return cls(**{**raw, **lists, "clock": Clock(**raw["clock"]), "faults": faults})
 
 
@@ -58,6 +61,9 @@ def score_round(number: int, run: Record, result: Result) -> RoundScore:
         number, result.verdict.value, result.reason, int(result.exit_code), result.run_dir, world, clock_of(run),
         tuple(outcomes_of(run, result)), tuple(blocked for _, _, blocked in saves),
         tuple(b - a for (one, a, _), (other, b, _) in pairwise(saves) if one == other), wrong,
+        tuple(case.name for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.PASSED),
+        tuple(case.name for case in result.cases if case.verdict is Verdict.INCONCLUSIVE),
+        len(run.history.attempts) > 1,
     )  # fmt: skip
 
 
@@ -139,10 +145,18 @@ def total(rounds: Sequence[RoundScore]) -> Score:
         expected_ettr=expected_ettr(mtbf, back.mean if back else None, interval, write),
         invalid_s=sum(at for one in faults if (at := one.parts.get("caught_up")) is not None) + clock.checkpoint_s,
         problems=tuple(f"round {one.number}: {text}" for one in rounds for text in one.failed),
-        unjudged=tuple(
-            f"round {one.number}: {one.reason}" for one in rounds if one.verdict in ("inconclusive", "error")
-        ),
+        unjudged=tuple(f"round {one.number}: {one.reason}" for one in rounds if _proves_nothing(one, rounds)),
     )  # fmt: skip
+
+
+def _proves_nothing(one: RoundScore, rounds: Sequence[RoundScore]) -> bool:
+    """Where no fault of a round made the job start again, nothing was done twice that could be compared. That is no
+    lack of evidence, as long as another round has it."""
+    if one.verdict not in ("inconclusive", "error"):
+        return False
+    told = {name for other in rounds for name in other.passed}
+    by_assertions = one.verdict == "inconclusive" and one.reason.startswith(tuple(f"{name}: " for name in one.untold))
+    return not by_assertions or one.restarted or not told.issuperset(one.untold)
 
 
 def best_interval_s(write_s: float | None, mtbf_s: float | None) -> float | None:

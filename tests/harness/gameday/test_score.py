@@ -231,6 +231,22 @@ def test_rounds_that_are_no_evidence_do_not_pass() -> None:
     assert "damaged" in why[1]
 
 
+def test_a_round_without_a_restart_has_nothing_to_compare() -> None:
+    """That is no lack of evidence where another round has it; it is one where none has, where the job did start again,
+    or where the round is no evidence for another reason."""
+    (whole,) = rounds(Outcome.RECOVERED)
+    reason = "loss_continuity: no step was done twice"
+    idle = replace(whole, number=1, verdict="inconclusive", reason=reason, untold=("loss_continuity",), restarted=False)
+    other = replace(whole, passed=("loss_continuity", "recovery_time"))
+    assert verdict([other, idle])[0] is ExitCode.PASSED
+    assert verdict([whole, idle])[0] is ExitCode.INCONCLUSIVE
+    for doubtful in (
+        replace(idle, restarted=True), replace(idle, reason="the journal is damaged"), replace(idle, verdict="error"),
+        replace(idle, untold=("loss_continuity", "faults")),
+    ):  # fmt: skip
+        assert verdict([other, doubtful])[0] is ExitCode.INCONCLUSIVE, doubtful
+
+
 def test_lost_steps_that_nobody_knows_are_not_none() -> None:
     """A bound on them can't hold."""
     faults = tuple(replace(one, lost_steps=None) for one in rounds(Outcome.RECOVERED)[0].faults)

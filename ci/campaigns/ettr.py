@@ -1,20 +1,25 @@
 """Predict the effective training time ratio from single faults, then measure it under sustained failure.
 
-    python ci/campaigns/ettr.py [--minutes M] [--mtbf S ...] [--out DIR]
+    python ci/campaigns/ettr.py [--mtbf S ...] [--minutes M] [--faults N] [--out DIR]
 
 First a game day with faults far apart tells how long a restart takes, how far apart checkpoints are, and what one
-costs. From these E[ETTR] = (1 - (restart + interval / 2) / MTBF) / (1 + write / interval) (arXiv 2410.21680) is worked
-out for each MTBF, and printed before anything else is run. Then a game day is run for each, without waiting for
-recoveries, for --minutes or for twenty faults, whatever is longer, and its ETTR printed beside. Aim: within 5 points.
+costs. Then, before anything else is run, the faults of a day for each MTBF are drawn (`torchaos gameday --plan`), and
+from what they come to in fact (few faults are never one per MTBF) its ratio is predicted twice: by Meta's estimate
+E[ETTR] = (1 - (restart + interval / 2) / MTBF) / (1 + write / interval) (arXiv 2410.21680), which is for rare faults,
+and by Daly's complete model (2006), in which a fault may hit a job that is just coming back. At last those days are
+run, for --minutes or for --faults of them, whatever is longer, without waiting for recoveries. Aim: within 5 points of
+Daly's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +27,6 @@ import yaml
 
 from torchaos.harness.gameday.score import expected_ettr
 
-FAULTS = 20
 JOB = {
     "command": "torchrun --nproc-per-node 2 --max-restarts 500 {jobs}/gpt_ddp.py --steps 10000000 "
                "--checkpoint-dir {day}/checkpoints --checkpoint-every 100",
@@ -31,40 +35,74 @@ JOB = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Single:
+    """What single faults tell, in seconds: from the fault to the first step; of training between two checkpoints; for
+    which training stands still to save one."""
+
+    restart: float
+    interval: float
+    write: float
+
+    def daly(self, mtbf: float) -> float:
+        """tau / (M exp(R / M) (exp((tau + delta) / M) - 1)) (J. T. Daly, A higher order estimate of the optimum checkpoint
+        interval for restart dumps, Future Generation Computer Systems 22, 2006: his wall-clock time, turned over)."""
+        lost = math.exp(self.restart / mtbf) * math.expm1((self.interval + self.write) / mtbf)
+        return self.interval / (mtbf * lost)
+
+    def meta(self, mtbf: float) -> float:
+        return expected_ettr(mtbf, self.restart, self.interval, self.write) or 0.0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="of each measurement, at least")
+    parser.add_argument("--faults", type=int, default=20, help="of each measurement, at least, on the average")
     parser.add_argument("--mtbf", type=float, nargs="+", default=[12.0, 25.0, 60.0, 150.0], help="seconds")
     parser.add_argument("--out", type=Path, help="keep the game days here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        out = options.out or Path(name)
-        # The job catches up before the next one comes: each is a fault by itself.
-        alone = day(out, "alone", 300.0, {"trace": [f"{30 * n}s" for n in range(1, 9)]}, "recovered")
-        restart, interval = alone["parts"]["first_step"]["mean"], alone["interval_s"]
-        write = alone["checkpoint_s"]["mean"]
-        print(f"from single faults: restart {restart:.2f} s, interval {interval:.2f} s, checkpoint {write:.3f} s")
-        predicted = {mtbf: expected_ettr(mtbf, restart, interval, write) or 0.0 for mtbf in options.mtbf}
-        for mtbf, ettr in predicted.items():
-            print(f"predicted at an MTBF of {mtbf:g} s: {ettr:.1%}", flush=True)
-        off = 0.0
-        for mtbf, ettr in predicted.items():
-            seconds = max(60 * options.minutes, FAULTS * mtbf)
-            # Poisson, as the formula has it: now and then a fault hits a job that is just coming back.
-            score = day(out, f"mtbf-{mtbf:g}", seconds, {"mtbf": f"{mtbf}s"}, "none")
-            clock = score["clock"]
-            found = clock["productive_s"] / sum(clock.values())
-            off = max(off, abs(found - ettr))
-            many = sum(score["outcomes"].values())
-            print(f"measured at an MTBF of {mtbf:g} s: {found:.1%} ({found - ettr:+.1%}), {many} faults", flush=True)
+        out: Path = options.out or Path(name)
+        out.mkdir(parents=True, exist_ok=True)
+        single = singly(out)
+        days = {}
+        for mtbf in options.mtbf:
+            seconds = max(60 * options.minutes, options.faults * mtbf)
+            # Poisson, as the formulas have it: now and then a fault hits a job that is just coming back.
+            path = write(out, f"mtbf-{mtbf:g}", seconds, {"mtbf": f"{mtbf}s"}, "none")
+            drawn = seconds / many(path)
+            days[path] = single.daly(drawn)
+            print(
+                f"predicted at an MTBF of {mtbf:g} s ({drawn:.1f} s as drawn): {days[path]:.1%} (Daly), "
+                f"{single.meta(drawn):.1%} (Meta)",
+                flush=True,
+            )
+        off = max(abs(measured(path, ettr) - ettr) for path, ettr in days.items())
     print(f"the largest difference: {off:.1%}")
     return 0 if off <= 0.05 else 1
 
 
-def day(out: Path, name: str, seconds: float, arrivals: dict[str, Any], gate: str) -> dict[str, Any]:
-    """The score of a game day of kills. Its rounds have no fault later than three minutes."""
+def singly(out: Path) -> Single:
+    """From a day on which the job catches up before the next fault comes."""
+    trace = {"trace": [f"{30 * n}s" for n in range(1, 9)]}
+    alone = score_of(write(out, "alone", 300.0, trace, "recovered"))
+    found = Single(alone["parts"]["first_step"]["mean"], alone["interval_s"], alone["checkpoint_s"]["mean"])
+    words = f"restart {found.restart:.2f} s, interval {found.interval:.2f} s, checkpoint {found.write:.3f} s"
+    print(f"from single faults: {words}", flush=True)
+    return found
+
+
+def measured(path: Path, predicted: float) -> float:
+    score = score_of(path)
+    clock, outcomes = score["clock"], score["outcomes"]
+    found: float = clock["productive_s"] / sum(clock.values())
+    print(f"measured, {path.stem}: {found:.1%} ({found - predicted:+.1%}), faults: {outcomes}", flush=True)
+    return found
+
+
+def write(out: Path, name: str, seconds: float, arrivals: dict[str, Any], gate: str) -> Path:
+    """The file of a game day of kills."""
     path = out / f"{name}.yaml"
-    out.mkdir(parents=True, exist_ok=True)
     whole = {
         "gameday": name, "job": JOB, "duration": f"{seconds}s", "arrivals": arrivals, "gate": gate, "rest": "0s",
         "round": {"faults": 30, "length": "10m"}, "assert": ["recovery_time"],
@@ -72,10 +110,26 @@ def day(out: Path, name: str, seconds: float, arrivals: dict[str, Any], gate: st
         "score": {"stuck": 1000, "damaged": 1000, "unproved": 1},
     }  # fmt: skip
     path.write_text(yaml.safe_dump(whole, sort_keys=False))
-    command = [sys.executable, "-m", "torchaos.harness", "gameday", str(path), "--out", str(out / name)]
-    subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
-    found: dict[str, Any] = json.loads(next((out / name).glob("*/score.json")).read_text())["score"]
+    return path
+
+
+def many(path: Path) -> int:
+    """How many faults are drawn for the day."""
+    done = torchaos("gameday", str(path), "--plan", "--json")
+    return sum(len(one["faults"]) for one in json.loads(done.stdout)["rounds"])
+
+
+def score_of(path: Path) -> dict[str, Any]:
+    """Of the day, which is run."""
+    torchaos("gameday", str(path), "--out", str(path.with_suffix("")))
+    found: dict[str, Any] = json.loads(next(path.with_suffix("").glob("*/score.json")).read_text())["score"]
     return found
+
+
+def torchaos(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torchaos.harness", *words], capture_output=True, text=True, check=False
+    )
 
 
 if __name__ == "__main__":

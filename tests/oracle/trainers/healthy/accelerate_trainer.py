@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration, set_seed
+from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -28,9 +28,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stock-sampler", action="store_true", help="the one that is the default")
     args = parser.parse_args()
     project = ProjectConfiguration(str(args.dir), automatic_checkpoint_naming=True, total_limit=3)
-    accelerator = Accelerator(cpu=True, project_config=project)
+    loading = DataLoaderConfiguration(use_seedable_sampler=not args.stock_sampler)
+    accelerator = Accelerator(cpu=True, project_config=project, dataloader_config=loading)
     set_seed(args.seed)
     data = TensorDataset(torch.randn(128, 16), torch.randn(128, 1))
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 1))

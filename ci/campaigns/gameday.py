@@ -1,0 +1,102 @@
+"""Run a game day, and see whether the harness stays as small as it began and leaves nothing behind.
+
+    python ci/campaigns/gameday.py [FILE] [--every S] [--out DIR] [-- OPTIONS OF GAMEDAY ...]
+
+FILE: scenarios/gamedays/two-hours.yaml where none is given. While it runs, the resident memory of the game day's own
+process and of the round under way (each round is a process of its own) are read every S seconds; the table at the end
+sets the first half of the time against the second. What counts as left behind: processes that name the day's folder
+in their command or environment, and network namespaces that were not there before. Exit code: that of the game day,
+or 1 where the second half is more than a tenth larger than the first or something was left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+GAMEDAY = Path(__file__).parents[2] / "scenarios" / "gamedays" / "two-hours.yaml"
+NAMESPACES = Path("/run/netns")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", nargs="?", type=Path, default=GAMEDAY)
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between two looks (default 5)")
+    parser.add_argument("--out", type=Path, default=Path("torchaos-days"))
+    parser.add_argument("options", nargs="*", help="of torchaos gameday")
+    options = parser.parse_args()
+    before = namespaces()
+    command = [sys.executable, "-m", "torchaos.harness", "gameday", str(options.file), "--out", str(options.out)]
+    day = subprocess.Popen([*command, *options.options])
+    samples = watched(day, options.every)
+    small = told(samples)
+    left = [*processes_of(str(options.out.absolute())), *sorted(namespaces() - before)]
+    print(f"left behind: {', '.join(left) or 'nothing'}")
+    return day.returncode or (0 if small and not left else 1)
+
+
+def watched(day: subprocess.Popen[bytes], every_s: float) -> list[tuple[float, int, int]]:
+    """(seconds since the start, bytes of the game day's process, of the round's), until the game day has ended."""
+    begun, samples = time.monotonic(), list[tuple[float, int, int]]()
+    process = psutil.Process(day.pid)
+    while True:
+        try:
+            day.wait(every_s)
+            return samples
+        except subprocess.TimeoutExpired:
+            parts = [resident(one) for one in (process, *process.children())]
+            samples.append((time.monotonic() - begun, parts[0], max(parts[1:], default=0)))
+
+
+def resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def told(samples: list[tuple[float, int, int]]) -> bool:
+    """Prints both halves, and says whether the second is no more than a tenth larger."""
+    half = samples[-1][0] / 2 if samples else 0.0
+    print("| MiB | first half, median | largest | second half, median | largest |")
+    print("|---|---|---|---|---|")
+    small = bool(samples)
+    for name, column in (("the game day's process", 1), ("the round's process", 2)):
+        first, second = (
+            [s[column] for s in samples if s[column] and (s[0] <= half) == early] for early in (True, False)
+        )
+        if not first or not second:
+            small = False
+            continue
+        cells = (median(first), max(first), median(second), max(second))
+        print(f"| {name} | {' | '.join(f'{cell / 2**20:.1f}' for cell in cells)} |")
+        small = small and median(second) <= 1.1 * median(first) and max(second) <= 1.1 * max(first)
+    print(f"{len(samples)} looks in {samples[-1][0] if samples else 0.0:.0f} s")
+    return small
+
+
+def processes_of(folder: str) -> list[str]:
+    """Processes that name the folder, other than this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = [*process.cmdline(), *process.environ().values()]
+        except psutil.Error:
+            continue
+        if process.pid != psutil.Process().pid and any(folder in word for word in words):
+            found.append(f"process {process.pid} ({process.name()})")
+    return found
+
+
+def namespaces() -> set[str]:
+    return {one.name for one in NAMESPACES.iterdir()} if NAMESPACES.exists() else set()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -45,8 +45,8 @@ class Single:
     write: float
 
     def daly(self, mtbf: float) -> float:
-        """tau / (M exp(R / M) (exp((tau + delta) / M) - 1)) (J. T. Daly, A higher order estimate of the optimum checkpoint
-        interval for restart dumps, Future Generation Computer Systems 22, 2006: his wall-clock time, turned over)."""
+        """tau / (M exp(R / M) (exp((tau + delta) / M) - 1)) (J. T. Daly, A higher order estimate of the optimum
+        checkpoint interval for restart dumps, Future Generation Computer Systems 22, 2006: his wall-clock time)."""
         lost = math.exp(self.restart / mtbf) * math.expm1((self.interval + self.write) / mtbf)
         return self.interval / (mtbf * lost)
 

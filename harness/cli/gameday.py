@@ -17,7 +17,7 @@ from rich.markdown import Markdown
 from torchaos.harness.cli.interrupt import signals
 from torchaos.harness.cli.options import CONSENT, PATH, SEED, SET, cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.gameday import report
+from torchaos.harness.gameday import page, report
 from torchaos.harness.gameday.day import Day, DayRun
 from torchaos.harness.gameday.draw import cut, draw
 from torchaos.harness.gameday.grammar import GameDay
@@ -112,6 +112,7 @@ def _run(day: GameDay, plan: Day, folder: Path, keep: bool, console: Console) ->
     }
     write_atomically(folder / "score.json", json.dumps(told, indent=1) + "\n", private=True)
     write_atomically(folder / "report.md", text, private=True)
+    write_atomically(folder / "report.html", page.text(plan, folder, rounds, score, code, why), private=True)
     console.print(Markdown(text))
     try:
         nights.add(path_of(folder.parent), [Night.of(folder)])

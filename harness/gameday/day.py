@@ -6,7 +6,7 @@ lock                      held by whoever runs it, and by the round under way
 job/                      what `{day}` stands for: the job's own state from round to round
 rounds/NNN/scenario.yaml  the round as an ordinary scenario; run/: its run directories; console.log; results.json
 rounds/NNN/score.json     what it came to (RoundScore), and how long it took
-score.json, report.md     of the whole day
+score.json, report.md and report.html     of the whole day
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from torchaos.harness.gameday.score import RoundScore, Score, Spread
 from torchaos.harness.result import ExitCode
 from torchaos.harness.words import seconds_in_words
 
-_VERDICTS = {ExitCode.PASSED: "passed", ExitCode.FAILED: "failed", ExitCode.INCONCLUSIVE: "inconclusive"}
+VERDICTS = {ExitCode.PASSED: "passed", ExitCode.FAILED: "failed", ExitCode.INCONCLUSIVE: "inconclusive"}
 
 
 def page(day: Day, folder: str, rounds: Sequence[RoundScore], score: Score, code: ExitCode, why: Sequence[str]) -> str:
     parts = [
-        [f"# {day.name}: {_VERDICTS.get(code, 'error')}", "", *(f"- {text}" for text in why)],
+        [f"# {day.name}: {VERDICTS.get(code, 'error')}", "", *(f"- {text}" for text in why)],
         _score(score),
         _kinds(score),
         _parts(score),
@@ -43,9 +43,10 @@ def _share(share: float | None) -> str:
     return "not seen" if share is None else f"{share:.1%}"
 
 
-def _score(score: Score) -> list[str]:
+def score_rows(score: Score) -> list[tuple[str, str]]:
+    """Each figure with its name, in words."""
     clock, wall = score.clock, score.clock.wall_s or 1.0
-    rows = [
+    return [
         ("effective training time ratio (ETTR)", _share(clock.ettr)),
         ("expected from interval, restart and MTBF", _share(score.expected_ettr)),
         ("runtime goodput", _share(clock.goodput)),
@@ -60,6 +61,10 @@ def _score(score: Score) -> list[str]:
         ("checkpoint interval in use", seconds_in_words(score.interval_s)),
         ("best one for that (Young, Daly)", seconds_in_words(score.best_interval_s)),
     ]
+
+
+def _score(score: Score) -> list[str]:
+    rows = score_rows(score)
     return ["", "| score | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
 
 

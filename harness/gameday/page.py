@@ -1,0 +1,91 @@
+"""A game day on one page of HTML: the verdict, where the time went, every fault in its place, what to look at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.gameday.clock import Clock
+from torchaos.harness.gameday.day import Day
+from torchaos.harness.gameday.draw import Drawn
+from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
+from torchaos.harness.gameday.report import VERDICTS, faults_of, score_rows
+from torchaos.harness.gameday.score import RoundScore, Score
+from torchaos.harness.report.html.page import render
+from torchaos.harness.result import ExitCode
+from torchaos.harness.rundir import RunDir
+from torchaos.harness.words import seconds_in_words
+
+_PARTS = ("productive", "lost", "checkpoint", "stalled", "down")  # of Clock, in the order of the bar
+_LANE, _WIDTH = 22, 1000  # of the strip, in units of its picture
+
+
+def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, code: ExitCode, why: Sequence[str]) -> str:
+    """`folder`: of the game day; reports of rounds that were kept are linked relative to it."""
+    found = [*_faults(day, rounds)]
+    return render("day.html", {}, {
+        "name": day.name, "seed": day.seed, "verdict": VERDICTS.get(code, "error"), "why": why,
+        "score": score_rows(score), "clock": _shares(score.clock), "strip": _strip(found),
+        "kinds": sorted(score.kinds.items()), "seen": [one.value for one in Outcome if score.outcomes.get(one.value)],
+        "parts": {part.replace("_", " "): spread for part, spread in score.parts.items() if spread},
+        "lost": score.lost_steps, "rounds": [_round(one, folder) for one in rounds], "faults": found,
+        "planned": (len(day.rounds), faults_of(day.rounds)), "without": day.without,
+    })  # fmt: skip
+
+
+def _shares(clock: Clock) -> list[dict[str, Any]]:
+    """The parts of the wall-clock time, each with where it begins in the bar, in percent."""
+    assert {one.name for one in fields(Clock)} == {f"{part}_s" for part in _PARTS}
+    left, found = 0.0, []
+    for part in _PARTS:
+        seconds: float = getattr(clock, f"{part}_s")
+        width = 100 * seconds / clock.wall_s if clock.wall_s else 0.0
+        found.append({"part": part, "words": seconds_in_words(seconds), "left": left, "width": width})
+        left += width
+    return found
+
+
+def _faults(day: Day, rounds: Sequence[RoundScore]) -> Iterator[dict[str, Any]]:
+    drawn: Mapping[str, tuple[int, Drawn]] = {
+        fault.id: (one.number, fault) for one in day.rounds for fault in one.faults
+    }
+    for one in rounds:
+        for fault in one.faults:
+            if fault.id in drawn:
+                yield _fault(*drawn[fault.id], fault)
+
+
+def _fault(number: int, drawn: Drawn, came: FaultOutcome) -> dict[str, Any]:
+    return {
+        "id": drawn.id, "round": number, "at_s": drawn.at_s, "at": seconds_in_words(drawn.at_s),
+        "inject": came.inject, "cause": drawn.risk.cause, "outcome": came.outcome.value,
+        "mark": came.outcome.name.lower(), "reason": came.reason, "lost_steps": came.lost_steps,
+        "caught_up": came.parts.get("caught_up"),
+    }  # fmt: skip
+
+
+def _strip(faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One lane for each kind; a mark for each fault, at its time on the day's clock."""
+    lanes = {inject: row for row, inject in enumerate(sorted({one["inject"] for one in faults}))}
+    end_s = max((one["at_s"] for one in faults), default=0.0) or 1.0
+    marks = [
+        {
+            "x": round(_WIDTH * one["at_s"] / end_s, 1), "y": lanes[one["inject"]] * _LANE + _LANE / 2,
+            "mark": one["mark"], "words": f"{one['id']} at {one['at']}: {one['outcome']}. {one['reason']}",
+        }
+        for one in faults
+    ]  # fmt: skip
+    return {"lanes": lanes, "lane": _LANE, "width": _WIDTH, "marks": marks, "end": seconds_in_words(end_s)}
+
+
+def _round(one: RoundScore, folder: Path) -> dict[str, Any]:
+    report, scenario = RunDir(Path(one.run_dir)).report, folder / "rounds" / f"{one.number:03d}" / "scenario.yaml"
+    return {
+        "number": one.number, "verdict": one.verdict, "reason": "" if one.verdict == "passed" else one.reason,
+        "clock": _shares(one.clock), "ettr": one.clock.ettr, "wall": seconds_in_words(one.clock.wall_s),
+        "faults": len(one.faults), "link": os.path.relpath(report, folder) if report.is_file() else "",
+        "again": f"torchaos run {scenario}",
+    }  # fmt: skip

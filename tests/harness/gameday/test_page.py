@@ -1,0 +1,78 @@
+"""The page of a game day: everything that the score holds is on it, and nothing in it can do harm."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from torchaos.harness.gameday import page
+from torchaos.harness.gameday.clock import Clock
+from torchaos.harness.gameday.day import Day
+from torchaos.harness.gameday.draw import Drawn, Round
+from torchaos.harness.gameday.grammar import Bounds, Risk
+from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
+from torchaos.harness.gameday.score import RoundScore, total, verdict_of
+
+CLOCK = Clock(productive_s=60.0, lost_s=20.0, checkpoint_s=5.0, stalled_s=5.0, down_s=10.0)
+
+
+def of(tmp_path: Path, *came: tuple[Outcome, str], planned: int = 0, cause: str = "a rank dies") -> str:
+    """A page of one round with these outcomes; `planned`: so many more faults were drawn."""
+    risk = Risk.model_validate({"inject": "process.kill", "target": {"rank": "any"}, "cause": cause})
+    faults = [Drawn(f"f{n:03d}-process.kill", 30.0 * (n + 1), risk) for n in range(len(came) + planned)]
+    day = Day("night", 7, str(tmp_path), (), (), (Round(0, 0.0, tuple(faults)),), (("a fan", 3.0, "no such thing"),))
+    parts = {"first_step": 4.0, "caught_up": 6.0}
+    outcomes = [FaultOutcome(f.id, "process.kill", *one, parts, 12) for f, one in zip(faults, came, strict=False)]
+    run = tmp_path / "rounds" / "000" / "run" / "one"
+    rounds = [RoundScore(0, "passed", "", 0, str(run), 2, CLOCK, tuple(outcomes))] if came else []
+    score = total(rounds)
+    code, why = verdict_of(score, Bounds(), rounds, "")
+    return page.text(day, tmp_path, rounds, score, code, why)
+
+
+def test_the_page_holds_the_day(tmp_path: Path) -> None:
+    """The verdict, the ratio, each fault with what came of it and where it lies, each round, and what was left out."""
+    found = of(tmp_path, (Outcome.RECOVERED, "pid 1 ended"), (Outcome.DEGRADED, "slower"), planned=1)
+    assert '<span class="badge passed">passed</span> night' in found
+    assert "2 of 3 faults; the others were not begun" in found
+    assert "<th>effective training time ratio (ETTR)</th>" in found
+    assert ">60.0%</td>" in found
+    marks = re.findall(r'<rect class="(\w+)" x="[\d.-]+" y="[\d.-]+" width="6"', found)
+    assert marks == ["recovered", "degraded"]
+    for words in ("f000-process.kill", "f001-process.kill", "pid 1 ended", "slower", "a rank dies", "a fan (3)"):
+        assert words in found
+
+
+def test_the_parts_of_the_bar_fill_it(tmp_path: Path) -> None:
+    """Each begins where the one before ends, and together they are the whole."""
+    found = of(tmp_path, (Outcome.RECOVERED, ""))
+    bar = found.partition('class="share"')[2].partition("</svg>")[0]
+    parts = [(float(x), float(w)) for x, w in re.findall(r'x="([\d.]+)" y="0" width="([\d.]+)"', bar)]
+    assert [x for x, _ in parts] == [0.0, 60.0, 80.0, 85.0, 90.0]
+    assert sum(width for _, width in parts) == 100.0
+
+
+def test_a_report_that_was_kept_is_linked(tmp_path: Path) -> None:
+    """Relative to the page, so that the folder can be moved; a round whose files are gone has no link."""
+    assert "<a href=" not in of(tmp_path, (Outcome.RECOVERED, "")).partition('id="rounds"')[2]
+    run = tmp_path / "rounds" / "000" / "run" / "one"
+    run.mkdir(parents=True)
+    (run / "report.html").write_text("a report")
+    assert '<a href="rounds/000/run/one/report.html">0</a>' in of(tmp_path, (Outcome.RECOVERED, ""))
+
+
+def test_a_day_on_which_nothing_came(tmp_path: Path) -> None:
+    """A day that was ended before its first round still has a page, which says so."""
+    found = of(tmp_path, planned=2)
+    assert "No fault came." in found
+    assert "inconclusive" in found
+
+
+def test_what_others_wrote_can_do_nothing(tmp_path: Path) -> None:
+    """A log line or a cause that is HTML is shown as it is; a secret is not shown."""
+    text = "<script>alert(1)</script> HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz"
+    found = of(tmp_path, (Outcome.STUCK, text), cause="<img src=x onerror=alert(1)>")
+    assert "<script>alert" not in found
+    assert "<img" not in found
+    assert "&lt;script&gt;alert(1)" in found
+    assert "hf_abcdefghijklmnopqrstuvwxyz" not in found

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
-from torchaos.harness.agent.wire import Seconds
+from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import History, Save
 from torchaos.harness.history.checkpoints import blocked_by_step

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from torchaos.harness.agent.wire import Event, Kind, Seconds
+from torchaos.harness.agent.quantities import Seconds
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.judging.stalls import Stall, stalls_of
 from torchaos.harness.record import Record

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar, Literal
 
-from torchaos.harness.agent.wire import Kind, Seconds
+from torchaos.harness.agent.quantities import Seconds
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import Attempt
 from torchaos.harness.judging.recovery import landings

@@ -16,7 +16,8 @@ from pydantic import Field, PositiveInt
 
 from torchaos.harness import registry
 from torchaos.harness.agent.fault import DRAWN
-from torchaos.harness.agent.wire import Event, Kind, Seconds
+from torchaos.harness.agent.quantities import Seconds
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.engine.due import after_is_due
 from torchaos.harness.history import History

@@ -18,7 +18,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind, Seconds
+from torchaos.harness.agent.quantities import Seconds
+from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
 from torchaos.harness.contracts import Emit, Probe
 from torchaos.harness.scenario.sizes import Bytes, size_in_words
 from torchaos.harness.undo import proc

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Mapping
 
-from torchaos.harness.agent.wire import Moment
+from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import Need, Target, Where
 from torchaos.harness.secrecy import mask_env, mask_words
 from torchaos.harness.undo.disk import owner_only

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from torchaos.harness.agent.wire import Event, Kind, Moment
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Target
 from torchaos.harness.plan import After, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record import Record

@@ -2,7 +2,7 @@
 
 scenario.yaml       the file as it was, byte for byte
 plan.json           what was going to happen (plan.Plan)
-agent/plan.json     what the ranks read (wire.AgentPlan); agent/pages/*.page: one control page per fault
+agent/plan.json     what the ranks read (plan.AgentPlan); agent/pages/*.page: one control page per fault
 agent/manifests/    what each save wrote, chunk by chunk (agent/manifest.py), where checkpoints are watched
 agent/stamps/       when each rank's last collectives began and ended (agent/stamps.py), where something asks for it
 events/*.jsonl      the journal: one writer per file; merged only on reading

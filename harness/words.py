@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchaos.harness.agent.wire import Moment
+from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import Target
 from torchaos.harness.plan import After, PlannedJob
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torchaos.harness.agent.fault import CheckpointFault
-from torchaos.harness.agent.wire import Count
+from torchaos.harness.agent.quantities import Count
 
 if TYPE_CHECKING:
     from torchaos.harness.checkpoints.edits import Edit

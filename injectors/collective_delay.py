@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.wire import Collectives, Seconds
+from torchaos.harness.agent.plan import Collectives
+from torchaos.harness.agent.quantities import Seconds
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Target, Where

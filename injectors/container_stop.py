@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.wire import Seconds
+from torchaos.harness.agent.quantities import Seconds
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchaos.harness.agent.fault import ShapedFault
-from torchaos.harness.agent.wire import Seconds
+from torchaos.harness.agent.quantities import Seconds
 
 
 @dataclass(frozen=True)

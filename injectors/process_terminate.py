@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.wire import Kind, Seconds
+from torchaos.harness.agent.quantities import Seconds
+from torchaos.harness.agent.wire import Kind
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where

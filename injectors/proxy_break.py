@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torchaos.harness.agent.fault import ProxyFault
-from torchaos.harness.agent.wire import Count, Seconds
+from torchaos.harness.agent.quantities import Count, Seconds
 
 
 @dataclass(frozen=True)

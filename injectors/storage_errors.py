@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torchaos.harness.agent.fault import StorageFault, drawn
-from torchaos.harness.agent.wire import Size
+from torchaos.harness.agent.quantities import Size
 
 if TYPE_CHECKING:
     from torchaos.harness.storage.rules import Rules

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from torchaos.harness.agent.fault import OutsideFault
-from torchaos.harness.agent.wire import Size
+from torchaos.harness.agent.quantities import Size
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Hits

@@ -43,10 +43,11 @@ def arm(folder: Path, hooks: tuple[str, ...]) -> Any:
     spec.loader.exec_module(package)
     wire = importlib.import_module("_torchaos_agent.wire")
     agents = importlib.import_module("_torchaos_agent.agent")
+    plans = importlib.import_module("_torchaos_agent.plan")
     os.environ[wire.ENV_PLAN] = str(folder / "plan.json")  # beside it go the stamps
     who = importlib.import_module("_torchaos_agent.arming").Identity(0, 0, 1, 0, os.getpid())
     events = wire.EventFile(folder / "rank0.jsonl", "rank0", 0, 0)
-    agent = agents.Agent(wire.AgentPlan("bench", str(folder), hooks), who, events)
+    agent = agents.Agent(plans.AgentPlan("bench", str(folder), hooks), who, events)
     agent.live.discard("collectives")  # those come and go, see below
     importlib.import_module("_torchaos_agent.hooks").install(agent)
     return agent

@@ -75,7 +75,9 @@ def train(folder: Path, steps: int) -> None:
 
 def in_the_agent(firings: int) -> dict[str, list[float]]:
     """Milliseconds by what is measured."""
-    from torchaos.harness.agent import wire
+    from torchaos.harness.agent.page import ControlPage
+    from torchaos.harness.agent.plan import AgentPlan, Moment, Order
+    from torchaos.harness.agent.wire import Phase
     from torchaos.harness.launchers.job_env import job_env
 
     with tempfile.TemporaryDirectory() as name:
@@ -85,15 +87,15 @@ def in_the_agent(firings: int) -> dict[str, list[float]]:
         last = WARM_UP + per_phase * len(PHASES)
         orders = []
         for step in range(WARM_UP + 1, last + 1):
-            phase = wire.Phase(PHASES[step % len(PHASES)])
+            phase = Phase(PHASES[step % len(PHASES)])
             path = folder / f"{step}.page"
-            page = wire.ControlPage(path, create=True)
+            page = ControlPage(path, create=True)
             page.write(page.ALLOWED, 1)
             page.close()
             stamps = {"path": str(folder / f"{phase.value}.stamps")}
-            orders.append(wire.Order(f"f{step}", wire.Moment(0, step, phase), str(path), __file__, "Stamp", stamps))
+            orders.append(Order(f"f{step}", Moment(0, step, phase), str(path), __file__, "Stamp", stamps))
         hooks = ("steps", "loss", "samples", "lr", "checkpoints")
-        wire.AgentPlan("bench", str(folder / "events"), hooks, tuple(orders)).write(folder / "plan.json")
+        AgentPlan("bench", str(folder / "events"), hooks, tuple(orders)).write(folder / "plan.json")
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "bench"}
         env = job_env(os.environ, run_id="bench", agent_plan=folder / "plan.json", extra=rank)
         command = [sys.executable, __file__, "--train", str(folder), "--firings", str(last)]

@@ -21,7 +21,8 @@ from collections.abc import Callable
 from importlib.resources import files as resources
 from pathlib import Path
 
-from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID, AgentPlan
+from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.verify import Manifests, verify

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import ENV_PLAN, AgentPlan, Event, Kind
+from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.wire import ENV_PLAN, Event, Kind
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.verify import Manifests, verify

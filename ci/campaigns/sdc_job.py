@@ -27,11 +27,12 @@ def arm() -> Any:
     from torchaos.harness.agent.agent import Agent
     from torchaos.harness.agent.arming import identify
     from torchaos.harness.agent.hooks import install
+    from torchaos.harness.agent.plan import AgentPlan
 
     os.environ[wire.ENV_PLAN] = "none"
     who = identify(os.environ, os.getpid())
     assert who is not None
-    plan = wire.AgentPlan("sdc", str(FOLDER / "events"), ("steps", "loss", "state", "collectives"))
+    plan = AgentPlan("sdc", str(FOLDER / "events"), ("steps", "loss", "state", "collectives"))
     events = wire.EventFile(FOLDER / "events" / f"rank{who.rank}.jsonl", f"rank{who.rank}", who.rank, 0)
     agent = Agent(plan, who, events)
     install(agent)

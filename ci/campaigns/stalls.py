@@ -136,7 +136,7 @@ class Session:
     watching: Any = None
 
     def start(self) -> Session:
-        from torchaos.harness.agent.wire import AgentPlan
+        from torchaos.harness.agent.plan import AgentPlan
         from torchaos.harness.contracts import JobSpec
         from torchaos.harness.journal import Journal
         from torchaos.harness.launchers.job import Job

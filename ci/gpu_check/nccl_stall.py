@@ -30,7 +30,7 @@ def rank(watchdog: bool, folder: Path) -> None:
     import torch.distributed as dist
 
     from torchaos.harness.agent.nvtx import LAST_BYTES, STALLED, NcclCall, NvtxPage
-    from torchaos.harness.agent.wire import ControlPage
+    from torchaos.harness.agent.page import ControlPage
 
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", timeout=timedelta(seconds=TIMEOUT_S))

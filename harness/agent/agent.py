@@ -13,6 +13,7 @@ from . import wire
 from .lasting import Lasting
 from .orders import Orders
 from .phases import Phases
+from .plan import AgentPlan
 from .tally import Tally
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _HOOK_OF_PHASE = {
 class Agent:
     """`on` is what every hook asks first; it is False in forked children and once the agent has stepped aside."""
 
-    def __init__(self, plan: wire.AgentPlan, who: Identity, events: wire.EventFile) -> None:
+    def __init__(self, plan: AgentPlan, who: Identity, events: wire.EventFile) -> None:
         self.plan, self.who, self.on = plan, who, True
         self._events = events
         self.broken: set[str] = set()  # what has failed

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Mapping
 
 from . import wire
+from .plan import AgentPlan
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def _arm(who: Identity) -> None:
     from .agent import Agent
     from .hooks import install
 
-    plan = wire.AgentPlan.read(os.environ[wire.ENV_PLAN])
+    plan = AgentPlan.read(os.environ[wire.ENV_PLAN])
     os.environ[wire.ENV_ARMED] = str(who.pid)
     folder, source = Path(plan.events), who.source
     while (folder / f"{source}.jsonl").exists():  # the process that this one was before it called exec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any, Callable, Sequence
 
-from .wire import Collectives
+from .plan import Collectives
 
 
 class Call:

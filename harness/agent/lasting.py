@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Callable
 
-from .wire import ControlPage
+from .page import ControlPage
 
 if TYPE_CHECKING:
     from .calls import Call

@@ -10,10 +10,12 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
-from . import injectors, wire
+from . import injectors
 from .lasting import Lease
+from .page import ControlPage, State
+from .plan import Moment, Order
 from .site import RankSite
-from .wire import ControlPage, Kind, Phase, State
+from .wire import Kind, Phase
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -26,7 +28,7 @@ _CHECKPOINT = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_WRITE, Phase.CHECKPOINT_W
 class Pending:
     """An order of this rank that may still fire in this process."""
 
-    def __init__(self, order: wire.Order) -> None:
+    def __init__(self, order: Order) -> None:
         self.order, self.when = order, order.when
         self.page = ControlPage(order.page)
         self.injector: Any = None
@@ -61,7 +63,7 @@ class Orders:
         self._prepare, self._due = careful(self._prepare_step), careful(self._due_in)
         self._reach, self._applied = careful(self._reach_moment), careful(self._say_applied)
 
-    def _is_mine(self, when: wire.Moment) -> bool:
+    def _is_mine(self, when: Moment) -> bool:
         return when.pacer == self._agent.who.rank and when.attempt in (None, self._agent.who.attempt)
 
     def load(self) -> None:
@@ -123,7 +125,7 @@ class Orders:
     def _due_in(self, phase: Phase, call: Call | None) -> list[Pending]:
         return [one for one in self.hot if self._is_due(one, one.when, phase, call)]
 
-    def _is_due(self, one: Pending, when: wire.Moment, phase: Phase, call: Call | None) -> bool:
+    def _is_due(self, one: Pending, when: Moment, phase: Phase, call: Call | None) -> bool:
         if when.phase is None:
             return phase is not Phase.START and (when.step is None or phase not in _CHECKPOINT)
         if when.phase is not phase or (when.collectives and call and not call.matches(when.collectives)):
@@ -216,7 +218,7 @@ class Orders:
         self._pending.remove(one)
         self.hot = [other for other in self.hot if other is not one]
 
-    def _missed(self, order: wire.Order, reason: str) -> None:
+    def _missed(self, order: Order, reason: str) -> None:
         self._agent.emit(Kind.MISSED, {"fault": order.fault, "reason": reason})
 
 

@@ -15,6 +15,7 @@ from typing import Any, Callable
 
 from . import wire
 from .imports import PostImport
+from .plan import AgentPlan
 
 _PACKAGE = "torch.distributed.elastic.rendezvous"
 
@@ -58,7 +59,7 @@ def _tell(number: int) -> None:
     os.environ[wire.ENV_ROUND] = str(number)  # the workers inherit it
     node = int(os.environ[wire.ENV_NODE])
     source = f"node{node}-p{os.getpid()}-r{number}"
-    plan = wire.AgentPlan.read(os.environ[wire.ENV_PLAN])
+    plan = AgentPlan.read(os.environ[wire.ENV_PLAN])
     events = wire.EventFile(Path(plan.events) / f"{source}.jsonl", source, None, wire.attempt_of(os.environ))
     data = {"done": True, "round": number, "node": node}
     events.emit(wire.Kind.ELASTIC_RENDEZVOUS, data)

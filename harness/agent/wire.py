@@ -1,4 +1,5 @@
-"""What the agent and the harness agree on: events, moments, orders and the control page.
+"""What the agent and the harness agree on: the names of the environment, and events. `plan`, `page` and `quantities`
+are of the same kind.
 
 Both sides read this very file, and the agent may run under a Python that has nothing of ours installed,
 so it imports the standard library alone.
@@ -7,16 +8,13 @@ so it imports the standard library alone.
 from __future__ import annotations
 
 import json
-import mmap
 import os
-import re
-import struct
 import time
-from dataclasses import asdict, dataclass, field
-from enum import Enum, IntEnum
+from dataclasses import dataclass, field
+from enum import Enum
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Mapping
+from typing import Any, Mapping
 
 VERSION = 1
 
@@ -206,183 +204,6 @@ class EventFile:
 
     def close(self) -> None:
         os.close(self._fd)
-
-
-@dataclass(frozen=True)
-class Collectives:
-    """Which collectives are meant; None: any."""
-
-    operation: str | None = None  # one of stamps.OPS, such as all_reduce
-    group: str | None = None  # the process group, by its name or its description
-    min_bytes: int | None = None  # the larger of what goes in and what comes out on this rank
-    max_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A point that only the agent sees. The pacer is the one rank that fires or is held there."""
-
-    pacer: int
-    step: int | None  # global, from 1: the step during which it fires; None: any
-    phase: Phase | None  # None: at the start of the step
-    attempt: int | None = None  # None: any
-    nth: int = 1  # the nth time that the phase is entered in that step
-    hold_s: float = 10.0  # the rank goes on by itself after this long
-    collectives: Collectives | None = None  # in the phase `collective`, `nth` counts these alone
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Moment:
-        phase, which = raw["phase"], raw.get("collectives")
-        return cls(**{
-            **raw, "phase": None if phase is None else Phase(phase),
-            "collectives": None if which is None else Collectives(**which),
-        })  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Order:
-    """At a Moment: apply the injector `injector` of the file `source`, or (None) hold for one outside."""
-
-    fault: str
-    when: Moment
-    page: str  # path of the control page
-    source: str | None = None
-    injector: str = ""
-    params: Mapping[str, Any] = field(default_factory=dict)
-    lease_s: float = 3600.0  # a fault that lasts ends by itself after this long, whoever is left to take it back
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Order:
-        return cls(**{**raw, "when": Moment.from_dict(raw["when"])})
-
-
-@dataclass(frozen=True)
-class AgentPlan:
-    """What the agent reads when it starts: the file that `ENV_PLAN` names."""
-
-    run_id: str
-    events: str  # folder of the event files
-    hooks: tuple[str, ...]
-    orders: tuple[Order, ...] = ()
-    checkpoints: str | None = None
-
-    def write(self, path: Path) -> None:
-        """Readable by its owner alone."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(path, flags, 0o600), "w") as file:
-            json.dump(asdict(self), file, indent=1)
-
-    @classmethod
-    def read(cls, path: str) -> AgentPlan:
-        raw = json.loads(Path(path).read_text())
-        return cls(
-            raw["run_id"], raw["events"], tuple(raw["hooks"]),
-            tuple(Order.from_dict(order) for order in raw["orders"]), raw.get("checkpoints"),
-        )  # fmt: skip
-
-
-class State(IntEnum):
-    """Where the pacer is with an order."""
-
-    IDLE = 0
-    HELD = 1
-    APPLIED = 2
-    RELEASED = 3
-    MISSED = 4
-
-
-class ControlPage:
-    """A small memory-mapped file per fault; it outlives the rank, and each word has one writer.
-
-    Little-endian signed 64-bit words. The harness writes ALLOWED (how often the order may fire in all), GO (the number
-    of the firing that may go on after a hold, or that is taken back where the fault lasts), ARMED_PID (the one process
-    that may fire; 0: any; CALLED_OFF: none ever will), BASE and BASE_ATTEMPT (global steps done before that attempt's
-    first step). The rank writes FIRED (how often it has fired: a restarted rank reads it and does not fire again) and
-    STATE.
-    """
-
-    MAGIC, ALLOWED, GO, ARMED_PID, BASE, BASE_ATTEMPT, FIRED, STATE = range(8)
-    SIZE, CALLED_OFF = 64, -1
-    _MAGIC = 0x746F726368616F73  # "torchaos"
-    MARK = _MAGIC.to_bytes(8, "little")  # what a page begins with
-
-    def __init__(self, path: str | Path, create: bool = False) -> None:
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-        if not create:
-            self._look(path)
-        fd = os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
-        try:
-            if create:
-                os.ftruncate(fd, self.SIZE)
-            if os.fstat(fd).st_size != self.SIZE:
-                raise ValueError(f"{path}: a control page has {self.SIZE} bytes")
-            self._map = mmap.mmap(fd, self.SIZE)
-        finally:
-            os.close(fd)
-        if create:
-            self.write(self.BASE_ATTEMPT, -1)
-            self.write(self.MAGIC, self._MAGIC)
-
-    def _look(self, path: str | Path) -> None:
-        """Before it is opened to write, and without waiting for a fifo's writer: a damaged plan may name anything."""
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            found = file.read(self.SIZE + 1)
-        if len(found) != self.SIZE or not found.startswith(self.MARK):
-            raise ValueError(f"{path}: not a control page, which has {self.SIZE} bytes and a mark of its own")
-
-    def read(self, word: int) -> int:
-        return int(struct.unpack_from("<q", self._map, 8 * word)[0])
-
-    def write(self, word: int, value: int) -> None:
-        struct.pack_into("<q", self._map, 8 * word, value)
-
-    def close(self) -> None:
-        self._map.close()
-
-
-_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-
-
-def parse_duration(value: object) -> float:
-    """Seconds from `90s`, `1m30s`, `250ms`; a number without a unit is refused, save 0. Raises ValueError."""
-    text = str(value).strip()
-    if text == "0" and not isinstance(value, bool):
-        return 0.0
-    if not isinstance(value, str) or not re.fullmatch(f"(?:{_DURATION.pattern})+", text):
-        raise ValueError(f"{value!r} is not a duration; write a number with a unit, such as 250ms, 30s, 5m or 1h30m")
-    return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
-
-
-class _DurationSchema:
-    """Lets pydantic read `Seconds` fields, without this file needing pydantic."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_before_validator_function(parse_duration, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
-        return {"type": "string", "pattern": f"^(0|({_DURATION.pattern})+)$", "examples": ["30s", "5m"]}
-
-
-Seconds = Annotated[float, _DurationSchema()]
-
-
-class _Limits:
-    """Bounds of a number, by the names that pydantic gives them."""
-
-    def __init__(self, **limits: float) -> None:
-        self._limits = limits
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return {**handler(source), **self._limits}
-
-
-Count = Annotated[int, _Limits(ge=1)]
-Size = Annotated[int, _Limits(ge=0)]
-Share = Annotated[float, _Limits(ge=0.0, lt=1.0)]
-Positive = Annotated[float, _Limits(gt=0.0)]
 
 
 def rank_of(environ: Mapping[str, str]) -> int:

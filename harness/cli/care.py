@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from torchaos.harness.agent.wire import parse_duration
+from torchaos.harness.agent.quantities import parse_duration
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.engine import pruning

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from torchaos.harness.agent.wire import AgentPlan
+from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.launchers.node_exec import NodeExec, is_made, node_index

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torchaos.harness.agent.wire import ControlPage, Moment, Order
+from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.plan import Moment, Order
 from torchaos.harness.plan import PlannedFault
 from torchaos.harness.registry import phase_of
 from torchaos.harness.rundir import RunDir

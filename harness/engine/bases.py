@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchaos.harness.agent.wire import Event, Kind, Moment
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.engine.arming import Slots
 from torchaos.harness.history import base_of
 

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import ControlPage, Event, Kind, Moment, State
+from torchaos.harness.agent.page import ControlPage, State
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, Handle, Injector, Irreversible, RankProcess
 from torchaos.harness.engine.arming import Slots
 from torchaos.harness.engine.due import after_is_due

@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 
-from torchaos.harness.agent.wire import AgentPlan, Kind
+from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.checkpoints import inventory
 from torchaos.harness.contracts import ChaosError, Handle, Need
 from torchaos.harness.engine.arming import Slots

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from torchaos.harness.agent.wire import Seconds
+from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.scenario.grammar import NAME, Count, Index, Items, Job, Limits, Strict, Target
 
 Length = Annotated[Seconds, Field(gt=0)]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from torchaos.harness.agent.wire import Seconds
+from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.scenario.grammar import NAME, Items, Strict
 
 Text = Annotated[str, Field(min_length=1)]

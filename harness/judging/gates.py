@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from torchaos.harness.agent.wire import Event, Kind, Moment
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced

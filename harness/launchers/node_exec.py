@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from torchaos.harness.agent.wire import ENV_NODE, AgentPlan, Event, Kind
+from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.wire import ENV_NODE, Event, Kind
 from torchaos.harness.clocks import Clock
 from torchaos.harness.contracts import JobSpec, UsageError
 from torchaos.harness.journal import Journal, read_events

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torchaos.harness import capabilities, registry
-from torchaos.harness.agent.wire import Moment, Phase
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Phase
 from torchaos.harness.contracts import Need, UsageError
 from torchaos.harness.engine.permits import beyond
 from torchaos.harness.launchers.fits import needs_of

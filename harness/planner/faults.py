@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Moment
+from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import Injector, UsageError, Where
 from torchaos.harness.launchers.fits import misfit
 from torchaos.harness.network.transport import Machine, transport_of

@@ -6,7 +6,8 @@ import math
 import random
 from collections.abc import Iterable, Sequence
 
-from torchaos.harness.agent.wire import Collectives, Moment, Phase
+from torchaos.harness.agent.plan import Collectives, Moment
+from torchaos.harness.agent.wire import Phase
 from torchaos.harness.contracts import Target, UsageError
 from torchaos.harness.plan import After, PlannedJob
 from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Limits, When

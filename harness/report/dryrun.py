@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Moment
+from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import Irreversible, UsageError
 from torchaos.harness.network.transport import Machine, transport_of
 from torchaos.harness.plan import Named, Plan, PlannedFault, PlannedJob

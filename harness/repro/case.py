@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from torchaos.harness.agent.wire import Kind, Moment
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.engine.faults import injector_of
 from torchaos.harness.history.witnesses import log_lead

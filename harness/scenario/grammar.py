@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from torchaos.harness.agent.wire import Seconds
+from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.scenario.sizes import Bytes
 
 NAME = r"^[a-z0-9][a-z0-9._-]*$"

@@ -34,6 +34,8 @@ def _load() -> None:
 
 _load()
 wire: Any = import_module("_torchaos_agent.wire")
+plan: Any = import_module("_torchaos_agent.plan")
+pages: Any = import_module("_torchaos_agent.page")
 
 
 @pytest.fixture(scope="session")
@@ -70,17 +72,17 @@ class Rank:
         (folder / "events").mkdir()
 
     def page(self, name: str = "kill.page") -> Any:
-        return wire.ControlPage(self.folder / name, create=True)
+        return pages.ControlPage(self.folder / name, create=True)
 
     def order(self, source: str | None = None, injector: str = "", page: str = "kill.page", **when: Any) -> Any:
-        moment = wire.Moment(**{"pacer": 0, "step": None, "phase": None, **when})
-        return wire.Order("f1", moment, str(self.folder / page), source, injector)
+        moment = plan.Moment(**{"pacer": 0, "step": None, "phase": None, **when})
+        return plan.Order("f1", moment, str(self.folder / page), source, injector)
 
     def environment(self, hooks: tuple[str, ...], orders: tuple[Any, ...], attempt: int) -> dict[str, str]:
-        plan = self.folder / "plan.json"
-        wire.AgentPlan("run", str(self.folder / "events"), hooks, orders).write(plan)
+        path = self.folder / "plan.json"
+        plan.AgentPlan("run", str(self.folder / "events"), hooks, orders).write(path)
         mine = {
-            "PYTHONPATH": str(FOLDER / "bootstrap"), wire.ENV_PLAN: str(plan), wire.ENV_RUN_ID: f"agent-{os.getpid()}",
+            "PYTHONPATH": str(FOLDER / "bootstrap"), wire.ENV_PLAN: str(path), wire.ENV_RUN_ID: f"agent-{os.getpid()}",
             wire.ENV_ATTEMPT_BASE: "0", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
             "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": str(attempt), "OMP_NUM_THREADS": "1",
             "FOLDER": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1",

@@ -7,7 +7,8 @@ from typing import Any
 
 from torchaos.assertions.checkpoint_triggered import CheckpointTriggered
 from torchaos.assertions.health_reaction import HealthReaction
-from torchaos.harness.agent.wire import Event, Kind, Moment
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome, Target
 from torchaos.harness.plan import PlannedFault
 from torchaos.harness.record import Record

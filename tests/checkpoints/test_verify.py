@@ -18,7 +18,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID, AgentPlan
+from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.crc import combine, locate
 from torchaos.harness.checkpoints.files import Local

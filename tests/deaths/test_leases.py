@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.agent.lasting import Lease
-from torchaos.harness.agent.wire import ControlPage
+from torchaos.harness.agent.page import ControlPage
 
 
 @pytest.fixture

@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import ControlPage, Event, Kind, Moment, State, start_ticks
+from torchaos.harness.agent.page import ControlPage, State
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Event, Kind, start_ticks
 from torchaos.harness.cli.interrupt import Interrupt, signals
 from torchaos.harness.cli.run import Planned, _apart
 from torchaos.harness.contracts import ChaosError, Need, RankProcess, Target, UsageError

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Event, Kind, Moment, Phase
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.contracts import Target
 from torchaos.harness.judging.known import because, causes_in_words
 from torchaos.harness.judging.teardown import aborts_at_exit, has_aborted, teardown_aborts

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from torchaos.harness.agent import arming, wire
-from torchaos.harness.agent.wire import Event, Kind, Moment, Phase
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.contracts import Outcome, Target, UsageError
 from torchaos.harness.explain.happened import happened
 from torchaos.harness.judging.agreement import wants_more

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import Event, Kind, Moment, Phase
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.contracts import Target, UsageError
 from torchaos.harness.engine.due import after_is_due
 from torchaos.harness.judging.evidence import died, stood_still

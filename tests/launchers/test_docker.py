@@ -15,7 +15,8 @@ import pytest
 from docker_engine import missing
 
 from torchaos.harness import capabilities, registry
-from torchaos.harness.agent.wire import AgentPlan, Kind
+from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, JobSpec, UsageError
 from torchaos.harness.docker.engine import address, engine, of_run
 from torchaos.harness.docker.faults import changes

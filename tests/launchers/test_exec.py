@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness.agent.wire import FIELDS, AgentPlan, Event, EventFile, Kind
+from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.wire import FIELDS, Event, EventFile, Kind
 from torchaos.harness.cli.exec import make
 from torchaos.harness.clocks import Clock, aligned
 from torchaos.harness.contracts import UsageError

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from torchaos.harness import capabilities
-from torchaos.harness.agent.wire import AgentPlan, Kind
+from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, JobSpec
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers.job import Job

@@ -29,7 +29,7 @@ from torchaos.harness.agent.nvtx import (
     NcclCall,
     NvtxPage,
 )
-from torchaos.harness.agent.wire import ControlPage
+from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.contracts import UsageError
 
 STALL_S = 0.2

@@ -7,7 +7,8 @@ from typing import ClassVar
 from paper import Paper
 from rich.console import Console
 
-from torchaos.harness.agent.wire import Moment, Phase
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Phase
 from torchaos.harness.contracts import Target
 from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.report import console as show

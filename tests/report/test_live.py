@@ -10,7 +10,8 @@ import pytest
 from paper import Paper
 from rich.console import Console
 
-from torchaos.harness.agent.wire import Event, Kind, Moment, Phase
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.contracts import Target
 from torchaos.harness.journal import Journal
 from torchaos.harness.plan import Named, Plan, PlannedFault, PlannedJob

@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from torchaos.harness.agent.wire import ENV_RUN_ID, ControlPage
+from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.undo.client import Reaper
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process

@@ -19,7 +19,8 @@ import pytest
 import toxiproxied
 
 from torchaos.harness import capabilities
-from torchaos.harness.agent.wire import ENV_RUN_ID, ControlPage
+from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.contracts import Handle
 from torchaos.harness.undo.cgroup import freeze, freezer_for, group_for, memory_for, starve, throttle
 from torchaos.harness.undo.file import File

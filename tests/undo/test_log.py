@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import ControlPage, start_ticks
+from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.wire import start_ticks
 from torchaos.harness.contracts import Handle
 from torchaos.harness.undo import healer
 from torchaos.harness.undo.client import UndoError, heal_from_log

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.agent.wire import ENV_RUN_ID, ControlPage
+from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.contracts import Irreversible, UsageError
 from torchaos.harness.undo import open_runs
 from torchaos.harness.undo.client import Reaper, UndoError, heal_from_log

@@ -5,7 +5,7 @@
  * there is a wait in front of the call. Nothing in NCCL or in the job is changed.
  *
  * Orders lie in a memory-mapped page, `p<pid>.nvtx` in the folder that TORCHAOS_NVTX names; wire.NvtxPage describes it.
- * The stall ends when the fault's control page (wire.ControlPage) says so, or its lease is over: whoever takes the fault
+ * The stall ends when the fault's control page (agent/page.py) says so, or its lease is over: whoever takes the fault
  * back needs neither this library nor the rank's Python for it.
  *
  * The shapes of NVTX are those of its public headers (nvtxTypes.h, nvToolsExt.h, version 3); only what is used is here.
@@ -22,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- wire.NvtxPage and wire.ControlPage ---- */
+/* ---- nvtx.NvtxPage and page.ControlPage ---- */
 
 enum { PAGE_SIZE = 4096, NAME_AT = 256, NAME_SIZE = 64, CONTROL_AT = 512, CONTROL_SIZE = 1024 };
 enum { CONTROL_PAGE_SIZE = 64, CONTROL_GO = 2 };

@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from dying.stand_in.checkpoint import checkpoint
-from torchaos.harness.agent.wire import ControlPage, Kind
+from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.undo import log, proc
 from torchaos.harness.undo.mount import mounts
 

@@ -28,7 +28,9 @@ from mutating.mutate import damaged
 from torchaos.harness import capabilities, payloads, registry
 from torchaos.harness.agent import arming, hooks
 from torchaos.harness.agent.orders import Pending
-from torchaos.harness.agent.wire import ENV_ARMED, ENV_PLAN, ControlPage, Kind, Moment, Order
+from torchaos.harness.agent.page import ControlPage
+from torchaos.harness.agent.plan import Moment, Order
+from torchaos.harness.agent.wire import ENV_ARMED, ENV_PLAN, Kind
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.engine.bases import BaseKeeper
 from torchaos.harness.engine.due import after_is_due

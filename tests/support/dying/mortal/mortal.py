@@ -70,11 +70,12 @@ def make_mortal(module: str) -> None:
 def _harness(at: dict[str, Any]) -> None:
     from torchaos.harness import result
     from torchaos.harness.agent import wire
+    from torchaos.harness.agent.page import ControlPage
     from torchaos.harness.engine.site import NodeSite
     from torchaos.harness.undo import client
 
     points = Points("harness", at)
-    words = {number: name for name, number in vars(wire.ControlPage).items() if name.isupper() and name != "SIZE"}
+    words = {number: name for name, number in vars(ControlPage).items() if name.isupper() and name != "SIZE"}
 
     def event(_file: Any, kind: Any, data: Any, **_more: Any) -> str:
         if kind is wire.Kind.JOB_STARTED:
@@ -83,7 +84,7 @@ def _harness(at: dict[str, Any]) -> None:
 
     points.around(wire.EventFile, "emit", event)
     points.around(client.Reaper, "_ask", lambda _self, _s, **request: f"request {request['do']}")
-    points.around(wire.ControlPage, "write", lambda _page, word, *_more: f"page {words[word]}")
+    points.around(ControlPage, "write", lambda _page, word, *_more: f"page {words[word]}")
     points.around(NodeSite, "signal", lambda *_more: "signal")
     points.around(result, "write_atomically", lambda path, *_more, **_: f"file {path.name}")
     original = subprocess.Popen.__init__

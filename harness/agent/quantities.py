@@ -1,0 +1,50 @@
+"""Quantities with their units as injectors and scenarios take them. Standard library alone, as `wire`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from `90s`, `1m30s`, `250ms`; a number without a unit is refused, save 0. Raises ValueError."""
+    text = str(value).strip()
+    if text == "0" and not isinstance(value, bool):
+        return 0.0
+    if not isinstance(value, str) or not re.fullmatch(f"(?:{_DURATION.pattern})+", text):
+        raise ValueError(f"{value!r} is not a duration; write a number with a unit, such as 250ms, 30s, 5m or 1h30m")
+    return sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
+
+
+class _DurationSchema:
+    """Lets pydantic read `Seconds` fields, without this file needing pydantic."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(parse_duration, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
+        return {"type": "string", "pattern": f"^(0|({_DURATION.pattern})+)$", "examples": ["30s", "5m"]}
+
+
+Seconds = Annotated[float, _DurationSchema()]
+
+
+class _Limits:
+    """Bounds of a number, by the names that pydantic gives them."""
+
+    def __init__(self, **limits: float) -> None:
+        self._limits = limits
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {**handler(source), **self._limits}
+
+
+Count = Annotated[int, _Limits(ge=1)]
+Size = Annotated[int, _Limits(ge=0)]
+Share = Annotated[float, _Limits(ge=0.0, lt=1.0)]
+Positive = Annotated[float, _Limits(gt=0.0)]

@@ -58,6 +58,16 @@ def test_right_is_the_right_assertion_with_the_right_words() -> None:
     assert not oracle.is_right(noisy, told(noisy, "failed"))
 
 
+def test_luck_is_no_wrong_verdict_as_long_as_it_is_found() -> None:
+    """One that recovers by luck may pass, if one of its runs is failed; any other broken one may not."""
+    lucky, broken = ROWS["recovers_by_luck"], ROWS["restarts_sampler"]
+    passed, found = told(lucky, "passed"), told(lucky, "failed", "likeliest its choice of the newest is at fault")
+    assert oracle.wrong(lucky, [passed, found]) == []
+    assert oracle.wrong(lucky, [passed, passed]) == [passed, passed]
+    assert oracle.wrong(lucky, [found, told(lucky, "inconclusive")]) == [told(lucky, "inconclusive")]
+    assert oracle.wrong(broken, [told(broken, "passed")]) == [told(broken, "passed")]
+
+
 def test_what_was_run_is_not_run_again(tmp_path: Path) -> None:
     """Results are read back; a line that was cut off and a run that broke down are due again, the others are not."""
     base = ROWS["base"]

@@ -203,6 +203,14 @@ def is_right(trainer: Trainer, told: Told) -> bool:
     return told.verdict == "failed" and is_explained(trainer, told)
 
 
+def wrong(trainer: Trainer, told: Sequence[Told]) -> list[Told]:
+    """Those of a trainer's runs that got another verdict than they deserve. One that recovers by luck deserves to pass
+    now and then, as long as it is found once."""
+    bad = [one for one in told if not is_right(trainer, one)]
+    by_luck = trainer.repeat > 1 and len(bad) < len(told)
+    return [one for one in bad if not (by_luck and one.verdict == "passed")]
+
+
 def is_explained(trainer: Trainer, told: Told) -> bool:
     """Whether the right assertion failed, with the right words."""
     return told.cases.get(trainer.failed) == "failed" and trainer.says in told.reasons[trainer.failed]

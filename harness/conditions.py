@@ -123,7 +123,8 @@ class Wall:
 
 @dataclass(frozen=True)
 class Recovered:
-    """The job has recovered from every fault (or from those that `faults` names), and `rest` has gone by since."""
+    """The job has recovered from every fault (or from those that `faults` names), `rest` has gone by since, and it
+    still makes steps that it has not made before: it has not died again, nor does it stand still."""
 
     rest: Seconds = 0.0
     faults: list[str] = field(default_factory=list)
@@ -135,12 +136,19 @@ class Recovered:
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
         history = cache(lambda: History.of(events))
         return all(
-            after_is_due(
-                After(self.rest, fault, "recovered", lasting=fault in self.lasting, lethal=fault in self.lethal),
-                events, now_s, history,
-            )
+            after_is_due(self._of(fault), events, now_s, history)
             for fault in reversed(self.faults)  # while the last one has not come, nothing dear is asked
-        )  # fmt: skip
+        ) and self._goes_on(history(), events)
+
+    def _of(self, fault: str) -> After:
+        return After(self.rest, fault, "recovered", lasting=fault in self.lasting, lethal=fault in self.lethal)
+
+    def _goes_on(self, history: History, events: Sequence[Event]) -> bool:
+        """Whether a step has ended after the rest, which begins anew with an attempt that nothing was done to."""
+        ahead = [one.mono_s for one in history.ahead()]
+        if not ahead or max(ahead) < min(ahead) + self.rest:
+            return False
+        return all(after_is_due(self._of(fault), events, max(ahead), lambda: history) for fault in self.faults)
 
     @staticmethod
     def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> dict[str, Any]:

@@ -59,10 +59,11 @@ def _start_of(trigger: After, events: Sequence[Event], history: Callable[[], His
 
 def _recovered_at(history: History, hits: Sequence[Event], lethal: bool) -> float | None:
     """The first step beyond all before: of the very rank that was hit, where it lives on (of any, where a node, a file
-    or an endpoint was hit), else of a later attempt. What a rank still does before it dies of it is none."""
+    or an endpoint was hit), else of a later attempt. What a rank still does before it dies of it is none, nor is the
+    step that was under way where the attempt did not last."""
     at, ranks, hit = hits[0].mono_s, {one.rank for one in hits}, history.attempt_at(hits[0].mono_s)
     number = hit.number if hit else 0
-    before = history.highest_step(before_s=at) or 0
+    before = (history.highest_step(before_s=at) or 0) + any(one.number > number for one in history.attempts)
     reached = max((one.last_step or 0 for one in history.attempts if one.number <= number), default=0)
     anybody = ranks <= {None} or history.source == "log"
     for one in history.executions:

@@ -96,11 +96,13 @@ def ranks_repeat(run: Record) -> str | None:
 
 def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Verdict, str] | None:
     """A job that never got past the highest step it had reached before the fault has not recovered, and neither has one
-    that then ends with an error."""
+    that then ends with an error. Of one that was down again when the run was ended nobody knows."""
     if not run.history.executions:
         return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
     code, reached = _exit_code(run), run.history.highest_step() or 0
     if all(one.parts["caught_up"] is not None for one in recoveries(run) if one.fault == fault.id):
+        if code is None and not run.history.unplaced and not run.history.ahead():
+            return Verdict.INCONCLUSIVE, "the job got past the fault, and was down again when the run was ended"
         if code in (None, 0):
             return None
         return Verdict.FAILED, f"the job got past the fault, and then ended with exit code {code} in step {reached}"

@@ -143,3 +143,45 @@ def test_a_node_or_a_file_that_was_hit_is_recovered_from(trainer: Any) -> None:
     after = After(0.0, "cut", "recovered")
     assert after_is_due(after, [*run.events, hit], run.events[-1].mono_s)
     assert not after_is_due(after, [hit, *(e for e in run.events if e.mono_s <= at)], at + 100.0)
+
+
+def died_again(trainer: Any) -> list[Event]:
+    """Killed in step 18, and back; it dies once more in step 24, of nothing that was done to it, and starts again."""
+    run = trainer(kills=[(18, 1), (24, 0)]).record()
+    second = list(run.of_kind(Kind.APPLYING))[1]
+    return [e for e in run.events if e is not second]
+
+
+def test_a_job_that_died_again_has_not_recovered(trainer: Any) -> None:
+    """It got beyond the fault, and is on its knees when the rest is over: that holds once it is beyond all before, and
+    has had its rest then."""
+    events = died_again(trainer)
+    back = min(e.mono_s for e in events if e.attempt == 2)
+    down = [e for e in events if e.mono_s <= back]
+    assert Recovered(0.0, ["kill"]).holds([e for e in events if e.attempt != 2 and e.mono_s < back], back)
+    assert not Recovered(0.0, ["kill"]).holds(down, back + 100.0)
+    again = next(e.mono_s for e in events if e.kind is Kind.STEP and e.attempt == 2 and e.step == 24 - 20)
+    assert Recovered(0.0, ["kill"]).holds([e for e in events if e.mono_s <= again], again)
+    assert not Recovered(5.0, ["kill"]).holds([e for e in events if e.mono_s <= again], again + 4.0)
+
+
+def test_a_job_that_stands_still_has_no_rest(trainer: Any) -> None:
+    """It got beyond the fault, and hangs: however long that is, no step ends after the rest."""
+    run = trainer(kills=[(18, 1)]).record()
+    end = max(e.mono_s for e in run.events if e.kind is Kind.STEP)
+    still = [e for e in run.events if e.mono_s <= end]
+    assert Recovered(0.0, ["kill"]).holds(still, end)
+    assert not Recovered(50.0, ["kill"]).holds(still, end + 1000.0)
+
+
+def test_a_step_before_it_dies_of_it_is_no_recovery(trainer: Any) -> None:
+    """Frozen late in a step that was ended all the same, after which the job was restarted: what waits for the recovery
+    waits until it is beyond all before, as the verdict has it."""
+    run = trainer(kills=[(13, 1)]).record()
+    at = max(e.mono_s for e in run.events if e.kind is Kind.STEP and e.attempt == 0 and e.step == 12) - 0.0001
+    hit = replace(next(run.of_kind(Kind.APPLYING)), mono_s=at)
+    events = sorted((*(e for e in run.events if e.kind is not Kind.APPLYING), hit), key=lambda e: e.mono_s)
+    back = max(e.mono_s for e in events if e.kind is Kind.AGENT_STARTED)
+    after = After(0.0, hit.data["fault"], "recovered")
+    assert not after_is_due(after, [e for e in events if e.mono_s <= back], back + 100.0)
+    assert after_is_due(after, events, events[-1].mono_s)

@@ -322,6 +322,20 @@ def test_a_run_that_was_ended_in_a_recovery_is_no_failure(trainer: Any) -> None:
     assert judged(run, asserts=("recovery_time",)).verdict is Verdict.INCONCLUSIVE
 
 
+def test_a_run_that_was_ended_while_the_job_was_down_does_not_pass(trainer: Any) -> None:
+    """It got past the kill, died again of nothing that was done to it, and was ended on purpose before it was back."""
+    run = trainer(kills=[(18, 1), (24, 0)]).record()
+    second = list(run.of_kind(Kind.APPLYING))[1]
+    back = min(e.mono_s for e in run.events if e.attempt == 2)
+    stopped = at(first(run, Kind.JOB_STARTED), Kind.STOPPED, {"reason": "", "interrupted": False, "enough": True})
+    for until_s, verdict in ((back, Verdict.INCONCLUSIVE), (run.events[-1].mono_s, Verdict.PASSED)):
+        kept = [e for e in run.events if e.mono_s <= until_s and e is not second and e.kind is not Kind.JOB_EXITED]
+        ended = replace(run, events=(*kept, replace(stopped, mono_s=until_s)))
+        result = judged(ended, asserts=("recovery_time",))
+        assert result.verdict is verdict, result.reason
+    assert "died" not in result.reason
+
+
 def test_the_step_under_way_is_no_recovery_of_a_job_that_then_died(trainer: Any) -> None:
     """Frozen late in a step that was ended all the same: the job stood still, died, and came back from a checkpoint."""
     run = trainer(kills=[(13, 1)]).record()

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from torchaos.harness.scenario.yaml_source import dumped
 
 STEPS, EVERY, RUNS = 60, 10, 30
 # By phase, the lines of the trainer that may be under way. DDP's first collective of a step is inside the backward.
@@ -114,7 +114,7 @@ def one_run(number: int, folder: Path, env: Mapping[str, str]) -> Found:
     """Plan, run, and ask the witnesses. Scenarios lie in `folder` itself: a job's working directory is part of what its
     twin is known by. `env` is the whole environment; its XDG_CACHE_HOME says where twins are kept."""
     file = folder / f"exactness-{number}.yaml"
-    file.write_text(yaml.safe_dump(scenario_of(number), sort_keys=False))
+    file.write_text(dumped(scenario_of(number)))
     planned = _torchaos(env, "plan", "--json", str(file)).stdout
     fault = json.loads(planned)["faults"][0]
     when = fault["trigger"]

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from torchaos.harness.gameday.score import expected_ettr
+from torchaos.harness.scenario.yaml_source import dumped
 
 JOB = {
     "command": "torchrun --nproc-per-node 2 --max-restarts 500 {jobs}/gpt_ddp.py --steps 10000000 "
@@ -109,7 +108,7 @@ def write(out: Path, name: str, seconds: float, arrivals: dict[str, Any], gate: 
         "faults": [{"inject": "process.kill", "target": {"rank": "any"}}],
         "score": {"stuck": 1000, "damaged": 1000, "unproved": 1},
     }  # fmt: skip
-    path.write_text(yaml.safe_dump(whole, sort_keys=False))
+    path.write_text(dumped(whole))
     return path
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import yaml
 
+from torchaos.harness.scenario.yaml_source import dumped
+
 STAND_IN = Path(__file__).parents[2] / "tests" / "support" / "dying" / "stand_in"
 JOB = Path(__file__).with_name("shrink_job.py")
 # What the trainer can tell apart, and the fault that makes it happen.
@@ -58,7 +60,7 @@ def main() -> int:
 def shrunk(folder: Path, needs: set[str], draw: random.Random, options: argparse.Namespace) -> tuple[set[str], int]:
     """What `torchaos shrink` leaves of a failing scenario, and how many sets of faults it tried."""
     path, output = folder / "eight.yaml", folder / "shrunk.yaml"
-    path.write_text(yaml.safe_dump(scenario(needs, draw), sort_keys=False))
+    path.write_text(dumped(scenario(needs, draw)))
     done = torchaos("run", str(path), "--out", str(folder / "runs"))
     if done.returncode != 1:
         print(done.stdout[-2000:], done.stderr[-2000:])

@@ -7,7 +7,6 @@ from datetime import datetime
 from pathlib import Path
 
 import click
-import yaml
 
 from torchaos.harness.cli.interrupt import signals
 from torchaos.harness.cli.options import PATH, cli
@@ -16,6 +15,7 @@ from torchaos.harness.gameday.shrink import Shrink
 from torchaos.harness.judging.verdict import judge
 from torchaos.harness.result import ExitCode, write_atomically
 from torchaos.harness.rundir import RunDir
+from torchaos.harness.scenario.yaml_source import dumped
 
 
 @cli.command()
@@ -43,7 +43,7 @@ def shrink(folder: Path, tries: int, fails: int, output: Path, out: Path) -> Non
         click.echo(f"it did not fail again in {fails} of {tries} tries with all its faults: luck plays a part in it")
         sys.exit(ExitCode.INCONCLUSIVE)
     try:
-        write_atomically(output, task.evidence() + yaml.safe_dump(smallest, sort_keys=False, width=120))
+        write_atomically(output, task.evidence() + dumped(smallest))
     except OSError as error:
         raise UsageError(f"{output}: it can't be written: {error.strerror}; choose another --output") from error
     click.echo(f"{len(smallest['faults'])} of {len(task.scenario['faults'])} faults are needed: {output}")

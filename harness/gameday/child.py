@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.result import ExitCode, Result
+from torchaos.harness.scenario.yaml_source import dumped
 
 JUDGED = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 
@@ -49,7 +48,7 @@ class Child:
         `fds`: what it holds open too. Raises ChaosError where it left no result."""
         home.mkdir(parents=True, mode=0o700)
         path = home / "scenario.yaml"
-        path.write_text(yaml.safe_dump(scenario, sort_keys=False, width=120))
+        path.write_text(dumped(scenario))
         command = [
             sys.executable, "-m", "torchaos.harness", "run", str(path), "--out", str(home / "run"),
             "--json", str(home / "results.json"), "--seed", str(seed),

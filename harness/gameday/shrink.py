@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.gameday.child import JUDGED, Child
 from torchaos.harness.gameday.ddmin import ddmin
 from torchaos.harness.plan import Plan
 from torchaos.harness.result import Result, Verdict
 from torchaos.harness.rundir import RunDir
+from torchaos.harness.scenario.yaml_source import ScenarioError, read
 
 Tell = Callable[[str], None]
 
@@ -52,10 +51,10 @@ class Shrink:
                 f"{folder.root}: that run is {result.verdict.value}, not failed: there is nothing to shrink"
             )
         try:
-            scenario = yaml.safe_load(folder.scenario.read_text())
+            scenario = read(folder.scenario).data
             plan = Plan.read(folder.plan)
             ids = [name_of(fault) for fault in scenario["faults"]]
-        except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, KeyError, TypeError, ScenarioError) as error:
             raise UsageError(f"{folder.root}: it can't be shrunk, a file is missing or damaged: {error}") from error
         if not ids:
             raise UsageError(f"{folder.root}: it has no faults: there is nothing to shrink")
@@ -123,10 +122,17 @@ def _when(when: dict[str, Any], kept: set[str], whens: dict[str, dict[str, Any]]
 def _own_state(scenario: dict[str, Any], home: Path) -> dict[str, Any]:
     """Where the rounds of a game day share the job's folder, each try has one of its own, empty at first."""
     days = {str(path) for path in _folders(scenario)}
-    text = yaml.safe_dump(scenario)
-    for day in days:
-        text = text.replace(day, str(home / "job"))
-    found: dict[str, Any] = yaml.safe_load(text)
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: moved(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [moved(one) for one in value]
+        for day in days:
+            value = value.replace(day, str(home / "job")) if isinstance(value, str) else value
+        return value
+
+    found: dict[str, Any] = moved(scenario)
     return found
 
 

@@ -82,13 +82,21 @@ class _Loader(yaml.SafeLoader):
             self.depth -= 1
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes what either YAML 1.1 or `_Loader` takes for anything but text, and writes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 for _tag, _pattern, _first in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("int", r"[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
     ("float", r"[-+]?(?:(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)", "-+.0123456789"),
 ):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
+    for _side in (_Loader, _Dumper):
+        _side.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
 def read(path: Path) -> Source:
@@ -184,6 +192,12 @@ class _Builder:
             return int(node.value) if tag == "int" else self._loader.construct_object(node)
         except (ValueError, KeyError, yaml.YAMLError):
             raise _wrong(node, f"{node.value!r} is no {tag}; write it plainly, or quote it as text") from None
+
+
+def dumped(data: Any) -> str:
+    """As YAML that `parse` reads back as it was. Keys are in the order of `data`."""
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=120)
+    return text
 
 
 def value_of(text: str) -> Any:

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import yaml
 
+from torchaos.harness.scenario.yaml_source import dumped
+
 HOME = Path(__file__).parents[1] / "oracle"
 TRAINERS = HOME / "trainers"
 REPOSITORY = HOME.parents[1]
@@ -166,7 +168,7 @@ def run(trainer: Trainer, one: Shot, out: Path, keep: bool = False, **more: Any)
     out.mkdir(parents=True, exist_ok=True)
     name = f"{trainer.name}-{one.number}"
     path, results = out / f"{name}.yaml", out / f"{name}.json"
-    path.write_text(yaml.safe_dump({**scenario(trainer, one), **more}, sort_keys=False))
+    path.write_text(dumped({**scenario(trainer, one), **more}))
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "torchaos.harness", "run", str(path), "--out", str(out / name), "--json", str(results)],

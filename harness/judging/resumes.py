@@ -59,8 +59,9 @@ def resumes(run: Record) -> list[Resume]:
         there = [
             one for one in kept if one.attempt < attempt.number and one.whole_s <= by_s and not _hit(damaged, one, by_s)
         ]
-        best = max((one for one in there if one.sure), key=lambda one: one.step, default=None)
-        newer = [one for one in there if not one.sure and (best is None or one.step > best.step)]
+        sure = [one for one in there if one.sure or one.step == attempt.base]  # that it was loaded shows it, too
+        best = max(sure, key=lambda one: one.step, default=None)
+        newer = [one for one in there if one not in sure and (best is None or one.step > best.step)]
         found.append(Resume(attempt, max(earlier), best, max(newer, key=lambda one: one.step, default=None)))
     return found
 

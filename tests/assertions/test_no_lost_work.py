@@ -84,6 +84,19 @@ def test_a_save_in_the_background_is_sure_only_when_the_next_began(trainer: Any)
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
 
 
+def test_the_only_checkpoint_was_taken_whether_it_is_sure_or_not(trainer: Any) -> None:
+    """One save, in the background, and a kill soon after: that the job went on from it shows that it was complete, and
+    there was no newer one to lose work by."""
+    run = trainer(kills=[(8, 1)], save_s=0.0).record()
+    late = tuple(
+        replace(event, mono_s=event.mono_s + 0.05) if event.kind is Kind.SAVE_END and event.attempt == 0 else event
+        for event in run.events
+    )
+    found = NoLostWork().judge(replace(run, events=late), [])
+    assert found.outcome is Outcome.PASSED, found.reason
+    assert (found.measured["base"], found.measured["newest"]) == (5, 5)
+
+
 def test_what_is_not_there_or_not_known_is_inconclusive(trainer: Any) -> None:
     """One that came back and made no step, and one of which nobody can say where it went on. One that was never
     restarted has lost nothing."""

@@ -101,14 +101,14 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
         return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
     code, reached = _exit_code(run), run.history.highest_step() or 0
     if all(one.parts["caught_up"] is not None for one in recoveries(run) if one.fault == fault.id):
-        if code is None and not run.history.unplaced and not run.history.ahead():
+        if _ended_on_purpose(run) and not run.history.unplaced and not run.history.ahead():
             return Verdict.INCONCLUSIVE, "the job got past the fault, and was down again when the run was ended"
         if code in (None, 0):
             return None
         return Verdict.FAILED, f"the job got past the fault, and then ended with exit code {code} in step {reached}"
     if run.history.unplaced:
         return Verdict.INCONCLUSIVE, why_unplaced(run, run.history.unplaced)
-    if any(event.data.get("enough") for event in run.of_kind(Kind.STOPPED)):
+    if _ended_on_purpose(run):
         return Verdict.INCONCLUSIVE, "the run was ended on purpose before the job had recovered; see its `until`"
     due = final_step(twins[0]) if twins else None
     if code == 0 and (due is None or reached >= due):
@@ -117,6 +117,10 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
             f"it came after the last step ({reached}), so there was nothing left to recover for",
         )
     return Verdict.FAILED, f"the job never got past step {reached}, the highest it had reached before the fault"
+
+
+def _ended_on_purpose(run: Record) -> bool:
+    return any(event.data.get("enough") for event in run.of_kind(Kind.STOPPED))
 
 
 def _exit_code(run: Record) -> int | None:

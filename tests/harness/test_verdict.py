@@ -336,6 +336,28 @@ def test_a_run_that_was_ended_while_the_job_was_down_does_not_pass(trainer: Any)
     assert "died" not in result.reason
 
 
+def test_a_fault_that_was_recovered_from_excuses_no_later_one(trainer: Any) -> None:
+    """The second kill is never recovered from, and the run was ended for that: it has failed."""
+    run = trainer(kills=[(18, 1), (24, 0)]).record()
+    hit = list(run.of_kind(Kind.APPLYING))[1]
+    hit = replace(hit, data={**hit.data, "fault": "second"})
+    dies = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE)
+    back = next(e.mono_s for e in run.events if e.attempt == 2)
+    kept = [
+        e
+        for e in run.events
+        if e.mono_s <= hit.mono_s
+        or (e.kind in dies and e.mono_s <= back)
+        or (e.attempt, e.kind) == (2, Kind.AGENT_STARTED)
+    ]
+    events = (*(e for e in kept if e.mono_s != hit.mono_s), hit)
+    ended = {"reason": "the stop condition no_progress holds", "interrupted": False, "enough": False}
+    stopped = at(hit, Kind.STOPPED, ended, after=10.0)
+    second = replace(KILL, id="second", target=Target((0,)), trigger=Moment(0, 24, Phase.BACKWARD))
+    result = judged(plus(replace(run, events=events), stopped), KILL, second, asserts=("recovery_time",))
+    assert [one.verdict for one in result.faults] == [Verdict.PASSED, Verdict.FAILED], result.faults
+
+
 def test_the_step_under_way_is_no_recovery_of_a_job_that_then_died(trainer: Any) -> None:
     """Frozen late in a step that was ended all the same: the job stood still, died, and came back from a checkpoint."""
     run = trainer(kills=[(13, 1)]).record()

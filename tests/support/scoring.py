@@ -124,7 +124,7 @@ def _by_trainer(trainers: Sequence[Trainer], told: Sequence[Told]) -> Iterator[t
 
 def _by_luck(trainers: Sequence[Trainer], told: Told) -> bool:
     """One that recovers by luck is right to pass when it did: it tells nothing of the rate."""
-    return any(one.name == told.shot.trainer and one.repeat > 1 for one in trainers)
+    return told.kind == "broken" and any(one.name == told.shot.trainer and one.repeat > 1 for one in trainers)
 
 
 def _about(trainer: Trainer) -> str:

@@ -28,8 +28,10 @@ demo: $(VENV)/.torchaos ## kill a rank of a live training job, and judge the rec
 	@$(ACTIVE) torchaos run $(SCENARIO)
 
 test: setup system ## run the tests, less those that take minutes
-	@echo "== tests (without those marked long)"
-	@$(ACTIVE) python -m pytest -q -m "not long"
+	@echo "== tests without jobs, two at a time"
+	@$(ACTIVE) python -m pytest -q -m "not long and not job" --numprocesses 2 --dist loadgroup
+	@echo "== tests with jobs, one after the other"
+	@$(ACTIVE) python -m pytest -q -m "job and not long"
 
 test-long: setup system ## run the tests that take minutes
 	@echo "== tests marked long"

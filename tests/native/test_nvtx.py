@@ -233,7 +233,7 @@ def test_a_name_that_is_too_long_is_refused(nccl: Nccl, text: str) -> None:
 REAL = """
 import ctypes, json, os, sys, time
 from torchaos.harness.agent.nvtx import CALLS, LAST_BYTES, NcclCall, NvtxPage
-from torchaos.harness.agent.wire import ControlPage
+from torchaos.harness.agent.page import ControlPage
 
 library, control = ctypes.CDLL(sys.argv[1]), sys.argv[2]
 ControlPage(control, create=True).write(ControlPage.FIRED, 1)

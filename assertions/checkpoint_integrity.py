@@ -22,9 +22,9 @@ _CLOCK = re.compile(r"time|date|clock|elapsed|duration|seconds|uuid|host", re.I)
 
 @dataclass(frozen=True)
 class CheckpointIntegrity:
-    """Every checkpoint is complete and loads, the newest is of the right step, and what is in them equals the twin's at
-    the same step. A torn one is borne with when a whole one supersedes it and it isn't marked as complete. Entries in
-    which the twins differ among themselves are not compared."""
+    """Every checkpoint is complete and loads, the newest is no older than the twin's, and what is in them equals the
+    twin's at the same step. A torn one is borne with when a whole one supersedes it and it isn't marked as complete.
+    Entries in which the twins differ among themselves are not compared."""
 
     name: ClassVar[str] = "checkpoint_integrity"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN})
@@ -136,8 +136,9 @@ def _as_in_the_twin(
     run: Record, twins: Sequence[Record], ours: list[Checkpoint], theirs: list[list[Checkpoint]], well: str
 ) -> Finding:
     newest, due = _newest(ours).step, _newest(theirs[0]).step
-    finished = teardown_aborts(run, twins[0].history.last_step)
-    if newest != due and not (finished and newest is not None and due is not None and newest > due):
+    more = newest is not None and due is not None and newest > due
+    last = twins[0].history.last_step
+    if newest != due and not (more and (teardown_aborts(run, last) or (newest or 0) <= (last or 0))):
         return failed(f"the newest checkpoint is of step {newest}, the twin's of step {due}", newest=newest, twin=due)
     noisy = {clash.name for other in theirs[1:] for clash in clashes(other, theirs[0])}
     twins_of = [one for one in ours if one.good and twin_of(one, theirs[0])]
@@ -149,14 +150,17 @@ def _as_in_the_twin(
             of_others = "all are of another number of ranks" if twins_of else "none is of a step at which it has one"
             why = f"with the twin's, {of_others}"
         return inconclusive(f"{well}; their contents could not be compared: {why}")
+    if more and not any((one.saved_s or 0.0) > run.history.attempts[-1].started_s for one in pairs):
+        return inconclusive(f"{well}, which the twin has not, and none since the last start could be compared")
     found = clashes(pairs, theirs[0], noisy)
     if found:
         return _clash(run, twins, found)
     spared = f", but for {len(noisy)} entries in which the twins differ among themselves" if noisy else ""
     other = len(twins_of) - len(pairs)
     world = f"; those of {other} more were not compared: they were saved on another number of ranks" if other else ""
+    extra = f"; {_newest(ours).at} is one that the twin has not" if more else ""
     return passed(
-        f"{well}; the contents of {len(pairs)} equal the twin's at the same step{spared}{world}",
+        f"{well}; the contents of {len(pairs)} equal the twin's at the same step{spared}{world}{extra}",
         checkpoints=len(ours), compared=len(pairs), entries=len(names - noisy),
     )  # fmt: skip
 

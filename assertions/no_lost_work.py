@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Need, Outcome, failed, inconclusive, passed
+from torchaos.harness.judging.contents import checkpoints_of
 from torchaos.harness.judging.replicas import each, why_no_steps
 from torchaos.harness.judging.resumes import Resume, name_of, resumes
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
@@ -77,6 +78,11 @@ class NoLostWork:
                 f"attempt {attempt.number} {begun}; the checkpoint of step {one.newer.step} {doubt}, and nothing shows "
                 "whether the job was done with it"
             )
+        if one.best is None and base == 0 and _all_were_seen(run):
+            return passed(
+                f"no checkpoint was complete when attempt {attempt.number} was started: it had to begin from scratch",
+                base=0,
+            )  # fmt: skip
         if one.best is None:
             return inconclusive(
                 f"attempt {attempt.number} {begun}, and no checkpoint was seen to be complete before it"
@@ -86,6 +92,12 @@ class NoLostWork:
             "that had been done",
             base=base, newest=one.best.step,
         )  # fmt: skip
+
+
+def _all_were_seen(run: Record) -> bool:
+    """Whether every checkpoint that lies there in the end was seen saved, so that no other can have been missed."""
+    there = checkpoints_of(run)
+    return bool(there) and all(one.saved_s is not None for one in there)
 
 
 def _not_restarted(run: Record) -> Finding:

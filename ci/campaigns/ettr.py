@@ -83,8 +83,8 @@ def main() -> int:
 
 def singly(out: Path) -> Single:
     """From a day on which the job catches up before the next fault comes."""
-    trace = {"trace": [f"{30 * n}s" for n in range(1, 9)]}
-    alone = score_of(write(out, "alone", 300.0, trace, "recovered"))
+    trace = {"trace": [f"{20 * n}s" for n in range(1, 9)]}
+    alone = score_of(write(out, "alone", 200.0, trace, "recovered"))
     found = Single(alone["parts"]["first_step"]["mean"], alone["interval_s"], alone["checkpoint_s"]["mean"])
     words = f"restart {found.restart:.2f} s, interval {found.interval:.2f} s, checkpoint {found.write:.3f} s"
     print(f"from single faults: {words}", flush=True)

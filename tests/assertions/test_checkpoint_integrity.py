@@ -98,6 +98,20 @@ def test_the_newest_must_be_of_the_right_step(trainer: Any) -> None:
     assert (short.outcome, "is of step 25, the twin's of step 30" in short.reason) == (Outcome.FAILED, True)
 
 
+def test_one_checkpoint_more_than_the_twin_is_no_damage(trainer: Any) -> None:
+    """Some trainers save once more where they were resumed. That one can't be compared; another since the resume can,
+    or nothing is known of what came after. One beyond the twin's last step is of a job that trained too long."""
+    last = _one(30, tensors={"model.weight": "anything"})
+    ours = _inventory(last)
+    found = _judge(trainer, ours, _inventory(steps=STEPS[:-1]))
+    assert (found.outcome, "step-30 (step 30) is one that the twin has not" in found.reason) == (Outcome.PASSED, True)
+    assert found.measured["compared"] == 5
+    old = _judge(trainer, ours, _inventory(steps=(5, 10, 15)))
+    assert old.outcome is Outcome.INCONCLUSIVE, old.reason
+    long = _judge(trainer, {**ours, "checkpoints": [*ours["checkpoints"], _one(35)]}, _inventory(), steps=35)
+    assert (long.outcome, "is of step 35, the twin's of step 30" in long.reason) == (Outcome.FAILED, True)
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

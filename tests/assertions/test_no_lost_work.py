@@ -97,6 +97,17 @@ def test_the_only_checkpoint_was_taken_whether_it_is_sure_or_not(trainer: Any) -
     assert (found.measured["base"], found.measured["newest"]) == (5, 5)
 
 
+def test_before_the_first_checkpoint_there_is_nothing_to_lose(trainer: Any) -> None:
+    """Killed in step 3, it starts from scratch. That is all it could do, as long as every checkpoint that lies there
+    was seen saved: else there may have been one."""
+    listed = [{"path": f"step-{step}", "format": "dcp", "step": step} for step in (5, 10)]
+    for paths, outcome in ((listed, Outcome.PASSED), ([*listed, {"path": "other"}], Outcome.INCONCLUSIVE)):
+        run = trainer(kills=[(3, 1)], steps=12).record(inventory={"root": "/job/checkpoints", "checkpoints": paths})
+        found = NoLostWork().judge(run, [])
+        assert found.outcome is outcome, found.reason
+    assert NoLostWork().judge(trainer(kills=[(3, 1)], steps=12).record(), []).outcome is Outcome.INCONCLUSIVE
+
+
 def test_what_is_not_there_or_not_known_is_inconclusive(trainer: Any) -> None:
     """One that came back and made no step, and one of which nobody can say where it went on. One that was never
     restarted has lost nothing."""

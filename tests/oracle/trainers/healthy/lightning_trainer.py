@@ -73,7 +73,7 @@ def main():
     L.seed_everything(args.seed)
     data = TensorDataset(torch.randn(SAMPLES, 16), torch.randn(SAMPLES, 1))
     batches = Batches(args.seed)
-    keep = ModelCheckpoint(args.dir, save_last=True, every_n_train_steps=5, save_top_k=-1, filename="{step}")
+    keep = ModelCheckpoint(args.dir, save_last=True, every_n_train_steps=6, save_top_k=-1, filename="{step}")
     trainer = L.Trainer(
         accelerator="cpu", devices=2, strategy="ddp", max_steps=STEPS, logger=False, callbacks=[keep, Resume(batches)],
         enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,

@@ -96,7 +96,7 @@ class NoLostWork:
 
 def _all_were_seen(run: Record) -> bool:
     """Whether every checkpoint that lies there in the end was seen saved, so that no other can have been missed."""
-    there = checkpoints_of(run)
+    there = checkpoints_of(run) or []
     return bool(there) and all(one.saved_s is not None for one in there)
 
 

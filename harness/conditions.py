@@ -21,6 +21,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.engine.due import after_is_due
 from torchaos.harness.history import History
+from torchaos.harness.history.uptime import is_down, new_steps, stands_still
 from torchaos.harness.plan import After, PlannedFault
 
 Time = Annotated[Seconds, Field(gt=0)]
@@ -138,17 +139,17 @@ class Recovered:
         return all(
             after_is_due(self._of(fault), events, now_s, history)
             for fault in reversed(self.faults)  # while the last one has not come, nothing dear is asked
-        ) and self._goes_on(history(), events)
+        ) and (not self.faults or self._goes_on(history(), events, now_s))
 
     def _of(self, fault: str) -> After:
         return After(self.rest, fault, "recovered", lasting=fault in self.lasting, lethal=fault in self.lethal)
 
-    def _goes_on(self, history: History, events: Sequence[Event]) -> bool:
-        """Whether a step has ended after the rest, which begins anew with an attempt that nothing was done to."""
-        ahead = [one.mono_s for one in history.ahead()]
-        if not ahead or max(ahead) < min(ahead) + self.rest:
+    def _goes_on(self, history: History, events: Sequence[Event], now_s: float) -> bool:
+        """Whether a step has ended after the rest, which begins anew where the job died again."""
+        steps = new_steps(history)
+        if not steps or steps[-1] < steps[0] + self.rest or is_down(history, events) or stands_still(steps, now_s):
             return False
-        return all(after_is_due(self._of(fault), events, max(ahead), lambda: history) for fault in self.faults)
+        return all(after_is_due(self._of(fault), events, steps[-1], lambda: history) for fault in self.faults)
 
     @staticmethod
     def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> dict[str, Any]:

@@ -40,7 +40,8 @@ def _start_of(trigger: After, events: Sequence[Event], history: Callable[[], His
         return launched if launched < math.inf else None
     hits = [e for e in events if e.kind is Kind.APPLYING and e.data["fault"] == trigger.fault]
     if not hits:
-        return None
+        missed = (e.mono_s for e in events if e.kind is Kind.MISSED and e.data["fault"] == trigger.fault)
+        return next(missed, None) if trigger.state == "recovered" else None  # there is nothing to recover from
     at, pids = hits[0].mono_s, {hit.data["pid"] for hit in hits}
     if trigger.state == "applied":
         return at

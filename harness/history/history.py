@@ -95,13 +95,6 @@ class History:
             default=None,
         )
 
-    def ahead(self) -> list[Execution]:
-        """The steps of the newest attempt beyond all that were made before it; none while the job is down, or on its
-        way back."""
-        newest = self.attempts[-1].number if self.attempts else 0
-        reached = max((one.last_step or 0 for one in self.attempts if one.number < newest), default=0)
-        return [one for one in self.executions if one.attempt == newest and (one.global_step or 0) > reached]
-
     def steps_done(self, rank: int | None, attempt: int | None, mono_s: float) -> int | None:
         """How many global steps a rank (None: the foremost) had done by then; None when that can't be established."""
         life = self.attempt_at(mono_s) if attempt is None else self.attempt(attempt)

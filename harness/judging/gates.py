@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.history.uptime import is_down
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced
@@ -96,16 +97,18 @@ def ranks_repeat(run: Record) -> str | None:
 
 def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Verdict, str] | None:
     """A job that never got past the highest step it had reached before the fault has not recovered, and neither has one
-    that then ends with an error. Of one that was down again when the run was ended nobody knows."""
+    that then ends with an error. Of one that had died again, of nothing that was done to it, when the run was ended on
+    purpose, nobody knows."""
     if not run.history.executions:
         return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
     code, reached = _exit_code(run), run.history.highest_step() or 0
-    if all(one.parts["caught_up"] is not None for one in recoveries(run) if one.fault == fault.id):
-        if _ended_on_purpose(run) and not run.history.unplaced and not run.history.ahead():
+    behind = {one.fault for one in recoveries(run) if one.parts["caught_up"] is None}
+    if fault.id not in behind:
+        if code not in (None, 0):
+            return Verdict.FAILED, f"the job got past the fault, and then ended with exit code {code} in step {reached}"
+        if not behind and (stopped_s := _ended_on_purpose(run)) and is_down(run.history, run.events, stopped_s):
             return Verdict.INCONCLUSIVE, "the job got past the fault, and was down again when the run was ended"
-        if code in (None, 0):
-            return None
-        return Verdict.FAILED, f"the job got past the fault, and then ended with exit code {code} in step {reached}"
+        return None
     if run.history.unplaced:
         return Verdict.INCONCLUSIVE, why_unplaced(run, run.history.unplaced)
     if _ended_on_purpose(run):
@@ -119,17 +122,22 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
     return Verdict.FAILED, f"the job never got past step {reached}, the highest it had reached before the fault"
 
 
-def _ended_on_purpose(run: Record) -> bool:
-    return any(event.data.get("enough") for event in run.of_kind(Kind.STOPPED))
+def _ended_on_purpose(run: Record) -> float | None:
+    """When; CLOCK_MONOTONIC."""
+    return next((event.mono_s for event in run.of_kind(Kind.STOPPED) if event.data.get("enough")), None)
 
 
 def _exit_code(run: Record) -> int | None:
-    """With which the job ended by itself. One that was done and aborted on its way out counts as done."""
-    exited = list(run.of_kind(Kind.JOB_EXITED))
+    """With which the job ended by itself. One that was done and aborted on its way out counts as done; one that was
+    submitted again, or would have been, has not ended."""
+    exited, started = list(run.of_kind(Kind.JOB_EXITED)), list(run.of_kind(Kind.JOB_STARTED))
     stopped = next(run.of_kind(Kind.STOPPED), None)
     if not exited or (stopped and stopped.mono_s <= exited[-1].mono_s):
         return None
+    if started[-1:] and started[-1].mono_s > exited[-1].mono_s:
+        return None
     aborts = teardown_aborts(run)
     done = bool(aborts) and aborts[-1].attempt == run.history.attempts[-1].number
-    code: int | None = exited[-1].data["exit_code"]
-    return 0 if done else code
+    code: int | None = 0 if done else exited[-1].data["exit_code"]
+    goes_on = code != 0 and _ended_on_purpose(run) is not None and len(started) <= run.plan.job.resubmit_times
+    return None if goes_on else code

@@ -322,18 +322,51 @@ def test_a_run_that_was_ended_in_a_recovery_is_no_failure(trainer: Any) -> None:
     assert judged(run, asserts=("recovery_time",)).verdict is Verdict.INCONCLUSIVE
 
 
-def test_a_run_that_was_ended_while_the_job_was_down_does_not_pass(trainer: Any) -> None:
-    """It got past the kill, died again of nothing that was done to it, and was ended on purpose before it was back."""
-    run = trainer(kills=[(18, 1), (24, 0)]).record()
+@pytest.mark.parametrize(
+    ("until", "verdict"),
+    [
+        ("died", Verdict.INCONCLUSIVE),
+        ("back", Verdict.INCONCLUSIVE),
+        ("steps", Verdict.PASSED),
+        ("end", Verdict.PASSED),
+    ],
+)
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_run_that_was_ended_while_the_job_was_down_does_not_pass(
+    trainer: Any, until: str, verdict: Verdict, seen: bool
+) -> None:
+    """It got past the kill, died again of nothing that was done to it, and was ended on purpose before it was back:
+    nobody knows. That it dies after the end is none of ours; whether its steps can be counted is no matter."""
+    blind = {} if seen else {f"{what}_seen": False for what in ("loads", "counters", "samples", "losses")}
+    run = trainer(kills=[(18, 1), (24, 0)], **blind).record()
     second = list(run.of_kind(Kind.APPLYING))[1]
-    back = min(e.mono_s for e in run.events if e.attempt == 2)
-    stopped = at(first(run, Kind.JOB_STARTED), Kind.STOPPED, {"reason": "", "interrupted": False, "enough": True})
-    for until_s, verdict in ((back, Verdict.INCONCLUSIVE), (run.events[-1].mono_s, Verdict.PASSED)):
-        kept = [e for e in run.events if e.mono_s <= until_s and e is not second and e.kind is not Kind.JOB_EXITED]
-        ended = replace(run, events=(*kept, replace(stopped, mono_s=until_s)))
-        result = judged(ended, asserts=("recovery_time",))
+    died = min(e.mono_s for e in run.events if e.kind is Kind.RANK_EXITED and e.attempt == 1)
+    moments = {
+        "steps": died - 0.001, "died": died, "back": min(e.mono_s for e in run.events if e.attempt == 2),
+        "end": run.events[-1].mono_s,
+    }  # fmt: skip
+    data = {"reason": "", "interrupted": False, "enough": True}
+    stopped = replace(at(first(run, Kind.JOB_STARTED), Kind.STOPPED, data), mono_s=moments[until])
+    kept = [e for e in run.events if e is not second and e.kind is not Kind.JOB_EXITED]
+    result = judged(plus(replace(run, events=tuple(kept)), stopped), asserts=("recovery_time",))
+    if seen:
         assert result.verdict is verdict, result.reason
-    assert "died" not in result.reason
+    assert ("down again" in result.reason) is (seen and verdict is Verdict.INCONCLUSIVE), result.reason
+
+
+def test_a_job_that_waits_for_its_next_submission_has_not_ended(trainer: Any) -> None:
+    """It got past the fault, died, and was to be submitted again when the run was ended on purpose: it has not failed.
+    With no submission left it has."""
+    run = trainer(kills=[(18, 1)], steps=30).record()
+    steps = [e for e in run.events if e.kind not in (Kind.JOB_EXITED, Kind.RANK_EXITED, Kind.AGENT_ENDED)]
+    killed = [e for e in run.events if e.kind is Kind.RANK_EXITED and e.attempt == 0]
+    gone = at(steps[-1], Kind.JOB_EXITED, {"submission": 0, "pid": 50, "exit_code": 1}, after=0.01)
+    stopped = at(gone, Kind.STOPPED, {"reason": "", "interrupted": False, "enough": True}, after=0.01)
+    for times, verdict in ((1, Verdict.INCONCLUSIVE), (0, Verdict.FAILED)):
+        job = replace(run.plan.job, resubmit_times=times)
+        record = replace(run, plan=replace(run.plan, job=job), events=tuple(steps))
+        result = judged(plus(record, *killed, gone, stopped), asserts=("recovery_time",))
+        assert result.verdict is verdict, result.reason
 
 
 def test_a_fault_that_was_recovered_from_excuses_no_later_one(trainer: Any) -> None:

@@ -8,13 +8,18 @@ from collections.abc import Iterator
 import docker_engine as engines
 import pytest
 
+HOST = {"undo", "network", "deaths", "test_storage", "test_storage_fill"}  # folders and files
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side, those that need a container engine share one."""
+    """Where tests run side by side, those that need a container engine share one, and those that change or look at what
+    the host has (mounts, namespaces, devices) take turns."""
     for item in items:
         if "docker_engine" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("docker"))
+        elif HOST & {*item.path.parts, item.path.stem}:
+            item.add_marker(pytest.mark.xdist_group("host"))
 
 
 @pytest.fixture(scope="session")

@@ -120,8 +120,11 @@ def many(path: Path) -> int:
 
 def score_of(path: Path) -> dict[str, Any]:
     """Of the day, which is run."""
-    torchaos("gameday", str(path), "--out", str(path.with_suffix("")))
-    found: dict[str, Any] = json.loads(next(path.with_suffix("").glob("*/score.json")).read_text())["score"]
+    done = torchaos("gameday", str(path), "--out", str(path.with_suffix("")))
+    scores = sorted(path.with_suffix("").glob("*/score.json"), key=lambda one: one.stat().st_mtime)
+    if not scores:
+        sys.exit(f"{path}: it could not be run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(scores[-1].read_text())["score"]
     return found
 
 

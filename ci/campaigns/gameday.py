@@ -12,6 +12,7 @@ or 1 where the second half is more than a tenth larger than the first or somethi
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 import time
@@ -29,11 +30,12 @@ def main() -> int:
     parser.add_argument("file", nargs="?", type=Path, default=GAMEDAY)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two looks (default 5)")
     parser.add_argument("--out", type=Path, default=Path("torchaos-days"))
-    parser.add_argument("options", nargs="*", help="of torchaos gameday")
-    options = parser.parse_args()
+    words = [*sys.argv[1:], "--"]
+    given = words[words.index("--") + 1 : -1]
+    options = parser.parse_args(words[: words.index("--")])
     before = namespaces()
-    command = [sys.executable, "-m", "torchaos.harness", "gameday", str(options.file), "--out", str(options.out)]
-    day = subprocess.Popen([*command, *options.options])
+    what = [] if "--resume" in given else [str(options.file), "--out", str(options.out)]
+    day = subprocess.Popen([sys.executable, "-m", "torchaos.harness", "gameday", *what, *given])
     samples = watched(day, options.every)
     small = told(samples)
     left = [*processes_of(str(options.out.absolute())), *sorted(namespaces() - before)]
@@ -82,14 +84,16 @@ def told(samples: list[tuple[float, int, int]]) -> bool:
 
 
 def processes_of(folder: str) -> list[str]:
-    """Processes that name the folder, other than this one."""
+    """Processes that name the folder, other than this one and those that it was started from."""
+    names = re.compile(rf"{re.escape(folder)}(?![^/:\s])")
+    mine = {psutil.Process().pid, *(one.pid for one in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter():
         try:
             words = [*process.cmdline(), *process.environ().values()]
         except psutil.Error:
             continue
-        if process.pid != psutil.Process().pid and any(folder in word for word in words):
+        if process.pid not in mine and any(names.search(word) for word in words):
             found.append(f"process {process.pid} ({process.name()})")
     return found
 

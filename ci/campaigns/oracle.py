@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 import oracle
 from scoring import page, summary
 
+from torchaos.harness.result import write_atomically
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -43,9 +45,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     results, end_s = options.out / "results.jsonl", time.monotonic() + 60 * options.minutes
     if options.again:
-        by_name = {trainer.name: trainer for trainer in oracle.table()}
-        anew = [oracle.judged_again(by_name[one.shot.trainer], one) for one in oracle.read(results)]
-        results.write_text("".join(one.to_json() + "\n" for one in anew))
+        anew = [oracle.judged_again(one) for one in oracle.read(results)]
+        write_atomically(results, "".join(one.to_json() + "\n" for one in anew))
     for absent in (one for one in trainers if one.lacks):
         print(f"{absent.name}: not run, {absent.lacks}", flush=True)
     there = [one for one in trainers if not one.lacks]
@@ -56,7 +57,8 @@ def main() -> int:
         with open(results, "a") as file:
             file.write(told.to_json() + "\n")
         by_luck = trainer.kind == "broken" and trainer.repeat > 1
-        mark = "right" if oracle.is_right(trainer, told) else "luck?" if by_luck else "WRONG"
+        luck = by_luck and told.verdict == "passed"
+        mark = "right" if oracle.is_right(trainer, told) else "luck?" if luck else "WRONG"
         print(
             f"{mark}  {trainer.name} #{shot.number}: {told.verdict} ({told.seconds:.0f} s)  {told.reason}", flush=True
         )

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Iterator, Mapping
 
-from . import wire
+from . import page, plan, wire
 
 
 def load(source: str, injector: str, params: Mapping[str, Any]) -> Any:
@@ -41,7 +41,8 @@ def _our_names() -> Iterator[None]:
             sys.modules[name] = ModuleType(name)
             sys.modules[name].__path__ = []
         sys.modules["torchaos.harness.agent"] = own
-        sys.modules["torchaos.harness.agent.wire"] = wire
+        for module in (page, plan, wire):
+            sys.modules[f"torchaos.harness.agent.{module.__name__.rpartition('.')[2]}"] = module
         yield
     finally:
         for name in ours():

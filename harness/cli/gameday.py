@@ -112,8 +112,12 @@ def _run(day: GameDay, plan: Day, folder: Path, keep: bool, console: Console) ->
     }
     write_atomically(folder / "score.json", json.dumps(told, indent=1) + "\n", private=True)
     write_atomically(folder / "report.md", text, private=True)
-    write_atomically(folder / "report.html", page.text(plan, folder, rounds, score, code, why), private=True)
     console.print(Markdown(text))
+    try:
+        html = page.text(plan, folder, rounds, score, code, why)
+        write_atomically(folder / "report.html", html, private=True)
+    except Exception as error:  # a page is no part of the verdict, whatever it stumbles over
+        click.echo(f"report.html can't be written: {type(error).__name__}: {error}", err=True)
     try:
         nights.add(path_of(folder.parent), [Night.of(folder)])
     except UsageError as error:  # the history is no part of the verdict

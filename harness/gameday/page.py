@@ -12,7 +12,7 @@ from torchaos.harness.gameday.clock import Clock
 from torchaos.harness.gameday.day import Day
 from torchaos.harness.gameday.draw import Drawn
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
-from torchaos.harness.gameday.report import VERDICTS, faults_of, score_rows
+from torchaos.harness.gameday.report import VERDICTS, again_in_words, faults_of, score_rows
 from torchaos.harness.gameday.score import RoundScore, Score
 from torchaos.harness.report.html.page import render
 from torchaos.harness.result import ExitCode
@@ -31,7 +31,7 @@ def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cod
         "score": score_rows(score), "clock": _shares(score.clock), "strip": _strip(found),
         "kinds": sorted(score.kinds.items()), "seen": [one.value for one in Outcome if score.outcomes.get(one.value)],
         "parts": {part.replace("_", " "): spread for part, spread in score.parts.items() if spread},
-        "lost": score.lost_steps, "rounds": [_round(one, folder) for one in rounds], "faults": found,
+        "lost": score.lost_steps, "rounds": [_round(day, one, folder) for one in rounds], "faults": found,
         "planned": (len(day.rounds), faults_of(day.rounds)), "without": day.without,
     })  # fmt: skip
 
@@ -68,7 +68,7 @@ def _fault(number: int, drawn: Drawn, came: FaultOutcome) -> dict[str, Any]:
 
 
 def _strip(faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One lane for each kind; a mark for each fault, at its time on the day's clock."""
+    """One lane for each kind; a mark for each fault, at the time that was drawn for it. It came no sooner."""
     lanes = {inject: row for row, inject in enumerate(sorted({one["inject"] for one in faults}))}
     end_s = max((one["at_s"] for one in faults), default=0.0) or 1.0
     marks = [
@@ -81,11 +81,11 @@ def _strip(faults: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"lanes": lanes, "lane": _LANE, "width": _WIDTH, "marks": marks, "end": seconds_in_words(end_s)}
 
 
-def _round(one: RoundScore, folder: Path) -> dict[str, Any]:
-    report, scenario = RunDir(Path(one.run_dir)).report, folder / "rounds" / f"{one.number:03d}" / "scenario.yaml"
+def _round(day: Day, one: RoundScore, folder: Path) -> dict[str, Any]:
+    report = RunDir(Path(one.run_dir)).report
     return {
         "number": one.number, "verdict": one.verdict, "reason": "" if one.verdict == "passed" else one.reason,
         "clock": _shares(one.clock), "ettr": one.clock.ettr, "wall": seconds_in_words(one.clock.wall_s),
-        "faults": len(one.faults), "link": os.path.relpath(report, folder) if report.is_file() else "",
-        "again": f"torchaos run {scenario}",
+        "faults": len(one.faults), "link": os.path.relpath(report, folder) if one.run_dir and report.is_file() else "",
+        "again": again_in_words(day, str(folder), one.number),
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from torchaos.harness.gameday.day import Day
@@ -20,7 +21,7 @@ def page(day: Day, folder: str, rounds: Sequence[RoundScore], score: Score, code
         _score(score),
         _kinds(score),
         _parts(score),
-        _to_look_at(rounds, folder),
+        _to_look_at(day, rounds, folder),
         _without(day),
         _end(day, folder, rounds),
     ]
@@ -91,15 +92,22 @@ def _spread(name: str, found: Spread) -> str:
     return f"| {name} | {found.count} | {values} |"
 
 
-def _to_look_at(rounds: Sequence[RoundScore], folder: str) -> list[str]:
+def again_in_words(day: Day, folder: str, number: int) -> str:
+    """The command that runs a round once more, as it was."""
+    scenario = f"{folder}/rounds/{number:03d}/scenario.yaml"
+    consent = [word for name in day.consent for word in ("--consent", name)]
+    return shlex.join(["torchaos", "run", scenario, "--seed", str(day.seed), *consent])
+
+
+def _to_look_at(day: Day, rounds: Sequence[RoundScore], folder: str) -> list[str]:
     """Every fault that was not simply recovered from, and the rounds that they were in."""
     lines = []
     for one in rounds:
         bad = [fault for fault in one.faults if fault.outcome is not Outcome.RECOVERED]
         lines += [f"- round {one.number}, {fault.id}: **{fault.outcome.value}**: {fault.reason}" for fault in bad]
         if bad or one.verdict != "passed":
-            again = f"`torchaos run {folder}/rounds/{one.number:03d}/scenario.yaml`"
-            lines.append(f"  - round {one.number} is {one.verdict} ({one.reason}); again: {again}")
+            again = again_in_words(day, folder, one.number)
+            lines.append(f"  - round {one.number} is {one.verdict} ({one.reason}); again: `{again}`")
     return ["", "## To look at", "", *lines] if lines else []
 
 

@@ -25,7 +25,7 @@ def scenario_of(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, A
         "assert": asserts,
         "steady_state": _items(day.steady_state) or ["ranks_up", {"steps": {"at_least": 2}}],
         "stop": [*_items(day.stop), *_stuck(day)],
-        "until": [{"recovered": {"rest": _seconds(day.rest)}}, quiet],
+        "until": [quiet, {"recovered": {"rest": _seconds(day.rest)}}],
         "limits": _limits(day),
         "consent": list(day.consent),
         "twin": "none",

@@ -14,7 +14,7 @@ from torchaos.harness.gameday.ddmin import ddmin
 from torchaos.harness.plan import Plan
 from torchaos.harness.result import Result, Verdict
 from torchaos.harness.rundir import RunDir
-from torchaos.harness.scenario.yaml_source import ScenarioError, read
+from torchaos.harness.scenario.yaml_source import read
 
 Tell = Callable[[str], None]
 
@@ -54,7 +54,7 @@ class Shrink:
             scenario = read(folder.scenario).data
             plan = Plan.read(folder.plan)
             ids = [name_of(fault) for fault in scenario["faults"]]
-        except (OSError, ValueError, KeyError, TypeError, ScenarioError) as error:
+        except (UsageError, OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{folder.root}: it can't be shrunk, a file is missing or damaged: {error}") from error
         if not ids:
             raise UsageError(f"{folder.root}: it has no faults: there is nothing to shrink")

@@ -2,7 +2,8 @@
 
 What counts as complete is what the run itself saw: every file of the checkpoint, as many as most others have, was
 written to its end. A job may do more before it trusts one (rename it, write a digest), so the newest is *sure* only
-when the ranks that wrote it went on to train, or to save again, before the attempt ended. One in which all ranks had
+when the ranks that wrote it went on to train, or to save again, before the attempt ended, or when the next attempt went
+on from its step. One in which all ranks had
 a part and that lacks files all the same may be cut short, or the others have extras: it is there, and never sure.
 """
 

@@ -6,6 +6,7 @@ a number, and a key that stands twice is an error, as are what is too large, too
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,7 +190,12 @@ class _Builder:
         if tag == "int" and len(node.value) > 18:
             raise _wrong(node, "this number is too large")
         try:
-            return int(node.value) if tag == "int" else self._loader.construct_object(node)
+            found = int(node.value) if tag == "int" else self._loader.construct_object(node)
+            if isinstance(found, float) and not math.isfinite(found):
+                raise OverflowError
+            return found
+        except OverflowError:
+            raise _wrong(node, "this number is too large") from None
         except (ValueError, KeyError, yaml.YAMLError):
             raise _wrong(node, f"{node.value!r} is no {tag}; write it plainly, or quote it as text") from None
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchaos.harness.gameday.child import Child, Ran
 from torchaos.harness.gameday.shrink import Shrink
 from torchaos.harness.result import Case, Result, Verdict
 from torchaos.harness.rundir import RunDir
@@ -43,24 +45,42 @@ def test_the_same_thing_twice_is_written_twice() -> None:
     assert "&" not in dumped({"one": shared, "two": shared})
 
 
-@pytest.mark.parametrize("word", ["1e-3", "no", "017"])
-def test_a_run_whose_command_has_such_words_can_be_shrunk(word: str, tmp_path: Path, trainer: Any) -> None:
-    """`--lr 1e-3` is a word of the command, before and after: what shrink tries is the scenario as it was."""
-    path = tmp_path / "lr.yaml"
-    command = ["torchrun", "--nproc-per-node", "2", "train.py", "--lr", word]
-    whole = {"scenario": "lr", "job": {"command": command, "env": {"WORD": word}}, "twin": "none",
-             "faults": [{"inject": "process.kill", "target": {"rank": 1}, "when": {"step": 3}}],
-             "assert": ["recovery_time"]}  # fmt: skip
-    path.write_text(dumped(whole))
-    assert list(load(path).job.command)[-1] == word
+SHRINKABLE = """\
+scenario: lr
+job: {command: [torchrun, --nproc-per-node, "2", train.py, --lr, "1e-3"], env: {WORD: no, OLD: 017, AT: 10:30}}
+faults: [{inject: process.kill, target: {rank: 1}, when: {step: 3}}]
+twin: none
+assert: [recovery_time]
+"""
+
+
+class Keeping(Child):
+    """Instead of a run: reads what it was given as a run would, and fails."""
+
+    def run(
+        self, scenario: dict[str, Any], home: Path, seed: int, consent: Sequence[str], fds: Sequence[int] = ()
+    ) -> Ran:
+        home.mkdir(parents=True)
+        (home / "scenario.yaml").write_text(dumped(scenario))
+        self.seen = load(home / "scenario.yaml")
+        return Ran(1, FAILED)
+
+
+FAILED = Result("lr", "", 0, Verdict.FAILED, 1, "", "", "", 0.0,
+                cases=(Case("recovery_time", "assertion", Verdict.FAILED, ""),))  # fmt: skip
+
+
+def test_what_shrink_tries_is_the_scenario_as_it_was(tmp_path: Path, trainer: Any) -> None:
+    """Words that YAML 1.1, or another reader, takes for numbers, booleans and times are the same in every try."""
     run = RunDir(tmp_path / "run")
     run.root.mkdir()
     trainer(kills=[(18, 1)]).record().plan.write(run.plan)
-    run.scenario.write_text(path.read_text())
-    case = Case("recovery_time", "assertion", Verdict.FAILED, "")
-    result = Result("lr", "", 0, Verdict.FAILED, 1, "", str(run.root), "", 0.0, cases=(case,))
-    task = Shrink.of(run, result, tmp_path / "tries", 1, 1, lambda _text: None)
-    assert task.scenario["job"] == whole["job"]
+    run.scenario.write_text(SHRINKABLE)
+    wanted, child = load(run.scenario).job, Keeping()
+    task = replace(Shrink.of(run, FAILED, tmp_path / "tries", 1, 1, lambda _text: None), child=child)
+    assert task() is not None
+    assert (child.seen.job.command, child.seen.job.env) == (wanted.command, wanted.env)
+    assert wanted.env == {"WORD": "no", "OLD": "017", "AT": "10:30"}
 
 
 def test_a_number_is_no_text() -> None:

@@ -68,6 +68,27 @@ def test_luck_is_no_wrong_verdict_as_long_as_it_is_found() -> None:
     assert oracle.wrong(broken, [told(broken, "passed")]) == [told(broken, "passed")]
 
 
+def test_only_broken_ones_are_left_out_of_the_rate_for_luck() -> None:
+    """A noisy trainer is run several times, and each run counts."""
+    pytest.importorskip("scipy", reason="the bound is SciPy's")
+    noisy, lucky = ROWS["atomics"], ROWS["recovers_by_luck"]
+    runs = [*(told(noisy, "inconclusive", number=number) for number in range(6)), told(lucky, "passed")]
+    summary = scoring.summary([noisy, lucky], runs)
+    assert "| 6 | 0 | 0 | 6 |" in summary
+    assert "broken" not in summary
+
+
+def test_a_run_that_can_not_be_judged_again_keeps_its_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its directory is gone, or not whole: what was said of it stands, and why is told."""
+    old = told(ROWS["base"], "passed")
+    assert oracle.judged_again(old) == old
+    lost = replace(old, folder=str(tmp_path))
+    assert oracle.judged_again(lost) == lost
+    assert "not judged again" in capsys.readouterr().out
+
+
 def test_what_was_run_is_not_run_again(tmp_path: Path) -> None:
     """Results are read back; a line that was cut off and a run that broke down are due again, the others are not."""
     base = ROWS["base"]

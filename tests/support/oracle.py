@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import yaml
 
+from torchaos.harness.contracts import ChaosError
 from torchaos.harness.judging.verdict import judge
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.scenario.yaml_source import dumped
@@ -197,12 +198,17 @@ def told_of(trainer: Trainer, one: Shot, result: Mapping[str, Any], seconds: flo
     return Told(one, trainer.kind, result["verdict"], result["reason"], cases, reasons, seconds)
 
 
-def judged_again(trainer: Trainer, told: Told) -> Told:
-    """By the assertions as they are now, where the run directory was kept."""
-    if not told.folder or not Path(told.folder).is_dir():
+def judged_again(told: Told) -> Told:
+    """By the assertions as they are now, where the run directory was kept and is whole."""
+    trainer = next((one for one in table() if one.name == told.shot.trainer), None)
+    try:
+        result = judge(RunDir(Path(told.folder)).check()) if told.folder and trainer else None
+    except ChaosError as error:
+        print(f"{told.folder}: not judged again: {error}")
+        result = None
+    if result is None or trainer is None:
         return told
-    found = told_of(trainer, told.shot, judge(RunDir(Path(told.folder))).to_json(), told.seconds)
-    return replace(found, folder=told.folder)
+    return replace(told_of(trainer, told.shot, result.to_json(), told.seconds), folder=told.folder)
 
 
 def is_right(trainer: Trainer, told: Told) -> bool:

@@ -4,7 +4,7 @@
  * NVTX loads the library that NVTX_INJECTION64_PATH names and calls what it puts into the table of functions: a wait in
  * there is a wait in front of the call. Nothing in NCCL or in the job is changed.
  *
- * Orders lie in a memory-mapped page, `p<pid>.nvtx` in the folder that TORCHAOS_NVTX names; wire.NvtxPage describes it.
+ * Orders lie in a memory-mapped page, `p<pid>.nvtx` in the folder that TORCHAOS_NVTX names; agent/nvtx.py describes it.
  * The stall ends when the fault's control page (agent/page.py) says so, or its lease is over: whoever takes the fault
  * back needs neither this library nor the rank's Python for it.
  *

@@ -1,13 +1,13 @@
 """Predict the effective training time ratio from single faults, then measure it under sustained failure.
 
-    python ci/campaigns/ettr.py [--mtbf S ...] [--minutes M] [--faults N] [--out DIR]
+    python ci/campaigns/ettr.py [--mtbf S ...] [--minutes M ...] [--out DIR]
 
 First a game day with faults far apart tells how long a restart takes, how far apart checkpoints are, and what one
 costs. Then, before anything else is run, the faults of a day for each MTBF are drawn (`torchaos gameday --plan`), and
 from what they come to in fact (few faults are never one per MTBF) its ratio is predicted twice: by Meta's estimate
 E[ETTR] = (1 - (restart + interval / 2) / MTBF) / (1 + write / interval) (arXiv 2410.21680), which is for rare faults,
 and by Daly's complete model (2006), in which a fault may hit a job that is just coming back. At last those days are
-run, for --minutes or for --faults of them, whatever is longer, without waiting for recoveries. Aim: within 5 points of
+run, for --minutes each (a number for all, or one for each), without waiting for recoveries. Aim: within 5 points of
 Daly's.
 """
 
@@ -55,21 +55,22 @@ class Single:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="of each measurement, at least")
-    parser.add_argument("--faults", type=int, default=20, help="of each measurement, at least, on the average")
+    parser.add_argument("--minutes", type=float, nargs="+", default=[10.0], help="of each measurement")
     parser.add_argument("--mtbf", type=float, nargs="+", default=[12.0, 25.0, 60.0, 150.0], help="seconds")
     parser.add_argument("--out", type=Path, help="keep the game days here")
     options = parser.parse_args()
+    minutes = options.minutes * (len(options.mtbf) if len(options.minutes) == 1 else 1)
+    if len(minutes) != len(options.mtbf):
+        parser.error("give --minutes once, or as often as --mtbf")
     with tempfile.TemporaryDirectory() as name:
         out: Path = options.out or Path(name)
         out.mkdir(parents=True, exist_ok=True)
         single = singly(out)
         days = {}
-        for mtbf in options.mtbf:
-            seconds = max(60 * options.minutes, options.faults * mtbf)
+        for mtbf, seconds in zip(options.mtbf, (60 * each for each in minutes), strict=True):
             # Poisson, as the formulas have it: now and then a fault hits a job that is just coming back.
             path = write(out, f"mtbf-{mtbf:g}", seconds, {"mtbf": f"{mtbf}s"}, "none")
-            drawn = seconds / many(path)
+            drawn = seconds / max(1, many(path))
             days[path] = single.daly(drawn)
             print(
                 f"predicted at an MTBF of {mtbf:g} s ({drawn:.1f} s as drawn): {days[path]:.1%} (Daly), "

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.gameday.apart import apart
 from torchaos.harness.gameday.child import JUDGED, Child
 from torchaos.harness.gameday.draw import Drawn, Round
 from torchaos.harness.gameday.grammar import GameDay, Risk
@@ -137,7 +138,7 @@ class DayRun:
         folder, result = RunDir(Path(ran.result.run_dir)), ran.result
         if ran.code not in JUDGED:
             return RoundScore(one.number, result.verdict.value, result.reason, ran.code, result.run_dir)
-        score = score_round(one.number, Record.load(folder), result)
+        score = apart(lambda: score_round(one.number, Record.load(folder), result))
         if ran.code == ExitCode.PASSED and not self._keep:
             shutil.rmtree(folder.root)
         return score

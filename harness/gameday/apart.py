@@ -1,0 +1,37 @@
+"""Do one thing in a process of its own: what it takes of memory ends with it, however many rounds a day has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+from torchaos.harness.contracts import ChaosError
+
+T = TypeVar("T")
+_FORK = get_context("fork")  # the caller has one thread; nothing has to be imported again
+
+
+def apart(work: Callable[[], T]) -> T:
+    """What `work` returns. Raises what it raises, and ChaosError where its process died."""
+    ours, theirs = _FORK.Pipe(duplex=False)
+    process = _FORK.Process(target=_send, args=(theirs, work))
+    process.start()
+    theirs.close()
+    try:
+        found, error = ours.recv()
+    except EOFError:
+        process.join()
+        raise ChaosError(f"the process that was to score the round died with exit code {process.exitcode}") from None
+    process.join()
+    if error is not None:
+        raise error
+    return found  # type: ignore[no-any-return]
+
+
+def _send(end: Connection, work: Callable[[], object]) -> None:
+    try:
+        end.send((work(), None))
+    except Exception as error:  # the caller's to judge
+        end.send((None, error))

@@ -111,13 +111,19 @@ def test_the_score_counts_what_was_wrong() -> None:
     page = scoring.page(
         f"before\n{scoring.BEGIN}\nold\n{scoring.END}\nafter",
         [base, broken],
-        [*runs[:9], told(base, "failed", "it fell over", 9), told(broken, "failed", "the sampler restarted")],
+        [
+            *runs[:9],
+            told(base, "failed", "it fell over: /somewhere/bin/python3 is left, and 2 entries in /dev/shm", 9),
+            told(broken, "failed", "the sampler restarted"),
+        ],
     )
     assert page.startswith("before")
     assert page.endswith("after")
     assert "old" not in page
     assert "| 10 | 9 | 1 | 0 |" in page
     assert "it fell over" in page
+    assert "/somewhere" not in page
+    assert "python3 is left, and 2 entries in /dev/shm" in page
     assert "1 of 1 failed by the right assertion" in page
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -12,6 +13,7 @@ from torchaos.harness.repeats.bounds import upper
 
 BEGIN, END = "<!-- score: begin -->", "<!-- score: end -->"
 CONFIDENCE = 0.95
+_PATH = re.compile(r"(?<![\w.}])/(?!dev/)(?:[\w.+-]+/)+([\w.+-]+)")
 
 
 def page(text: str, trainers: Sequence[Trainer], done: Sequence[Told]) -> str:
@@ -135,4 +137,6 @@ def _about(trainer: Trainer) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
+    """Of a path of the machine that it was run on only the name is kept."""
+    cells = [_PATH.sub(r"\1", cell) for cell in cells]
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "/") for cell in cells) + " |"

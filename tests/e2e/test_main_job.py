@@ -70,7 +70,7 @@ def test_kill_after_the_end_is_inconclusive(
         ("rng", "loss_continuity", "RNG"),
         pytest.param("optimizer", "loss_continuity", "optimizer", marks=pytest.mark.long),
         pytest.param("schedule", "loss_continuity", "schedule", marks=pytest.mark.long),
-        ("sampler", "sample_accounting", "sampler"),
+        pytest.param("sampler", "sample_accounting", "sampler", marks=pytest.mark.long),  # the bench has it, too
     ],
 )
 def test_a_restore_that_forgets_is_failed(

@@ -82,7 +82,7 @@ def survey(root: Path, during_save: bool = False) -> list[Checkpoint]:
     whole = [one for one in reversed(found) if one.complete]
     if not during_save or not found:
         return whole
-    last = max(found, key=_written_ns)
+    last = max(enumerate(found), key=lambda one: (_written_ns(one[1]), _unnamed(one[1]), one[0]))[1]
     if any(one.kind is Trouble.TORN for one in last.problems):
         raise ChaosError(f"{last.path}: what is being saved is not whole yet: {last.problems[0].text}")
     return [last, *(one for one in whole if one is not last)]
@@ -92,6 +92,11 @@ def _unfinished(root: Path, known: Sequence[str]) -> list[str]:
     """Single files that are being saved under another name than they will have: `step-30.tmp` is to be `step-30.pt`."""
     listed = (path for path in sorted(root.rglob("*")) if final_path(path.name) != path.name and path.is_file())
     return [str(path) for path in listed if not any(path.is_relative_to(one) for one in known)]
+
+
+def _unnamed(one: Checkpoint) -> bool:
+    """Tells the save that is under way where two were written within one tick of the file system's clock (4 ms)."""
+    return final_path(Path(one.path).name) != Path(one.path).name
 
 
 def _written_ns(one: Checkpoint) -> int:

@@ -84,7 +84,8 @@ def test_slow_calls_of_a_function(sleeper: subprocess.Popen[str]) -> None:
             (words,) = kernel.watch({0: sleeper.pid, 1: slow.pid}, 1.0, [f"{libc}:usleep"])
         finally:
             slow.kill()
-    assert words.startswith("rank 1 was in usleep for 0.1")
+    longest, _, total = words.removeprefix("rank 1 was in usleep for ").partition(" s, ")
+    assert 0.1 <= float(longest) < float(total.split()[0]) <= 1.5, words  # a busy machine wakes it late
 
 
 def test_what_is_no_function_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

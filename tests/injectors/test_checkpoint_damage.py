@@ -131,6 +131,8 @@ class TestDuringASave:
         """A single file that gets its name in the end; what takes its place later is another file, the damage gone."""
         torch.save({"w": torch.ones(5000)}, torch_root / name)
         (torch_root / ".lock").write_text("of the job, and no checkpoint")
+        for path in torch_root.iterdir():
+            os.utime(path, ns=(0, 1))  # all within one tick of the file system's clock
         done = operate("checkpoint.flip_bits", torch_root, phase=Phase.CHECKPOINT_WRITTEN).apply()
         assert {Path(one["file"]).name for one in done.damaged} == {name}
         (probe,) = done.injector.probes(done.site)

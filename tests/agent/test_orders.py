@@ -168,6 +168,7 @@ def test_raise_reaches_the_job(rank: Any, source: str, phase: Any) -> None:
     assert ran.failures == []
 
 
+@pytest.mark.one_version
 def test_a_fault_that_returns_is_applied(rank: Any, source: str, phase: Any) -> None:
     """An injector that returns leaves an applied event, and the job goes on to its end."""
     page = rank.page()
@@ -183,6 +184,7 @@ def test_a_fault_that_returns_is_applied(rank: Any, source: str, phase: Any) -> 
     assert [event.attempt for event in ran.of("fault.applied")] == [2]
 
 
+@pytest.mark.one_version
 def test_does_not_fire_again(rank: Any, source: str) -> None:
     """The page survives the rank: a restarted one passes the same step unharmed, and without waiting."""
     page = rank.page()
@@ -196,6 +198,7 @@ def test_does_not_fire_again(rank: Any, source: str) -> None:
     assert missed(ran) == []
 
 
+@pytest.mark.one_version
 def test_fires_twice_when_allowed_twice(rank: Any, source: str) -> None:
     """A fault that is allowed twice hits the restarted rank as well."""
     page = rank.page()
@@ -205,6 +208,7 @@ def test_fires_twice_when_allowed_twice(rank: Any, source: str) -> None:
     assert codes == [-9, -9, 0]
 
 
+@pytest.mark.one_version
 def test_only_its_rank_and_attempt(rank: Any, source: str) -> None:
     """Orders for another rank, another attempt or another process are not ours."""
     page = rank.page()
@@ -221,6 +225,7 @@ def test_only_its_rank_and_attempt(rank: Any, source: str) -> None:
     assert missed(ran) == ["not armed in time: the rank reached the Moment and waited as long as it may"]
 
 
+@pytest.mark.one_version
 def test_armed_late(rank: Any, source: str) -> None:
     """A rank that reaches the Moment before it is armed waits for the word."""
     page = rank.page()
@@ -232,6 +237,7 @@ def test_armed_late(rank: Any, source: str) -> None:
     assert "done 3" not in ran.output
 
 
+@pytest.mark.one_version
 def test_outside_trigger(rank: Any, source: str) -> None:
     """Without a step the order is due at the first phase after it was armed, and nobody waits before."""
     page = rank.page()
@@ -260,6 +266,7 @@ def test_hold_and_go(rank: Any, phase: Any) -> None:
     assert (page.read(page.FIRED), page.read(page.STATE)) == (1, 3)
 
 
+@pytest.mark.one_version
 def test_a_rank_that_died_in_its_hold_is_not_held_again(rank: Any, phase: Any) -> None:
     """Whatever killed the held rank was the fault: once the harness has said go, its successor passes unharmed, and
     without waiting."""
@@ -322,6 +329,7 @@ def test_hold_expires(rank: Any, phase: Any) -> None:
     assert len(ran.steps) == 6
 
 
+@pytest.mark.one_version
 def test_resumed_rank_asks_for_its_base(rank: Any, source: str) -> None:
     """A rank that loaded a checkpoint waits after its first step until it is told where it stands, then fires."""
     page = rank.page()
@@ -338,6 +346,7 @@ def test_resumed_rank_asks_for_its_base(rank: Any, source: str) -> None:
     assert [event.data["global_step"] for event in ran.of("fault.applying")] == [4, 4]
 
 
+@pytest.mark.one_version
 def test_base_that_never_comes(rank: Any, source: str) -> None:
     """Where nobody says which step a resumed attempt began with, the trigger is missed: no guess."""
     page = rank.page()

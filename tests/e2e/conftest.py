@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chaos import Outcome, RunScenario
+from chaos import REPOSITORY, Outcome, RunScenario
 
 
 @pytest.fixture(scope="session")
@@ -22,20 +22,32 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def torchaos(tmp_path: Path, cache: Path) -> RunScenario:
+    return _runner(tmp_path, cache)
+
+
+@pytest.fixture(scope="session")
+def kill_rank_run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Outcome:
+    """The scenario of `make demo`, run once for all tests that look at it."""
+    return _runner(tmp_path_factory.mktemp("main"), cache)(REPOSITORY / "scenarios" / "process" / "kill-rank.yaml")
+
+
+def _runner(within: Path, cache: Path) -> RunScenario:
     def run(scenario: Path | dict[str, Any], *options: str) -> Outcome:
-        path = scenario if isinstance(scenario, Path) else tmp_path / "scenario.yaml"
-        if not isinstance(scenario, Path):
+        path = scenario if isinstance(scenario, Path) else within / "scenario.yaml"
+        if isinstance(scenario, Path):  # with the working directory of all others, it shares their twins
+            options = ("--set", f"job.cwd={REPOSITORY}", *options)
+        else:
             path.write_text(yaml.safe_dump(scenario, sort_keys=False))
-        number = len(list(tmp_path.glob("out*")))
-        out, junit, report = tmp_path / f"out{number}", tmp_path / f"junit{number}.xml", tmp_path / f"all{number}.json"
+        number = len(list(within.glob("out*")))
+        out, junit, report = within / f"out{number}", within / f"junit{number}.xml", within / f"all{number}.json"
         command = [sys.executable, "-m", "torchaos.harness", "run", str(path), "--out", str(out)]
         done = subprocess.run(
             [*command, "--junit", str(junit), "--json", str(report), *options],
             env={**os.environ, "XDG_CACHE_HOME": str(cache), "COLUMNS": "120"},
-            capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path,
+            capture_output=True, text=True, timeout=600, check=False, cwd=within,
         )  # fmt: skip
         results = json.loads(report.read_text())["results"] if report.exists() else []
-        folder = next(iter(out.iterdir())) if out.exists() else tmp_path
+        folder = next(iter(out.iterdir())) if out.exists() else within
         return Outcome(done.returncode, done.stdout + done.stderr, results[0] if results else {}, folder, junit)
 
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -11,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaos import REPOSITORY, TRAINERS, RunScenario, kill_rank, left_over
+from chaos import REPOSITORY, TRAINERS, Outcome, RunScenario, kill_rank, left_over
 
 pytestmark = pytest.mark.job
 
 
-def test_kill_rank_is_judged_and_passes(torchaos: RunScenario) -> None:
+def test_kill_rank_is_judged_and_passes(kill_rank_run: Outcome) -> None:
     """The scenario of `make demo` passes: the kill landed on its rank, step and phase, and nothing was lost or left."""
-    run = torchaos(REPOSITORY / "scenarios" / "process" / "kill-rank.yaml")
+    run = kill_rank_run
     assert run.exit_code == 0, run
     fault = run.result["faults"][0]
     assert fault["applied"].startswith("step 25, backward"), fault
@@ -36,11 +37,9 @@ def test_kill_rank_is_judged_and_passes(torchaos: RunScenario) -> None:
     assert {case.get("name") for case in suite.iter("testcase")} >= {"recovery_time", "loss_continuity", "rollback"}
 
 
-def test_judge_says_the_same_offline(torchaos: RunScenario, reference: dict[str, Any], tmp_path: Path) -> None:
-    """A moved, read-only folder gives the same verdict again, and no socket, process or outside path is touched."""
-    run = torchaos(kill_rank(reference, when={"step": 25, "phase": "forward"}))
-    assert run.exit_code == 0, run
-    moved = run.folder.rename(tmp_path / "moved")
+def test_judge_says_the_same_offline(kill_rank_run: Outcome, tmp_path: Path) -> None:
+    """A read-only copy elsewhere gives the same verdict again, and no socket, process or outside path is touched."""
+    moved = shutil.copytree(kill_rank_run.folder, tmp_path / "moved")
     for path in [*moved.rglob("*"), moved]:
         path.chmod(0o500 if path.is_dir() else 0o400)
     watched = REPOSITORY / "tests" / "e2e" / "judge_under_audit.py"
@@ -68,11 +67,12 @@ def test_kill_after_the_end_is_inconclusive(
     ("part", "assertion", "words"),
     [
         ("rng", "loss_continuity", "RNG"),
-        pytest.param("optimizer", "loss_continuity", "optimizer", marks=pytest.mark.long),
-        pytest.param("schedule", "loss_continuity", "schedule", marks=pytest.mark.long),
-        pytest.param("sampler", "sample_accounting", "sampler", marks=pytest.mark.long),  # the bench has it, too
+        ("optimizer", "loss_continuity", "optimizer"),
+        ("schedule", "loss_continuity", "schedule"),
+        ("sampler", "sample_accounting", "sampler"),
     ],
 )
+@pytest.mark.long  # the sample of the bench shows such a one, too
 def test_a_restore_that_forgets_is_failed(
     torchaos: RunScenario, reference: dict[str, Any], part: str, assertion: str, words: str
 ) -> None:

@@ -23,7 +23,8 @@ def copy(ran: Any, folder: Path, *, without: str = "") -> Path:
     return folder
 
 
-@BOTH_AT_LENGTH
+@pytest.mark.long
+@BOTH
 def test_killed_while_it_saves(form: str, gpt: Gpt, unfaulted: Gpt, bitwise: Gpt, tmp_path: Path) -> None:
     """A rank that dies while a checkpoint is written costs the steps since the one before, and changes no loss."""
     ran = gpt(form, tmp_path / "run", when=lambda log, folder: (folder / "step-16.partial").exists())

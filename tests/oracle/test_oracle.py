@@ -100,6 +100,8 @@ def test_what_was_run_is_not_run_again(tmp_path: Path) -> None:
     assert [shot.number for shot in shots] == list(range(1, 40))
     assert {shot.seed for shot in shots} == {0, 1}
     assert len({(shot.seed, shot.rank, shot.step, shot.phase) for shot in shots}) > 30
+    fresh = [shot for _trainer, shot in oracle.due([base], oracle.read(path), 40, first=40)]
+    assert {shot.seed for shot in fresh} == {2, 3}
 
 
 def test_the_score_counts_what_was_wrong() -> None:

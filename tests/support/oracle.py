@@ -245,8 +245,11 @@ def read(path: Path) -> list[Told]:
     return found
 
 
-def due(trainers: Sequence[Trainer], done: Sequence[Told], healthy: int) -> Iterator[tuple[Trainer, Shot]]:
-    """What is still to be run: broken and noisy ones first, then `healthy` runs of the healthy ones in turns."""
+def due(
+    trainers: Sequence[Trainer], done: Sequence[Told], healthy: int, first: int = 0
+) -> Iterator[tuple[Trainer, Shot]]:
+    """What is still to be run: broken and noisy ones first, then `healthy` runs of the healthy ones in turns. `first`:
+    where their numbers begin, and with them the seeds and faults, so that the assertions have never seen the like."""
     ran = {(one.shot.trainer, one.shot.number) for one in done if one.verdict != "error"}
     for trainer in trainers:
         if trainer.kind != "healthy":
@@ -256,5 +259,5 @@ def due(trainers: Sequence[Trainer], done: Sequence[Told], healthy: int) -> Iter
         if not sound:
             return
         trainer, turn = sound[number % len(sound)], number // len(sound)
-        if (not trainer.faults or not turn) and (trainer.name, turn) not in ran:
-            yield trainer, shot(trainer, turn)
+        if (not trainer.faults or not turn) and (trainer.name, first + turn) not in ran:
+            yield trainer, shot(trainer, first + turn)

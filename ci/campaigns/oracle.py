@@ -6,7 +6,8 @@
 All results are lines in DIR/results.jsonl, and what is there is not run again: a call that was interrupted goes on
 where it was. --only and --kind choose trainers, --sample draws N of them; --healthy is the number of healthy runs in
 all, and --first the number at which they begin: another one draws other seeds and faults. The run directory of a
-verdict that was not the right one is kept; with --again those are judged anew first, by the assertions as they are now. Exit code 1 where a verdict was wrong.
+verdict that was not the right one is kept; with --again those are judged anew first, by the assertions as they are
+now. Exit code 1 where a verdict was wrong.
 """
 
 from __future__ import annotations

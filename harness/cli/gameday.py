@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from torchaos.harness.cli.interrupt import signals
-from torchaos.harness.cli.options import CONSENT, PATH, SEED, SET, cli
+from torchaos.harness.cli.options import CONSENT, JUNIT, PATH, SEED, SET, cli
+from torchaos.harness.cli.run import write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday import page, report
 from torchaos.harness.gameday.day import Day, DayRun
@@ -23,8 +24,9 @@ from torchaos.harness.gameday.draw import cut, draw
 from torchaos.harness.gameday.grammar import GameDay
 from torchaos.harness.gameday.loader import load
 from torchaos.harness.gameday.presets import mix_of, presets
-from torchaos.harness.gameday.score import total, verdict_of
-from torchaos.harness.result import ExitCode, write_atomically
+from torchaos.harness.gameday.score import RoundScore, Score, total
+from torchaos.harness.gameday.verdict import cases_of, not_finished, result_of, verdict_of
+from torchaos.harness.result import Case, ExitCode, write_atomically
 from torchaos.harness.trends import nights
 from torchaos.harness.trends.database import path_of
 from torchaos.harness.trends.nights import Night
@@ -37,6 +39,7 @@ from torchaos.harness.trends.store import Store
 @SEED
 @SET
 @CONSENT
+@JUNIT
 @click.option("--plan", "only_plan", is_flag=True, help="Print what was drawn, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --plan: as JSON.")
 @click.option("--resume", type=PATH, metavar="DIR", help="Go on with a game day that was ended.")
@@ -45,8 +48,8 @@ from torchaos.harness.trends.store import Store
     "--presets", "list_presets", is_flag=True, help="Print the published tables that faults can be drawn from."
 )
 def gameday(
-    file: Path | None, out: Path, seed: int | None, overrides: Sequence[str], consent: Sequence[str], only_plan: bool,
-    as_json: bool, resume: Path | None, keep: bool, list_presets: bool,
+    file: Path | None, out: Path, seed: int | None, overrides: Sequence[str], consent: Sequence[str],
+    junit_file: Path | None, only_plan: bool, as_json: bool, resume: Path | None, keep: bool, list_presets: bool,
 ) -> None:  # fmt: skip
     """Draw faults as a cluster does, for hours, and keep score."""
     console = Console()
@@ -66,10 +69,12 @@ def gameday(
     if only_plan:
         click.echo(json.dumps(plan.to_json(), indent=1)) if as_json else console.print(Markdown(report.drawn(plan)))
         sys.exit(ExitCode.PASSED)
+    nothing = result_of(plan.name, plan.seed, str(folder), "", 0.0, cases_of(total([]), day.score, [], ""))
+    write_reports([not_finished(nothing)], junit_file, None)  # gates fail closed
     if resume is None:
         assert file is not None
         _create(folder, file, plan)
-    sys.exit(_run(day, plan, folder, keep, console))
+    sys.exit(_run(day, plan, folder, keep, junit_file, console))
 
 
 def _drawn(day: GameDay, file: Path, seed: int, overrides: Sequence[str], consent: Sequence[str]) -> Day:
@@ -91,25 +96,33 @@ def _create(folder: Path, file: Path, plan: Day) -> None:
         raise UsageError(f"{folder}: it can't be made: {error.strerror}; choose another --out") from error
 
 
-def _run(day: GameDay, plan: Day, folder: Path, keep: bool, console: Console) -> ExitCode:
+def _run(
+    day: GameDay, plan: Day, folder: Path, keep: bool, junit_file: Path | None, console: Console
+) -> ExitCode:  # fmt: skip
     with signals() as interrupted:
         run = DayRun(day, plan, folder, keep, click.echo)
         interrupted.ends(run)
         rounds, cut_short = run()
     score = total(rounds)
-    code, why = verdict_of(score, day.score, rounds, cut_short)
-    text = report.page(plan, str(folder), rounds, score, code, why)
+    cases = cases_of(score, day.score, rounds, cut_short)
+    code, started = _write(plan, folder, rounds, score, cases, console)
+    click.echo(f"Files: {folder}" + (f"; go on: torchaos gameday --resume {folder}" if cut_short else ""))
+    result = result_of(plan.name, plan.seed, str(folder), started, score.clock.wall_s, cases)
+    write_reports([result], junit_file, None)
+    return code
+
+
+def _write(
+    plan: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cases: Sequence[Case], console: Console
+) -> tuple[ExitCode, str]:  # fmt: skip
+    """All that the day leaves, and its line in the history. Gives the exit code, and when the day began."""
+    code, why = verdict_of(cases)
     started, commit = _first(folder)
     told = {
-        "name": plan.name,
-        "seed": plan.seed,
-        "started": started,
-        "commit": commit,
-        "verdict": code.name.lower(),
-        "why": why,
-        "score": asdict(score),
-        "rounds": [one.to_json() for one in rounds],
-    }
+        "name": plan.name, "seed": plan.seed, "started": started, "commit": commit, "verdict": code.name.lower(),
+        "why": why, "score": asdict(score), "rounds": [one.to_json() for one in rounds],
+    }  # fmt: skip
+    text = report.page(plan, str(folder), rounds, score, code, why)
     write_atomically(folder / "score.json", json.dumps(told, indent=1) + "\n", private=True)
     write_atomically(folder / "report.md", text, private=True)
     console.print(Markdown(text))
@@ -122,8 +135,7 @@ def _run(day: GameDay, plan: Day, folder: Path, keep: bool, console: Console) ->
         nights.add(path_of(folder.parent), [Night.of(folder)])
     except UsageError as error:  # the history is no part of the verdict
         click.echo(str(error), err=True)
-    click.echo(f"Files: {folder}" + (f"; go on: torchaos gameday --resume {folder}" if cut_short else ""))
-    return code
+    return code, started
 
 
 def _first(folder: Path) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The score of a game day: what its rounds add up to, what that means, and whether it is within its bounds. Pure."""
+"""The score of a game day: what its rounds add up to, and what that means. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from statistics import fmean, median
 from typing import Any
 
 from torchaos.harness.gameday.clock import Clock, clock_of
-from torchaos.harness.gameday.grammar import Bounds
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome, outcomes_of
 from torchaos.harness.history.checkpoints import blocked_by_step
 from torchaos.harness.judging.recovery import PARTS
 from torchaos.harness.record import Record
-from torchaos.harness.result import ExitCode, Result, Verdict
+from torchaos.harness.result import Result, Verdict
 
 
 @dataclass(frozen=True)
@@ -172,60 +171,3 @@ def expected_ettr(
     if mtbf_s is None or restart_s is None or not interval_s or write_s is None:
         return None
     return max(0.0, 1 - (restart_s + interval_s / 2) / mtbf_s) / (1 + write_s / interval_s)
-
-
-def verdict_of(
-    score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str
-) -> tuple[ExitCode, list[str]]:
-    """The exit code, and a sentence for each bound that does not hold. `cut_short`: why the day ended early."""
-    broken = [text for text in _broken(score, bounds) if text]
-    if any(one.exit_code == ExitCode.ROLLBACK for one in rounds):
-        return ExitCode.ROLLBACK, ["something could not be taken back; see `torchaos recover`", *broken]
-    if broken:
-        return ExitCode.FAILED, broken
-    faults = sum(score.outcomes.values())
-    unproved = score.outcomes.get(Outcome.UNPROVED.value, 0)
-    if cut_short:
-        return ExitCode.INCONCLUSIVE, [f"the game day did not take its time: {cut_short}"]
-    if not faults or not score.clock.wall_s:
-        return ExitCode.INCONCLUSIVE, ["no fault landed" if score.clock.wall_s else "no step was seen"]
-    if unproved > bounds.unproved * faults:
-        return ExitCode.INCONCLUSIVE, [
-            f"{unproved} of {faults} faults did not land, or nothing shows that they were felt"
-        ]
-    if len(score.unjudged) > bounds.unproved * len(rounds):
-        return ExitCode.INCONCLUSIVE, [
-            f"{len(score.unjudged)} of {len(rounds)} rounds are no evidence",
-            *score.unjudged[:3],
-        ]
-    unknown = [name for name, found in _measured(score).items() if getattr(bounds, name) is not None and found is None]
-    if unknown:
-        return ExitCode.INCONCLUSIVE, [f"nothing was seen that tells the {unknown[0]}"]
-    return ExitCode.PASSED, [f"{faults - unproved} of {faults} faults were felt and recovered from"]
-
-
-def _measured(score: Score) -> dict[str, float | None]:
-    caught, lost, clock = score.parts.get("caught_up"), score.lost_steps, score.clock
-    return {
-        "ettr": clock.ettr,
-        "goodput": clock.goodput,
-        "mttr": caught.mean if caught else None,
-        "mttr_p90": caught.p90 if caught else None,
-        "lost_steps": None if score.lost_unknown else lost.most if lost else 0,
-        "checkpoint_share": clock.checkpoint_s / clock.wall_s if clock.wall_s else None,
-        "stuck": score.outcomes.get(Outcome.STUCK.value, 0),
-        "damaged": len(score.problems),
-        "lost_work": score.outcomes.get(Outcome.LOST_WORK.value, 0),
-    }
-
-
-def _broken(score: Score, bounds: Bounds) -> list[str]:
-    measured = _measured(score)
-    found = []
-    for name, value in measured.items():
-        bound, more_is_better = getattr(bounds, name), name in ("ettr", "goodput")
-        if bound is None or value is None or (value >= bound if more_is_better else value <= bound):
-            continue
-        word = "at least" if more_is_better else "at most"
-        found.append(f"{name.replace('_', ' ')} is {value:.4g}, and is to be {word} {bound:g}")
-    return found + list(score.problems[: 3 if len(score.problems) > bounds.damaged else 0])

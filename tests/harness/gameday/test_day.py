@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -199,3 +200,47 @@ def test_tables_are_printed_with_their_sources() -> None:
     told = CliRunner().invoke(cli, ["gameday", "--presets"]).output
     assert "2407.21783" in told
     assert "nothing" in told
+
+
+@pytest.mark.parametrize(
+    ("score", "codes", "code", "bad"),
+    [
+        ({"ettr": 0.01}, [], 0, {}),
+        ({"ettr": 1.0}, [], 1, {"ettr": "failure"}),
+        ({"ettr": 1.0}, [0, 4], 4, {"ettr": "failure", "rollback": "error", "faults": "error"}),
+    ],
+)
+def test_junit_says_what_the_exit_code_says(
+    tmp_path: Path, recovers: Play, monkeypatch: pytest.MonkeyPatch,
+    score: dict[str, float], codes: list[int], code: int, bad: dict[str, str],
+) -> None:  # fmt: skip
+    """A case for the faults, each bound and the rollback; until the day is over each is an error, so that a gate which
+    reads the file fails closed."""
+    path, junit = tmp_path / "night.yaml", tmp_path / "junit.xml"
+    path.write_text(yaml.safe_dump({**FILE, "score": score}))
+    before: list[tuple[str, ...]] = []
+
+    def cases() -> dict[str, tuple[str, ...]]:
+        return {str(one.get("name")): tuple(part.tag for part in one) for one in ET.parse(junit).iter("testcase")}
+
+    child = Played(recovers, codes)
+    child.meanwhile = lambda: before.extend(cases().values())
+    monkeypatch.setattr("torchaos.harness.gameday.day.Child", lambda: child)
+    done = CliRunner().invoke(cli, ["gameday", str(path), "--out", str(tmp_path / "days"), "--junit", str(junit)])
+    assert done.exit_code == code, done.output
+    assert before
+    assert all("error" in one for one in before)
+    found = cases()
+    assert set(found) >= {"faults", "ettr", "stuck", "damaged", "rollback"}
+    marked = {name: tag for name, tags in found.items() for tag in tags if tag in ("error", "failure")}
+    assert {name: tag for name, tag in marked.items() if name != "run"} == bad, done.output
+
+
+def test_a_junit_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """One clear error before anything is done."""
+    (tmp_path / "night.yaml").write_text(yaml.safe_dump(FILE))
+    given = ["gameday", str(tmp_path / "night.yaml"), "--out", str(tmp_path / "days"), "--junit", str(tmp_path)]
+    done = CliRunner().invoke(cli, given)
+    assert isinstance(done.exception, UsageError), done.output
+    assert "the report can't be written" in str(done.exception)
+    assert not (tmp_path / "days").exists()

@@ -11,7 +11,8 @@ from torchaos.harness.gameday.day import Day
 from torchaos.harness.gameday.draw import Drawn, Round
 from torchaos.harness.gameday.grammar import Bounds, Risk
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
-from torchaos.harness.gameday.score import RoundScore, total, verdict_of
+from torchaos.harness.gameday.score import RoundScore, total
+from torchaos.harness.gameday.verdict import cases_of, verdict_of
 
 CLOCK = Clock(productive_s=60.0, lost_s=20.0, checkpoint_s=5.0, stalled_s=5.0, down_s=10.0)
 
@@ -26,7 +27,7 @@ def of(tmp_path: Path, *came: tuple[Outcome, str], planned: int = 0, cause: str 
     run = tmp_path / "rounds" / "000" / "run" / "one"
     rounds = [RoundScore(0, "passed", "", 0, str(run), 2, CLOCK, tuple(outcomes))] if came else []
     score = total(rounds)
-    code, why = verdict_of(score, Bounds(), rounds, "")
+    code, why = verdict_of(cases_of(score, Bounds(), rounds, ""))
     return page.text(day, tmp_path, rounds, score, code, why)
 
 

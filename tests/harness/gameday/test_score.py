@@ -20,8 +20,8 @@ from torchaos.harness.gameday.score import (
     expected_ettr,
     score_round,
     total,
-    verdict_of,
 )
+from torchaos.harness.gameday.verdict import cases_of, verdict_of
 from torchaos.harness.judging.verdict import verdict_of as judged
 from torchaos.harness.plan import After, Named, PlannedFault
 from torchaos.harness.record import Record
@@ -146,7 +146,7 @@ def rounds(*outcomes: Outcome, **more: Any) -> list[RoundScore]:
 
 
 def verdict(found: list[RoundScore], cut_short: str = "", **bounds: Any) -> tuple[ExitCode, list[str]]:
-    return verdict_of(total(found), Bounds(**bounds), found, cut_short)
+    return verdict_of(cases_of(total(found), Bounds(**bounds), found, cut_short))
 
 
 def test_a_day_within_its_bounds_passes() -> None:
@@ -228,7 +228,7 @@ def test_rounds_that_are_no_evidence_do_not_pass() -> None:
     found = [replace(one, verdict="inconclusive", reason="the journal is damaged") for one in rounds(Outcome.RECOVERED)]
     code, why = verdict(found)
     assert code is ExitCode.INCONCLUSIVE
-    assert "damaged" in why[1]
+    assert "damaged" in why[0]
 
 
 def test_a_round_without_a_restart_has_nothing_to_compare() -> None:

@@ -1,0 +1,106 @@
+"""What is said of a game day: a case for its faults, for each of its bounds, and for its rollback. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from torchaos.harness.gameday.grammar import Bounds
+from torchaos.harness.gameday.outcomes import Outcome
+from torchaos.harness.gameday.score import RoundScore, Score
+from torchaos.harness.result import Case, ExitCode, Result, Verdict
+
+_AT_LEAST, _SECONDS = ("ettr", "goodput"), ("mttr", "mttr_p90")
+_VERDICTS = {
+    ExitCode.PASSED: Verdict.PASSED,
+    ExitCode.FAILED: Verdict.FAILED,
+    ExitCode.INCONCLUSIVE: Verdict.INCONCLUSIVE,
+}
+
+
+def cases_of(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str) -> list[Case]:
+    """`cut_short`: why the day ended early."""
+    untaken = [one.number for one in rounds if one.exit_code == ExitCode.ROLLBACK]
+    if untaken:
+        why = f"something could not be taken back in round {untaken[0]}; see `torchaos recover`"
+        rollback = Case("rollback", "rollback", Verdict.ERROR, why)
+    else:
+        rollback = Case("rollback", "rollback", Verdict.PASSED, "all rounds took back what they had changed")
+    return [_faults(score, bounds, rounds, cut_short), *_bounds(score, bounds), rollback]
+
+
+def verdict_of(cases: Sequence[Case]) -> tuple[ExitCode, list[str]]:
+    """The exit code, and the sentences that say why."""
+    bad = {verdict: [case.reason for case in cases if case.verdict is verdict] for verdict in Verdict}
+    if bad[Verdict.ERROR]:
+        return ExitCode.ROLLBACK, [*bad[Verdict.ERROR], *bad[Verdict.FAILED]]
+    if bad[Verdict.FAILED]:
+        return ExitCode.FAILED, bad[Verdict.FAILED]
+    if bad[Verdict.INCONCLUSIVE]:
+        return ExitCode.INCONCLUSIVE, bad[Verdict.INCONCLUSIVE]
+    return ExitCode.PASSED, [case.reason for case in cases if case.kind == "faults"]
+
+
+def result_of(name: str, seed: int, folder: str, started: str, wall_s: float, cases: Sequence[Case]) -> Result:
+    """As JUnit shows it. `started`: ISO 8601, UTC."""
+    code, why = verdict_of(cases)
+    verdict = _VERDICTS.get(code, Verdict.ERROR)
+    return Result(name, "", seed, verdict, code, "; ".join(why), folder, started, wall_s, cases=tuple(cases))
+
+
+def not_finished(result: Result) -> Result:
+    """The same cases, each an error: what a gate reads until the day is over."""
+    cases = [replace(case, verdict=Verdict.ERROR, reason="not finished", measured={}) for case in result.cases]
+    return replace(
+        result, verdict=Verdict.ERROR, exit_code=ExitCode.INTERNAL, reason="not finished", cases=tuple(cases)
+    )
+
+
+def _faults(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str) -> Case:
+    faults, doubt = sum(score.outcomes.values()), ""
+    unproved = score.outcomes.get(Outcome.UNPROVED.value, 0)
+    if cut_short:
+        doubt = f"the game day did not take its time: {cut_short}"
+    elif not faults or not score.clock.wall_s:
+        doubt = "no fault landed" if score.clock.wall_s else "no step was seen"
+    elif unproved > bounds.unproved * faults:
+        doubt = f"{unproved} of {faults} faults did not land, or nothing shows that they were felt"
+    elif len(score.unjudged) > bounds.unproved * len(rounds):
+        doubt = f"{len(score.unjudged)} of {len(rounds)} rounds are no evidence: {'; '.join(score.unjudged[:3])}"
+    verdict = Verdict.INCONCLUSIVE if doubt else Verdict.PASSED
+    reason = doubt or f"{faults - unproved} of {faults} faults landed and were felt"
+    return Case("faults", "faults", verdict, reason, score.outcomes)
+
+
+def _bounds(score: Score, bounds: Bounds) -> Iterator[Case]:
+    for name, value in _measured(score).items():
+        bound, words = getattr(bounds, name), name.replace("_", " ")
+        if bound is None:
+            continue
+        seconds = (name,) if name in _SECONDS else ()
+        if value is None:
+            reason = f"nothing was seen that tells the {words}"
+            yield Case(name, "assertion", Verdict.INCONCLUSIVE, reason, {}, {name: bound}, seconds)
+            continue
+        holds = value >= bound if name in _AT_LEAST else value <= bound
+        is_to_be = f"{'at least' if name in _AT_LEAST else 'at most'} {bound:g}"
+        reason = f"{words} is {value:.4g}, and is to be {is_to_be}"
+        if name == "damaged" and not holds:
+            reason += f": {'; '.join(score.problems[:3])}"
+        verdict = Verdict.PASSED if holds else Verdict.FAILED
+        yield Case(name, "assertion", verdict, reason, {name: value}, {name: bound}, seconds)
+
+
+def _measured(score: Score) -> dict[str, float | None]:
+    caught, lost, clock = score.parts.get("caught_up"), score.lost_steps, score.clock
+    return {
+        "ettr": clock.ettr,
+        "goodput": clock.goodput,
+        "mttr": caught.mean if caught else None,
+        "mttr_p90": caught.p90 if caught else None,
+        "lost_steps": None if score.lost_unknown else lost.most if lost else 0,
+        "checkpoint_share": clock.checkpoint_s / clock.wall_s if clock.wall_s else None,
+        "stuck": score.outcomes.get(Outcome.STUCK.value, 0),
+        "damaged": len(score.problems),
+        "lost_work": score.outcomes.get(Outcome.LOST_WORK.value, 0),
+    }

@@ -1,10 +1,11 @@
 """Plant bugs that take one, two or three faults together, among others that they don't take, and shrink what fails.
 
-    python ci/campaigns/shrink.py [--bugs N] [--seed S] [--tries N] [--fails K]
+    python ci/campaigns/shrink.py [--bugs N] [--only FAULT] [--seed S] [--tries N] [--fails K]
 
-Each bug is planted in a stand-in trainer (shrink_job.py). A scenario of eight faults fails by it, and is shrunk by
-`torchaos shrink`: what is left has to be exactly the faults that the bug takes. Exit code 1 where fewer than nine of
-ten bugs were shrunk so.
+Each bug is planted in a stand-in trainer (shrink_job.py). A scenario of six or seven faults fails by it, and is shrunk
+by `torchaos shrink`: what is left has to be exactly the faults that the bug takes. Every fifth bug takes a checkpoint
+that is damaged when a rank is killed. --only: the bugs that take this fault. Exit code 1 where fewer than nine of ten
+bugs were shrunk so.
 """
 
 from __future__ import annotations
@@ -34,18 +35,25 @@ FAULTS: dict[str, dict[str, Any]] = {
     "raised0": {"inject": "process.raise", "target": {"rank": 0}},
     "raised1": {"inject": "process.raise", "target": {"rank": 1}},
 }
+DAMAGED: dict[str, Any] = {"inject": "checkpoint.flip_bits"}  # seen by a job that starts again soon enough
+OFTEN, SELDOM = 20, 250  # steps between two checkpoints; seldom enough that a damaged one is still there
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bugs", type=int, default=10)
+    parser.add_argument("--only", metavar="FAULT", default="", help="such as damaged, or killed0")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tries", type=int, default=2)
     parser.add_argument("--fails", type=int, default=2)
     options = parser.parse_args()
-    draw, exact = random.Random(options.seed), 0
+    exact, bugs = 0, 0
     for number in range(options.bugs):
-        needs = set(draw.sample(sorted(FAULTS), 1 + number % 3))
+        draw = random.Random(f"{options.seed}/{number}")
+        needs = drawn(number, draw)
+        if options.only and options.only not in needs:
+            continue
+        bugs += 1
         begun = time.monotonic()
         with tempfile.TemporaryDirectory() as name:
             left, runs = shrunk(Path(name), needs, draw, options)
@@ -53,13 +61,21 @@ def main() -> int:
         mark = "exact" if left == needs else "WRONG"
         took = time.monotonic() - begun
         print(f"{mark}: takes {sorted(needs)}, left {sorted(left)}; {runs} sets tried, {took:.0f} s", flush=True)
-    print(f"{exact} of {options.bugs} shrunk to exactly what the bug takes")
-    return 0 if exact >= 0.9 * options.bugs else 1
+    print(f"{exact} of {bugs} shrunk to exactly what the bug takes")
+    return 0 if exact >= 0.9 * bugs else 1
+
+
+def drawn(number: int, draw: random.Random) -> set[str]:
+    """What a bug takes: one, two or three of the faults."""
+    if number % 5 < 4:
+        return set(draw.sample(sorted(FAULTS), 1 + number % 3))
+    frozen = [f"frozen{draw.randrange(2)}"] if number % 2 else []
+    return {"damaged", f"killed{draw.randrange(2)}", *frozen}
 
 
 def shrunk(folder: Path, needs: set[str], draw: random.Random, options: argparse.Namespace) -> tuple[set[str], int]:
     """What `torchaos shrink` leaves of a failing scenario, and how many sets of faults it tried."""
-    path, output = folder / "eight.yaml", folder / "shrunk.yaml"
+    path, output = folder / "many.yaml", folder / "shrunk.yaml"
     path.write_text(dumped(scenario(needs, draw)))
     done = torchaos("run", str(path), "--out", str(folder / "runs"))
     if done.returncode != 1:
@@ -83,22 +99,26 @@ def torchaos(*words: str) -> subprocess.CompletedProcess[str]:
 def scenario(needs: set[str], draw: random.Random) -> dict[str, Any]:
     """Those that the bug takes, in random order among others, each once the one before was recovered from."""
     names = [*draw.sample(sorted(FAULTS), len(FAULTS))]
+    if "damaged" in needs:  # right before the death that makes the job look at it
+        names.insert(next(place for place, name in enumerate(names) if name in needs and "killed" in name), "damaged")
+    known = {**FAULTS, "damaged": DAMAGED}
     faults: list[dict[str, Any]] = []
     for name in names:
         when: dict[str, Any] = {"time": "300ms"}
         if faults:
             when |= {"after": faults[-1]["id"], "state": "recovered", "delay": "700ms"}
-        faults.append({"id": name, **FAULTS[name], "when": when})
+        faults.append({"id": name, **known[name], "when": when})
     python = os.path.realpath(sys.executable)
-    train = f"{JOB} {{run}}/checkpoints {','.join(sorted(needs))}"
+    every = SELDOM if "damaged" in needs else OFTEN
+    train = f"{JOB} {{run}}/checkpoints {','.join(sorted(needs))} {every}"
     return {
-        "scenario": "eight",
+        "scenario": "many",
         "job": {
             "command": f"{python} {STAND_IN}/torchrun --nproc-per-node 2 --max-restarts 30 {train}",
             "env": {"PYTHONPATH": str(STAND_IN)}, "checkpoints": {"path": "{run}/checkpoints"}, "timeout": "90s",
         },
         "faults": faults,
-        "steady_state": ["ranks_up", {"steps": {"at_least": 20}}],
+        "steady_state": ["ranks_up", {"steps": {"at_least": 2 * every}}],
         "until": [{"recovered": {"rest": "2s"}}],
         "stop": [{"no_progress": {"longer_than": "5s"}}],
         "twin": "none",

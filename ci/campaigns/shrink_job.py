@@ -1,7 +1,9 @@
 """A stand-in trainer with a bug that takes some of the things that can happen to it, together: once all of NEEDS have
 happened, in whatever order, it never trains again. It imports no torch; see tests/support/dying/stand_in/train.py.
 
-shrink_job.py FOLDER NEEDS    (NEEDS: killed0,frozen1,raised0,damaged: what, and of which rank)
+shrink_job.py FOLDER NEEDS EVERY
+
+NEEDS: killed0,frozen1,raised0,damaged: what, and of which rank; EVERY: steps between two checkpoints.
 """
 
 import contextlib
@@ -15,11 +17,11 @@ from typing import Any
 
 from checkpoint import checkpoint  # type: ignore[import-not-found]  # of the stand-in, by PYTHONPATH
 
-STEP_S, FROZEN_S, EVERY = 0.005, 0.8, 20
+STEP_S, FROZEN_S = 0.005, 0.8
 
 
 def main() -> None:
-    folder, needs = Path(sys.argv[1]), set(sys.argv[2].split(","))
+    folder, needs, every = Path(sys.argv[1]), set(sys.argv[2].split(",")), int(sys.argv[3])
     agent: Any = next(one for one in gc.get_objects() if type(one).__name__ == "Agent")
     from _torchaos_agent.wire import Kind, Phase  # type: ignore[import-not-found]
 
@@ -55,7 +57,7 @@ def main() -> None:
                 "sched_step": None, "phases": {}, "skipped": False}  # fmt: skip
         agent.emit(Kind.STEP, data, agent.steps_over)
         agent.orders.step_over()
-        if step % EVERY == 0 and rank == 0:
+        if step % every == 0 and rank == 0:
             save(agent, folder / f"step-{step}.safetensors", step, Kind)
             last = time.monotonic()
 
@@ -73,16 +75,20 @@ def happened(folder: Path, what: str) -> None:
 
 
 def load(agent: Any, folder: Path, kind: Any) -> int:
-    """From the newest checkpoint that is as it was saved."""
+    """From the newest checkpoint that is as it was saved. It looks at all that there are."""
+    sound = []
     for path in sorted(folder.glob("step-*.safetensors"), key=lambda path: -int(path.stem[5:])):
+        if path.read_bytes() == checkpoint(int(path.stem[5:])):
+            sound.append(path)
+        else:
+            happened(folder, "damaged")
+    for path in sound[:1]:
         step = int(path.stem[5:])
-        if path.read_bytes() == checkpoint(step):
-            about = {"path": str(path), "format": "safetensors"}
-            agent.emit(kind.LOAD_BEGIN, about)
-            agent.emit(kind.LOAD_END, {**about, "ok": True, "numbers": {"step": step}})
-            agent.orders.loaded()
-            return step
-        happened(folder, "damaged")
+        about = {"path": str(path), "format": "safetensors"}
+        agent.emit(kind.LOAD_BEGIN, about)
+        agent.emit(kind.LOAD_END, {**about, "ok": True, "numbers": {"step": step}})
+        agent.orders.loaded()
+        return step
     return 0
 
 

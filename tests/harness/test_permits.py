@@ -162,7 +162,7 @@ def test_touches_nothing_that_is_not_the_jobs(planned: Planned, tmp_path: Path) 
     permits = Permits(planned(KILL), "run-1", [inside], lambda: {me.pid: me.start_ticks}, lambda: 8)
     copies = inside
     permits.check_changes([me, File.of(inside / "data", inside, copies), JobProcesses("run-1.probes")])
-    stranger = replace(me, pid=os.getppid())
+    stranger = replace(me, pid=me.pid + 1)
     for handle, says in (
         (stranger, "not one of the job's"),
         (replace(me, start_ticks=me.start_ticks + 1), "not one of the job's"),

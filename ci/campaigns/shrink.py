@@ -106,7 +106,8 @@ def scenario(needs: set[str], draw: random.Random) -> dict[str, Any]:
     for name in names:
         when: dict[str, Any] = {"time": "300ms"}
         if faults:
-            when |= {"after": faults[-1]["id"], "state": "recovered", "delay": "700ms"}
+            last = faults[-1]["id"]  # damage is there until the job has written enough newer checkpoints
+            when |= {"after": last, "state": "applied" if last == "damaged" else "recovered", "delay": "700ms"}
         faults.append({"id": name, **known[name], "when": when})
     python = os.path.realpath(sys.executable)
     every = SELDOM if "damaged" in needs else OFTEN

@@ -6,6 +6,7 @@ Exit codes: 0 passed, 1 an assertion failed, 2 inconclusive, 3 bad usage or scen
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 
@@ -38,6 +39,8 @@ __all__ = [
 
 def main() -> None:
     """The entry point: an error meant for the user is one message and exit code 3, never a traceback."""
+    # Events are many, stay, and have no cycles: looking for those took half of the time that a long history takes.
+    gc.set_threshold(50_000, 20, 50)
     try:
         cli.main(standalone_mode=False)
     except UsageError as error:

@@ -55,7 +55,9 @@ def from_agent(events: Iterable[Event]) -> list[Execution]:
             found[key] = _of_step(event, key)
         else:
             late[key] = _merged(late.get(key, ()), _floats(event.data.get("losses")))
-    return [one if key not in late else _with_losses(one, _merged(one.losses, late[key])) for key, one in found.items()]
+    for key in late.keys() & found.keys():
+        found[key] = _with(found[key], {"losses": _merged(found[key].losses, late[key])})
+    return list(found.values())
 
 
 def from_log(events: Sequence[Event], attempts: Sequence[tuple[int, float]]) -> list[Execution]:
@@ -99,8 +101,15 @@ def _of_step(event: Event, key: Key) -> Execution:
     )  # fmt: skip
 
 
-def _with_losses(one: Execution, losses: tuple[float | None, ...]) -> Execution:
-    return Execution(**{**one.__dict__, "losses": losses})
+def with_global_step(one: Execution, step: int) -> Execution:
+    return _with(one, {"global_step": step})
+
+
+def _with(one: Execution, values: Mapping[str, Any]) -> Execution:
+    """As dataclasses.replace does it, which takes ten times as long: a long run has a million of these."""
+    found = object.__new__(Execution)
+    found.__dict__.update(one.__dict__, **values)
+    return found
 
 
 def _merged(first: Sequence[float | None], late: Sequence[float | None]) -> tuple[float | None, ...]:
@@ -116,6 +125,8 @@ def _floats(value: Any) -> tuple[float | None, ...]:
 def _flat(value: Any) -> list[Any]:
     """A list of whatever depth as a flat one; a single value as a list of one, and nothing as an empty one."""
     if isinstance(value, (list, tuple)):
+        if not any(isinstance(one, (list, tuple)) for one in value):
+            return list(value)
         return [leaf for one in value for leaf in (_flat(one) if isinstance(one, (list, tuple)) else [one])]
     return [] if value is None else [value]
 

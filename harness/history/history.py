@@ -154,8 +154,9 @@ class _Placing:
         witnesses = hear(Scene(first, own, loads, lines, self._saved, known, self._log_offset))
         base, conflicts = decide(witnesses)
         if base is not None:
-            own = [replace(one, global_step=base + one.local_step) for one in own]
-            self._calibrate(lines, own)
+            own = [executions.with_global_step(one, base + one.local_step) for one in own]
+            if lines:
+                self._calibrate(lines, own)
         self._placed += own
         for save in self._saves[attempt.number]:
             self._saved.append(save if base is None else replace(save, global_step=base + save.local_step))

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.scenario.grammar import NAME, Count, Index, Items, Job, Limits, Strict, Target
+from torchaos.harness.scenario.grammar import Items, Limits, Target
+from torchaos.harness.scenario.job import Job
+from torchaos.harness.scenario.strict import NAME, Count, Index, Strict
 
 Length = Annotated[Seconds, Field(gt=0)]
 

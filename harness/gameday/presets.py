@@ -13,7 +13,7 @@ from pydantic import Field
 from torchaos.harness import capabilities, registry
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.grammar import GameDay, Risk
-from torchaos.harness.scenario.grammar import Strict
+from torchaos.harness.scenario.strict import Strict
 
 
 class Cause(Strict):

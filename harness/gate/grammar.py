@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.scenario.grammar import NAME, Items, Strict
+from torchaos.harness.scenario.grammar import Items
+from torchaos.harness.scenario.strict import NAME, Strict
 
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=NAME)]

@@ -15,7 +15,8 @@ from torchaos.harness.environment import resolve_program
 from torchaos.harness.gpu import library
 from torchaos.harness.launchers.torchrun_line import world_of
 from torchaos.harness.plan import PlannedJob
-from torchaos.harness.scenario.grammar import Job, Scenario
+from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.job import Job
 from torchaos.harness.scenario.placeholders import fill
 from torchaos.harness.scenario.sizes import size_in_words
 from torchaos.harness.storage.own_disk import memory_left

@@ -12,7 +12,8 @@ from torchaos.harness import registry, result
 from torchaos.harness.agent import wire
 from torchaos.harness.capabilities import CHECKS
 from torchaos.harness.gameday.grammar import GameDay
-from torchaos.harness.scenario.grammar import Scenario, Strict
+from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.strict import Strict
 
 from .conftest import REPOSITORY
 

@@ -52,10 +52,17 @@ def _start_of(trigger: After, events: Sequence[Event], history: Callable[[], His
         return next(
             (e.mono_s for e in events if e.kind is Kind.RANK_EXITED and e.data["pid"] in pids and e.mono_s >= at), None
         )
-    if trigger.lasting and back is None:
+    if (trigger.lasting and back is None) or not _stepped_since(events, at, trigger.lethal):
         return None
     recovered = _recovered_at(history(), hits, trigger.lethal)
     return None if recovered is None else max(recovered, back or recovered) if trigger.lasting else recovered
+
+
+def _stepped_since(events: Sequence[Event], at: float, lethal: bool) -> bool:
+    """Without such a step nobody has recovered, and the history, which is dear, need not be asked."""
+    steps = [event for event in events if event.kind in (Kind.STEP, Kind.LOG_STEP)]
+    hit = max((step.attempt or 0 for step in steps if step.mono_s <= at), default=0)  # or a later one
+    return any(step.mono_s > at and (not lethal or step.attempt is None or step.attempt > hit) for step in steps)
 
 
 def _recovered_at(history: History, hits: Sequence[Event], lethal: bool) -> float | None:

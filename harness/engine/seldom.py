@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-SHARE = 20
+SHARE = 10
 
 
 class Seldom:

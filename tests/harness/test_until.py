@@ -134,6 +134,26 @@ def test_what_a_rank_does_before_it_dies_is_no_recovery(trainer: Any) -> None:
     assert after_is_due(replace(after, lethal=True), events, run.events[-1].mono_s)
 
 
+def test_the_history_is_not_asked_before_a_step_that_could_tell(trainer: Any) -> None:
+    """A rank that dies of it is recovered from by a later attempt alone; until that has made a step, nothing dear is
+    done, however many steps the dying attempt still made."""
+    run = trainer(kills=[(18, 1)]).record()
+    asked: list[float] = []
+
+    def history(events: list[Event]) -> History:
+        asked.append(events[-1].mono_s)
+        return History.of(events)
+
+    after = After(0.0, "kill", "recovered", lethal=True)
+    first = min(e.mono_s for e in run.events if e.kind is Kind.STEP and e.attempt == 1)
+    for now in [e.mono_s for e in run.events]:
+        seen = [e for e in run.events if e.mono_s <= now]
+        due = after_is_due(after, seen, now, lambda seen=seen: history(seen))  # type: ignore[misc]
+        assert due == after_is_due(replace(after, lethal=False), seen, now) or now < first
+    assert min(asked) == first
+    assert due
+
+
 def test_a_node_or_a_file_that_was_hit_is_recovered_from(trainer: Any) -> None:
     """Nobody's rank is told of such a fault: any rank that gets further has outlived it."""
     run = trainer().record()

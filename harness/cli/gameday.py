@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +18,7 @@ from rich.markdown import Markdown
 
 from torchaos.harness.cli.interrupt import signals
 from torchaos.harness.cli.options import CONSENT, JUNIT, PATH, SEED, SET, cli
-from torchaos.harness.cli.run import write_reports
+from torchaos.harness.cli.run import GONE, write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday import page, report
 from torchaos.harness.gameday.day import Day, DayRun
@@ -100,42 +102,49 @@ def _run(
     day: GameDay, plan: Day, folder: Path, keep: bool, junit_file: Path | None, console: Console
 ) -> ExitCode:  # fmt: skip
     with signals() as interrupted:
-        run = DayRun(day, plan, folder, keep, click.echo)
+        run = DayRun(day, plan, folder, keep, _tell)
         interrupted.ends(run)
         rounds, cut_short = run()
     score = total(rounds)
     cases = cases_of(score, day.score, rounds, cut_short)
-    code, started = _write(plan, folder, rounds, score, cases, console)
-    click.echo(f"Files: {folder}" + (f"; go on: torchaos gameday --resume {folder}" if cut_short else ""))
-    result = result_of(plan.name, plan.seed, str(folder), started, score.clock.wall_s, cases)
-    write_reports([result], junit_file, None)
-    return code
-
-
-def _write(
-    plan: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cases: Sequence[Case], console: Console
-) -> tuple[ExitCode, str]:  # fmt: skip
-    """All that the day leaves, and its line in the history. Gives the exit code, and when the day began."""
-    code, why = verdict_of(cases)
     started, commit = _first(folder)
+    result = result_of(plan.name, plan.seed, str(folder), started, score.clock.wall_s, cases)
+    code, why = verdict_of(cases)
     told = {
         "name": plan.name, "seed": plan.seed, "started": started, "commit": commit, "verdict": code.name.lower(),
         "why": why, "score": asdict(score), "rounds": [one.to_json() for one in rounds],
     }  # fmt: skip
-    text = report.page(plan, str(folder), rounds, score, code, why)
     write_atomically(folder / "score.json", json.dumps(told, indent=1) + "\n", private=True)
-    write_atomically(folder / "report.md", text, private=True)
-    console.print(Markdown(text))
+    _write_pages(plan, folder, rounds, score, cases)
+    write_reports([result], junit_file, None)
+    with suppress(*GONE):
+        console.print(Markdown(report.page(plan, str(folder), rounds, score, code, why)))
+    again = ["torchaos", "gameday", "--resume", str(folder), *(["--junit", str(junit_file)] if junit_file else [])]
+    _tell(f"Files: {folder}" + (f"; go on: {shlex.join(again)}" if cut_short else ""))
+    return code
+
+
+def _tell(text: str) -> None:
+    """The day goes on, and its verdict is the same, where nobody reads any more."""
+    with suppress(*GONE):
+        click.echo(text)
+
+
+def _write_pages(
+    plan: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cases: Sequence[Case]
+) -> None:  # fmt: skip
+    """What a person reads of the day, and its line in the history."""
+    code, why = verdict_of(cases)
+    write_atomically(folder / "report.md", report.page(plan, str(folder), rounds, score, code, why), private=True)
     try:
         html = page.text(plan, folder, rounds, score, code, why)
         write_atomically(folder / "report.html", html, private=True)
     except Exception as error:  # a page is no part of the verdict, whatever it stumbles over
-        click.echo(f"report.html can't be written: {type(error).__name__}: {error}", err=True)
+        _tell(f"report.html can't be written: {type(error).__name__}: {error}")
     try:
         nights.add(path_of(folder.parent), [Night.of(folder)])
     except UsageError as error:  # the history is no part of the verdict
-        click.echo(str(error), err=True)
-    return code, started
+        _tell(str(error))
 
 
 def _first(folder: Path) -> tuple[str, str]:

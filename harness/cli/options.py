@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 PATH = click.Path(path_type=Path)
+
+
+def _begin_anew(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """What an earlier call wrote goes at once: whatever becomes of this one, no reader takes the old for the new."""
+    with suppress(OSError):
+        if path and path.is_file() and b"<testsuites" in path.read_bytes()[:200]:
+            path.unlink()
+    return path
+
+
 FILES = click.argument("files", nargs=-1, required=True, type=PATH)
 SEED = click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help="Use this seed instead of the scenario's."
 )
 ATTACH = click.option("--attach", type=int, metavar="PID", help="Use the torchrun that runs as PID, not job.command.")
-JUNIT = click.option("--junit", "junit_file", type=PATH, help="Write JUnit XML here.")
+JUNIT = click.option("--junit", "junit_file", type=PATH, callback=_begin_anew, help="Write JUnit XML here.")
 JSON = click.option("--json", "json_file", type=PATH, help="Write all results as JSON here.")
 CONSENT = click.option(
     "--consent", multiple=True, metavar="WHAT", help="Allow what may hurt the host; the scenario must allow it too."

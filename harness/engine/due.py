@@ -61,7 +61,8 @@ def _start_of(trigger: After, events: Sequence[Event], history: Callable[[], His
 def _stepped_since(events: Sequence[Event], at: float, lethal: bool) -> bool:
     """Without such a step nobody has recovered, and the history, which is dear, need not be asked."""
     steps = [event for event in events if event.kind in (Kind.STEP, Kind.LOG_STEP)]
-    hit = max((step.attempt or 0 for step in steps if step.mono_s <= at), default=0)  # or a later one
+    seen = [step.attempt or 0 for step in steps if step.mono_s <= at and step.kind is Kind.STEP]
+    hit = max(seen, default=0)  # or a later one
     return any(step.mono_s > at and (not lethal or step.attempt is None or step.attempt > hit) for step in steps)
 
 

@@ -105,7 +105,7 @@ class DayRun:
                 begun = time.monotonic()
                 score = self._run(mine, lock)
                 elapsed_s += time.monotonic() - begun
-                if self._child.stopped:  # what was cut short is no evidence; with --resume it is done again
+                if self._child.stopped and score.exit_code in JUDGED:  # what was cut short is no evidence
                     why = self._child.stopped
                     break
                 self._write_score(score, elapsed_s)
@@ -153,9 +153,12 @@ class DayRun:
             try:
                 raw = json.loads(path.read_text())
                 elapsed_s = float(raw.pop("elapsed_s"))
-                done.append(RoundScore.from_json(raw))
+                score = RoundScore.from_json(raw)
             except (ValueError, KeyError, TypeError) as error:
                 raise UsageError(f"{path}: it is damaged: {error}; remove it, and the round is done again") from error
+            if score.exit_code not in (*JUDGED, ExitCode.ROLLBACK):  # it was never judged, and is done again
+                break
+            done.append(score)
         return done, elapsed_s
 
     def _write_score(self, score: RoundScore, elapsed_s: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from torchaos.harness.gameday.child import JUDGED
 from torchaos.harness.gameday.grammar import Bounds
 from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.score import RoundScore, Score
@@ -20,13 +21,7 @@ _VERDICTS = {
 
 def cases_of(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str) -> list[Case]:
     """`cut_short`: why the day ended early."""
-    untaken = [one.number for one in rounds if one.exit_code == ExitCode.ROLLBACK]
-    if untaken:
-        why = f"something could not be taken back in round {untaken[0]}; see `torchaos recover`"
-        rollback = Case("rollback", "rollback", Verdict.ERROR, why)
-    else:
-        rollback = Case("rollback", "rollback", Verdict.PASSED, "all rounds took back what they had changed")
-    return [_faults(score, bounds, rounds, cut_short), *_bounds(score, bounds), rollback]
+    return [_faults(score, bounds, rounds, cut_short), *_bounds(score, bounds), _rollback(rounds)]
 
 
 def verdict_of(cases: Sequence[Case]) -> tuple[ExitCode, list[str]]:
@@ -70,6 +65,19 @@ def _faults(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_shor
     verdict = Verdict.INCONCLUSIVE if doubt else Verdict.PASSED
     reason = doubt or f"{faults - unproved} of {faults} faults landed and were felt"
     return Case("faults", "faults", verdict, reason, score.outcomes)
+
+
+def _rollback(rounds: Sequence[RoundScore]) -> Case:
+    left = [one.number for one in rounds if one.exit_code == ExitCode.ROLLBACK]
+    unjudged = [one.number for one in rounds if one.exit_code not in JUDGED]
+    if left:
+        verdict, why = Verdict.ERROR, f"something could not be taken back in round {left[0]}; see `torchaos recover`"
+    elif unjudged:
+        verdict = Verdict.INCONCLUSIVE
+        why = f"whether round {unjudged[0]} took everything back can't be told; see `torchaos status`"
+    else:
+        verdict, why = Verdict.PASSED, "all rounds took back what they had changed"
+    return Case("rollback", "rollback", verdict, why)
 
 
 def _bounds(score: Score, bounds: Bounds) -> Iterator[Case]:

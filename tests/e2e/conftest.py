@@ -28,14 +28,18 @@ def torchaos(tmp_path: Path, cache: Path) -> RunScenario:
 @pytest.fixture(scope="session")
 def kill_rank_run(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Outcome:
     """The scenario of `make demo`, run once for all tests that look at it."""
-    return _runner(tmp_path_factory.mktemp("main"), cache)(REPOSITORY / "scenarios" / "process" / "kill-rank.yaml")
+    run = _runner(tmp_path_factory.mktemp("main"), cache, ())
+    return run(REPOSITORY / "scenarios" / "process" / "kill-rank.yaml")
 
 
-def _runner(within: Path, cache: Path) -> RunScenario:
+SHARED = ("--set", f"job.cwd={REPOSITORY}")  # with the working directory of all others, it shares their twins
+
+
+def _runner(within: Path, cache: Path, of_files: tuple[str, ...] = SHARED) -> RunScenario:
     def run(scenario: Path | dict[str, Any], *options: str) -> Outcome:
         path = scenario if isinstance(scenario, Path) else within / "scenario.yaml"
-        if isinstance(scenario, Path):  # with the working directory of all others, it shares their twins
-            options = ("--set", f"job.cwd={REPOSITORY}", *options)
+        if isinstance(scenario, Path):
+            options = (*of_files, *options)
         else:
             path.write_text(yaml.safe_dump(scenario, sort_keys=False))
         number = len(list(within.glob("out*")))

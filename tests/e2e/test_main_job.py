@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -38,14 +37,15 @@ def test_kill_rank_is_judged_and_passes(kill_rank_run: Outcome) -> None:
 
 
 def test_judge_says_the_same_offline(kill_rank_run: Outcome, tmp_path: Path) -> None:
-    """A read-only copy elsewhere gives the same verdict again, and no socket, process or outside path is touched."""
-    moved = shutil.copytree(kill_rank_run.folder, tmp_path / "moved")
+    """A moved, read-only folder gives the same verdict again, and no socket, process or outside path is touched."""
+    moved = kill_rank_run.folder.rename(tmp_path / "moved")
     for path in [*moved.rglob("*"), moved]:
         path.chmod(0o500 if path.is_dir() else 0o400)
     watched = REPOSITORY / "tests" / "e2e" / "judge_under_audit.py"
     done = subprocess.run([sys.executable, watched, moved], capture_output=True, text=True, timeout=120, check=False)
     for path in [moved, *moved.rglob("*")]:
         path.chmod(0o700)
+    moved.rename(kill_rank_run.folder)  # for whoever looks at it next
     assert done.returncode == 0, done.stdout + done.stderr
     assert "outside: none" in done.stdout, done.stdout
 

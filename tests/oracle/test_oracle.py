@@ -143,6 +143,7 @@ def test_a_sample_of_the_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     result = verdict_of(Record.load(RunDir(Path(badly.folder))), [twin], badly.folder)
     found = oracle.told_of(broken, badly.shot, result.to_json(), 0.0)
     assert oracle.is_right(broken, found), found
+    assert found.cases["loss_continuity"] == "failed", found
 
 
 @pytest.mark.job

@@ -208,6 +208,7 @@ def test_tables_are_printed_with_their_sources() -> None:
         ({"ettr": 0.01}, [], 0, {}),
         ({"ettr": 1.0}, [], 1, {"ettr": "failure"}),
         ({"ettr": 1.0}, [0, 4], 4, {"ettr": "failure", "rollback": "error", "faults": "error"}),
+        ({"ettr": 0.01}, [0, -9], 2, {"rollback": "error", "faults": "error"}),
     ],
 )
 def test_junit_says_what_the_exit_code_says(
@@ -244,3 +245,32 @@ def test_a_junit_file_that_cannot_be_written(tmp_path: Path) -> None:
     assert isinstance(done.exception, UsageError), done.output
     assert "the report can't be written" in str(done.exception)
     assert not (tmp_path / "days").exists()
+
+
+def test_what_was_never_judged_is_done_again(tmp_path: Path, recovers: Play) -> None:
+    """A round whose process was killed says nothing, not even that it took everything back."""
+    rounds, cut_short = at(tmp_path, Played(recovers, [0, -9]))[0]()
+    assert (len(rounds), rounds[1].exit_code) == (2, -9)
+    assert cut_short
+    rounds, cut_short = at(tmp_path, later := Played(recovers))[0]()
+    assert (len(rounds), cut_short) == (3, "")
+    assert len(later.scenarios) == 2
+
+
+def test_what_could_not_be_taken_back_is_told_though_it_was_stopped(tmp_path: Path, recovers: Play) -> None:
+    """A round that was stopped and left something behind is no round to forget."""
+    run, _ = at(tmp_path, child := Played(recovers, [4]))
+    child.meanwhile = lambda: child.stop("SIGTERM was received")
+    rounds, cut_short = run()
+    assert ([one.exit_code for one in rounds], bool(cut_short)) == ([4], True)
+
+
+def test_an_old_junit_file_is_no_answer(tmp_path: Path) -> None:
+    """A file of an earlier night is gone, also where this one can't begin; nothing but such a file is touched."""
+    night, junit = tmp_path / "night.yaml", tmp_path / "junit.xml"
+    night.write_text(yaml.safe_dump({**FILE, "durration": "1h"}))
+    for text, stays in (('<?xml version="1.0"?>\n<testsuites tests="1"/>', False), ("gameday: another", True)):
+        junit.write_text(text)
+        done = CliRunner().invoke(cli, ["gameday", str(night), "--junit", str(junit), "--out", str(tmp_path / "days")])
+        assert isinstance(done.exception, UsageError), done.output
+        assert junit.exists() == stays

@@ -29,7 +29,7 @@ demo: $(VENV)/.torchaos ## kill a rank of a live training job, and judge the rec
 
 test: setup system ## run the tests, less those that take minutes
 	@echo "== tests without jobs, two at a time"
-	@$(ACTIVE) python -m pytest -q -m "not long and not job" --numprocesses 2 --dist loadgroup --durations 10
+	@$(ACTIVE) python -m pytest -q -m "not long and not job" --numprocesses 2 --dist worksteal --durations 20
 	@echo "== tests with jobs, one after the other"
 	@$(ACTIVE) python -m pytest -q -m "job and not long" --durations 30
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 
@@ -11,15 +12,16 @@ import pytest
 HOST = {"undo", "network", "deaths", "test_storage", "test_storage_fill"}  # folders and files
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side, those that need a container engine share one, and those that change or look at what
-    the host has (mounts, namespaces, devices) take turns."""
-    for item in items:
-        if "docker_engine" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("docker"))
-        elif HOST & {*item.path.parts, item.path.stem}:
-            item.add_marker(pytest.mark.xdist_group("host"))
+@pytest.fixture(autouse=True)
+def _taking_turns(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where tests run side by side, those that change or look at what the host has (mounts, namespaces, devices,
+    containers) take turns."""
+    if "docker_engine" not in request.fixturenames and not HOST & {*request.path.parts, request.path.stem}:
+        yield
+        return
+    with open(tmp_path_factory.getbasetemp().parent / "host.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")

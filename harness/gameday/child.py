@@ -14,6 +14,7 @@ from typing import Any
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.result import ExitCode, Result
 from torchaos.harness.scenario.yaml_source import dumped
+from torchaos.harness.waiting import wait_for
 
 JUDGED = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 
@@ -61,7 +62,7 @@ class Child:
             )  # fmt: skip
             if self.stopped:
                 self.stop(self.stopped)
-            code = self._process.wait()
+            code = wait_for(self._process)
         return Ran(code, _result(home))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.waiting import wait_for
 
 OnLine = Callable[[str, float], None]  # a line without its end, and when it came (CLOCK_MONOTONIC)
 _PIPE_BYTES = 1 << 20  # the job must not wait when the harness is late
@@ -53,7 +54,7 @@ class Command:
     def wait(self) -> int:
         """The exit code; negative: the signal's number."""
         first = self._process.returncode is None
-        code = self._process.wait()
+        code = wait_for(self._process)
         if first:
             os.close(self.pidfd)
         return code

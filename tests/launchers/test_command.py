@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -31,6 +33,21 @@ def test_output_is_kept_raw_and_read_as_lines(tmp_path: Path) -> None:
 def test_the_exit_by_a_signal_is_negative(tmp_path: Path) -> None:
     """A command that is killed has the signal's number, negative."""
     assert run(tmp_path, "import os; os.kill(os.getpid(), 9)")[0] == -9
+
+
+def test_a_signal_that_interrupts_no_system_call_is_acted_on(tmp_path: Path) -> None:
+    """One that comes right before the wait, or to another thread: its handler runs all the same, and not only when the
+    command has ended."""
+    command = Command(["sleep", "60"], tmp_path, os.environ, tmp_path / "job.log", lambda _line, _at: None)
+    before = signal.signal(signal.SIGUSR1, lambda *_: signal.pidfd_send_signal(command.pidfd, signal.SIGKILL))
+    told = threading.Timer(0.5, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR1))
+    begun = time.monotonic()
+    told.start()
+    try:
+        assert command.wait() == -9
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert time.monotonic() - begun < 30.0
 
 
 def test_the_terminal_does_not_reach_it(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
@@ -29,7 +30,7 @@ from torchaos.harness.result import write_atomically
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this trainer, by its name")
-    parser.add_argument("--kind", action="append", default=[], choices=("broken", "healthy", "noisy", "small"))
+    parser.add_argument("--kind", action="append", default=[], choices=get_args(oracle.Kind))
     parser.add_argument("--sample", type=int, metavar="N", help="draw N of the trainers")
     parser.add_argument("--healthy", type=int, default=200, metavar="N", help="healthy runs in all (default 200)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="where their numbers begin (default 0)")

@@ -9,11 +9,12 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -30,7 +31,8 @@ ASSERTIONS = (
     "recovery_time", "completed", "restarts", "loss_continuity", "lr_continuity", "sample_accounting",
     "checkpoint_integrity", "parameter_digest", "no_lost_work", "clean_exit",
 )  # fmt: skip
-Kind = Literal["broken", "healthy", "noisy", "small"]
+FOUR = ("recovery_time", "loss_continuity", "sample_accounting", "completed")  # those of the README's scenario
+Kind = Literal["broken", "healthy", "noisy", "unclear", "small"]
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,11 @@ class Trainer:
     needs: str | None = None  # a package
     home: str | None = None  # of a script that is not ours: the environment variable that names its folder
     about: str = ""  # and its defect
-    launch: tuple[str, ...] = ("torchrun", "--nproc-per-node", "2", "--max-restarts", "3")
+    launch: tuple[str, ...] = ("torchrun", "--nproc-per-node", "{ranks}", "--max-restarts", "3")
+    ranks: int = 2
+    shell: str = ""  # a line for bash in which {job} stands for the command
     replicas: int = 1
+    four: bool = False  # judged by the README's four assertions, not by all ten
     asserts: tuple[str, ...] = ASSERTIONS
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -72,18 +77,25 @@ class Trainer:
     def path(self) -> str:
         if self.home is not None:
             return str((Path(os.environ[self.home]) / self.script).resolve())
-        folder = {"broken": "broken/", "noisy": "noisy/"}.get(self.kind, "" if self.name == "base" else "healthy/")
+        folders = {"broken": "broken/", "noisy": "noisy/", "unclear": "unclear/"}
+        folder = folders.get(self.kind, "" if self.name == "base" else "healthy/")
         script = self.script or f"{folder}{self.name}.py"
         return script if script.startswith("{") else str((TRAINERS / script).resolve())
 
 
 def table() -> list[Trainer]:
-    rows = yaml.safe_load((HOME / "table.yaml").read_text())
-    return [
+    """The rows of all files in table/, sorted by kind. Raises ValueError where a name stands twice."""
+    parts = [yaml.safe_load(path.read_text()) for path in sorted((HOME / "table").glob("*.yaml"))]
+    rows = [
         Trainer(name=name, kind=kind, **{key: _frozen(value) for key, value in row.items()})
-        for kind, group in rows.items()
-        for name, row in group.items()
+        for kind in get_args(Kind)
+        for part in parts
+        for name, row in part.get(kind, {}).items()
     ]
+    twice = [name for name, times in Counter(row.name for row in rows).items() if times > 1]
+    if twice:
+        raise ValueError(f"two rows are called {twice[0]}")
+    return [replace(row, asserts=FOUR) if row.four else row for row in rows]
 
 
 def _frozen(value: Any) -> Any:
@@ -104,18 +116,22 @@ class Shot:
 
 def shot(trainer: Trainer, number: int) -> Shot:
     """Broken ones are always hit in the same place, the first run of any other too; the others are drawn."""
-    if trainer.kind == "broken" or trainer.faults or not number:
+    if trainer.kind in ("broken", "unclear") or trainer.faults or not number:
         return Shot(trainer.name, number, 0, 1, 13, "backward")
     draw = random.Random(f"{trainer.name}/{number}")
     phase = draw.choice(("forward", "backward", "optimizer"))
-    return Shot(trainer.name, number, number // SEEDS_OF, draw.randrange(2), draw.randrange(7, 23), phase)
+    return Shot(trainer.name, number, number // SEEDS_OF, draw.randrange(trainer.ranks), draw.randrange(7, 23), phase)
 
 
 def scenario(trainer: Trainer, one: Shot) -> dict[str, Any]:
     seed = [] if trainer.unseeded else ["--seed", str(one.seed)]
     script = [trainer.path, *trainer.args, trainer.dir, "{run}/out", *seed]
+    launch = (
+        word.replace("{trainers}", str(TRAINERS)).replace("{ranks}", str(trainer.ranks)) for word in trainer.launch
+    )
+    command = [*launch, *script]
     job: dict[str, Any] = {
-        "command": [*(word.replace("{trainers}", str(TRAINERS)) for word in trainer.launch), *script],
+        "command": ["bash", "-c", trainer.shell.replace("{job}", " ".join(command))] if trainer.shell else command,
         "cwd": str(TRAINERS),
         "env": {
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TRAINERS),
@@ -124,8 +140,8 @@ def scenario(trainer: Trainer, one: Shot) -> dict[str, Any]:
         "checkpoints": {"path": "{run}/out"},
         "timeout": trainer.timeout,
     }  # fmt: skip
-    if trainer.launch[0] != "torchrun":
-        job |= {"world_size": 2, "replicas": trainer.replicas}
+    if trainer.launch[0] != "torchrun" or trainer.shell:
+        job |= {"world_size": trainer.ranks, "replicas": trainer.replicas}
     if trainer.shrinks:  # as a scheduler that has only one GPU left for the second submission
         ranks = "n=2; test -e {run}/shrunk && n=1; touch {run}/shrunk"
         line = f"{ranks}; exec torchrun --nproc-per-node $n --max-restarts 0 {' '.join(script)}"
@@ -141,6 +157,12 @@ def scenario(trainer: Trainer, one: Shot) -> dict[str, Any]:
         "faults": faults,
         "assert": [{name: bounds[name]} if name in bounds else name for name in trainer.asserts],
     }
+
+
+def _filled(word: str, places: Mapping[str, str]) -> str:
+    for place, value in places.items():
+        word = word.replace(place, value)
+    return word
 
 
 @dataclass(frozen=True)
@@ -216,6 +238,8 @@ def is_right(trainer: Trainer, told: Told) -> bool:
         return told.verdict == "passed"
     if trainer.kind == "noisy":
         return told.verdict in ("passed", "inconclusive")
+    if trainer.kind == "unclear":
+        return told.verdict == "inconclusive" and trainer.says in told.reason
     if trainer.kind == "small":
         return told.verdict != "error"
     return told.verdict == "failed" and is_explained(trainer, told)

@@ -28,7 +28,10 @@ def summary(trainers: Sequence[Trainer], done: Sequence[Told]) -> str:
 
 
 def tables(trainers: Sequence[Trainer], done: Sequence[Told]) -> str:
-    parts = [_rates(trainers, done), _broken(trainers, done), _healthy(trainers, done), _noisy(trainers, done)]
+    parts = [
+        _rates(trainers, done), _broken(trainers, done), _healthy(trainers, done), _noisy(trainers, done),
+        _unclear(trainers, done),
+    ]  # fmt: skip
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
@@ -37,18 +40,19 @@ def _rates(trainers: Sequence[Trainer], done: Sequence[Told]) -> list[str]:
         f"| | runs | right | wrong | inconclusive | the rate of wrong ones is below ({CONFIDENCE:.0%} confidence) |",
         "|---|---|---|---|---|---|",
     ]
-    for kind, wrong, words in (
-        ("broken", "passed", "broken: failed is right, passed is wrong"),
-        ("healthy", "failed", "healthy: passed is right, failed is wrong"),
-        ("noisy", "failed", "noisy: passed is right, failed is wrong"),
+    for kind, good, wrong, words in (
+        ("broken", "failed", ("passed",), "broken: failed is right, passed is wrong"),
+        ("healthy", "passed", ("failed",), "healthy: passed is right, failed is wrong"),
+        ("noisy", "passed", ("failed",), "noisy: passed is right, failed is wrong"),
+        ("unclear", "inconclusive", ("passed", "failed"), "unclear: inconclusive is right, all else is wrong"),
     ):
         told = [one for one in done if one.kind == kind and one.verdict != "error" and not _by_luck(trainers, one)]
         if told:
             by = Counter(one.verdict for one in told)
-            bound = upper(by[wrong], len(told), CONFIDENCE)
-            right = by["failed"] if kind == "broken" else by["passed"]
+            bad = sum(by[one] for one in wrong)
+            bound = upper(bad, len(told), CONFIDENCE)
             limit = "not known (SciPy is missing)" if bound is None else f"{bound:.1%}"
-            lines.append(f"| {words} | {len(told)} | {right} | {by[wrong]} | {by['inconclusive']} | {limit} |")
+            lines.append(f"| {words} | {len(told)} | {by[good]} | {bad} | {by['inconclusive']} | {limit} |")
     return lines
 
 
@@ -112,6 +116,17 @@ def _noisy(trainers: Sequence[Trainer], done: Sequence[Told]) -> list[str]:
             counts = (str(by.total()), str(by["failed"]), str(by["passed"]), str(by["inconclusive"]))
             lines.append(_row((trainer.args[trainer.args.index("--off") + 1], *counts)))
     return lines
+
+
+def _unclear(trainers: Sequence[Trainer], done: Sequence[Told]) -> list[str]:
+    told = [one for one in done if one.kind == "unclear" and one.verdict != "error"]
+    if not told:
+        return []
+    return [
+        "## Runs that can't be judged, and are said to be inconclusive", "",
+        "| trainer | runs | passed | failed | inconclusive | why not passed |", "|---|---|---|---|---|---|",
+        *(_row(cells) for cells in _by_trainer(trainers, told)),
+    ]  # fmt: skip
 
 
 def _by_trainer(trainers: Sequence[Trainer], told: Sequence[Told]) -> Iterator[tuple[str, ...]]:

@@ -11,7 +11,6 @@ from torchaos.harness.contracts import Finding, Need, failed, inconclusive, pass
 from torchaos.harness.history import History
 from torchaos.harness.judging import agreement
 from torchaos.harness.judging.agreement import (
-    ROUNDING,
     Difference,
     Steps,
     before,
@@ -23,6 +22,7 @@ from torchaos.harness.judging.agreement import (
 from torchaos.harness.judging.causes import likeliest_cause
 from torchaos.harness.judging.recovery import landings
 from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps
+from torchaos.harness.judging.rounding import ROUNDING
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record

@@ -8,13 +8,14 @@ from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, Need, Outcome, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
-from torchaos.harness.judging.agreement import ROUNDING, Steps, before, differences, history_of, relative, until
+from torchaos.harness.judging.agreement import Steps, before, differences, history_of, relative, until
 from torchaos.harness.judging.causes import likeliest_cause
 from torchaos.harness.judging.contents import checkpoints_of, clashes
 from torchaos.harness.judging.corruption import SHARDED
 from torchaos.harness.judging.recovery import landings
 from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps
 from torchaos.harness.judging.resumes import resumed_in_words
+from torchaos.harness.judging.rounding import ROUNDING
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record

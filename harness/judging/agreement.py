@@ -21,7 +21,6 @@ from torchaos.harness.replicas import records_of
 
 LEARNED_FACTOR = 3.0
 ENOUGH = 3  # twins to learn from
-ROUNDING = 1e-5  # relative; float32 sums in another order differ by about 1e-7, and training makes it grow
 OTHER_WORLD = 0.01  # relative: least tolerance for means over another number of ranks, whose sums are in another order
 _LR = 1e-9  # relative: a schedule may be computed in closed form or step by step
 

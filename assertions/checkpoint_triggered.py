@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torchaos.harness import registry
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.judging.recovery import Landing, landings
@@ -55,7 +56,7 @@ class CheckpointTriggered:
     def _is_sign(self, run: Record, hit: Landing) -> bool:
         if self.sign is not None:
             return hit.fault == self.sign
-        return any(one.id == hit.fault and one.inject.startswith("gpu.") for one in run.plan.faults)
+        return any(one.id == hit.fault and registry.family_of(one.inject) == "gpu" for one in run.plan.faults)
 
 
 def _death(run: Record, hit: Landing) -> float | None:

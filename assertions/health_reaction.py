@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from torchaos.harness import registry
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.judging.recovery import Landing, landings
+from torchaos.harness.judging.whom import Gpu, gpus_of, ranks_on
 from torchaos.harness.record import Record
 
 _PARTS = {
@@ -23,7 +25,7 @@ _PARTS = {
 class HealthReaction:
     """The longest time from the fault on until a watcher was told (`noticed`), a checkpoint was saved (`checkpointed`),
     and the ranks on that GPU had left (`drained`); a part without a bound is measured and not asked for.
-    `excluded`: no rank came back to the node's GPU in the attempt after."""
+    `excluded`: no rank of a later attempt uses that GPU of that node, whatever its number is then."""
 
     noticed: Seconds | None = None
     checkpointed: Seconds | None = None
@@ -38,36 +40,39 @@ class HealthReaction:
         if not hits:
             return inconclusive("no fault in a GPU's health landed, so there was nothing to react to")
         hit = hits[0]
-        took = {"noticed": _noticed(run, hit), "checkpointed": _checkpointed(run, hit), "drained": _drained(run, hit)}
+        gpus = gpus_of(run, hit)
+        drained = _drained(run, hit, gpus)
+        took = {"noticed": _noticed(run, hit), "checkpointed": _checkpointed(run, hit), "drained": drained}
         bounds = {name: getattr(self, name) for name in _PARTS}
-        return replace(self._judge(run, hit, took, bounds), measured=took, bound=bounds)
+        return replace(self._judge(run, hit, took, gpus), measured=took, bound=bounds)
 
-    def _judge(
-        self, run: Record, hit: Landing, took: dict[str, float | None], bounds: dict[str, float | None]
-    ) -> Finding:
+    def _judge(self, run: Record, hit: Landing, took: dict[str, float | None], gpus: frozenset[Gpu]) -> Finding:
         if took["noticed"] is None:
             return inconclusive(
                 "nobody asked about that GPU after the fault, so whether there is a reaction can't be told"
             )
         for name, meaning in _PARTS.items():
-            bound, seen = bounds[name], took[name]
+            bound, seen = getattr(self, name), took[name]
             if bound is not None and seen is None:
                 return failed(f"{hit.fault}: it never came to this: {meaning}")
             if bound is not None and seen is not None and seen > bound:
                 return failed(f"{hit.fault}: {seen:.2f} s until {meaning}, {seen - bound:.2f} s more than allowed")
         if self.excluded:
-            back = [one for one in run.history.attempts if one.number > hit.attempt and hit.ranks & set(one.ranks)]
+            if not gpus:
+                return inconclusive(f"{hit.fault}: which GPU was hit can't be told: no rank was seen to come up on it")
             if took["drained"] is None:
                 return failed(f"{hit.fault}: the ranks on that GPU never left")
-            if back:
-                return failed(f"{hit.fault}: rank {min(hit.ranks)} was started on the same GPU again")
+            for up in ranks_on(run, gpus):
+                if (up.attempt or 0) > hit.attempt:
+                    return failed(
+                        f"{hit.fault}: rank {up.rank} was started on the same GPU again, in attempt {up.attempt}"
+                    )
         parts = [f"{name} after {seen:.2f} s" for name, seen in took.items() if seen is not None]
         return passed(f"{hit.fault}: {', '.join(parts)}")
 
 
 def _is_health(run: Record, hit: Landing) -> bool:
-    planned = next((one for one in run.plan.faults if one.id == hit.fault), None)
-    return planned is not None and planned.inject.startswith("gpu.")
+    return any(one.id == hit.fault and registry.family_of(one.inject) == "gpu" for one in run.plan.faults)
 
 
 def _noticed(run: Record, hit: Landing) -> float | None:
@@ -84,13 +89,14 @@ def _checkpointed(run: Record, hit: Landing) -> float | None:
     return None if at is None else round(at - hit.at_s, 6)
 
 
-def _drained(run: Record, hit: Landing) -> float | None:
-    """When the last of the processes that it hit was gone, while the job was not yet done or was stopped by itself."""
+def _drained(run: Record, hit: Landing, gpus: frozenset[Gpu]) -> float | None:
+    """When the last of the ranks on those GPUs was gone, while the job was not yet done or was stopped by itself."""
+    there = {up.data["pid"] for up in ranks_on(run, gpus) if up.attempt == hit.attempt} or hit.pids
     gone = {
         e.data["pid"]: e.mono_s
         for e in run.of_kind(Kind.RANK_EXITED)
         if e.mono_s >= hit.at_s and e.data["exit_code"] != 0
     }
-    if not hit.pids or not hit.pids <= gone.keys():
+    if not there or not there <= gone.keys():
         return None
-    return round(max(gone[pid] for pid in hit.pids) - hit.at_s, 6)
+    return round(max(gone[pid] for pid in there) - hit.at_s, 6)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from torchaos.harness import registry
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.judging.contents import Clash, checkpoints_of, clashes
 from torchaos.harness.judging.corruption import Sighting, Step, bad_steps, sightings
@@ -105,7 +106,7 @@ def _steps_until(run: Record, first: Sighting, since_s: float) -> int:
 def _corruptions(run: Record) -> list[Landing]:
     """The faults that corrupt numbers; all, where none of those is ours."""
     hits, planned = landings(run), {one.id: one.inject for one in run.plan.faults}
-    return [one for one in hits if planned.get(one.fault, "").startswith("numeric.")] or hits
+    return [one for one in hits if registry.family_of(planned.get(one.fault, "")) == "numeric"] or hits
 
 
 def _saved_bad(run: Record, twins: Sequence[Record], own: list[Step]) -> str | None:

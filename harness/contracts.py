@@ -155,6 +155,7 @@ class Injector(Protocol):
     # It may also say, see `agent/fault.py`:
     #   late: ClassVar[bool]     what it changes shows at the Moment only: `changes` is asked while the pacer is held
     #   signals(duration_s)      what kill(1) would do in its place: (seconds after, signal), for `torchaos repro`
+    #   family: ClassVar[str]    what it is about, such as gpu, where the name does not begin with it
     #   consent: ClassVar[str]   what scenario and command line must both allow, since it can hurt the host
 
     def plan(self, target: Target, draw: random.Random) -> Injector:
@@ -204,6 +205,7 @@ class RankProcess:
     start_ticks: int
     attempt: int
     world_size: int
+    gpu: int = 0  # NVML's index of the GPU that it uses, as far as its environment tells
     inner_pid: int = 0  # in the pid namespace of its own that a container gives it; 0: it has none
 
     @property

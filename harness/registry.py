@@ -56,6 +56,12 @@ def is_lethal(injector: str) -> bool:
     return bool(found.lethal or found.hits == "agents")
 
 
+def family_of(injector: str) -> str:
+    """What a fault is about, such as gpu or numeric: as its injector declares, else the first part of its name."""
+    declared = getattr(find("injectors", injector), "family", "") if injector in names("injectors") else ""
+    return str(declared) or injector.partition(".")[0]
+
+
 def injectors() -> dict[str, type[contracts.Injector]]:
     """All of them by name. Raises UsageError when one can't be loaded; so do the other three."""
     return all_of("injectors")

@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,14 +32,14 @@ class ScaledGradient(Corruption):
         return ()  # its control page, which is guarded for every fault, is all that it lasts by
 
     def apply(self, site: Any) -> None:
+        tell = _once(site, f"gradients are {self.factor} times what they should be")
+
         def scale(call: Any) -> None:
             for tensor in gradients(call):
                 tensor.data.mul_(self.factor)
+                tell()
 
         site.at_collectives(scale)
-        site.emit(
-            Kind.EFFECT, {"fault": site.fault, "effect": f"gradients are {self.factor} times what they should be"}
-        )
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class StaleGradient(Corruption):
 
     def apply(self, site: Any) -> None:
         torch: Any = import_module("torch")
+        tell = _once(site, "gradients are those of an earlier step")
         kept: list[Any] = []  # of the first step
         now: list[int] = [0, 0]  # the step, and which reduction of it
 
@@ -68,6 +69,7 @@ class StaleGradient(Corruption):
                 elif now[1] < len(kept) and kept[now[1]].shape == tensor.shape:
                     with torch.no_grad():
                         tensor.data.copy_(kept[now[1]])
+                    tell()
                 now[1] += 1
 
         def step_over() -> None:
@@ -75,4 +77,14 @@ class StaleGradient(Corruption):
 
         site.at_collectives(repeat)
         site.after_steps(step_over)
-        site.emit(Kind.EFFECT, {"fault": site.fault, "effect": "gradients are those of this step, from now on"})
+
+
+def _once(site: Any, effect: str) -> Callable[[], None]:
+    """Tells of the effect when it is called first: not before a number was changed."""
+    due = [effect]
+
+    def tell() -> None:
+        while due:
+            site.emit(Kind.EFFECT, {"fault": site.fault, "effect": due.pop()})
+
+    return tell

@@ -38,6 +38,7 @@ class Fault:
     on_collectives: ClassVar[bool] = False  # it hits what goes between ranks over TCP, and that only
     hooks: ClassVar[tuple[str, ...]] = ()  # of the agent, that its proof needs
     own_disk: ClassVar[bool] = False  # it hits the file system that job.checkpoints.size makes
+    family: ClassVar[str] = ""  # what it is about, such as gpu or numeric; empty: the first part of its name
     consent: ClassVar[str] = ""  # such as kmsg, cgroup, clock, host-network: it can hurt the host beyond the job
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:

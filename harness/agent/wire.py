@@ -109,7 +109,7 @@ FIELDS: Mapping[Kind, frozenset[str]] = {
     Kind.ELASTIC_TEARDOWN: frozenset({"pid", "signal"}),  # torchelastic ends a worker with this signal
     Kind.ELASTIC_RENDEZVOUS: frozenset({"done"}),  # begun, or done
     Kind.ELASTIC_RESTART: frozenset({"attempts_left"}),  # torchelastic starts the workers again
-    Kind.RANK_UP: frozenset({"pid", "start_ticks", "local_rank", "world_size", "node"}),  # it was seen to live
+    Kind.RANK_UP: frozenset({"pid", "start_ticks", "local_rank", "world_size", "node"}),  # it was seen to live; + gpu
     Kind.RANK_STATE: frozenset({"pid", "state"}),  # state: the letter of /proc/PID/stat
     Kind.RANK_EXITED: frozenset({"pid", "start_ticks", "exit_code"}),  # negative: signal; None: unknown
     # + group: the address of the store that torchelastic gave to all ranks of one rendezvous

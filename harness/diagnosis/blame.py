@@ -126,8 +126,7 @@ def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
     few = len(gone) == 1 or len(gone) * _OF_ALL <= len(calls.world)
     if gone and few and not found.culprits and found.suspects == gone:
         found.blame(sorted(_alone_waited_for(gone, graph)), MEDIUM)
-    readable = {rank for rank in unknown if any(f"{rank}" in text for text in calls.problems)}
-    for rank in readable - found.culprits:
+    for rank in (unknown & (calls.ranks.keys() | calls.unreadable)) - found.culprits:
         found.say(rank, "see the notes on its record")
 
 

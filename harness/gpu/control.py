@@ -17,6 +17,7 @@ from typing import Protocol
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Probe, Site
 from torchaos.harness.gpu.library import ENV_CONTROL
+from torchaos.harness.probes.census import environ_of, gpu_of
 from torchaos.harness.record import Record
 from torchaos.harness.undo.file import File
 
@@ -128,7 +129,7 @@ class Served:
 def folder_of(pids: Sequence[int]) -> Path:
     """The folder of orders that the job was started with. Raises ChaosError where there is none."""
     for pid in pids:
-        named = _environ(pid).get(ENV_CONTROL)
+        named = environ_of(pid).get(ENV_CONTROL)
         if named and Path(named).is_dir():
             return Path(named).resolve()
         if named:
@@ -140,19 +141,16 @@ def folder_of(pids: Sequence[int]) -> Path:
 
 
 def gpus_of(gpu: int | None, pids: Sequence[int]) -> list[int]:
-    """NVML's indices: the one that is named, else those of the target ranks. CUDA_VISIBLE_DEVICES renumbers GPUs for
-    CUDA and not for NVML, so it is looked through where it holds numbers. Raises ChaosError where no rank says."""
+    """NVML's indices: the one that is named, else those of the target ranks. Raises ChaosError where no rank says."""
     if gpu is not None:
         return [gpu]
     found = set()
     for pid in pids:
-        env = _environ(pid)
-        local, visible = env.get("LOCAL_RANK", ""), env.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        env = environ_of(pid)
+        local = env.get("LOCAL_RANK", "")
         if not local.isdigit():
             raise ChaosError(f"pid {pid} has no LOCAL_RANK, so which GPU is meant can't be told; write gpu")
-        index = int(local)
-        listed = visible[index].strip() if index < len(visible) else ""
-        found.add(int(listed) if listed.isdigit() else index)
+        found.add(gpu_of(env, int(local)))
     return sorted(found)
 
 
@@ -163,12 +161,3 @@ def _text(injector: Ordered, site: Site) -> str:
 
 def _path(folder: Path, fault: str) -> Path:
     return folder / (re.sub(r"[^A-Za-z0-9_-]", "_", fault) + ".nvml")
-
-
-def _environ(pid: int) -> dict[str, str]:
-    try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return {}
-    pairs = (word.decode(errors="replace").partition("=") for word in words)
-    return {name: value for name, _, value in pairs}

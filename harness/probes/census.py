@@ -28,6 +28,7 @@ class Identity:
     node: int
     attempt: int
     elastic_run: str
+    gpu: int = 0  # NVML's index, see gpu_of
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Identity | None:
@@ -37,7 +38,7 @@ class Identity:
             # Torchelastic counts nodes anew in each rendezvous, so that a survivor changes its number.
             node = int(environ.get(ENV_NODE) or environ.get(ENV_REPLICA) or environ.get("GROUP_RANK", "0"))
             size = int(environ.get("WORLD_SIZE", "0"))
-            return cls(rank, local_rank, size, node, attempt, run)
+            return cls(rank, local_rank, size, node, attempt, run, gpu_of(environ, local_rank))
         return None
 
 
@@ -127,6 +128,14 @@ def environ_of(pid: int) -> dict[str, str]:
     except OSError:
         return {}
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
+def gpu_of(environ: Mapping[str, str], local_rank: int) -> int:
+    """NVML's index of the GPU that a rank uses. CUDA_VISIBLE_DEVICES renumbers GPUs for CUDA and not for NVML, so it is
+    looked through where it holds numbers."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    listed = visible[local_rank].strip() if local_rank < len(visible) else ""
+    return int(listed) if listed.isdigit() else local_rank
 
 
 def _is_python(pid: int) -> bool:

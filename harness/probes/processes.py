@@ -80,6 +80,7 @@ def rank_process(member: Member, identity: Identity) -> RankProcess:
         member.ticks,
         identity.attempt,
         identity.world_size,
+        identity.gpu,
         member.inner_pid,
     )
 

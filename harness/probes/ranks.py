@@ -221,7 +221,7 @@ class RankWatch:
             self._poll.register(fd, select.POLLIN)
             data = {
                 "pid": one.pid, "start_ticks": one.start_ticks, "local_rank": one.local_rank,
-                "world_size": one.world_size, "node": one.node,
+                "world_size": one.world_size, "node": one.node, "gpu": one.gpu,
                 **({"inner_pid": one.inner_pid} if one.inner_pid else {}),
             }  # fmt: skip
             self._journal.emit(Kind.RANK_UP, data, rank=one.rank, attempt=attempt)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from importlib.metadata import EntryPoint
+from typing import Any, ClassVar
+
+import pytest
 
 from torchaos.assertions.checkpoint_triggered import CheckpointTriggered
 from torchaos.assertions.health_reaction import HealthReaction
+from torchaos.harness import registry
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome, Target
 from torchaos.harness.plan import PlannedFault
 from torchaos.harness.record import Record
+from torchaos.injectors.gpu_xid import Xid
 
 FAULT = PlannedFault("xid", "gpu.xid", "node", Target((1,)), Moment(1, 16, None), {}, "", "Xid")
 
@@ -65,6 +70,61 @@ def test_a_rank_that_is_back_on_the_same_gpu_was_not_excluded(trainer: Any) -> N
     finding = HealthReaction(excluded=True).judge(sick(trainer), [])
     assert finding.outcome is Outcome.FAILED
     assert "rank 1 was started on the same GPU again" in finding.reason
+
+
+def moved(run: Record, places: dict[tuple[int, int], tuple[int, int]]) -> Record:
+    """The same run with ranks on other nodes: (attempt, rank) to (node, local rank)."""
+
+    def at(event: Event) -> Event:
+        if event.kind is not Kind.RANK_UP or (event.attempt or 0, event.rank or 0) not in places:
+            return event
+        node, local = places[event.attempt or 0, event.rank or 0]
+        return replace(event, data={**event.data, "node": node, "local_rank": local, "gpu": local})
+
+    return replace(run, events=tuple(map(at, run.events)))
+
+
+NODES = {(0, 0): (0, 0), (0, 1): (1, 0), (1, 0): (0, 0)}
+
+
+def test_a_rank_that_moved_to_another_node_left_the_gpu(trainer: Any) -> None:
+    """After the restart rank 1 runs on the standby node 2: the sick GPU of node 1 was excluded."""
+    finding = HealthReaction(excluded=True).judge(moved(sick(trainer), {**NODES, (1, 1): (2, 0)}), [])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+
+
+def test_the_sick_gpu_under_another_rank_was_not_excluded(trainer: Any) -> None:
+    """The ranks change places: rank 0 now runs where rank 1 was hit. So does a rank that sees that GPU by another
+    local number."""
+    swapped = HealthReaction(excluded=True).judge(moved(sick(trainer), {**NODES, (1, 0): (1, 0), (1, 1): (0, 0)}), [])
+    assert swapped.outcome is Outcome.FAILED, swapped.reason
+    assert "rank 0 was started on the same GPU again" in swapped.reason
+
+
+def test_a_gpu_that_the_scenario_names_is_the_one_that_counts(trainer: Any) -> None:
+    """`gpu: 0` of rank 1's node: rank 0 comes back to it, rank 1 does not."""
+    run = moved(sick(trainer), {(1, 1): (0, 2)})
+    named = replace(FAULT, params={"gpu": 0})
+    assert HealthReaction(excluded=True).judge(run, []).outcome is Outcome.PASSED
+    finding = HealthReaction(excluded=True).judge(replace(run, plan=replace(run.plan, faults=(named,))), [])
+    assert "rank 0 was started on the same GPU again" in finding.reason
+
+
+def test_a_fault_of_another_package_that_says_what_it_is_about(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name begins with its maker's; `family` says that it is one of a GPU's health."""
+    run = sick(trainer)
+    theirs = replace(run, plan=replace(run.plan, faults=(replace(FAULT, inject="acme.bad_gpu"),)))
+    assert HealthReaction().judge(theirs, []).outcome is Outcome.INCONCLUSIVE
+    entry = EntryPoint("acme.bad_gpu", f"{__name__}:Theirs", "torchaos.injectors")
+    ours = registry._entries("injectors")
+    monkeypatch.setattr(registry, "_entries", lambda group: (*ours, entry))
+    assert HealthReaction().judge(theirs, []).outcome is Outcome.PASSED
+    assert CheckpointTriggered().judge(theirs, [trainer(every=7).record()]).outcome is Outcome.PASSED
+
+
+class Theirs(Xid):
+    name: ClassVar[str] = "acme.bad_gpu"
+    family: ClassVar[str] = "gpu"
 
 
 def test_a_checkpoint_between_sign_and_death_passes_where_none_was_due(trainer: Any) -> None:

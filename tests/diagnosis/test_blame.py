@@ -169,6 +169,19 @@ def test_an_empty_dump_is_no_missing_one(dumps: Make) -> None:
     assert (found.culprits, found.suspects) == (set(), {2})
 
 
+def test_the_note_on_a_record_is_that_of_its_own_rank(dumps: Make) -> None:
+    """Rank 1 left nothing, and only rank 12's dump can't be read: nobody is sent to notes on a record of rank 1."""
+    made = dumps(**{"0": range(13)})
+    _history(made, ranks=tuple(range(13)))
+    made.call((0, *range(2, 12)), "0")
+    folder = made.write()
+    (folder / "nccl_trace_rank_1").unlink()
+    (folder / "nccl_trace_rank_12").write_bytes(b"")
+    found = diagnose(read_folder(folder))
+    told = {rank: [why for why in found.evidence.get(rank, []) if "see the notes" in why] for rank in (1, 12)}
+    assert (told[1], len(told[12])) == ([], 1), found
+
+
 def test_two_dead_without_dumps(dumps: Make) -> None:
     """Both are named: whoever lives leaves a record."""
     made = dumps(**{"0": range(6)})

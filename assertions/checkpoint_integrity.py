@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.agreement import Difference, before, differences
 from torchaos.harness.judging.contents import Checkpoint, Clash, checkpoints_of, clashes, is_below, twin_of
 from torchaos.harness.judging.damage import Damage, Did, counts, meetings
@@ -72,6 +72,7 @@ def _resumed(run: Record) -> Finding | None:
             return failed(
                 f"the job resumed from damaged data: attempt {one.attempt.number} loaded {_of_step(one.damage)}, in "
                 f"which {one.damage.words}, and did not notice",
+                None if one.damage.step is None else First(What.LOADED, one.damage.step),
                 step=one.damage.step, fault=one.damage.fault,
             )  # fmt: skip
     for one in back:
@@ -187,8 +188,10 @@ def _clash(run: Record, twins: Sequence[Record], found: list[Clash]) -> Finding:
     more = len({clash.name for clash in found}) - 1
     also = f", and so do {more} other entries" if more else ""
     return failed(
-        f"{_words(first)}{also}. {_meaning(loss, first)}", step=first.step, entry=first.name, entries=more + 1
-    )
+        f"{_words(first)}{also}. {_meaning(loss, first)}",
+        None if first.step is None else First(What.SAVED, first.step),
+        step=first.step, entry=first.name, entries=more + 1,
+    )  # fmt: skip
 
 
 def _words(first: Clash) -> str:

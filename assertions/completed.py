@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
 from torchaos.harness.history import History
 from torchaos.harness.judging.agreement import history_of
 from torchaos.harness.judging.replicas import each
@@ -32,8 +32,11 @@ class Completed:
         aborts = teardown_aborts(run, due)
         finding = _ending(run, due, aborts) or _steps(run, history, due, aborts) or _well(history, due, aborts)
         code = next((event.data["exit_code"] for event in reversed(list(run.of_kind(Kind.JOB_EXITED)))), None)
+        first = First(What.ENDING, history.last_step or 0)
         measured = {"exit_code": code, "last_step": history.last_step, "teardown_aborts": len(aborts)}
-        return replace(finding, measured=measured, bound={} if due is None else {"exit_code": 0, "steps": due})
+        return replace(
+            finding, first=first, measured=measured, bound={} if due is None else {"exit_code": 0, "steps": due}
+        )
 
 
 def _ending(run: Record, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
 from torchaos.harness.history import History
 from torchaos.harness.judging import agreement
 from torchaos.harness.judging.agreement import (
@@ -94,7 +94,7 @@ class LossContinuity:
                 every = {one.global_step or 0: {one.rank: one} for one, _new in pairs if one.rank == new.rank}
                 again = {one.global_step or 0: {one.rank: one} for _old, one in pairs if one.rank == new.rank}
                 cause = likeliest_cause(history, {**again, **ours}, {**every, **theirs}, first)
-                return failed(f"{_words(first, 'the first time')} {cause}", **_measured(first))
+                return failed(f"{_words(first, 'the first time')} {cause}", _first(first), **_measured(first))
         steps = sorted({new.global_step or 0 for _old, new in seen})
         return passed(
             f"all {len(steps)} steps that were done again ({steps[0]} to {steps[-1]}) gave the losses of the first "
@@ -136,7 +136,7 @@ class _Comparison:
             )
         if first:
             cause = likeliest_cause(self._history, self._ours, self._twins[0], first)
-            return failed(f"{_words(first, 'in the twin')} {cause}", **_measured(first))
+            return failed(f"{_words(first, 'in the twin')} {cause}", _first(first), **_measured(first))
         return self._gaps() or self._unseen() or self._well()
 
     def _is_rounding(self) -> bool:
@@ -164,6 +164,7 @@ class _Comparison:
             return failed(
                 f"{_steps(missing)} of the twin's never took place: the history that counts ends with step "
                 f"{max(self._done, default=0)}",
+                First(What.ABSENT, missing[0]),
                 missing=len(missing),
             )
         if extra:
@@ -210,6 +211,10 @@ def _words(first: Difference, other: str) -> str:
         f"the {first.what} differs first in step {first.step} {where}: {first.ours:.9g} instead of {first.theirs:.9g} "
         f"{other}{by}."
     )
+
+
+def _first(first: Difference) -> First:
+    return First(What(first.what), first.step)
 
 
 def _measured(first: Difference) -> dict[str, object]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, zip_longest
 from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.agreement import LEARNED_FACTOR, Steps, before, history_of, relative, until, untold
 from torchaos.harness.judging.recovery import landings
@@ -77,7 +77,10 @@ def _compared(run: Record, history: History, twin: History, twins: Sequence[Step
     if first:
         attempt = ours[first.step][first.rank].attempt
         story = f"{_words(first, 'in the twin')} {_story(history, ours, theirs, first, attempt)}"
-        return failed(story, step=first.step, rank=first.rank, group=first.group, relative_difference=first.relative)
+        return failed(
+            story, First(What.RATE, first.step),
+            step=first.step, rank=first.rank, group=first.group, relative_difference=first.relative,
+        )  # fmt: skip
     common = ours.keys() & theirs.keys()
     dark = untold(history, ours, twin, theirs)
     dark |= {step for step in common if not _seen(ours[step]) or not _seen(theirs[step])}
@@ -102,7 +105,7 @@ def _redone(history: History, allowed: float) -> Finding:
         step = new.global_step or 0
         first = next(_differences({step: {new.rank: new}}, {step: {old.rank: old}}, allowed), None)
         if first:
-            return failed(_words(first, "the first time"), step=step, rank=new.rank)
+            return failed(_words(first, "the first time"), First(What.RATE, step), step=step, rank=new.rank)
     return passed(
         f"{len(pairs)} steps that were done again had the learning rates of the first time; without a twin, steps that "
         "were done only once were compared with nothing"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, Need, Outcome, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Need, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.agreement import Steps, before, differences, history_of, relative, until
 from torchaos.harness.judging.causes import likeliest_cause
@@ -83,7 +83,7 @@ def _across(parts: Sequence[Record]) -> Finding:
                 return failed(
                     f"replicas are no longer equal: after step {step} the parameters of rank {rank} in replica {odd} "
                     f"are not those in replica {base}, {resumed}",
-                    step=step, replica=odd,
+                    First(What.REPLICAS, step), step=step, replica=odd,
                 )  # fmt: skip
             compared += len(sums) > 1
     if not compared:
@@ -137,7 +137,7 @@ class _Digests:
         return failed(
             f"replicas are no longer equal: after step {first} the parameters of rank {_list(odd)} are not those of "
             f"rank {min(by_rank)}, {resumed}, and so in {len(until_)} steps in all. {self._why_apart(first, attempt)}",
-            step=first, rank=odd[0], steps=len(until_),
+            First(What.REPLICAS, first), step=first, rank=odd[0], steps=len(until_),
         )  # fmt: skip
 
     def _why_apart(self, step: int, attempt: int) -> str:
@@ -222,7 +222,8 @@ class _Digests:
                 "in another order after any restart, so this may be rounding: see loss_continuity.",
                 **measured,
             )
-        return failed(f"{words} {self._why_other(first, rank)}{self._reached(saved)}", **measured)
+        story = f"{words} {self._why_other(first, rank)}{self._reached(saved)}"
+        return failed(story, First(What.PARAMETERS, first), **measured)
 
     def _by(self, first: int, rank: int) -> str:
         """How far off: a check sum does not tell, the gradient's norm of that step does."""

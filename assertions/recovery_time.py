@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
 from torchaos.harness.history.checkpoints import blocked_by_step
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.judging.replicas import each_hit
@@ -120,7 +120,8 @@ def _never(run: Record, one: Recovery) -> Finding:
     reached = run.history.highest_step()
     back = "came back" if one.parts["first_step"] is not None else "made no step after the fault"
     return failed(
-        f"{one.fault}: the job never caught up: it {back}, and never got past step {reached}, the highest before"
+        f"{one.fault}: the job never caught up: it {back}, and never got past step {reached}, the highest before",
+        First(What.ENDING, reached or 0),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, Need, Outcome, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Need, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.agreement import Steps, before, history_of, until, untold
 from torchaos.harness.judging.recovery import landings
@@ -119,12 +119,14 @@ def _differs(history: History, ours: Steps, theirs: Steps, step: int) -> Finding
     measured = {"step": step, "skipped": skipped.total(), "repeated": repeated.total()}
     if step not in ours:
         gone = _named(_count(theirs[step], read))
-        return failed(f"the history that counts has no step {step}: {gone} were never consumed", **measured)
+        reason = f"the history that counts has no step {step}: {gone} were never consumed"
+        return failed(reason, First(What.ABSENT, step), **measured)
     if step not in theirs:
         return failed(
             f"step {step} was done beyond the twin's last one ({max(theirs)}), with samples of its own", **measured
         )
-    return failed(f"{_story(history, ours, theirs, step, read)} {_sum(skipped, repeated)}", **measured)
+    story = f"{_story(history, ours, theirs, step, read)} {_sum(skipped, repeated)}"
+    return failed(story, First(What.SAMPLES, step), **measured)
 
 
 def _story(history: History, ours: Steps, theirs: Steps, step: int, read: Read, other: str = "the twin") -> str:
@@ -191,7 +193,7 @@ def _alone(run: Record, history: History) -> Finding:
             earlier = {at: done for at, done in first.items() if attempt not in {one.attempt for one in done.values()}}
             read = _reader({step: by_rank}, earlier)
             story = _story(history, {step: by_rank}, earlier, step, read, "the first execution")
-            return failed(story, step=step)
+            return failed(story, First(What.SAMPLES, step), step=step)
         if old is not by_rank:
             redone.add(step)
     again = _replayed(run, history)
@@ -223,7 +225,8 @@ def _replayed(run: Record, history: History) -> Finding | None:
         own = indices[step]
         if sum(first > step for first in first_use.values()) >= len(own):
             old = first_use[own[0]]
-            return failed(f"{_ranges(own)} were consumed twice in one epoch, in steps {old} and {step}", step=step)
+            twice = f"{_ranges(own)} were consumed twice in one epoch, in steps {old} and {step}"
+            return failed(twice, First(What.SAMPLES, step), step=step)
     return None
 
 

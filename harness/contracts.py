@@ -313,6 +313,29 @@ class Outcome(str, Enum):
     INCONCLUSIVE = "inconclusive"
 
 
+class What(str, Enum):
+    """In what a run may differ from its twin, or from its first execution of a step."""
+
+    LOSS = "loss"
+    LOSSES = "number of losses"  # backwards in a step
+    RATE = "learning rate"
+    SAMPLES = "samples"
+    PARAMETERS = "parameters"  # after the step
+    REPLICAS = "replicas"  # ranks that should hold the same parameters, after the step
+    LOADED = "loaded checkpoint"  # of that step, with wrong contents
+    SAVED = "saved checkpoint"  # of that step
+    ABSENT = "absent step"  # it never took place
+    ENDING = "ending"  # the job did not come back, or did not end as it should; the step is the last one seen
+
+
+@dataclass(frozen=True)
+class First:
+    """The first thing that was not as it should be, and its global step: what tells a cause from its consequences."""
+
+    what: What
+    step: int
+
+
 @dataclass(frozen=True)
 class Finding:
     """What one assertion says. `reason` is one or two sentences that a person understands without the code."""
@@ -321,14 +344,15 @@ class Finding:
     reason: str
     measured: Mapping[str, Any] = field(default_factory=dict)
     bound: Mapping[str, Any] = field(default_factory=dict)
+    first: First | None = None
 
 
 def passed(reason: str, **measured: Any) -> Finding:
     return Finding(Outcome.PASSED, reason, measured)
 
 
-def failed(reason: str, **measured: Any) -> Finding:
-    return Finding(Outcome.FAILED, reason, measured)
+def failed(reason: str, first: First | None = None, /, **measured: Any) -> Finding:
+    return Finding(Outcome.FAILED, reason, measured, first=first)
 
 
 def inconclusive(reason: str, **measured: Any) -> Finding:

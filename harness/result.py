@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from enum import Enum, IntEnum
 from pathlib import Path
-from typing import Any, Literal, Mapping
+from typing import Any, Literal, Mapping, Sequence
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.undo.disk import owner_only
@@ -58,6 +58,21 @@ class Case:
     measured: Mapping[str, Any] = field(default_factory=dict)
     bound: Mapping[str, Any] = field(default_factory=dict)
     seconds: tuple[str, ...] = ()  # which of these figures are durations
+    follows: str | None = None  # the failed case that this failure follows from
+
+    @property
+    def told(self) -> str:
+        """The reason, behind the case that it follows from."""
+        return f"(follows from {self.follows}) {self.reason}" if self.follows else self.reason
+
+
+def root_first(cases: Sequence[Case]) -> list[Case]:
+    """As they are told: what follows from another case stands right after it."""
+    found = [case for case in cases if case.follows is None]
+    for case in (case for case in reversed(cases) if case.follows is not None):
+        at = next((place for place, one in enumerate(found, 1) if one.name == case.follows), len(found))
+        found.insert(at, case)
+    return found
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torchaos.harness.record import Record
 from torchaos.harness.report.dryrun import given
 from torchaos.harness.report.text import masked_command, name_in_words, on_one_line
 from torchaos.harness.report.timeline import went_on
-from torchaos.harness.result import Recovery, Result, Verdict
+from torchaos.harness.result import Recovery, Result, Verdict, root_first
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.words import moment_in_words, seconds_in_words, target_in_words
 
@@ -170,9 +170,9 @@ def _recovered(one: Recovery) -> str:
 def _why(result: Result) -> Iterator[str]:
     held = [name_in_words(case.name) for case in result.cases if case.verdict is Verdict.PASSED]
     for verdict in (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.ERROR):
-        for case in result.cases:
+        for case in root_first(result.cases):
             if case.verdict is verdict:
-                yield f"{name_in_words(case.name)} {_VERBS[verdict]}: {on_one_line(case.reason)}"
+                yield f"{name_in_words(case.name)} {_VERBS[verdict]}: {on_one_line(case.told)}"
     if held:
         yield f"What held: {', '.join(held)}"
     yield from (f"Noted: {on_one_line(note)}" for note in result.notes if note not in result.reason)

@@ -16,6 +16,7 @@ from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, ChaosError, Finding, Need, Outcome, UsageError, inconclusive
 from torchaos.harness.judging.faults import fault_result, faults_case
+from torchaos.harness.judging.follows import linked
 from torchaos.harness.judging.gates import never_reached, ranks_repeat
 from torchaos.harness.judging.known import because, causes_in_words
 from torchaos.harness.judging.recovery import recoveries
@@ -53,13 +54,11 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     assertions = [_assertion(named) for named in run.plan.asserts]
     must_recover = all(getattr(assertion, "expects_recovery", True) for assertion in assertions)
     faults = tuple(fault_result(run, twins, fault, must_recover) for fault in run.plan.faults)
-    cases = [
-        _case(named, _finding(assertion, run, twins))
-        for named, assertion in zip(run.plan.asserts, assertions, strict=True)
-    ]
-    if faults:
-        late = {fault.id for one in parts for fault in one.plan.faults if never_reached(one, fault)}
-        cases.insert(0, faults_case(faults, late))
+    findings = [_finding(assertion, run, twins) for assertion in assertions]
+    cases = [_case(named, finding) for named, finding in zip(run.plan.asserts, findings, strict=True)]
+    late = {fault.id for one in parts for fault in one.plan.faults if never_reached(one, fault)}
+    landed = [faults_case(faults, late)] if faults else []
+    cases = [*landed, *linked(cases, findings, landed)]
     if split := next(filter(None, map(split_brain, parts)), None):
         cases.insert(0, Case(SPLIT_BRAIN, "assertion", Verdict.FAILED, split))
     rollback = _rollback_case(run)
@@ -154,8 +153,8 @@ def _overall(run: Record, twins: Sequence[Record], cases: Sequence[Case]) -> tup
     if not split and (twice := next(filter(None, map(ranks_repeat, (run, *twins))), None)):
         return Verdict.INCONCLUSIVE, twice
     for found in (split, gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
-        if found:
-            return found[0].verdict, f"{found[0].name}: {found[0].reason}"
+        if root := next((case for case in found if case.follows is None), None):
+            return root.verdict, f"{root.name}: {root.reason}"
     stages = [str(event.data["stage"]) for event in run.of_kind(Kind.STAGE)]
     if stages and stages[-1] != "end":
         return Verdict.INCONCLUSIVE, f"the run was never finished: its last stage is {stages[-1]}"

@@ -95,7 +95,8 @@ class CaseItem(pytest.Item):
         run = self.parent.run()
         case = self._case(run)
         if case is None or case["verdict"] != "passed":
-            raise Failed(told(run, case["reason"] if case else run.reason, case, self._line))
+            follows = f"(follows from {case['follows']}) " if case and case.get("follows") else ""
+            raise Failed(told(run, follows + (case["reason"] if case else run.reason), case, self._line))
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, self._line - 1, f"{self.parent.name}: {self.name}"

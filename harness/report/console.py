@@ -19,7 +19,7 @@ from torchaos.harness.report.text import (
     pairs_in_words,
     value_in_words,
 )
-from torchaos.harness.result import Case, FaultResult, Recovery, Result, Verdict
+from torchaos.harness.result import Case, FaultResult, Recovery, Result, Verdict, root_first
 from torchaos.harness.words import seconds_in_words
 
 __all__ = ["catalogue", "plan", "show", "summary"]
@@ -42,7 +42,7 @@ def show(result: Result, console: Console, report: Path | None = None) -> None:
     if result.cases:
         pen.heading("Verdicts")
         width = 1 + min(_LONGEST_NAME, max(len(name_in_words(case.name)) for case in result.cases))
-        for case in result.cases:
+        for case in root_first(result.cases):
             _case(pen, case, width)
     if result.notes:
         pen.heading("Notes")
@@ -119,7 +119,7 @@ def _outcome(recovery: Recovery, whole_s: float) -> str:
 
 def _case(pen: Pen, case: Case, width: int) -> None:
     name = pen.text(name_in_words(case.name), "" if case.verdict is Verdict.PASSED else "bold")
-    pen.row([(pen.mark(case.verdict), 1), (name, width)], pen.text(case.reason), indent=3)
+    pen.row([(pen.mark(case.verdict), 1), (name, width)], pen.text(case.told), indent=3)
     if figures := against(case):
         pen.row([(Text(), 1), (Text(), width)], pen.text(figures, "dim"), indent=3)
 

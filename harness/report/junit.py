@@ -26,7 +26,7 @@ from torchaos.harness.report.text import (
     shortened,
     value_in_words,
 )
-from torchaos.harness.result import Case, Result, Verdict, write_atomically
+from torchaos.harness.result import Case, Result, Verdict, root_first, write_atomically
 from torchaos.harness.secrecy import mask
 
 __all__ = ["placeholder_result", "text", "write"]
@@ -96,13 +96,13 @@ def _cases(result: Result) -> list[Case]:
     """Those of the result, and one for the run itself where they alone would look better than the verdict is."""
     told = {case.verdict for case in result.cases}
     if result.cases and (result.verdict is Verdict.PASSED or told - {Verdict.PASSED}):
-        return list(result.cases)
-    return [Case("run", "faults", result.verdict, result.reason), *result.cases]
+        return root_first(result.cases)
+    return [Case("run", "faults", result.verdict, result.reason), *root_first(result.cases)]
 
 
 def _test_case(result: Result, case: Case, name: str, classname: str, most: int) -> TestCase:
     report = shortened(_report(result, case), most)
-    message = shortened(on_one_line(mask(case.reason)) or "no reason was given", min(_MESSAGE, most))
+    message = shortened(on_one_line(mask(case.told)) or "no reason was given", min(_MESSAGE, most))
     found = TestCase(name, classname=classname, stdout=report)
     if case.verdict is Verdict.FAILED:
         found.add_failure_info(message, report, failure_type="failed")
@@ -112,7 +112,7 @@ def _test_case(result: Result, case: Case, name: str, classname: str, most: int)
 
 
 def _report(result: Result, case: Case) -> str:
-    lines = [f"{case.verdict.value}: {case.reason}"]
+    lines = [f"{case.verdict.value}: {case.told}"]
     for name in dict.fromkeys((*case.measured, *case.bound)):
         measured = value_in_words(name, case.measured[name], case.seconds) if name in case.measured else None
         bound = value_in_words(name, case.bound[name], case.seconds) if name in case.bound else None

@@ -26,7 +26,7 @@ from torchaos.harness.report.html.curves import curves_of
 from torchaos.harness.report.html.evidence import dumps_of, hangs_of, logs_of, stamps_of
 from torchaos.harness.report.html.timeline import PHASES, timeline_of, words
 from torchaos.harness.report.text import name_in_words, printable, shortened, value_in_words
-from torchaos.harness.result import Recovery, Result, write_atomically
+from torchaos.harness.result import Recovery, Result, root_first, write_atomically
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.secrecy import mask
 from torchaos.harness.words import seconds_in_words
@@ -58,7 +58,7 @@ def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | 
     charts = {"timeline": asdict(timeline), "phases": PHASES, "curves": curves}
     return render("report.html", charts, {
         "result": result.to_json(),
-        "cases": [_case(case) for case in asdict(result)["cases"]],
+        "cases": [_case({**asdict(case), "reason": case.told}) for case in root_first(result.cases)],
         "recoveries": [_recovery(one) for one in result.recoveries],
         "landed": len(landings(run)), "has_steps": bool(curves["steps"]), "curves": curves,
         "samples": samples_of(run, twins), "checkpoints": checkpoints_of(run),

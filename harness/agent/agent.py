@@ -45,12 +45,17 @@ class Agent:
         self.thread = threading.get_ident()  # the one that trains
         self.steps_over = 0  # iterations over in this attempt
         self.phases, self.tally = Phases(), Tally()
-        self.optimizers: Any = weakref.WeakSet()
+        self.made: dict[int, weakref.ref[Any]] = {}  # optimizers, by id
         self.lasting = Lasting()
         self.orders = Orders(self)
         self.hooks = self._wanted()
         self.live = set(self.hooks)  # hooks in service
         self.unseen = set(self.hooks)  # hooks that have not fired yet
+
+    @property
+    def optimizers(self) -> list[Any]:
+        """Those that are alive, in the order in which they were made: the same in all ranks, and in all runs."""
+        return [alive for one in list(self.made.values()) if (alive := one()) is not None]
 
     def _wanted(self) -> tuple[str, ...]:
         """What the plan names, and what this rank's orders can't do without."""

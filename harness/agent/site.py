@@ -40,8 +40,8 @@ class RankSite:
 
     @property
     def optimizers(self) -> list[Any]:
-        """Those that the training loop has made and that are alive."""
-        return list(self._agent.optimizers)
+        """Those that the training loop has made and that are alive, in the order in which they were made."""
+        return self._agent.optimizers
 
     def at_collectives(self, then: Callable[[Call], None]) -> None:
         """Called before each collective from now on, this one included, for as long as the fault lasts."""

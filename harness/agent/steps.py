@@ -24,7 +24,6 @@ class StepHooks:
     def __init__(self, agent: Agent, losses: Losses, rates: Rates, trained: Trained) -> None:
         self._agent, self._losses, self._rates, self._trained = agent, losses, rates, trained
         self._counter = StepCounter()
-        self._known: set[int] = set()  # ids of the optimizers that are alive
         self._dummy = False
         self._state: Any = None
         self._scaled: list[bool] = []  # GradScaler steps under way: whether the optimizer has stepped inside
@@ -123,14 +122,13 @@ class StepHooks:
 
     def _key(self, optimizer: Any) -> int:
         key = id(optimizer)
-        if key not in self._known:
-            self._known.add(key)
-            self._agent.optimizers.add(optimizer)
+        if key not in self._agent.made:
+            self._agent.made[key] = weakref.ref(optimizer)
             weakref.finalize(optimizer, self._gone, key).atexit = False
         return key
 
     def _gone(self, key: int) -> None:
-        self._known.discard(key)
+        self._agent.made.pop(key, None)
         self._counter.gone(key)
 
     def _made(self, optimizer: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -168,6 +169,30 @@ for x, y in DataLoader(data, batch_size=4):
     assert [len(one) for one in losses(ran)] == [2, 2, 2, 2]
     assert [step["lr"] for step in ran.steps] == [[0.5, 0.01]] * 4
     assert [step["indices"] for step in ran.steps] == [list(range(n, n + 4)) for n in range(0, 16, 4)]
+
+
+def test_parameters_of_several_optimizers(rank: Any) -> None:
+    """Their check sum is made in the order in which the optimizers were made, so that equal ranks have equal sums."""
+    ran = rank.run(
+        """
+import gc, torch
+junk, parts, opts = [], [], []
+for n in range(12):  # at addresses in no order
+    junk += [bytearray(500 + 97 * (5 * n % 7)) for _ in range(9)]
+    parts.append(torch.nn.Parameter(torch.full((2,), n + 1.0)))
+    opts.append(torch.optim.SGD([parts[-1]], lr=0.5))
+    del junk[:: 2 + n % 3]
+opts[3] = None; gc.collect()  # one that is gone is no part of it
+sum(one.sum() for one in parts).backward()
+for one in opts:
+    if one: one.step()
+left = parts[:3] + parts[4:]
+print("SUMS", [int(one.view(torch.int32).sum(dtype=torch.int64)) for one in left])
+""",
+        hooks=("steps", "state"),
+    )
+    sums = next(line for line in ran.output.splitlines() if line.startswith("SUMS")).removeprefix("SUMS ")
+    assert ran.steps[-1]["parameters"] == blake2b(sums.encode(), digest_size=6).hexdigest(), ran.output
 
 
 def test_optimizer_in_backward(rank: Any) -> None:

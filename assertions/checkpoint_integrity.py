@@ -12,7 +12,7 @@ from torchaos.harness.contracts import Finding, First, Need, What, failed, incon
 from torchaos.harness.judging.agreement import Difference, before, differences
 from torchaos.harness.judging.contents import Checkpoint, Clash, checkpoints_of, clashes, is_below, twin_of
 from torchaos.harness.judging.damage import Damage, Did, counts, meetings
-from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.landings import landings
 from torchaos.harness.judging.teardown import teardown_aborts
 from torchaos.harness.record import Record
 

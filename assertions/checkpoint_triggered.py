@@ -9,7 +9,7 @@ from typing import ClassVar
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
-from torchaos.harness.judging.recovery import Landing, landings
+from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.record import Record
 
 

@@ -10,7 +10,7 @@ from torchaos.harness import registry
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
-from torchaos.harness.judging.recovery import Landing, landings
+from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.judging.whom import Gpu, gpus_of, ranks_on
 from torchaos.harness.record import Record
 

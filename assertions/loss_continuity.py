@@ -20,7 +20,7 @@ from torchaos.harness.judging.agreement import (
     untold,
 )
 from torchaos.harness.judging.causes import likeliest_cause
-from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.landings import landings
 from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps
 from torchaos.harness.judging.rounding import ROUNDING
 from torchaos.harness.judging.teardown import final_step, teardown_aborts

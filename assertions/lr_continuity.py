@@ -10,7 +10,7 @@ from typing import ClassVar
 from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.agreement import LEARNED_FACTOR, Steps, before, history_of, relative, until, untold
-from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.landings import landings
 from torchaos.harness.judging.replicas import each
 from torchaos.harness.judging.resumes import resumed_in_words
 from torchaos.harness.judging.teardown import final_step

@@ -12,7 +12,7 @@ from torchaos.harness.judging.agreement import Steps, before, differences, histo
 from torchaos.harness.judging.causes import likeliest_cause
 from torchaos.harness.judging.contents import checkpoints_of, clashes
 from torchaos.harness.judging.corruption import SHARDED
-from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.landings import landings
 from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps
 from torchaos.harness.judging.resumes import resumed_in_words
 from torchaos.harness.judging.rounding import ROUNDING

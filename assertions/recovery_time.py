@@ -10,7 +10,7 @@ from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
 from torchaos.harness.history.checkpoints import blocked_by_step
-from torchaos.harness.judging.recovery import recoveries
+from torchaos.harness.judging.recovery import never_in_words, recoveries
 from torchaos.harness.judging.replicas import each_hit
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
@@ -57,10 +57,11 @@ class RecoveryTime:
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         bounds = {name: getattr(self, name) for name in (*_PARTS, "lost_steps", "invalid_time")}
-        return replace(self._judge(run), bound={name: bound for name, bound in bounds.items() if bound is not None})
+        bounds = {name: bound for name, bound in bounds.items() if bound is not None}
+        return replace(self._judge(run, twins), bound=bounds)
 
-    def _judge(self, run: Record) -> Finding:
-        found = recoveries(run)
+    def _judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        found = recoveries(run, twins)
         if not found:
             return inconclusive("no fault landed, so there was nothing to recover from")
         if not run.history.executions:
@@ -117,11 +118,10 @@ def _never(run: Record, one: Recovery) -> Finding:
         return inconclusive(f"{one.fault}: the run was ended on purpose before the job had caught up; see its `until`")
     if run.history.unplaced:
         return inconclusive(f"{one.fault}: {why_unplaced(run, run.history.unplaced)}")
-    reached = run.history.highest_step()
-    back = "came back" if one.parts["first_step"] is not None else "made no step after the fault"
+    back = "it came back, and it " if one.parts["first_step"] is not None else "it did not come back: it "
     return failed(
-        f"{one.fault}: the job never caught up: it {back}, and never got past step {reached}, the highest before",
-        First(What.ENDING, reached or 0),
+        f"{one.fault}: the job never caught up: {back}{never_in_words(run, one.fault)}",
+        First(What.ENDING, run.history.highest_step() or 0),
     )
 
 

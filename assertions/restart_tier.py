@@ -13,7 +13,8 @@ from typing import ClassVar, Literal
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import Attempt
-from torchaos.harness.judging.recovery import Landing, first_within, highest_up_to, landings
+from torchaos.harness.judging.landings import Landing, landings
+from torchaos.harness.judging.recovery import end_of
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
 
@@ -39,9 +40,9 @@ class RestartTier:
     least: Tier = "none"
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        return replace(self._judge(run), bound={"most": self.most, "least": self.least})
+        return replace(self._judge(run, twins), bound={"most": self.most, "least": self.least})
 
-    def _judge(self, run: Record) -> Finding:
+    def _judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         landed = landings(run)
         if not landed:
             return inconclusive("no fault landed, so there was nothing to recover from")
@@ -49,7 +50,7 @@ class RestartTier:
             return inconclusive(f"no step was seen, so nothing shows when the job went on: {why_unseen(run, 'steps')}")
         if run.history.unplaced:
             return inconclusive(why_unplaced(run, run.history.unplaced))
-        tiers = [tier_of(run, one) for one in landed]
+        tiers = [tier_of(run, one, twins) for one in landed]
         measured = {"tier": max((tier for tier in tiers if tier), key=TIERS.index, default=None)}
         for fault in dict.fromkeys(one.fault for one in landed):
             measured[fault] = _worst([tier for one, tier in zip(landed, tiers, strict=True) if one.fault == fault])
@@ -75,19 +76,14 @@ def _worst(tiers: Sequence[Tier | None]) -> Tier | None:
     return None if None in tiers else max((tier for tier in tiers if tier), key=TIERS.index, default=None)
 
 
-def tier_of(run: Record, landing: Landing) -> Tier | None:
-    """None when the job never got past the highest step of the attempt that was hit, or of those before it."""
-    if first_within(run, landing) is not None:
+def tier_of(run: Record, landing: Landing, twins: Sequence[Record] = ()) -> Tier | None:
+    """None when training never went on, in the attempt that was hit or in a later one."""
+    back = end_of(run, landing, twins)
+    if back is None:
+        return None
+    if back.attempt == landing.attempt:
         return "none"
     history = run.history
-    reached = highest_up_to(history, landing.attempt) or 0
-    past = [
-        one for one in history.executions
-        if one.attempt > landing.attempt and (one.global_step or 0) > reached
-    ]  # fmt: skip
-    if not past:
-        return None
-    back = min(past, key=lambda one: one.mono_s)
     lives = [one for one in history.attempts if landing.attempt <= one.number <= back.attempt]
     steps = [_between(run, old, new) for old, new in pairwise(lives)]
     return max(steps, key=TIERS.index, default="none")

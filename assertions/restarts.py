@@ -11,7 +11,7 @@ from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import Attempt
-from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.landings import landings
 from torchaos.harness.judging.replicas import each
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.record import Record

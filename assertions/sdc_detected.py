@@ -10,7 +10,7 @@ from torchaos.harness import registry
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.judging.contents import Clash, checkpoints_of, clashes
 from torchaos.harness.judging.corruption import Sighting, Step, bad_steps, sightings
-from torchaos.harness.judging.recovery import Landing, landings
+from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.record import Record
 
 _WHO = {

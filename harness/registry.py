@@ -62,6 +62,12 @@ def family_of(injector: str) -> str:
     return str(declared) or injector.partition(".")[0]
 
 
+def lasts(injector: str) -> bool:
+    """Whether such a fault is on until it is taken back, and is not over by itself."""
+    found = find("injectors", injector)
+    return not found.lethal and bool("node" in found.where or getattr(found, "lasting", False))
+
+
 def injectors() -> dict[str, type[contracts.Injector]]:
     """All of them by name. Raises UsageError when one can't be loaded; so do the other three."""
     return all_of("injectors")

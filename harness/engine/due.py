@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.history import History
+from torchaos.harness.judging.going_on import has_settled, went_on
+from torchaos.harness.judging.landings import landings
 from torchaos.harness.plan import After
 
 
@@ -54,8 +57,16 @@ def _start_of(trigger: After, events: Sequence[Event], history: Callable[[], His
         )
     if (trigger.lasting and back is None) or not _stepped_since(events, at, trigger.lethal):
         return None
-    recovered = _recovered_at(history(), hits, trigger.lethal)
+    recovered = _recovered_at(Seen(events, history()), trigger)
     return None if recovered is None else max(recovered, back or recovered) if trigger.lasting else recovered
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run has told so far."""
+
+    events: Sequence[Event]
+    history: History
 
 
 def _stepped_since(events: Sequence[Event], at: float, lethal: bool) -> bool:
@@ -66,19 +77,11 @@ def _stepped_since(events: Sequence[Event], at: float, lethal: bool) -> bool:
     return any(step.mono_s > at and (not lethal or step.attempt is None or step.attempt > hit) for step in steps)
 
 
-def _recovered_at(history: History, hits: Sequence[Event], lethal: bool) -> float | None:
-    """The first step beyond all before: of the very rank that was hit, where it lives on (of any, where a node, a file
-    or an endpoint was hit), else of a later attempt. What a rank still does before it dies of it is none, nor is the
-    step that was under way where the attempt did not last."""
-    at, ranks, hit = hits[0].mono_s, {one.rank for one in hits}, history.attempt_at(hits[0].mono_s)
-    number = hit.number if hit else 0
-    before = (history.highest_step(before_s=at) or 0) + any(one.number > number for one in history.attempts)
-    reached = max((one.last_step or 0 for one in history.attempts if one.number <= number), default=0)
-    anybody = ranks <= {None} or history.source == "log"
-    for one in history.executions:
-        lives_on = not lethal and one.attempt == number and (anybody or one.rank in ranks)
-        if lethal and one.attempt <= number:
-            continue
-        if one.mono_s > at and (one.global_step or 0) > (before if lives_on else reached):
-            return one.mono_s
-    return None
+def _recovered_at(seen: Seen, trigger: After) -> float | None:
+    """As the verdict has it, for the first attempt that the fault landed in; in the attempt that was hit, once a few
+    more steps have ended."""
+    landing = next(one for one in landings(seen) if one.fault == trigger.fault)
+    end = went_on(seen, landing, lethal=trigger.lethal, lasting=trigger.lasting)
+    if end is None or (end.attempt == landing.attempt and not has_settled(seen.history, end)):
+        return None
+    return end.mono_s

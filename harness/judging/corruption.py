@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Evidence
 from torchaos.harness.history import Execution
-from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.landings import landings
 from torchaos.harness.record import Record
 
 SHARDED = "shard-"

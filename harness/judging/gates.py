@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.history.uptime import is_down
-from torchaos.harness.judging.recovery import recoveries
+from torchaos.harness.judging.recovery import never_in_words, recoveries
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced
 from torchaos.harness.plan import ENDED_BEFORE, PlannedFault
@@ -102,7 +102,7 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
     if not run.history.executions:
         return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
     code, reached = _exit_code(run), run.history.highest_step() or 0
-    behind = {one.fault for one in recoveries(run) if one.parts["caught_up"] is None}
+    behind = {one.fault for one in recoveries(run, twins) if one.parts["caught_up"] is None}
     if fault.id not in behind:
         if code not in (None, 0):
             return Verdict.FAILED, f"the job got past the fault, and then ended with exit code {code} in step {reached}"
@@ -119,7 +119,7 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
             Verdict.INCONCLUSIVE,
             f"it came after the last step ({reached}), so there was nothing left to recover for",
         )
-    return Verdict.FAILED, f"the job never got past step {reached}, the highest it had reached before the fault"
+    return Verdict.FAILED, f"the job {never_in_words(run, fault.id)}"
 
 
 def _ended_on_purpose(run: Record) -> float | None:

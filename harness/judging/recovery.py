@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.history import Attempt, Execution, History
+from torchaos.harness.judging.going_on import highest_up_to, steps_beyond, went_on
+from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.record import Record
 from torchaos.harness.result import Recovery
 
@@ -17,49 +19,36 @@ PARTS = ("felt", "detected", "torn_down", "rendezvous", "workers_up", "restored"
 _DETECTED = (Kind.ELASTIC_FAILURE, Kind.ELASTIC_TEARDOWN, Kind.JOB_EXITED)
 
 
-@dataclass(frozen=True)
-class Landing:
-    """One fault as it hit: all its targets at once."""
-
-    fault: str
-    at_s: float  # CLOCK_MONOTONIC
-    attempt: int
-    ranks: frozenset[int]  # empty: not a rank but a node, or the job itself
-    pids: frozenset[int]
-
-
-def recoveries(record: Record) -> list[Recovery]:
+def recoveries(record: Record, twins: Sequence[Record] = ()) -> list[Recovery]:
     """One per fault that landed, and per attempt that it landed in, in order of time."""
-    return [recovery_from(record, landing) for landing in landings(record)]
+    return [recovery_from(record, landing, twins) for landing in landings(record)]
 
 
-def landings(record: Record) -> list[Landing]:
-    hits: dict[tuple[str, int], list[Event]] = {}
-    applying = {event.data["fault"] for event in record.of_kind(Kind.APPLYING)}
-    for event in record.of_kind(Kind.APPLYING, Kind.APPLIED):
-        if event.kind is Kind.APPLIED and event.data["fault"] in applying:
-            continue
-        alive = record.history.attempt_at(event.mono_s)
-        attempt = event.attempt if event.attempt is not None else alive.number if alive else 0
-        hits.setdefault((event.data["fault"], attempt), []).append(event)
-    found = [_landing(fault, attempt, events) for (fault, attempt), events in hits.items()]
-    return sorted(found, key=lambda landing: landing.at_s)
+def end_of(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> Execution | None:
+    """The step with which training went on after the fault; None where it never did."""
+    planned = next((one for one in record.plan.faults if one.id == landing.fault), None)
+    lethal = planned is not None and registry.is_lethal(planned.inject)
+    lasting = planned is not None and (planned.duration_s is not None or registry.lasts(planned.inject))
+    return went_on(record, landing, lethal=lethal, lasting=lasting, twins=[twin.history for twin in twins])
 
 
-def _landing(fault: str, attempt: int, events: Sequence[Event]) -> Landing:
-    ranks = frozenset(event.rank for event in events if event.rank is not None)
-    pids = frozenset(event.data["pid"] for event in events if event.data.get("pid"))
-    return Landing(fault, min(event.mono_s for event in events), attempt, ranks, pids)
+def never_in_words(record: Record, fault: str) -> str:
+    """How the job fell short, of a fault from which training never went on."""
+    reached = record.history.highest_step()
+    last = [one for one in landings(record) if one.fault == fault][-1:]
+    if last and record.history.attempts[-1].number == last[0].attempt and steps_beyond(record, last[0]):
+        return f"made no step any more after step {reached}, until the run was ended"
+    return f"never got past step {reached}, the highest it had reached before the fault"
 
 
-def recovery_from(record: Record, landing: Landing) -> Recovery:
+def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> Recovery:
     history, after = record.history, _After(record.events, landing.at_s)
     effect = after.first(lambda e: e.kind is Kind.EFFECT and e.data["fault"] == landing.fault)
     felt = _earliest(after.first(lambda e: _is_end_of(e, landing)), effect)
-    stepped = first_within(record, landing)
-    if stepped is not None:  # so an end that comes after that is of another cause
-        felt = felt if felt is not None and felt <= stepped.mono_s else effect
-        return _recovery(landing, {"felt": felt, "caught_up": stepped.mono_s}, 0)
+    end = end_of(record, landing, twins)
+    if end is not None and end.attempt == landing.attempt:  # so the end of a process after that is of another cause
+        felt = felt if felt is not None and felt <= end.mono_s else effect
+        return _recovery(landing, {"felt": felt, "caught_up": end.mono_s}, 0)
     before = next((one for one in history.attempts if one.number == landing.attempt), None)
     reached = highest_up_to(history, landing.attempt)
     later = [one for one in history.attempts if one.number > landing.attempt]
@@ -70,9 +59,8 @@ def recovery_from(record: Record, landing: Landing) -> Recovery:
     came_back = next((one for one in later if one.number in made_steps), later[0] if later else None)
     if came_back is None:
         return _recovery(landing, seen, None)
-    past = [one.mono_s for one in history.executions if (one.global_step or 0) > (reached or 0)]
     seen.update(_parts_of(came_back, history, after))
-    seen["caught_up"] = min(past, default=None)
+    seen["caught_up"] = end.mono_s if end else None
     return _recovery(landing, seen, _lost(history, landing.attempt, reached))
 
 
@@ -97,36 +85,6 @@ def _lost(history: History, attempt: int, reached: int | None) -> int | None:
     if reached is None:
         return 0
     return None if not bases or bases[0] is None else max(0, reached - bases[0])
-
-
-def first_within(record: Record, landing: Landing) -> Execution | None:
-    """The step by which the attempt that was hit went on by itself: the target's own first one beyond the highest
-    step before the fault. None where the target dies of it, at once or after a grace period, or the job was hit."""
-    planned = next((one for one in record.plan.faults if one.id == landing.fault), None)
-    if planned and registry.is_lethal(planned.inject):
-        return None
-    if landing.pids & {event.data["pid"] for event in record.of_kind(Kind.JOB_STARTED)}:
-        return None
-    before = record.history.highest_step(before_s=landing.at_s) or 0
-    before += _did_not_last(record, landing)  # the step that was under way proves nothing of a job that then died
-    anybody = not landing.ranks or record.history.source == "log"  # a log tells of one rank
-    own = [
-        one for one in record.history.executions
-        if one.attempt == landing.attempt and one.mono_s > landing.at_s and (one.global_step or 0) > before
-        and (anybody or one.rank in landing.ranks)
-    ]  # fmt: skip
-    return min(own, key=lambda one: one.mono_s, default=None)
-
-
-def _did_not_last(record: Record, landing: Landing) -> bool:
-    """Whether the attempt that was hit ended in a restart, and nothing else that hit it explains that."""
-    others = [one for one in landings(record) if one.attempt == landing.attempt and one.at_s > landing.at_s]
-    return not others and any(one.number > landing.attempt for one in record.history.attempts)
-
-
-def highest_up_to(history: History, attempt: int) -> int | None:
-    reached = [one.last_step for one in history.attempts if one.number <= attempt and one.last_step is not None]
-    return max(reached, default=None)
 
 
 def _is_end_of(event: Event, landing: Landing) -> bool:

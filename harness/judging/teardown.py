@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.history import Attempt
 from torchaos.harness.judging.contents import checkpoints_of
+from torchaos.harness.judging.landings import Told
 from torchaos.harness.record import Record
 
 ABORT = -6
@@ -33,19 +34,19 @@ def teardown_aborts(record: Record, final_step: int | None = None) -> list[Teard
     return [one for one in found if _is_verified(record, one)]
 
 
-def aborts_at_exit(record: Record, final_step: int | None = None) -> list[TeardownAbort]:
+def aborts_at_exit(told: Told, final_step: int | None = None) -> list[TeardownAbort]:
     """The attempts that had done their last step when a rank aborted at interpreter exit, set aside or not.
 
     `final_step` is where the job ends, when that is known; otherwise an attempt was done when no later one got more
     than a step further."""
-    highest = record.history.highest_step() or 0
+    highest = told.history.highest_step() or 0
     found = []
-    for attempt in record.history.attempts:
+    for attempt in told.history.attempts:
         last = attempt.last_step if attempt.last_step is not None else attempt.base
         if last is None or last < (highest - 1 if final_step is None else final_step):
             continue
         codes = attempt.exit_codes
-        aborted = [rank for rank in codes if codes[rank] == ABORT and _at_exit(record, attempt, rank)]
+        aborted = [rank for rank in codes if codes[rank] == ABORT and _at_exit(told, attempt, rank)]
         if aborted and not any(code is not None and code > 0 for code in codes.values()):
             found.append(TeardownAbort(attempt.number, aborted[0], last))
     return found
@@ -69,13 +70,13 @@ def _is_verified(record: Record, abort: TeardownAbort) -> bool:
     return newest is not None and newest.good and newest.step is not None and newest.step >= abort.last_step
 
 
-def _at_exit(record: Record, attempt: Attempt, rank: int) -> bool:
+def _at_exit(told: Told, attempt: Attempt, rank: int) -> bool:
     """The agent saw the interpreter end, or the job's log has the line, before the process was gone."""
     process = attempt.ranks[rank]
     gone_s = float("inf") if process.exited_s is None else process.exited_s
-    if any(e.rank == rank and e.attempt == attempt.number for e in record.of_kind(Kind.AGENT_ENDED)):
+    if any(e.rank == rank and e.attempt == attempt.number for e in told.events if e.kind is Kind.AGENT_ENDED):
         return True
-    own = [one.mono_s for one in record.history.executions if one.attempt == attempt.number]
+    own = [one.mono_s for one in told.history.executions if one.attempt == attempt.number]
     since_s = max(own, default=attempt.started_s)
-    lines = [e.mono_s for e in record.of_kind(Kind.LOG_CAUSE) if _LINE in str(e.data["line"])]
+    lines = [e.mono_s for e in told.events if e.kind is Kind.LOG_CAUSE and _LINE in str(e.data["line"])]
     return any(since_s <= at <= gone_s + 1.0 for at in lines)  # the log is read a little after the fact

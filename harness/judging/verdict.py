@@ -51,6 +51,7 @@ def records_of(folder: RunDir) -> tuple[Record, list[Record]]:
 
 def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     parts = replicas_of(run)
+    of_twins = [list(own) for own in zip(*map(replicas_of, twins), strict=True)] or [[] for _ in parts]
     assertions = [_assertion(named) for named in run.plan.asserts]
     must_recover = all(getattr(assertion, "expects_recovery", True) for assertion in assertions)
     faults = tuple(fault_result(run, twins, fault, must_recover) for fault in run.plan.faults)
@@ -79,7 +80,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         started=_clock_time(first.wall_s if first else 0.0),
         duration_s=round(last.mono_s - first.mono_s, 3) if first and last else 0.0,
         faults=faults,
-        recoveries=tuple(recovery for one in parts for recovery in recoveries(one)),
+        recoveries=tuple(found for one, own in zip(parts, of_twins, strict=True) for found in recoveries(one, own)),
         cases=(*cases, rollback),
         steps=max((one.history.last_step for one in parts if one.history.last_step is not None), default=None),
         attempts=max(len(one.history.attempts) for one in parts),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.judging.recovery import Landing
+from torchaos.harness.judging.landings import Landing
 from torchaos.harness.record import Record
 
 Gpu = tuple[int, int]

@@ -76,8 +76,7 @@ def _duration(fault: Fault, found: Any, limits: Limits, where: str) -> float | N
         raise UsageError(
             f"{where}: it lasts {fault.for_:g} s, and limits.duration allows {most:g} s; write a shorter for"
         )
-    ends_by_itself = found.lethal or not ("node" in found.where or getattr(found, "lasting", False))
-    return fault.for_ if fault.for_ is not None or ends_by_itself else most
+    return fault.for_ if fault.for_ is not None or not registry.lasts(fault.inject) else most
 
 
 def told_of_each_other(faults: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:

@@ -99,11 +99,11 @@ def test_a_job_that_never_caught_up_fails(trainer: Any) -> None:
     run = _without(trainer(kills=KILL).record(), lambda e: e.attempt == 1 and (e.step or 0) > 2)
     finding = RecoveryTime().judge(run, [])
     assert finding.outcome is Outcome.FAILED
-    assert "it came back, and never got past step 17" in finding.reason
+    assert "it came back, and it never got past step 17" in finding.reason
     unnoticed = _without(run, lambda e: e.kind is Kind.ELASTIC_FAILURE)
     assert recoveries(unnoticed)[0].parts["detected"] is None  # the end of the whole job is no detection
     gone = _without(run, lambda e: e.attempt == 1)
-    assert "made no step after the fault" in RecoveryTime().judge(gone, []).reason
+    assert "it did not come back: it never got past step 17" in RecoveryTime().judge(gone, []).reason
 
 
 def test_a_step_that_the_others_still_finish_is_no_recovery(trainer: Any) -> None:

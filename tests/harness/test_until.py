@@ -15,6 +15,7 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.engine.due import after_is_due
 from torchaos.harness.engine.seldom import SHARE, Seldom
 from torchaos.harness.history import History
+from torchaos.harness.judging.going_on import SETTLED
 from torchaos.harness.plan import After
 from torchaos.harness.planner import make_plan
 from torchaos.harness.scenario import load
@@ -123,13 +124,13 @@ def test_what_is_dear_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_rank_does_before_it_dies_is_no_recovery(trainer: Any) -> None:
     """Under notice it ends its step: that is not beyond the fault. A later attempt has to get past all before."""
-    run = trainer(kills=[(18, 1)]).record()
+    run = trainer(kills=[(20, 1)]).record()
     hit = next(run.of_kind(Kind.APPLYING))
     early = replace(hit, mono_s=next(e.mono_s for e in run.events if e.step == 15) + 0.001, rank=1)
     events = [e for e in run.events if e is not hit] + [early]
     died = max(e.mono_s for e in run.events if e.attempt == 0)
     after = After(0.0, "kill", "recovered")
-    assert after_is_due(after, events, died), "it lives on for three steps"
+    assert after_is_due(after, [e for e in events if e.mono_s <= died], died), "it lives on for four steps"
     assert not after_is_due(replace(after, lethal=True), [e for e in events if e.mono_s <= died], died)
     assert after_is_due(replace(after, lethal=True), events, run.events[-1].mono_s)
 
@@ -222,3 +223,12 @@ def test_a_step_before_it_dies_of_it_is_no_recovery(trainer: Any) -> None:
     after = After(0.0, hit.data["fault"], "recovered")
     assert not after_is_due(after, [e for e in events if e.mono_s <= back], back + 100.0)
     assert after_is_due(after, events, events[-1].mono_s)
+
+
+def test_a_run_that_goes_on_still_has_to_settle(trainer: Any) -> None:
+    """The attempt that was hit may be going under: one more step is no proof of it, a few more are."""
+    run = trainer(freeze=(8, 1, 2.0)).record()
+    own = [e.mono_s for e in run.events if e.kind is Kind.STEP and e.rank == 1 and (e.step or 0) >= 8]
+    after = After(0.0, "freeze", "recovered")
+    for number, at in enumerate(own[: SETTLED + 2]):
+        assert after_is_due(after, [e for e in run.events if e.mono_s <= at], at) == (number >= SETTLED)

@@ -13,7 +13,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.diagnosis import flight
 from torchaos.harness.diagnosis.calls import Call
-from torchaos.harness.judging.recovery import Landing, landings
+from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.record import Record
 from torchaos.harness.rundir import RunDir
 

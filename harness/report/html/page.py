@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.judging.recovery import landings
+from torchaos.harness.judging.landings import landings
 from torchaos.harness.judging.verdict import records_of
 from torchaos.harness.record import Record
 from torchaos.harness.replicas import without_steps

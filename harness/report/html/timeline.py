@@ -16,7 +16,7 @@ from typing import Any
 from torchaos.harness.agent.stamps import Stamp
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.history import Execution
-from torchaos.harness.judging.recovery import Landing, landings
+from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.plan import Plan
 from torchaos.harness.record import Record
 from torchaos.harness.report.html.thinning import groups

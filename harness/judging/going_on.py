@@ -1,0 +1,106 @@
+"""When training really went on after a fault. Pure.
+
+One more step is no proof: after an ECC error a job may end a step before it drains its ranks, and a collective may
+stall a step later. So the attempt that was hit goes on by itself only if it does not end in a restart that no other
+landing explains. It has gone on with the step that ends the last halt, of those that begin while the fault is on or
+soon after. Otherwise a later attempt has to get past all steps of the earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.history import Attempt, Execution, History
+from torchaos.harness.judging.landings import Landing, Told, landings
+from torchaos.harness.judging.pace import Pace, pace_of
+from torchaos.harness.judging.teardown import aborts_at_exit
+
+_SOON = 5  # usual steps: a halt that begins so soon after the fault was taken back is still its doing
+SETTLED = 3  # steps that have to follow before a live run is said to have gone on
+
+
+def went_on(
+    told: Told, landing: Landing, *, lethal: bool, lasting: bool, twins: Sequence[History] = ()
+) -> Execution | None:
+    """The step with which training went on; None where it never did. `lethal`: who is hit dies of it, at once or after
+    a grace period; `lasting`: the fault is on until it is taken back."""
+    pace = pace_of(told.history, landings(told)[0].at_s, twins)
+    until_s = _until(told, landing, lasting, pace)
+    return (None if lethal else _within(told, landing, until_s, pace)) or _later(told, landing, until_s)
+
+
+def has_settled(history: History, end: Execution) -> bool:
+    """Whether enough steps follow for a run that goes on still; a later attempt does not die of the fault."""
+    own = [one for one in history.executions if (one.attempt, one.rank) == (end.attempt, end.rank)]
+    return sum(one.mono_s > end.mono_s for one in own) >= SETTLED
+
+
+def highest_up_to(history: History, attempt: int) -> int | None:
+    reached = [one.last_step for one in history.attempts if one.number <= attempt and one.last_step is not None]
+    return max(reached, default=None)
+
+
+def steps_beyond(told: Told, landing: Landing) -> list[Execution]:
+    """Those that the target itself made in the attempt that was hit, beyond the highest step before the fault."""
+    before = told.history.highest_step(before_s=landing.at_s) or 0
+    anybody = not landing.ranks or told.history.source == "log"  # a log tells of one rank
+    own = [
+        one for one in told.history.executions
+        if one.attempt == landing.attempt and one.mono_s > landing.at_s and (one.global_step or 0) > before
+        and (anybody or one.rank in landing.ranks)
+    ]  # fmt: skip
+    return sorted(own, key=lambda one: one.mono_s)
+
+
+def _within(told: Told, landing: Landing, until_s: float, pace: Pace) -> Execution | None:
+    if landing.pids & {event.data["pid"] for event in told.events if event.kind is Kind.JOB_STARTED}:
+        return None
+    own = steps_beyond(told, landing)
+    if not own or _ended_in_a_restart(told, landing.attempt, landing.at_s):
+        return None
+    stopped_s = next((event.mono_s for event in told.events if event.kind is Kind.STOPPED), None)
+    if stopped_s is not None and own[-1].mono_s <= until_s and pace.is_halt(stopped_s - own[-1].mono_s, None):
+        return None
+    halts = [
+        b for a, b in pairwise(own)
+        if a.mono_s <= until_s and pace.is_halt(b.mono_s - a.mono_s, b.global_step)
+    ]  # fmt: skip
+    return halts[-1] if halts else own[0]
+
+
+def _later(told: Told, landing: Landing, until_s: float) -> Execution | None:
+    """The first step beyond all of the attempt that was hit and those before it, in an attempt that did not itself end
+    in a restart while the fault was on."""
+    history, attempt = told.history, landing.attempt
+    while True:
+        reached = highest_up_to(history, attempt) or 0
+        beyond = [one for one in history.executions if one.attempt > attempt and (one.global_step or 0) > reached]
+        back = min(beyond, key=lambda one: one.mono_s, default=None)
+        if back is None:
+            return None
+        last_s = max(one.mono_s for one in history.executions if one.attempt == back.attempt)
+        if last_s > until_s or not _ended_in_a_restart(told, back.attempt, landing.at_s):
+            return back
+        attempt = back.attempt
+
+
+def _until(told: Told, landing: Landing, lasting: bool, pace: Pace) -> float:
+    """Until when a halt that begins is put down to this landing, CLOCK_MONOTONIC."""
+    back = [
+        event.mono_s for event in told.events
+        if event.kind is Kind.ROLLED_BACK and event.data["fault"] == landing.fault and event.mono_s > landing.at_s
+    ]  # fmt: skip
+    off_s = min(back, default=float("inf")) if lasting else landing.at_s
+    others = [one.at_s for one in landings(told) if one.at_s > landing.at_s and one.fault != landing.fault]
+    return min([off_s + _SOON * pace.usual_s, *others])
+
+
+def _ended_in_a_restart(told: Told, number: int, since_s: float) -> bool:
+    """Whether another attempt follows, and nothing else that hit this one explains that: no other landing since, nor
+    that it was done and aborted on its way out."""
+    later: list[Attempt] = [one for one in told.history.attempts if one.number > number]
+    others = [one for one in landings(told) if one.attempt == number and one.at_s > since_s]
+    done = {abort.attempt for abort in aborts_at_exit(told)}
+    return bool(later) and not others and number not in done

@@ -1,0 +1,122 @@
+"""When a recovery is over: not with the next step, but when training really goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.recovery_time import RecoveryTime
+from torchaos.assertions.restart_tier import RestartTier
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Outcome, Target
+from torchaos.harness.judging.recovery import recoveries
+from torchaos.harness.judging.verdict import records_of
+from torchaos.harness.plan import After, PlannedFault
+from torchaos.harness.record import Record
+from torchaos.harness.rundir import RunDir
+
+RUNS = Path(__file__).parents[1] / "data" / "runs"
+
+
+def lasting(run: Record, *later: tuple[int, float]) -> Record:
+    """The record of a freeze that is on until the run ends, with `later` pauses: (step of attempt 0, seconds)."""
+    fault = PlannedFault("freeze", "process.freeze", "rank", Target((1,)), After(), {}, "", "", duration_s=600.0)
+    return replace(slowed(run, *later), plan=replace(run.plan, faults=(fault,)))
+
+
+def slowed(run: Record, *pauses: tuple[int, float]) -> Record:
+    """All that comes after these steps of attempt 0 comes so many seconds later."""
+    for step, seconds in pauses:
+        at = max(e.mono_s for e in run.events if e.kind is Kind.STEP and e.attempt == 0 and e.step == step)
+        run = replace(run, events=tuple(_moved(e, seconds) if e.mono_s > at else e for e in run.events))
+    return run
+
+
+def _moved(event: Event, seconds: float) -> Event:
+    return replace(event, mono_s=event.mono_s + seconds)
+
+
+def caught_up(run: Record, twins: Sequence[Record] = ()) -> float | None:
+    return recoveries(run, twins)[0].parts["caught_up"]
+
+
+@pytest.mark.parametrize(
+    ("name", "least_s"), [("ecc-drained", 3.0), ("xid-drained", 2.5), ("stalled-a-step-later", 4.0)]
+)
+def test_recorded_faults_that_stop_training_a_step_later(name: str, least_s: float) -> None:
+    """Each let one more step through, and then stopped training for seconds: that is no recovery within a second."""
+    run, twins = records_of(RunDir(RUNS / name))
+    finding = RecoveryTime(catch_up=1.0).judge(run, twins)
+    assert finding.outcome is Outcome.FAILED
+    assert finding.measured["catch_up"] > least_s
+    assert finding.measured["invalid_time"] >= finding.measured["catch_up"]
+    tier = "none" if name == "stalled-a-step-later" else "in_place"
+    assert RestartTier().judge(run, twins).measured["tier"] == tier
+
+
+def test_a_halt_while_the_fault_is_on_is_part_of_the_recovery(trainer: Any) -> None:
+    """The steps go on for a while under the fault, stop, and go on again: that is when training really went on."""
+    run = lasting(trainer(freeze=(8, 1, 0.1)).record(), (12, 6.0))
+    assert caught_up(run) == pytest.approx(6.5, abs=0.5)
+    assert caught_up(lasting(trainer(freeze=(8, 1, 0.1)).record())) == pytest.approx(0.1, abs=0.1)
+
+
+def test_a_halt_long_after_a_fault_that_is_over_is_not(trainer: Any) -> None:
+    """Of a fault that was taken back long before, a pause says nothing."""
+    run = lasting(trainer(freeze=(8, 1, 0.1)).record(), (22, 6.0))
+    back_s = max(e.mono_s for e in run.events if e.kind is Kind.STEP and e.step == 10)
+    data = {"fault": "freeze", "verified": True, "reason": ""}
+    back = Event(Kind.ROLLED_BACK, "harness", 9_999, 0.0, back_s, data=data)
+    over = replace(run, events=tuple(sorted((*run.events, back), key=lambda e: e.mono_s)))
+    assert (caught_up(run) or 0.0) > 6.0
+    assert caught_up(over) == pytest.approx(0.1, abs=0.1)
+
+
+def test_a_pause_that_is_usual_is_no_halt(trainer: Any) -> None:
+    """A checkpoint or an evaluation takes long in this job: in the twin at the same step, or in the run before."""
+    fault, late = trainer(freeze=(8, 1, 0.1)).record(), (12, 6.0)
+    assert caught_up(lasting(fault, late), [slowed(trainer().record(), (12, 5.0))]) == pytest.approx(0.1, abs=0.1)
+    assert caught_up(lasting(fault, (4, 5.0), late)) == pytest.approx(0.1, abs=0.1)
+    elsewhere = slowed(trainer().record(), (25, 5.0))
+    assert (caught_up(lasting(fault, late), [elsewhere]) or 0.0) > 6.0
+
+
+def test_a_job_that_hangs_a_step_later_never_went_on(trainer: Any) -> None:
+    """A few more steps, and then none until the run was ended: that is no recovery."""
+    run = lasting(trainer(freeze=(8, 1, 0.1)).record())
+    last_s = max(e.mono_s for e in run.events if e.kind is Kind.STEP and e.step == 11)
+    hung = [e for e in run.events if e.mono_s <= last_s]
+    stop = Event(Kind.STOPPED, "harness", 9_999, 0.0, hung[-1].mono_s + 60.0, data={"reason": "it took too long"})
+    assert caught_up(replace(run, events=(*hung, stop))) is None
+    finding = RecoveryTime().judge(replace(run, events=(*hung, stop)), [])
+    assert (finding.outcome, "made no step any more after step 11" in finding.reason) == (Outcome.FAILED, True)
+    soon = replace(stop, mono_s=hung[-1].mono_s + 0.5)
+    assert caught_up(replace(run, events=(*hung, soon))) == pytest.approx(0.1, abs=0.1)
+
+
+def test_a_restart_that_another_fault_explains_is_its_own(trainer: Any) -> None:
+    """A kill in the same attempt is why it ended, so the freeze before it was over when the steps went on."""
+    explained = trainer(freeze=(8, 1, 2.0), kills=[(18, 1)]).record()
+    freeze, _kill = recoveries(explained)
+    assert freeze.parts["caught_up"] == pytest.approx(2.0, abs=0.1)
+    alone = replace(explained, events=tuple(e for e in explained.events if e.data.get("fault") != "kill"))
+    (freeze,) = recoveries(alone)
+    assert (freeze.parts["caught_up"] or 0.0) > 3.0
+    assert freeze.lost_steps == 2
+
+
+def test_an_abort_on_the_way_out_is_no_sign_that_it_went_under(trainer: Any) -> None:
+    """The job was done, aborted at interpreter exit and was started again: the fault had been over long before."""
+    run = trainer(freeze=(8, 1, 2.0)).record()
+    aborted = tuple(
+        replace(e, data={**e.data, "exit_code": -6}) if e.kind is Kind.RANK_EXITED and e.rank == 1 else e
+        for e in run.events
+    )
+    up = next(e for e in run.events if e.kind is Kind.RANK_UP and e.rank == 0)
+    again = replace(up, attempt=1, mono_s=run.events[-1].mono_s + 1.0, data={**up.data, "pid": 1010})
+    assert caught_up(replace(run, events=(*aborted, again))) == pytest.approx(2.0, abs=0.1)
+    assert caught_up(replace(run, events=(*run.events, again))) is None

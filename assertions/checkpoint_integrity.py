@@ -206,7 +206,7 @@ def _words(first: Clash) -> str:
 
 def _meaning(loss: Difference | None, first: Clash) -> str:
     if loss is None:
-        return "The losses agree all the same: it is state that no loss shows, or it was damaged on disk."
+        return "No loss that was seen differs: it is state that no loss shows, or it was damaged on disk."
     if first.step is not None and loss.step > first.step:
         return f"The losses differ only later, from step {loss.step} on."
     return f"The {loss.what} differs from step {loss.step} on, so the job had left the twin's path before."

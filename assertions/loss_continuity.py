@@ -40,7 +40,9 @@ class LossContinuity:
     means over the ranks are compared."""
 
     name: ClassVar[str] = "loss_continuity"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.TWIN})
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need.STEPS, Need.LOSS, Need.SAMPLES, Need.TWIN}  # samples: other samples give other losses
+    )
 
     tolerance: float | None = None
 

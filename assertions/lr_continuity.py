@@ -133,11 +133,15 @@ def _story(history: History, ours: Steps, theirs: Steps, first: Differing, attem
         return f"It stays at {first.ours:g} {resumed}: the schedule is no longer heeded, or was not restored."
     shift = _shift(mine, twins, window)
     if shift is None:
-        return f"The rates are those of no other steps of the twin's {resumed}: the schedule was not restored."
+        return (
+            f"The rates are those of no other steps of the twin's {resumed}: likeliest the schedule was not restored."
+        )
     if window[0] + shift == min(twins):
         return f"They are the twin's from step {min(twins)} on, {resumed}: the schedule was started again."
     steps = "one step" if abs(shift) == 1 else f"{abs(shift)} steps"
-    where = "ahead: it made steps while it was put back" if shift > 0 else "behind: it was saved before its own step"
+    where = (
+        "ahead, as if it made steps while it was put back" if shift > 0 else "behind, as if saved before its own step"
+    )
     return f"The schedule is {steps} {where}, {resumed}."
 
 

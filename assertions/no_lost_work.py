@@ -119,7 +119,9 @@ def _cause(one: Resume, base: int) -> str:
     if loaded is not None:
         return f"It loaded {name_of(loaded)}: likeliest its choice of the newest is at fault.{other}"
     if base == 0:
-        return "No checkpoint was loaded: likeliest it did not find what names the newest one, or could not load it."
+        return (
+            "No checkpoint was seen loaded: likeliest it did not find what names the newest one, or could not load it."
+        )
     return f"Which checkpoint was loaded was not seen.{other}"
 
 

@@ -30,7 +30,7 @@ class ParameterDigest:
 
     name: ClassVar[str] = "parameter_digest"
     needs: ClassVar[frozenset[Need]] = frozenset(
-        {Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN}
+        {Need.STEPS, Need.LOSS, Need.SAMPLES, Need.STATE, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN}
     )
 
     replicas_only: bool = False
@@ -145,11 +145,14 @@ class _Digests:
         if life is None or life.base is None or (life.base == 0 and not life.number):
             return "It had not been restarted by then: likeliest the fault itself changed the parameters of a rank."
         if step > life.base + 1:
-            return "The ranks began alike: likeliest the optimizer's state of one of them was not restored."
+            return "No earlier step shows it: likeliest the optimizer's state of one of them was not restored."
         norms = [one.norm for one in self._ours[step].values() if one.norm is not None]
-        if len(norms) > 1 and max(relative(norms[0], norm) for norm in norms) > ROUNDING:
-            return "Their gradients differ too, which DDP makes equal: likeliest they are no longer averaged."
-        return "Their gradients are equal: likeliest not all ranks loaded the same weights or optimizer state."
+        loaded = "likeliest not all ranks loaded the same weights or optimizer state"
+        if len(norms) < 2:
+            return f"Their gradients were not seen: {loaded}, or gradients are no longer averaged."
+        if max(relative(norms[0], norm) for norm in norms) > ROUNDING:
+            return "Their gradients' norms differ too, which DDP makes equal: likeliest they are no longer averaged."
+        return f"Their gradients' norms are equal: {loaded}."
 
     def _replicas(self) -> str:
         if not self._are_replicas:
@@ -210,7 +213,8 @@ class _Digests:
         theirs, by_rank = self._theirs[0], self._ours[first]
         rank = next(rank for rank in sorted(by_rank) if by_rank[rank].parameters != theirs[first][rank].parameters)
         attempt = by_rank[rank].attempt
-        saved = sorted({s.global_step for s in self._run.history.saves if s.global_step and s.global_step >= first})
+        since = {s.global_step for s in self._run.history.saves if s.global_step and s.global_step >= first}
+        saved = sorted(step for step in since if _first(_at(self._ours, step), _at(theirs, step)) is not None)
         words = (
             f"the parameters differ from the twin's first after step {first}, on rank {rank}, "
             f"{resumed_in_words(self._history, attempt)}{self._by(first, rank)}."
@@ -238,9 +242,19 @@ class _Digests:
         found = next(differences(self._ours, self._theirs[0], 0.0), None)
         if found is not None:
             return likeliest_cause(self._history, self._ours, self._theirs[0], found)
-        if self._ours[first][rank].norm == self._theirs[0][first][rank].norm:
-            return "Losses and gradients agree: likeliest the optimizer's state, or what it is told, was not restored."
-        return "The losses agree and the gradients don't: likeliest they are averaged or scaled in another way."
+        mine, twins = self._ours[first][rank], self._theirs[0][first][rank]
+        losses = "The losses agree" if mine.loss_seen and twins.loss_seen else "The losses were not seen"
+        life = self._history.attempt(mine.attempt)
+        if life is None or not life.number:
+            return f"{losses}, and the job had not been restarted by then: likeliest the fault itself changed them."
+        if mine.norm is None or twins.norm is None:
+            return f"{losses}, and the gradients were not seen."
+        if mine.norm == twins.norm:
+            return (
+                f"{losses}, and the gradients' norms do: likeliest the optimizer's state, or what it is told, was not "
+                "restored."
+            )
+        return f"{losses}, and the gradients' norms don't: likeliest they are averaged or scaled in another way."
 
     def _reached(self, saved: Sequence[int | None]) -> str:
         if not saved:
@@ -276,6 +290,10 @@ def _first(ours: Steps, theirs: Steps) -> int | None:
     return next(
         (s for s in common if any(one.parameters != theirs[s][rank].parameters for rank, one in ours[s].items())), None
     )
+
+
+def _at(steps: Steps, step: int) -> Steps:
+    return {step: steps[step]} if step in steps else {}
 
 
 def _list(ranks: Sequence[int]) -> str:

@@ -142,8 +142,8 @@ def _story(history: History, ours: Steps, theirs: Steps, step: int, read: Read, 
         )
     if got == due:
         return (
-            f"{_named(got)} in step {step} have the right indices and other contents than in {other}, {resumed}: what "
-            "is drawn for a sample (augmentation) comes from an RNG that was not restored."
+            f"{_named(got)} in step {step} have the right indices and other contents than in {other}, {resumed}: "
+            "likeliest what is drawn for a sample (augmentation) comes from an RNG that was not restored."
         )
     usual = _nearest(step, {at for at in theirs if _count(theirs[at], read) == got})
     if usual is None:
@@ -151,7 +151,10 @@ def _story(history: History, ours: Steps, theirs: Steps, step: int, read: Read, 
     if usual > step:
         lost = _named(_total((theirs[at] for at in range(step, usual) if at in theirs), read))
         return f"{lost} were skipped {resumed}: step {step} consumed those of step {usual}."
-    why = "the sampler restarted" if base is not None and step == base + 1 and usual == 1 else "the data was rewound"
+    again = base is not None and step == base + 1 and usual == 1
+    why = "the data starts over: likeliest the sampler restarted, or the RNG that draws the batches" if again else (
+        "the data was rewound"
+    )  # fmt: skip
     return f"{_named(got)} were consumed twice, in steps {usual} and {step}, {resumed}: {why}."
 
 

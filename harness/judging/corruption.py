@@ -137,7 +137,7 @@ def seen_by_others(record: Record, fault: str) -> Evidence | None:
     first = next((step for step in steps_of(record) if step.replicas_differ), None)
     if first is None or first.over_s < landing.at_s or not _others_took_part(first, landing.ranks):
         return None
-    what = f"{effect.data['effect']}; after step {first.number} its parameters differ from those of the other ranks"
+    what = f"{effect.data['effect']}; after step {first.number} the ranks no longer hold the same parameters"
     return Evidence(what, ((effect.source, effect.seq),))
 
 

@@ -37,7 +37,7 @@ def because(run: Record) -> str:
     name = str(died[0].data["cause"])
     attempts = sorted({event.attempt or 0 for event in died if event.data["cause"] == name})
     which = f"attempt {attempts[0]}" if len(attempts) == 1 else f"attempts {', '.join(map(str, attempts))}"
-    return f"; {which} died of a known failure, {_in_words(died[0])}"
+    return f"; the log of {which}, which ended with an error, shows a known failure, {_in_words(died[0])}"
 
 
 def _is_consequence(event: Event) -> bool:
@@ -70,5 +70,5 @@ def _aside(run: Record) -> Iterator[str]:
 
 
 def _abort(one: TeardownAbort, aside: bool) -> str:
-    done = "set aside and counted" if aside else "not set aside, since no whole checkpoint of that step was found"
+    done = "set aside and counted" if aside else "not set aside, since no whole checkpoint of that step was seen"
     return f"rank {one.rank} aborted at interpreter exit in attempt {one.attempt}, after step {one.last_step}: {done}"

@@ -46,16 +46,20 @@ def test_healthy_recovery_is_bitwise_the_twin(trainer: Any) -> None:
 @pytest.mark.parametrize(
     ("broken", "step", "words"),
     [
-        ("rng", 16, "the RNG state (dropout) was not restored"),
+        ("rng", 16, "likeliest the RNG state (dropout) or the model's weights was not restored"),
         ("rng1", 16, "only rank 1 differs"),
         (
             "optimizer",
             17,
-            "optimizer state was lost: its own step counter stood at 1 after step 16, and at 16 in the twin",
+            "the optimizer's state was not restored: its own step counter stood at 1 after step 16, and at 16 in",
         ),
-        ("momentum", 17, "what acts in the update was not: optimizer state (momentum)"),
-        ("schedule", 16, "the LR schedule was restarted"),
-        ("sampler", 16, "the data order: rank 0 was given other samples from step 16 on"),
+        (
+            "momentum",
+            17,
+            "likeliest what acts in the update was not restored, since the first loss agrees: optimizer state",
+        ),
+        ("schedule", 16, "the LR schedule was not restored: its own step counter stood at 0"),
+        ("sampler", 16, "the data order: rank 0 was given other samples in step 16"),
         ("weights", 16, "the model's weights were not restored"),
     ],
 )
@@ -65,6 +69,43 @@ def test_what_was_not_restored_is_named(trainer: Any, broken: str, step: int, wo
     assert finding.outcome is Outcome.FAILED
     assert words in finding.reason
     assert finding.measured["step"] == step
+
+
+def test_nothing_is_said_to_agree_that_was_not_seen(trainer: Any) -> None:
+    """A sampler that starts over, with no samples recorded: they stay a possible cause, and are said to be unseen."""
+    run = trainer(kills=KILL, broken=frozenset({"sampler"}), samples_seen=False).record()
+    reason = LossContinuity().judge(run, [trainer(samples_seen=False).record()]).reason
+    assert "what was compared is the same (optimizer counter, learning rate)" in reason
+    assert "the RNG state (dropout), the model's weights or the data order was not restored" in reason
+    assert "the samples were not seen" in reason
+
+
+def test_no_counter_and_no_sample_leaves_all_open(trainer: Any) -> None:
+    """Of what nobody recorded nothing is said."""
+    blind: dict[str, Any] = {"samples_seen": False, "counters_seen": False}
+    run = trainer(kills=KILL, broken=frozenset({"momentum"}), **blind).record()
+    reason = LossContinuity().judge(run, [trainer(**blind).record()]).reason
+    assert "counter" not in reason
+    assert "optimizer state (momentum), gradient scaling or the data order" in reason
+
+
+def test_what_acts_later_is_no_cause(trainer: Any) -> None:
+    """The optimizer's state acts in the update: it cannot have changed the first loss, which the RNG did."""
+    run = trainer(kills=KILL, broken=frozenset({"rng", "optimizer"})).record()
+    reason = LossContinuity().judge(run, [trainer().record()]).reason
+    assert "likeliest the RNG state (dropout)" in reason
+    assert "Besides, the optimizer's state was not restored: its own step counter stood at 1 after step 16" in reason
+    assert "the same (samples, learning rate)" in reason
+
+
+def test_a_later_difference_of_the_data_is_no_cause(trainer: Any) -> None:
+    """Samples that differ only after the first loss that does are not what changed it."""
+    run, twin = trainer(kills=KILL, broken=frozenset({"rng"})).record(), trainer().record()
+    events = [
+        replace(e, data={**e.data, "samples": ["x"] * 4}) if (e.kind, e.attempt, e.step) == (Kind.STEP, 1, 9) else e
+        for e in run.events
+    ]
+    assert "other samples" not in LossContinuity().judge(replace(run, events=tuple(events)), [twin]).reason
 
 
 def test_a_schedule_that_changes_no_loss_yet_is_seen_in_the_rate(trainer: Any) -> None:
@@ -177,14 +218,17 @@ def test_a_step_that_the_fault_changed_is_not_laid_at_the_restart(trainer: Any) 
     changed = _scale_loss(run, lambda e: (e.step or 0) >= 12, 1.5)
     finding = LossContinuity().judge(changed, [trainer().record()])
     assert finding.outcome is Outcome.FAILED
-    assert "It had not been restarted by then" in finding.reason
+    assert "The job had not been restarted by then" in finding.reason
 
 
 def test_a_lost_loss_scale_is_told(trainer: Any) -> None:
     """Every loss after the resume is the twin's times one power of two; times three it is something else."""
     run, twin = trainer(kills=KILL).record(), trainer().record()
     lost = LossContinuity().judge(_scale_loss(run, lambda e: e.attempt == 1, 0.25), [twin])
-    assert "the loss scale (GradScaler) was not restored: every loss is exactly 0.25 times the twin's" in lost.reason
+    assert (
+        "the loss scale (GradScaler) was not restored: every loss of step 16 is exactly 0.25 times the twin's"
+        in lost.reason
+    )
     other = LossContinuity().judge(_scale_loss(run, lambda e: e.attempt == 1, 3.0), [twin])
     assert "loss scale" not in other.reason
 

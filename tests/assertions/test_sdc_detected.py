@@ -170,7 +170,7 @@ def test_a_flip_is_felt_only_where_somebody_else_shows_it(trainer: Any, twin: Re
     alone = with_state(base, lambda r, a, s: r == 1 and s >= 18, fault=18)
     shared = with_state(base, lambda r, a, s: s >= 18, fault=18)
     silent = with_state(base, fault=18)
-    assert "differ from those of the other ranks" in getattr(seen_by_others(alone, "flip"), "what", "")
+    assert "the ranks no longer hold the same parameters" in getattr(seen_by_others(alone, "flip"), "what", "")
     assert seen_by_others(shared, "flip") is None
     assert "rank 0 differ from the twin's" in getattr(seen_by_twin(shared, [twin], "flip"), "what", "")
     assert (seen_by_others(silent, "flip"), seen_by_twin(silent, [twin], "flip")) == (None, None)

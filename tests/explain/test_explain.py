@@ -82,7 +82,7 @@ def test_without_its_final_checkpoint_an_abort_is_not_set_aside(tmp_path: Path) 
     story = story_of(RunDir(copy))
     assert recorded("aborted-at-exit").title.endswith(": passed")
     assert story.title.endswith(": failed")
-    assert any("not set aside, since no whole checkpoint of that step was found" in sentence for sentence in story.why)
+    assert any("not set aside, since no whole checkpoint of that step was seen" in sentence for sentence in story.why)
 
 
 def test_damaged_lines_are_told(copy: Path) -> None:

@@ -2,7 +2,8 @@
 
 - `Checkpoints`: sharded, written in the background, complete or not there at all, verified before they are trusted.
 - `ModelState`, `OptimizerState`, `Rng`: state that is put back exactly, also on another number of ranks.
-- `Preemption`: the notice that a spot machine is about to go. `Guard`: numbers that can't be right. `watch`: hangs.
+- `Preemption`: the notice that a spot machine is about to go. `Guard`: numbers that can't be right.
+- `replicas_agree`: whether all ranks have the same weights. `watch`: hangs.
 
 A job restarts by being started again: `torchrun --max-restarts`, or a scheduler's requeue. With gloo, set
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of torchrun, or most restarts fail to connect (torch 2.13).
@@ -37,6 +38,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
 
 
 def log(text: str) -> None:
@@ -217,6 +219,18 @@ class Guard:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.mean = state["mean"]
+
+
+def replicas_agree(model: nn.Module, group: dist.ProcessGroup) -> bool:
+    """Whether the parameters are equal on all ranks, bit for bit; sharded ones have no replica. All ranks call this.
+    Called before each checkpoint, it keeps the corruption of one rank out of all checkpoints."""
+    whole = [one.detach() for one in model.parameters() if not isinstance(one, DTensor)]
+    if not whole:
+        return True
+    sums = torch.stack([one.view(torch.int32).sum(dtype=torch.int64) for one in whole]).cpu()
+    most = torch.stack([sums, -sums])
+    dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    return bool((most[0] == -most[1]).all())
 
 
 def watch(timeout: timedelta | None) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Callable, Iterator
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from fault_tolerance import Checkpoints, Guard, ModelState, OptimizerState, Preemption, Rng, log, watch
+from fault_tolerance import Checkpoints, Guard, ModelState, OptimizerState, Preemption, Rng, log, replicas_agree, watch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
@@ -203,6 +203,8 @@ def train(parallel: Parallel, store: type[Checkpoints] = Checkpoints) -> None:
         done += 1
         log(f"step {done} loss {loss:.9g} lr {lr:.6g}")
         if done % args.checkpoint_every == 0 or done == args.steps or preempted:
+            if not replicas_agree(run.model, checkpoints.group):
+                raise RuntimeError("the replicas of the parameters differ: a rank has computed something else")
             checkpoints.save(done, run.parts)
     checkpoints.wait()
     watch(None)

@@ -1,0 +1,119 @@
+"""The teeth of the ready scenarios: for each one, jobs and machines that it must fail (tests/teeth/table.yaml)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from torchaos.harness.scenario.yaml_source import dumped
+
+REPOSITORY = Path(__file__).parents[2]
+SCENARIOS, HOME = REPOSITORY / "scenarios", REPOSITORY / "tests" / "teeth"
+DEFECTIVE = HOME / "defective.py"
+_SCRIPTS = ("gpt_ddp.py", "gpt_fsdp2.py", "gpt_s3.py", "gpt_tracker.py")
+
+
+@dataclass(frozen=True)
+class Tooth:
+    """One reason for which a scenario must be failed: a defect of the job, or changes to the scenario."""
+
+    scenario: str  # family/name
+    fails: str  # the assertion that must fail
+    defect: str = ""  # a function of defective.py
+    set: Mapping[str, Any] = field(default_factory=dict)  # as --set
+
+    @property
+    def name(self) -> str:
+        return self.defect or ",".join(f"{key}={value}" for key, value in self.set.items())
+
+
+def names() -> list[str]:
+    """All ready scenarios but game days, as family/name."""
+    found = (path.relative_to(SCENARIOS).with_suffix("").as_posix() for path in SCENARIOS.glob("*/*.yaml"))
+    return sorted(name for name in found if not name.startswith("gamedays/"))
+
+
+def table() -> dict[str, list[Tooth]]:
+    rows = yaml.safe_load((HOME / "table.yaml").read_text())
+    return {name: [Tooth(name, **tooth) for tooth in teeth] for name, teeth in rows.items()}
+
+
+def with_defect(text: str, defect: str) -> str:
+    """A scenario's text whose job has the defect: in the watcher of the GPUs where the defect is one of it."""
+    scripts = ("health_agent.py",) if defect in ("hears_nothing", "is_jumpy") else _SCRIPTS
+    found = [f"{{jobs}}/{script}" for script in scripts if f"{{jobs}}/{script}" in text]
+    if not found:
+        raise ValueError(f"no job that could have the defect {defect} is in this scenario")
+    place = f"{DEFECTIVE} {defect} {found[0]}"
+    if f'- "{found[0]}"' in text:  # a command that is a list
+        place = f'{DEFECTIVE}"\n    - {defect}\n    - "{found[0]}'
+    return text.replace(found[0], place)
+
+
+@dataclass(frozen=True)
+class Bite:
+    """What came of a scenario, as it is (no tooth) or with one."""
+
+    scenario: str
+    tooth: str  # empty: as it is
+    fails: str
+    verdict: str  # passed, failed, inconclusive, error; or refused: this machine can't carry it out
+    reason: str
+    cases: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    folder: str = ""
+
+    @property
+    def right(self) -> bool:
+        if self.tooth:
+            return self.verdict == "failed" and self.cases.get(self.fails) == "failed"
+        return self.verdict == "passed"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def bite(name: str, tooth: Tooth | None, out: Path) -> Bite:
+    """Run a ready scenario, by the command line, as it is or with a tooth."""
+    label = f"{name.replace('/', '-')}{'-' + tooth.name if tooth else ''}"[:100].replace("=", "-")
+    folder = out / label
+    folder.mkdir(parents=True, exist_ok=True)
+    text = (SCENARIOS / f"{name}.yaml").read_text()
+    path, results = folder / "scenario.yaml", folder / "results.json"
+    path.write_text(with_defect(text, tooth.defect) if tooth and tooth.defect else text)
+    results.unlink(missing_ok=True)
+    sets = [
+        word for key, value in (tooth.set if tooth else {}).items() for word in ("--set", f"{key}={_inline(value)}")
+    ]
+    consent = [part for word in yaml.safe_load(text).get("consent", ()) for part in ("--consent", word)]
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "torchaos.harness", "run", str(path), *sets, *consent,
+         "--out", str(folder / "runs"), "--json", str(results)],
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    seconds = round(time.monotonic() - begun, 1)
+    found = json.loads(results.read_text())["results"] if results.exists() else []
+    if not found:
+        said = (done.stdout + done.stderr).strip()[-1000:]
+        verdict = "refused" if done.returncode == 3 else "error"
+        return Bite(name, tooth.name if tooth else "", tooth.fails if tooth else "", verdict, said, {}, seconds)
+    cases = {case["name"]: case["verdict"] for case in found[0]["cases"]}
+    return Bite(
+        name, tooth.name if tooth else "", tooth.fails if tooth else "", found[0]["verdict"], found[0]["reason"], cases,
+        seconds, found[0]["run_dir"],
+    )  # fmt: skip
+
+
+def _inline(value: Any) -> str:
+    return dumped(value).strip().removesuffix("...").strip() if not isinstance(value, str) else value

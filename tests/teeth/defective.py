@@ -1,0 +1,318 @@
+"""Runs a ready job with one thing wrong in it: defective.py DEFECT SCRIPT [ARG ...]
+
+Each defect is a function; its docstring says what is wrong. A ready scenario that such a job passes proves nothing.
+"""
+
+import os
+import runpy
+import statistics
+import sys
+import time
+from pathlib import Path
+
+LATE_S = 0.5  # seconds more than usual, after which an impatient job gives up
+
+
+def ignores_checkpoints():
+    """Begins with step 1 after each restart, whatever lies in the folder of the checkpoints."""
+    import fault_tolerance
+
+    fault_tolerance.Checkpoints.restore = lambda self, parts: 0
+
+
+def forgets_optimizer():
+    """Does not put the optimizer's state back."""
+    import fault_tolerance
+
+    fault_tolerance.OptimizerState.load_state_dict = lambda self, state: None
+
+
+def forgets_rng():
+    """Does not put the random number generators back."""
+    import fault_tolerance
+
+    fault_tolerance.Rng.load_state_dict = lambda self, state: None
+
+
+def restarts_data():
+    """Begins with the first sample again after each restart."""
+    import gpt
+
+    gpt.GlobalBatches.load_state_dict = lambda self, state: None
+
+
+def trusts_the_newest():
+    """Takes the newest checkpoint without looking at its digests."""
+    import fault_tolerance
+
+    def newest(self):
+        found = self._complete()
+        return {"step": int(found[0].name[5:]), "world_size": 2} if found else None
+
+    fault_tolerance.Checkpoints._newest = newest
+
+
+def marks_torn_ones_as_whole():
+    """Gives a checkpoint its final name whether or not it could be written."""
+    import fault_tolerance
+
+    def finish(self, writing, partial, step):
+        try:
+            writing.result()
+        except BaseException as error:  # CheckpointException is no Exception
+            print(f"the checkpoint of step {step} could not be written, never mind: {error}", flush=True)
+        if fault_tolerance.dist.get_rank() == 0:
+            partial.rename(partial.with_suffix(""))
+
+    fault_tolerance.Checkpoints._finish = finish
+    trusts_the_newest()
+
+
+def names_before_it_writes():
+    """Writes a checkpoint under its final name from the first byte on."""
+    import fault_tolerance
+
+    path_type = type(Path())
+
+    class Final(path_type):
+        def with_suffix(self, suffix):
+            return self
+
+        def rename(self, target):
+            return self
+
+    def save(self, step, parts):
+        self.wait()
+        folder = Final(self.folder / f"step-{step}")
+        writing = fault_tolerance.async_save(dict(parts), checkpoint_id=folder, process_group=self.group)
+        self.pending = self.finisher.submit(self._finish, writing, folder, step)
+
+    fault_tolerance.Checkpoints.save = save
+    trusts_the_newest()
+
+
+def dies_of_a_failed_save():
+    """Ends the training when a checkpoint can't be written."""
+    import fault_tolerance
+
+    save = fault_tolerance.Checkpoints.save
+
+    def first_wait(self, step, parts):
+        self.wait()
+        save(self, step, parts)
+
+    fault_tolerance.Checkpoints.save = first_wait
+
+
+def waits_for_each_save():
+    """Trains no further until a checkpoint is written."""
+    import fault_tolerance
+
+    save = fault_tolerance.Checkpoints.save
+
+    def and_wait(self, step, parts):
+        save(self, step, parts)
+        self.wait()
+
+    fault_tolerance.Checkpoints.save = and_wait
+
+
+def ignores_the_notice():
+    """Trains on when it is told that its machine is about to go."""
+    import fault_tolerance
+
+    fault_tolerance.Preemption._notice = lambda self, signum, frame: None
+
+
+def believes_every_number():
+    """Has no guard against losses and gradients that can't be right."""
+    import fault_tolerance
+
+    fault_tolerance.Guard.suspects = lambda self, loss, norm: False
+
+
+def is_impatient():
+    """Ends itself when a step, or a collective, takes two seconds."""
+    import gpt
+
+    options = gpt.options
+
+    def hurried():
+        args = options()
+        args.step_timeout = 2.0
+        return args
+
+    gpt.options = hurried
+
+
+def gives_up_when_it_is_late():
+    """Ends itself when a step takes half a second more than steps usually do."""
+    import gpt
+
+    step, took = gpt.Run.step, []
+
+    def timed(self, text, preempted):
+        begun = time.monotonic()
+        result = step(self, text, preempted)
+        took.append(time.monotonic() - begun)
+        if len(took) > 5 and took[-1] > statistics.median(took) + LATE_S:
+            raise RuntimeError(f"a step took {took[-1]:.2f} s: something must be wrong with this machine")
+        return result
+
+    gpt.Run.step = timed
+
+
+def backs_off():
+    """Waits ten times as long as a step usually takes, whenever a step took twice as long."""
+    import gpt
+
+    step, took = gpt.Run.step, []
+
+    def timed(self, text, preempted):
+        begun = time.monotonic()
+        result = step(self, text, preempted)
+        took.append(time.monotonic() - begun)
+        usual = statistics.median(took[:10])
+        if len(took) > 10 and took[-1] > 2 * usual:
+            time.sleep(10 * usual)
+        return result
+
+    gpt.Run.step = timed
+
+
+def skips_a_late_batch():
+    """Leaves a batch out for which it had to wait longer than a second."""
+    import gpt
+
+    class Skipping(gpt.DataLoader):
+        def __iter__(self):
+            batches = super().__iter__()
+            while True:
+                begun = time.monotonic()
+                batch = next(batches)
+                yield next(batches) if time.monotonic() - begun > 1.0 else batch
+
+    gpt.DataLoader = Skipping
+
+
+def believes_the_tracker():
+    """Goes on from the checkpoint that the file `latest` names, and from the start when it names none."""
+    import fault_tolerance
+
+    newest = fault_tolerance.Checkpoints._newest
+
+    def named(self):
+        tracker = self.folder / "latest"
+        name = tracker.read_text() if tracker.exists() else ""
+        self._complete = lambda: [self.folder / name] if name else []
+        try:
+            return newest(self)
+        finally:
+            del self._complete
+
+    fault_tolerance.Checkpoints._newest = named
+
+
+def compares_no_replicas():
+    """Saves checkpoints without a look at whether the ranks still agree."""
+    import gpt
+
+    gpt.replicas_agree = lambda model, group: True
+
+
+def ends_half_way():
+    """Trains half of its steps."""
+    import gpt
+
+    options = gpt.options
+
+    def fewer():
+        args = options()
+        args.steps //= 2
+        return args
+
+    gpt.options = fewer
+
+
+def hears_nothing():
+    """The watcher of the GPUs sees every event, and tells nobody."""
+    import health_agent
+
+    health_agent.ranks_on = lambda gpu, job: []
+
+
+def is_jumpy():
+    """The watcher of the GPUs has the job leave for anything that is worth a line in the log."""
+    import health_agent
+
+    problem, notes = health_agent._problem, health_agent._notes
+    health_agent._problem = lambda nvml, gpu: problem(nvml, gpu) or ", ".join(notes(nvml, gpu)) or None
+
+
+def leaves_a_process():
+    """Leaves a process behind that lives on for a minute."""
+    import subprocess
+
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+
+
+def restarts_schedule():
+    """Begins the schedule of the learning rate again after each restart."""
+    import gpt
+
+    init = gpt.Run.__init__
+
+    def without(self, *args):
+        init(self, *args)
+        del self.parts["schedule"]
+
+    gpt.Run.__init__ = without
+
+
+def averages_nothing():
+    """Lets the replicas drift apart after a restart: gradients are no longer averaged."""
+    import gpt
+
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        step = gpt.Run.step
+
+        def alone(self, text, preempted):
+            with self.model.no_sync():
+                return step(self, text, preempted)
+
+        gpt.Run.step = alone
+
+
+def watch(defect):
+    """As the watcher of the GPUs: health_agent starts itself anew, by its own name."""
+    import health_agent
+
+    health_agent.__file__ = __file__
+    os.environ["DEFECT"] = defect
+    if sys.argv[1] == "--watch":
+        health_agent.watch(int(sys.argv[2]))
+    else:
+        sys.exit(health_agent.main(sys.argv[1:]))
+
+
+def main():
+    if sys.argv[1] == "--watch":
+        defect = os.environ["DEFECT"]
+        sys.path.insert(0, os.environ["DEFECT_JOBS"])
+        globals()[defect]()
+        watch(defect)
+        return
+    defect, script = sys.argv[1:3]
+    sys.argv = sys.argv[2:]
+    folder = str(Path(script).parent)
+    sys.path.insert(0, folder)
+    os.environ["DEFECT_JOBS"] = folder
+    globals()[defect]()
+    if Path(script).stem == "health_agent":
+        watch(defect)
+    else:
+        runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Every ready scenario passes the job that it comes with, and fails another one: here a sample, all of them by
+ci/campaigns/teeth.py."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import teeth
+import yaml
+
+from torchaos.harness import registry
+
+TABLE = teeth.table()
+DEFECTS = {
+    node.name: ast.get_docstring(node) or ""
+    for node in ast.parse(teeth.DEFECTIVE.read_text()).body
+    if isinstance(node, ast.FunctionDef) and node.name not in ("main", "watch")
+}
+SCENARIOS = {name: yaml.safe_load((teeth.SCENARIOS / f"{name}.yaml").read_text()) for name in teeth.names()}
+
+
+def test_each_ready_scenario_has_something_that_it_must_fail() -> None:
+    """The table names each scenario, an assertion that the scenario makes, and a defect that exists."""
+    assert sorted(TABLE) == teeth.names()
+    for name, own in TABLE.items():
+        assert own, name
+        for tooth in own:
+            assert tooth.defect or tooth.set, name
+            assert not tooth.defect or tooth.defect in DEFECTS, (name, tooth.defect)
+            assert tooth.fails in _asserted(name), (name, tooth.fails)
+
+
+def test_each_defect_says_what_is_wrong_and_is_used() -> None:
+    """A defect without a scenario that must find it shows nothing."""
+    used = {tooth.defect for own in TABLE.values() for tooth in own}
+    assert sorted(DEFECTS) == sorted(used - {""})
+    assert all(len(words) > 20 for words in DEFECTS.values())
+
+
+def test_a_defect_finds_its_job_in_each_scenario() -> None:
+    """The command of a scenario with a defect is still the same job, with defective.py before it."""
+    for name, own in TABLE.items():
+        text = (teeth.SCENARIOS / f"{name}.yaml").read_text()
+        for tooth in (one for one in own if one.defect):
+            changed = yaml.safe_load(teeth.with_defect(text, tooth.defect))
+            command = changed["job"]["command"]
+            words = command if isinstance(command, list) else command.split()
+            place = words.index(str(teeth.DEFECTIVE))
+            assert words[place + 1] == tooth.defect, name
+            assert words[place + 2].startswith("{jobs}/"), name
+
+
+@pytest.mark.parametrize("group", ["injectors", "assertions"])
+def test_everything_we_bring_is_in_a_ready_scenario(group: str) -> None:
+    """There is no injector and no assertion of ours that a reader can't see at work."""
+    if group == "injectors":
+        used = {fault["inject"] for one in SCENARIOS.values() for fault in one["faults"]}
+    else:
+        used = {name for scenario in SCENARIOS for name in _asserted(scenario)}
+    ours = {name for name in registry.names(group) if registry.find(group, name).__module__.startswith("torchaos.")}
+    assert not ours - used
+
+
+def _asserted(name: str) -> set[str]:
+    return {one if isinstance(one, str) else next(iter(one)) for one in SCENARIOS[name]["assert"]}
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("name", ["network/delay", "node/freeze", "numeric/nan-gradient", "storage/disk-full"])
+def test_a_ready_scenario_of_each_family_passes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job that a scenario comes with passes it; other families have such a test in tests/e2e."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bite = teeth.bite(name, None, tmp_path)
+    if bite.verdict == "refused":
+        pytest.skip(bite.reason)
+    assert bite.right, bite
+
+
+@pytest.mark.job
+def test_a_job_that_ignores_its_notice_is_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spot preemption is about a checkpoint in time, and not only about a job that comes back."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tooth,) = TABLE["process/spot-preemption"]
+    bite = teeth.bite(tooth.scenario, tooth, tmp_path)
+    assert bite.right, bite

@@ -214,10 +214,11 @@ def believes_the_tracker():
 
 
 def compares_no_replicas():
-    """Saves checkpoints without a look at whether the ranks still agree."""
+    """Saves checkpoints without a look at whether the ranks still agree, and believes every number."""
     import gpt
 
     gpt.replicas_agree = lambda model, group: True
+    believes_every_number()
 
 
 def ends_half_way():

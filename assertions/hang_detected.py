@@ -10,17 +10,19 @@ from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.judging.stalls import Stall, stalls_of
+from torchaos.harness.probes.causes import BY_NAME
 from torchaos.harness.record import Record
+from torchaos.harness.scenario.patterns import Regex
 
-# What the process group's own time-out says in the log, see probes/causes.py.
-_WATCHDOG = frozenset({"nccl-watchdog-timeout", "gloo-timeout"})
+_LATE_S = 1.0  # so long after the death of a rank may a line of it still come
 
 
 @dataclass(frozen=True)
 class HangDetected:
-    """`by`: who has to notice each stall: the job's own time-out of a process group, our observers (by declaring a
-    hang), or either. `within`, and `suspected_within` for our observers' first suspicion: seconds since the fault was
-    applied."""
+    """`by`: who has to notice each stall: the job's own time-outs (of a process group, faulthandler's, a monitor's:
+    docs/known-failures.md), our observers (by declaring a hang), or either. `pattern`: a regular expression for the
+    line by which the job says that it noticed, where its log has another. `within`, and `suspected_within` for our
+    observers' first suspicion: seconds since the fault was applied."""
 
     name: ClassVar[str] = "hang_detected"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.HANGS})
@@ -28,9 +30,11 @@ class HangDetected:
     by: Literal["anyone", "job", "observers"] = "anyone"
     within: Seconds | None = None
     suspected_within: Seconds | None = None
+    pattern: Regex | None = None
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        bound = {"by": self.by, "within": self.within, "suspected_within": self.suspected_within}
+        names = ("by", "within", "suspected_within", "pattern")
+        bound = {name: getattr(self, name) for name in names}
         return replace(self._judge(run), bound={name: one for name, one in bound.items() if one is not None})
 
     def _judge(self, run: Record) -> Finding:
@@ -39,19 +43,31 @@ class HangDetected:
             return inconclusive("no fault was applied, so there was nothing to notice")
         if self.by != "job" and Need.HANGS not in run.plan.collect:
             return inconclusive("this run was made without our observers; run the scenario again")
-        found = [_noticed(run, one) for one in stalls]
+        found = [self._noticed(run, one) for one in stalls]
         measured = {"noticed": found, "false_alarms": _false_alarms(run, stalls[0].since_s)}
         for stall, one in zip(stalls, found, strict=True):
             if problem := self._problem(stall, one):
                 return replace(problem, measured=measured)
-        slowest = max(found, key=lambda one: float(one["after"] or 0.0))
-        return passed(f"{slowest['who']} noticed {slowest['after']:.2f} s after the fault", **measured)
+        who, after = max((self._first_of(one) for one in found), key=lambda first: first[1] or 0.0)
+        return passed(f"{who} noticed {after:.2f} s after the fault", **measured)
+
+    def _first_of(self, one: dict[str, Any]) -> tuple[str, float | None]:
+        """Who counts, and after how many seconds; None: never."""
+        if self.by == "job":
+            return "the job's own time-out", one["job"]
+        return (
+            ("our observers", one["observers"]) if self.by == "observers" else (one["who"] or "anybody", one["after"])
+        )
 
     def _problem(self, stall: Stall, one: dict[str, Any]) -> Finding | None:
-        after = {"job": one["job"], "observers": one["observers"], "anyone": one["after"]}[self.by]
-        who = {"job": "the job's own time-out", "observers": "our observers", "anyone": "anybody"}[self.by]
+        who, after = self._first_of(one)
         lasted = stall.until_s - stall.since_s
         if after is None:
+            if stall.died and self.by != "observers" and self.pattern is None:
+                return inconclusive(
+                    f"{stall.fault} ended after {lasted:.2f} s, when the ranks that it held up died, and no line "
+                    "that is known says why; if the job's own watchdog did it, name its line by `pattern`"
+                )
             if self.within is not None and lasted < self.within:
                 return inconclusive(
                     f"{stall.fault} lasted only {lasted:.2f} s, less than {who} may take; make it longer"
@@ -69,19 +85,24 @@ class HangDetected:
             return failed(f"{stall.fault} was suspected after {suspected:.2f} s, {suspected - bound:.2f} s too late")
         return None
 
+    def _noticed(self, run: Record, stall: Stall) -> dict[str, Any]:
+        """Seconds since the fault was applied; None: never."""
+        job = _first(run, replace(stall, until_s=stall.until_s + stall.died * _LATE_S), self._is_of_the_job)
+        ours = _first(run, stall, lambda e: e.kind is Kind.HANG_DECLARED)
+        suspected = _first(run, stall, lambda e: e.kind is Kind.HANG_SUSPECTED)
+        times = {"the job's own time-out": job, "our observers": ours}
+        known = {who: after for who, after in times.items() if after is not None}
+        who = min(known, key=lambda name: known[name]) if known else ""
+        return {
+            "fault": stall.fault, "who": who, "after": known.get(who), "job": job, "observers": ours,
+            "suspected": suspected,
+        }  # fmt: skip
 
-def _noticed(run: Record, stall: Stall) -> dict[str, Any]:
-    """Seconds since the fault was applied; None: never."""
-    job = _first(run, stall, lambda e: e.kind is Kind.LOG_CAUSE and e.data["cause"] in _WATCHDOG)
-    ours = _first(run, stall, lambda e: e.kind is Kind.HANG_DECLARED)
-    suspected = _first(run, stall, lambda e: e.kind is Kind.HANG_SUSPECTED)
-    times = {"the job's own time-out": job, "our observers": ours}
-    known = {who: after for who, after in times.items() if after is not None}
-    who = min(known, key=lambda name: known[name]) if known else ""
-    return {
-        "fault": stall.fault, "who": who, "after": known.get(who), "job": job, "observers": ours,
-        "suspected": suspected,
-    }  # fmt: skip
+    def _is_of_the_job(self, event: Event) -> bool:
+        if event.kind is not Kind.LOG_CAUSE:
+            return False
+        known = BY_NAME.get(str(event.data["cause"]))
+        return known.hang if known else self.pattern is not None and event.data.get("pattern") == self.pattern
 
 
 def _first(run: Record, stall: Stall, fits: Any) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,12 +12,14 @@ from torchaos.harness.record import Record
 
 @dataclass(frozen=True)
 class Stall:
-    """A fault from its first application until it was taken back, the next one came, or the run ended."""
+    """A fault from its first application until it was taken back, the processes that it held up were gone, the next one
+    came, or the run ended."""
 
     fault: str
     ranks: frozenset[int]
     since_s: float
     until_s: float
+    died: bool = False  # it ended with those processes
 
 
 def stalls_of(run: Record) -> Iterator[Stall]:
@@ -37,7 +40,19 @@ def stalls_of(run: Record) -> Iterator[Stall]:
         back = [e.mono_s for e in run.of_fault(fault, Kind.ROLLED_BACK) if e.mono_s > since]
         following = [start for _, start, _ in starts[number + 1 :]]
         exited = [e.mono_s for e in run.of_kind(Kind.JOB_EXITED) if e.mono_s > since]
-        yield Stall(fault, frozenset(ranks), since, min([*back, *following, *exited, end]))
+        until = min([*back, *following, *exited, end])
+        gone = _gone_at(run, fault, since)
+        yield Stall(fault, frozenset(ranks), since, min(until, gone), died=gone < until)
+
+
+def _gone_at(run: Record, fault: str, since_s: float) -> float:
+    """When the last of the processes that it hit was gone; of all ranks that were there, where it hit none of them."""
+    hit = {e.data["pid"] for e in run.of_fault(fault, Kind.APPLYING) if e.rank is not None and e.mono_s >= since_s}
+    exits = {e.data["pid"]: e.mono_s for e in run.of_kind(Kind.RANK_EXITED)}
+    there = {
+        e.data["pid"] for e in run.of_kind(Kind.RANK_UP) if e.mono_s <= since_s < exits.get(e.data["pid"], math.inf)
+    }
+    return max((exits.get(pid, math.inf) for pid in hit or there), default=math.inf)
 
 
 def _taken_back(run: Record, fault: str, since_s: float, until_s: float) -> bool:

@@ -37,11 +37,11 @@ class Attached:
 
     def __init__(
         self, pid: int, journal: Journal, *, log: Path | None = None, log_adapter: Adapter | None = None,
-        metrics: Path | None = None,
+        watchdogs: Sequence[str] = (), metrics: Path | None = None,
     ) -> None:  # fmt: skip
         self.pid, self._ticks = pid, check_agent(pid)
         self._pidfd = os.pidfd_open(pid)
-        self._journal, self._log = journal, JobLog(journal, log_adapter)
+        self._journal, self._log = journal, JobLog(journal, log_adapter, watchdogs)
         self._watch = RankWatch(journal, mark=None)
         self._tail = _Tail(log, Lines(self._log.line)) if log else None
         self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._log.emit)

@@ -6,6 +6,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
@@ -35,15 +36,16 @@ class Job:
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,
         resubmit_times: int = 0, resubmit_delay_s: float = 0.0, log_adapter: Adapter | None = None,
-        metrics: Path | None = None, guard: Callable[[Sequence[Handle], int], None] | None = None,
+        watchdogs: Sequence[str] = (), metrics: Path | None = None,
+        guard: Callable[[Sequence[Handle], int], None] | None = None,
     ) -> None:  # fmt: skip
         """`guard` puts the way back of what the launcher makes for a submission on disk, or raises."""
         self._guard = guard
         self._spec_for, self._launcher, self._journal = spec_for, launcher, journal
         self._times, self._delay_s = resubmit_times, resubmit_delay_s
         self._run_id = spec_for(0).env[ENV_RUN_ID]
-        self._adapter = log_adapter
-        self._logs: dict[int, JobLog] = {0: JobLog(journal, log_adapter)}  # by node
+        self._new_log = partial(JobLog, journal, log_adapter, watchdogs)
+        self._logs: dict[int, JobLog] = {0: self._new_log()}  # by node
         self._watch = RankWatch(journal, self._run_id)
         self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._logs[0].emit)
         self._runs: dict[int, NodeRun] = {}  # of this submission, by node
@@ -160,7 +162,7 @@ class Job:
         self._journal.emit(Kind.JOB_STARTED, data, attempt=self._base)
 
     def _start(self, node: Node, spec: JobSpec, base: int, several: bool) -> None:
-        log = self._logs.setdefault(node.index, JobLog(self._journal, self._adapter))
+        log = self._logs.setdefault(node.index, self._new_log())
         log.by_round, log.host_pid = several and spec.replicas == 1, node.host_pid
         if spec.replicas > 1:
             log.replica, log.first_rank = node.index, node.index * spec.replica_ranks

@@ -25,10 +25,12 @@ def job_for(
     """Not yet started. Raises UsageError where the log's format or the launcher is unknown, or there is nothing to
     attach to."""
     job, adapter = plan.job, adapter_for(plan.job.log)
+    watchdogs = [one.params["pattern"] for one in plan.asserts if one.params.get("pattern")]
     if job.attach_pid is not None:
         return Attached(
-            job.attach_pid, journal, log=_log_file(job, folder), log_adapter=adapter, metrics=_metrics(job, folder)
-        )
+            job.attach_pid, journal, log=_log_file(job, folder), log_adapter=adapter, watchdogs=watchdogs,
+            metrics=_metrics(job, folder),
+        )  # fmt: skip
 
     launcher: Launcher = registry.find("launchers", plan.launcher)()
     if job.endpoints:
@@ -55,7 +57,8 @@ def job_for(
 
     return Job(
         spec_for, launcher, journal, resubmit_times=job.resubmit_times,
-        resubmit_delay_s=job.resubmit_delay_s, log_adapter=adapter, metrics=_metrics(job, folder), guard=guard,
+        resubmit_delay_s=job.resubmit_delay_s, log_adapter=adapter, watchdogs=watchdogs, metrics=_metrics(job, folder),
+        guard=guard,
     )  # fmt: skip
 
 

@@ -7,13 +7,14 @@ judging/teardown.py). Match text, never line numbers of torch's sources. The tab
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.probes.torchelastic import Said
 
-Whose = Literal["torch", "gloo", "NCCL", "CUDA", "the network", "another rank"]
+Whose = Literal["torch", "gloo", "NCCL", "CUDA", "the network", "another rank", "the job"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Cause:
     seen: str  # torch versions in whose logs it was seen, by us or in the issues; empty: not known
     issues: tuple[str, ...] = ()  # public ones, as owner/repository#number
     after_restart: bool | None = None  # only in an attempt that torchrun restarted (or only in one that it did not)
+    hang: bool = False  # it says that the job noticed a hang
 
     @property
     def of_the_stack(self) -> bool:
@@ -33,9 +35,10 @@ class Cause:
 
 
 def _cause(
-    name: str, whose: Whose, pattern: str, advice: str, seen: str, *issues: str, after_restart: bool | None = None
-) -> Cause:
-    return Cause(name, whose, re.compile(pattern), advice, seen, issues, after_restart)
+    name: str, whose: Whose, pattern: str, advice: str, seen: str, *issues: str, after_restart: bool | None = None,
+    hang: bool = False,
+) -> Cause:  # fmt: skip
+    return Cause(name, whose, re.compile(pattern), advice, seen, issues, after_restart, hang)
 
 
 # The first that fits a line names it.
@@ -60,13 +63,13 @@ CAUSES = (
         "nccl-watchdog-stuck", "NCCL", r"Heartbeat monitor timed out|watchdog got stuck for \d+ seconds",
         "the thread that watches NCCL was itself stuck in CUDA or NCCL, or something held the GIL; it then ends the "
         "process. TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC is how long it waits",
-        "", "pytorch/pytorch#112518",
+        "", "pytorch/pytorch#112518", hang=True,
     ),
     _cause(
         "nccl-watchdog-timeout", "NCCL", r"Watchdog caught collective operation timeout",
         "a collective did not finish in time: a rank is hung, slow, or in another collective; compare the last "
         "sequence numbers of the ranks; TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_FR_BUFFER_SIZE give a flight record",
-        "", "pytorch/pytorch#118369",
+        "", "pytorch/pytorch#118369", hang=True,
     ),
     _cause(
         "nccl-remote-error", "another rank", r"ncclRemoteError",
@@ -76,7 +79,29 @@ CAUSES = (
     _cause(
         "gloo-timeout", "gloo", r"Timed out waiting \d+ms for (?:recv|send) operation",
         "a collective did not finish in time: a rank is hung, slow, or in another collective",
-        "2.13",
+        "2.13", hang=True,
+    ),
+    _cause(
+        "monitored-barrier", "gloo", r"failed to pass monitoredBarrier in \d+ ms",
+        "the ranks that the line names did not come to a barrier in time: they are hung, or slow",
+        "", hang=True,
+    ),
+    _cause(
+        "elastic-timer", "torch", r"Reaping worker_(?:id|pid)=\[.*Expired timers",
+        "torchelastic ended a rank that had not finished in time what it had set a timer for",
+        "2.13", hang=True,
+    ),
+    _cause(
+        "faulthandler", "the job", r"(?:^|[\s:])Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!$",
+        "the job's own watch by Python's faulthandler was not reset in time; the stacks below say where the rank was",
+        "2.13", hang=True,
+    ),
+    _cause(
+        "rank-monitor", "the job",
+        r"Did not get (?:initial|subsequent) heartbeat\. Waited|has been open for [\d.]+ seconds\. Timeout is"
+        r"|Was out of section for [\d.]+ seconds\. Timeout is",
+        "NVIDIA's resiliency extension (Megatron-LM and Lightning may use it) heard nothing of a rank in time",
+        "", hang=True,
     ),
     _cause(
         "cuda-out-of-memory", "CUDA", r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
@@ -138,6 +163,7 @@ CAUSES = (
     ),
 )  # fmt: skip
 BY_NAME = {cause.name: cause for cause in CAUSES}
+OWN_WATCHDOG = "own-watchdog"  # a line by which the scenario says that the job notices a hang
 
 _ANY = re.compile("|".join(f"(?:{cause.pattern.pattern})" for cause in CAUSES))
 _LONGEST = 500  # characters of a line that are kept
@@ -155,15 +181,23 @@ class CauseReader:
 
     MOST = 8
 
-    def __init__(self) -> None:
+    def __init__(self, own: Sequence[str] = ()) -> None:
+        """`own`: regular expressions of the scenario, for lines by which the job says that it noticed a hang."""
+        self._own = [re.compile(one) for one in own]
         self._told: dict[tuple[str, int], int] = {}
 
-    def read(self, line: str, restarts: int) -> Said | None:
+    def read(self, line: str, restarts: int) -> Iterator[Said]:
         cause = cause_of(line, restarts)
-        if cause is None:
-            return None
-        key = cause.name, restarts
-        self._told[key] = self._told.get(key, 0) + 1
-        if self._told[key] > self.MOST:
-            return None
-        return Said(Kind.LOG_CAUSE, {"cause": cause.name, "line": line.strip()[:_LONGEST], "advice": cause.advice})
+        if cause and self._is_due(cause.name, restarts):
+            yield Said(Kind.LOG_CAUSE, {"cause": cause.name, "line": _short(line), "advice": cause.advice})
+        for one in self._own:
+            if one.search(line) and self._is_due(f"{OWN_WATCHDOG} {one.pattern}", restarts):
+                yield Said(Kind.LOG_CAUSE, {"cause": OWN_WATCHDOG, "line": _short(line), "pattern": one.pattern})
+
+    def _is_due(self, name: str, restarts: int) -> bool:
+        self._told[name, restarts] = self._told.get((name, restarts), 0) + 1
+        return self._told[name, restarts] <= self.MOST
+
+
+def _short(line: str) -> str:
+    return line.strip()[:_LONGEST]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchaos.harness.agent.wire import Event, Kind
@@ -15,8 +15,9 @@ from torchaos.harness.probes.torchelastic import ElasticReader
 class JobLog:
     """`line` is called from the thread that reads the output; an error in here must not stop that thread."""
 
-    def __init__(self, journal: Journal, adapter: Adapter | None) -> None:
-        self._journal, self._adapter = journal, adapter
+    def __init__(self, journal: Journal, adapter: Adapter | None, watchdogs: Sequence[str] = ()) -> None:
+        """`watchdogs`: see CauseReader."""
+        self._journal, self._adapter, self._watchdogs = journal, adapter, watchdogs
         self._failed = False
         self.by_round = False  # of a job on several nodes, see wire.attempt_of
         self.replica: int | None = None  # whose output it is, where there are several
@@ -27,7 +28,7 @@ class JobLog:
     def begin(self, attempt_base: int) -> None:
         """A new submission: torchelastic counts its restarts from 0 again."""
         self._base = attempt_base
-        self._elastic, self._causes = ElasticReader(self.by_round), CauseReader()
+        self._elastic, self._causes = ElasticReader(self.by_round), CauseReader(self._watchdogs)
 
     def in_round(self, number: int) -> None:
         """The attempt that the job is in now, where somebody else than its output tells of it."""
@@ -55,7 +56,7 @@ class JobLog:
             rank = None if said.rank is None else self.first_rank + said.rank
             self._journal.emit(said.kind, self._told(data), rank=rank, attempt=attempt, mono_s=mono_s)
         attempt = self._base + self._elastic.restarts
-        if cause := self._causes.read(text, self._elastic.restarts):
+        for cause in self._causes.read(text, self._elastic.restarts):
             self._journal.emit(cause.kind, self._told(cause.data), attempt=attempt, mono_s=mono_s)
         if self._adapter and (one := self._adapter.read(text)):
             data = {"step": one.step, "loss": one.loss, "lr": one.lr, "adapter": self._adapter.name}

@@ -12,6 +12,7 @@ from torchaos.assertions.hang_detected import HangDetected
 from torchaos.harness.agent.wire import FIELDS, Event, Kind
 from torchaos.harness.contracts import Assertion, Need, Outcome
 from torchaos.harness.record import Record
+from torchaos.harness.scenario.parameters import check_parameters
 
 PASSED, FAILED, INCONCLUSIVE = Outcome.PASSED, Outcome.FAILED, Outcome.INCONCLUSIVE
 
@@ -146,3 +147,41 @@ def test_the_report_of_another_tool(made: Made) -> None:
     ):  # fmt: skip
         made.artifacts["report"] = artifact
         assert judge(made.run, []).outcome is expected
+
+
+def died(made: Made, at_s: float, *ranks: int) -> Made:
+    for rank in ranks:
+        made.add(at_s, Kind.RANK_EXITED, rank, pid=10 + rank, start_ticks=0, exit_code=1)
+    return made
+
+
+def test_the_watch_of_the_job_itself_is_its_own_time_out(made: Made) -> None:
+    """Python's faulthandler says "Timeout", and the rank ends: the job noticed. The line may come after the death."""
+    made.hit(10.0, 1)
+    died(made, 18.0, 1).add(18.02, Kind.LOG_CAUSE, cause="faulthandler", line="Timeout (0:00:08)!", advice="")
+    finding = HangDetected(by="job", within=10.0).judge(made.back(25.0).run, [])
+    assert (finding.outcome, finding.reason) == (PASSED, "the job's own time-out noticed 8.02 s after the fault")
+
+
+def test_a_stall_ends_with_the_rank_that_it_held_up(made: Made) -> None:
+    """What is said long after that is about something else; why the rank died is not known, so nobody failed."""
+    run = died(made.hit(10.0, 1), 18.0, 1).watchdog(24.0).back(25.0).run
+    finding = HangDetected(by="job").judge(run, [])
+    assert (finding.outcome, "ended after 8.00 s" in finding.reason) == (INCONCLUSIVE, True), finding.reason
+
+
+def test_a_line_that_the_scenario_names(made: Made) -> None:
+    """With `pattern` the user's own watchdog counts, and only that one; where it said nothing, nobody noticed."""
+    line = "no progress on rank 1 for 5 s"
+    made.hit(10.0, 1).add(15.0, Kind.LOG_CAUSE, cause="own-watchdog", line=line, pattern="no progress")
+    run = died(made, 15.5, 1).back(25.0).run
+    assert HangDetected(by="job", pattern="no progress").judge(run, []).outcome is PASSED
+    assert HangDetected(by="job", pattern="another").judge(run, []).outcome is FAILED
+
+
+def test_what_is_no_regular_expression_is_refused() -> None:
+    """Where the scenario is read, in words."""
+    told: list[str] = []
+    check_parameters(HangDetected, {"pattern": "no progress ("}, (), lambda at, text, *more: told.append(text))
+    assert len(told) == 1
+    assert "no regular expression" in told[0]

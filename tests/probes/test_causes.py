@@ -56,7 +56,7 @@ def test_a_real_log_of_a_failed_restart() -> None:
     restarts = 0
     for line in (LOGS / "torchrun-gloo.log").read_text().splitlines():
         restarts = 1 if "restart_count=1" in line else restarts
-        if said := reader.read(line, restarts):
+        for said in reader.read(line, restarts):
             names.append(said.data["cause"])
     assert set(names) == {"peer-gone", "gloo-stale-store"}
 
@@ -64,10 +64,20 @@ def test_a_real_log_of_a_failed_restart() -> None:
 def test_a_cause_is_not_told_endlessly() -> None:
     """A line that is printed in a loop is told a few times per attempt."""
     reader = CauseReader()
-    told = [reader.read(ABORT, restarts) for restarts in (0, 1) for _ in range(50)]
-    assert len([said for said in told if said]) == 2 * CauseReader.MOST
+    told = [said for restarts in (0, 1) for _ in range(50) for said in reader.read(ABORT, restarts)]
+    assert len(told) == 2 * CauseReader.MOST
 
 
 def test_ordinary_output_has_no_cause() -> None:
     """A healthy run's log has none."""
     assert not [one for one in (LOGS / "torchrun-restart.log").read_text().splitlines() if cause_of(one, restarts=0)]
+
+
+def test_a_line_of_the_jobs_own_watchdog() -> None:
+    """A regular expression of the scenario is told of by its text, beside what is known of the same line."""
+    reader = CauseReader(["no progress for [0-9]+ s"])
+    (said,) = reader.read("rank 1: no progress for 30 s", restarts=0)
+    assert (said.data["cause"], said.data["pattern"]) == ("own-watchdog", "no progress for [0-9]+ s")
+    both = list(reader.read(f"no progress for 5 s: {ABORT}", restarts=0))
+    assert [one.data["cause"] for one in both] == ["teardown-abort", "own-watchdog"]
+    assert list(reader.read("step 3 loss 1.0", restarts=0)) == []

@@ -78,9 +78,8 @@ def history(
 ) -> None:  # fmt: skip
     """What runs and game days came to, from one to the next and commit to commit: of SCENARIOS by name, or of all."""
     kept = Store(db or path_of(out))
-    kept.add(store.found_in(out))
-    nights.add(kept.path, nights.found_in(out))
-    runs, days = kept.runs(scenarios), nights.kept(kept.path, scenarios)
+    runs = kept.runs(scenarios, beside=store.found_in(out))
+    days = nights.kept(kept.path, scenarios, beside=nights.found_in(out))
     if not runs and not days:
         which = f" of {', '.join(scenarios)}" if scenarios else ""
         raise UsageError(f"{kept.path}: no run{which} in it yet; --out names the folder of the run directories")
@@ -112,13 +111,13 @@ def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: flo
     Exit code 0: nothing got worse; 1: something did; 2: it can't be told.
     """
     kept = Store(db or path_of(out))
-    (runs, days), (newer_runs, newer_days) = _side(before, kept), _side(after, kept)
+    (runs, days), (newer_runs, newer_days) = (_side(text, kept, out) for text in (before, after))
     rows = compare(runs, newer_runs, tolerance) + nights.compare_nights(days, newer_days, tolerance)
     compared.comparison(rows, Console())
     sys.exit(_CODES.get(overall(rows), ExitCode.PASSED))
 
 
-def _side(text: str, kept: Store) -> tuple[list[Kept], list[Night]]:
+def _side(text: str, kept: Store, out: Path) -> tuple[list[Kept], list[Night]]:
     path, days = Path(text), list[Night]()
     if path.is_file():
         found = store.in_file(path)
@@ -129,7 +128,8 @@ def _side(text: str, kept: Store) -> tuple[list[Kept], list[Night]]:
     elif path.is_dir():
         found, days = store.found_in(path), nights.found_in(path)
     else:
-        found, days = kept.runs(commit=text), nights.kept(kept.path, commit=text)
+        found = kept.runs(commit=text, beside=store.found_in(out))
+        days = nights.kept(kept.path, commit=text, beside=nights.found_in(out))
     if not found and not days:
         raise UsageError(
             f"{text}: no run, file of results or commit of that name; `torchaos history` lists what {kept.path} has"

@@ -13,6 +13,7 @@ from torchaos.harness.contracts import UsageError
 
 _WAIT_S = 5.0  # for another process that writes
 _OURS = 0x746F7263  # "torc": in the file's header, see PRAGMA application_id
+_NOT_OURS = "it is a database, and not a history of runs"
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS runs (
     run_dir TEXT PRIMARY KEY, scenario TEXT NOT NULL, seed INTEGER NOT NULL, started TEXT NOT NULL,
@@ -46,12 +47,37 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
         raise UsageError(f"{path}: the history can't be used: {error}; move it away, or name another") from error
 
 
+def rows_of(path: Path, table: str, *columns: str) -> list[tuple[str, ...]]:
+    """Of a table of the history at `path`, in order of time; changes nothing in it. Empty where there is none. Raises
+    UsageError where the file can't be used."""
+    if not os.path.lexists(path):
+        return []
+    try:
+        _check(path)
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_WAIT_S)) as database:
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+            if tables and database.execute("PRAGMA application_id").fetchone()[0] != _OURS:
+                raise OSError(_NOT_OURS)
+            with suppress(OSError):  # on a file system that is read-only
+                os.chmod(path, 0o600)
+            if table not in tables:
+                return []
+            names = ", ".join(f'"{name}"' for name in columns)
+            return database.execute(f"SELECT {names} FROM {table} ORDER BY started, rowid").fetchall()
+    except (sqlite3.Error, OSError, ValueError) as error:
+        raise UsageError(f"{path}: the history can't be used: {error}; move it away, or name another") from error
+
+
 def _claim(path: Path) -> None:
     """Make the file, or see that it is this user's own. One that is there is never opened here: closing it would
     release the locks that SQLite holds on it in another thread."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    _check(path)
+
+
+def _check(path: Path) -> None:
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode):
         raise OSError("it is a link")
@@ -62,7 +88,7 @@ def _claim(path: Path) -> None:
 def _prepare(database: sqlite3.Connection, path: Path) -> None:
     if database.execute("PRAGMA application_id").fetchone()[0] != _OURS:
         if database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise OSError("it is a database, and not a history of runs")
+            raise OSError(_NOT_OURS)
         database.execute(f"PRAGMA application_id = {_OURS}")
     for statement in _TABLES:
         database.execute(statement)

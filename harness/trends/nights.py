@@ -18,7 +18,7 @@ from typing import Any
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.trends.compare import FLOOR_S, TOLERANCE, Change, Row, judged
-from torchaos.harness.trends.database import opened
+from torchaos.harness.trends.database import opened, rows_of
 
 _FLOOR_SHARE, _FLOOR_STEPS = 0.02, 1.0  # of the time; steps: a difference that is not worth speaking of
 
@@ -86,16 +86,13 @@ def add(path: Path, nights: Sequence[Night]) -> None:
         )
 
 
-def kept(path: Path, names: Sequence[str] = (), commit: str = "") -> list[Night]:
-    """Of the history at `path`, in order of time; of these names, or of all, and of a commit that begins like this."""
-    if not path.is_file():
-        return []
-    with opened(path) as database:
-        rows = database.execute(
-            'SELECT name, folder, score FROM nights WHERE "commit" LIKE ? ORDER BY started, rowid',
-            (commit.replace("%", "") + "%",),
-        ).fetchall()
-    return [night for name, folder, raw in rows if not names or name in names for night in _read(folder, raw)]
+def kept(path: Path, names: Sequence[str] = (), commit: str = "", beside: Sequence[Night] = ()) -> list[Night]:
+    """Of the history at `path`, in order of time; of these names, or of all, and of a commit that begins like this.
+    `beside`: nights that are told too, whether they are in the file or not. Changes nothing."""
+    rows = rows_of(path, "nights", "folder", "score")
+    found = {one.folder: one for one in (*(night for row in rows for night in _read(*row)), *beside)}
+    wanted = (one for one in found.values() if not names or one.name in names)
+    return sorted((one for one in wanted if one.commit.startswith(commit)), key=lambda one: one.started)
 
 
 def _read(folder: str, raw: str) -> Iterator[Night]:

@@ -15,7 +15,7 @@ from typing import Any
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.result import Result
 from torchaos.harness.rundir import RunDir
-from torchaos.harness.trends.database import opened
+from torchaos.harness.trends.database import opened, rows_of
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,22 @@ class Store:
                 ],
             )  # fmt: skip
 
-    def runs(self, scenarios: Sequence[str] = (), commit: str = "") -> list[Kept]:
-        """In order of time; of these scenarios, or of all, and of a commit that begins like this. Results that can't be
-        read any more, of a later version for one, are passed over."""
-        if not self.path.is_file():
-            return []
-        with opened(self.path) as database:
-            rows = database.execute(
-                'SELECT scenario, "commit", result FROM runs WHERE "commit" LIKE ? ORDER BY started, rowid',
-                (commit.replace("%", "") + "%",),
-            ).fetchall()
-        return [kept for name, at, raw in rows if not scenarios or name in scenarios for kept in _read(at, raw)]
+    def runs(self, scenarios: Sequence[str] = (), commit: str = "", beside: Sequence[Kept] = ()) -> list[Kept]:
+        """In order of time; of these scenarios, or of all, and of a commit that begins like this. `beside`: runs that
+        are told too, whether they are in the file or not. Each run is there once. Results that can't be read any more,
+        of a later version for one, are passed over. Changes nothing."""
+        rows = rows_of(self.path, "runs", "commit", "result")
+        found: dict[tuple[str, str, int, str], Kept] = {}
+        for one in (*(kept for at, raw in rows for kept in _read(at, raw)), *beside):
+            if _which(one.result) not in found or Path(one.result.run_dir).is_absolute():
+                found[_which(one.result)] = one
+        wanted = (one for one in found.values() if not scenarios or one.result.scenario in scenarios)
+        return sorted((one for one in wanted if one.commit.startswith(commit)), key=lambda one: one.result.started)
+
+
+def _which(result: Result) -> tuple[str, str, int, str]:
+    """What a run is known by, wherever its directory was moved and by whichever path it was seen."""
+    return Path(result.run_dir).name, result.scenario, result.seed, result.started
 
 
 def kept_of(folder: RunDir) -> Kept:
@@ -80,7 +85,7 @@ def kept_of(folder: RunDir) -> Kept:
         result = Result.from_json(json.loads(folder.result.read_text()))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{folder.root}: no result in it: {error}; `torchaos judge` says what became of it") from error
-    return Kept(replace(result, run_dir=str(folder.root)), _commit_in(folder))  # it may have been moved
+    return Kept(replace(result, run_dir=str(folder.root.absolute())), _commit_in(folder))  # it may have been moved
 
 
 def found_in(out: Path) -> list[Kept]:

@@ -172,3 +172,37 @@ def test_seeds_are_bounded(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["plan", str(path), "--seed", str(2**63)])
     assert done.exit_code == 2
     assert "is not in the range" in done.output
+
+
+def test_looking_counts_no_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the history is asked for, by whatever path, each run is one run, and looking changes no file."""
+    run = finished(tmp_path / "torchaos-runs" / "run-1", "a" * 40)
+    keep(kept_of(run).result, run)
+    monkeypatch.chdir(tmp_path)
+    history = path_of(tmp_path / "torchaos-runs")
+    before = history.read_bytes()
+    for _time in range(2):
+        assert len(json.loads(torchaos("history", "--json").output)) == 1
+        compared = torchaos("compare", "aaaa", "aaaa")
+        assert "1 passed" in compared.output
+    assert history.read_bytes() == before
+
+
+def test_looking_makes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that no history has yet are shown from their directories, and compared by commit."""
+    finished(tmp_path / "torchaos-runs" / "run-1", "a" * 40)
+    monkeypatch.chdir(tmp_path)
+    assert len(json.loads(torchaos("history", "--json").output)) == 1
+    assert torchaos("compare", "aaaa", "aaaa").exit_code == 0
+    assert not path_of(tmp_path / "torchaos-runs").exists()
+
+
+def test_a_history_that_holds_runs_twice_is_read_right(tmp_path: Path) -> None:
+    """An earlier version wrote a run under its relative path too; it counts once, under the absolute one."""
+    kept = kept_of(finished(tmp_path / "out" / "run-1", "a" * 40))
+    twice = replace(kept, result=replace(kept.result, run_dir="out/run-1"))
+    for order in ([kept, twice], [twice, kept]):
+        store = Store(tmp_path / f"{order[0].result.run_dir.count('/')}.sqlite")
+        store.add(order)
+        (found,) = store.runs()
+        assert found.result.run_dir == str(tmp_path / "out" / "run-1")

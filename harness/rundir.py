@@ -4,6 +4,7 @@ scenario.yaml       the file as it was, byte for byte
 plan.json           what was going to happen (plan.Plan)
 agent/plan.json     what the ranks read (plan.AgentPlan); agent/pages/*.page: one control page per fault
 agent/manifests/    what each save wrote, chunk by chunk (agent/manifest.py), where checkpoints are watched
+agent/reads/        which of the job's own files each rank of a twin read (agent/reads.py)
 agent/stamps/       when each rank's last collectives began and ended (agent/stamps.py), where something asks for it
 events/*.jsonl      the journal: one writer per file; merged only on reading
 logs/job-N.log      stdout and stderr of submission N, as they came
@@ -56,6 +57,10 @@ class RunDir:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    @property
+    def reads(self) -> Path:
+        return self.root / "agent" / "reads"
 
     @property
     def undo(self) -> Path:

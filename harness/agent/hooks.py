@@ -19,8 +19,16 @@ def install(agent: Agent) -> None:
     imports.when("torch", agent.careful("steps")(installer.torch_is_there))
     imports.when("torch", lambda torch: agent.starts())
     imports.install()
+    if "reads" in agent.live:
+        agent.careful("reads")(_record_reads)(agent)
     atexit.register(installer.process_ends)
     os.register_at_fork(after_in_child=installer.is_forked_child)
+
+
+def _record_reads(agent: Agent) -> None:
+    from .reads import Reads
+
+    Reads(agent).install()
 
 
 class _Installer:

@@ -53,12 +53,14 @@ class Run:
     """One run of one plan in one run directory. `stop` may be called from a signal handler or another thread."""
 
     def __init__(
-        self, plan: Plan, folder: RunDir, reproduce: Sequence[str] = (), watcher: Watcher | None = None
-    ) -> None:
+        self, plan: Plan, folder: RunDir, reproduce: Sequence[str] = (), watcher: Watcher | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`notes` are said first of all."""
         self.plan, self.folder = plan, folder
         # Every process that carries it is ended with the run, so no other run may ever have the same.
         self.run_id = f"{folder.root.name}-{secrets.token_hex(4)}"
-        self._reproduce, self._watcher = list(reproduce), watcher
+        self._reproduce, self._watcher, self._notes = list(reproduce), watcher, notes
         self._stopped: dict[str, object] | None = None
         self._hurried = False
         self._lives: list[FaultLife] = []
@@ -97,6 +99,8 @@ class Run:
         stack.callback(self.journal.close)
         if self._watcher:
             stack.enter_context(self._watcher(self.journal, self.plan))
+        for text in self._notes:
+            self.journal.emit(Kind.NOTE, {"text": text})
         self._stage("prepare")
         plan = self.plan
         slots = [Slots.make(fault, self.folder) for fault in plan.faults]

@@ -1,7 +1,10 @@
 """The fault-free run that a faulted one is judged against, and its cache.
 
-A twin is an ordinary run of the same plan without its faults, kept under everything that could change it (twin_key.py).
-Only what a verdict needs is kept, not the checkpoints themselves.
+A twin is an ordinary run of the same plan without its faults, kept under everything that could change it and is known
+beforehand (twin_key.py), and as long as what its job read is as it was (inputs.py). Only what a verdict needs is kept,
+not the checkpoints themselves.
+
+The twins of one key are of one generation: twin 0 begins it, and when it is not to be used any more, all are removed.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from platformdirs import user_cache_path
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError
+from torchaos.harness.engine.inputs import Inputs
 from torchaos.harness.engine.twin_key import key_of
 from torchaos.harness.plan import Plan
 from torchaos.harness.record import Record
@@ -29,6 +33,7 @@ MOST_TWINS, MOST_BYTES = 200, 10 << 30  # that the cache keeps
 _TRIES = 4
 _LOOK_S = 0.2  # how often it is looked whether another run's twin is done
 _KEPT = ("plan.json", "events", "artifacts", "logs")
+_MADE = "made.json"  # beside them: when it was made, and what its job read
 
 
 class Twins:
@@ -36,22 +41,29 @@ class Twins:
 
     def __init__(
         self, plan: Plan, execute: Callable[[Plan, RunDir], None], cache: Path | None = None,
-        given_up: Callable[[], bool] = lambda: False,
+        given_up: Callable[[], bool] = lambda: False, tell: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
-        """`given_up`: whether the user wants no more of it, asked while another run's twin is being waited for."""
+        """`given_up`: whether the user wants no more of it, asked while another run's twin is being waited for. `tell`
+        is told why twins that were there are made anew."""
         self._plan = fault_free(plan)
-        self._execute, self._given_up = execute, given_up
+        self._execute, self._given_up, self._tell = execute, given_up, tell
         self._home = (cache or user_cache_path("torchaos")) / "twins" / key_of(self._plan)
+        self._first: Inputs | None = None  # of the generation that was given
+        self.refused = ""  # why no further twin of it can be had
 
     def give(self, number: int, to: RunDir) -> bool:
         """Copy the record of the twin `number` (from 0) into a run directory, running it first where it isn't cached.
-        False when the twin's job itself failed, or was ended early: then it is no measure for anything. Raises
-        ChaosError where the cache can't be written."""
+        False when the twin's job itself failed, or was ended early: then it is no measure for anything. So it is, and
+        `refused` says why, where it would not be of the generation of the twin 0 that was given. Raises ChaosError
+        where the cache can't be written."""
         try:
             with self._locked() as mine:
                 kept = self._home / str(number)
-                if not mine or not (kept.is_dir() or self._make(number, kept)):
+                if not mine or not self._is_current(number):
                     return False
+                if not (kept.is_dir() or self._make(number, kept)):
+                    return False
+                self._first = self._first if number else made_of(kept)
                 os.utime(self._home)  # used now: the oldest are forgotten first
                 shutil.copytree(kept, to.twins / str(number), copy_function=_link_or_copy)
         except OSError as error:
@@ -60,6 +72,33 @@ class Twins:
             ) from error
         return True
 
+    def has(self, number: int) -> bool:
+        """Whether it is in the cache."""
+        return (self._home / str(number)).is_dir()
+
+    def renew(self, why: str) -> bool:
+        """Remove the generation that was given, unless another run has done so. False where the user gave up waiting
+        for another run."""
+        with self._locked() as mine:
+            if mine and made_of(self._home / "0") == self._first:
+                self._forget(why)
+            return mine
+
+    def _is_current(self, number: int) -> bool:
+        first = made_of(self._home / "0")
+        why = first.changed() if first else "what its job read is not known" if self.has(0) else ""
+        if number == 0:
+            if why:
+                self._forget(why)
+            return True
+        self.refused = why or ("" if first == self._first else "twin 0 was made anew meanwhile, for another run")
+        return not self.refused
+
+    def _forget(self, why: str) -> None:
+        self._tell(f"the twin is made anew: {why}")
+        for kept in self._home.glob("[0-9]*"):
+            shutil.rmtree(kept)
+
     def _make(self, number: int, kept: Path) -> bool:
         """A healthy job may abort while it exits (torch's teardown), and is then done again by torchrun: such a run is
         no twin, and another is tried. One that fails is left where it ran, so that its log can be read."""
@@ -67,6 +106,7 @@ class Twins:
         for _ in range(_TRIES):
             folder = RunDir(self._home / f"run-{number}-{os.getpid()}")
             folder.create()
+            began_s = time.time()
             self._execute(self._plan, folder)
             record = Record.load(folder)
             if finished_well(record):
@@ -81,6 +121,7 @@ class Twins:
         partial.mkdir(mode=0o700)
         for name in _KEPT:
             (folder.root / name).rename(partial / name)
+        (partial / _MADE).write_text(Inputs.of(folder, began_s).to_json())
         partial.rename(kept)
         shutil.rmtree(folder.root)
         forget_old(self._home)
@@ -141,7 +182,17 @@ def _lock(fd: int) -> bool:
 
 
 def fault_free(plan: Plan) -> Plan:
-    return replace(plan, faults=(), stop=(), steady_state=(), asserts=(), twin={})
+    """Its agents record what the job reads, too."""
+    hooks = tuple(sorted({*plan.hooks, "reads"}))
+    return replace(plan, faults=(), stop=(), steady_state=(), asserts=(), twin={}, hooks=hooks)
+
+
+def made_of(twin: Path) -> Inputs | None:
+    """When it was made, and of what; None where that is not there, or damaged."""
+    try:
+        return Inputs.from_json((twin / _MADE).read_text())
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def finished_well(twin: Record) -> bool:

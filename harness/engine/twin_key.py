@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from torchaos.harness import agent, checkpoints
+from torchaos.harness.engine.inputs import digest, stamp
 from torchaos.harness.environment import editable, installed, job_python
 from torchaos.harness.plan import Plan
 
@@ -25,7 +26,6 @@ _NAMED = re.compile(rb"""["']([A-Za-z_]\w*)["']|\$\{?([A-Za-z_]\w*)""")  # "EPOC
 _NOT_SOURCES = {"node_modules", "site-packages", "__pycache__"}
 _NO_MATTER = ("timeout_s", "resubmit_times", "resubmit_delay_s", "attach_pid")  # to a job that no fault hits
 _MOST = 5000  # files of one folder
-_WHOLE = 1 << 26  # bytes; of larger files the size and the time of change must do
 
 
 def key_of(plan: Plan) -> str:
@@ -36,10 +36,10 @@ def key_of(plan: Plan) -> str:
         "launcher": plan.launcher,
         "hooks": plan.hooks,
         "collect": [need.value for need in plan.collect],
-        "sources": [(str(path), _digest(path)) for path in sources],
-        "data": [_stamp(path) for path in _files_below(_named(plan, Path.is_dir))],
+        "sources": [(str(path), digest(path)) for path in sources],
+        "data": [(str(path), *stamp(path)) for path in _files_below(_named(plan, Path.is_dir))],
         "observers": [
-            _digest(path) for room in (agent, checkpoints) for path in sorted(Path(room.__path__[0]).glob("*.py"))
+            digest(path) for room in (agent, checkpoints) for path in sorted(Path(room.__path__[0]).glob("*.py"))
         ],
         "installed": installed(python),
         "machine": [platform.machine(), platform.release(), platform.node(), os.cpu_count()],
@@ -96,23 +96,6 @@ def _environment(sources: Iterable[Path]) -> dict[str, str]:
     return {
         name: value for name, value in sorted(os.environ.items()) if name.startswith(_ENV) or os.fsencode(name) in found
     }
-
-
-def _digest(path: Path) -> str:
-    try:
-        if path.stat().st_size > _WHOLE:
-            return str(_stamp(path))
-        return hashlib.blake2b(path.read_bytes(), digest_size=12).hexdigest()
-    except OSError as error:
-        return f"can't be read: {error.strerror}"
-
-
-def _stamp(path: Path) -> tuple[str, int, int]:
-    try:
-        found = path.stat()
-    except OSError:
-        return str(path), 0, 0
-    return str(path), found.st_size, found.st_mtime_ns
 
 
 def _start_of(path: Path) -> bytes:

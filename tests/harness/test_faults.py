@@ -31,6 +31,7 @@ from torchaos.harness.engine.site import NodeSite, Victim
 from torchaos.harness.journal import Journal
 from torchaos.harness.plan import After, Plan, PlannedFault, PlannedJob
 from torchaos.harness.planner import make_plan
+from torchaos.harness.registry import find
 from torchaos.harness.repeats.ask import Ask
 from torchaos.harness.result import ExitCode
 from torchaos.harness.rundir import RunDir
@@ -209,6 +210,7 @@ def test_a_fault_that_is_refused_lets_go_of_its_pacer(
     def refuse(self: object, site: object) -> None:
         raise NotPermitted("outside")
 
+    find("injectors", Freeze.name)  # it is checked when it is loaded, before it is made to refuse
     monkeypatch.setattr(Freeze, "changes", refuse)
     fault = PlannedFault("freeze", "process.freeze", "node", Target((0,)), Moment(0, 3, None), {}, "", "")
     life, slots = lives(fault, folder, journal, sleeper)

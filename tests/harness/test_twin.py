@@ -17,7 +17,7 @@ from torchaos.harness.engine.scenario_run import ScenarioRun
 from torchaos.harness.engine.twin import Twins, finished_well
 from torchaos.harness.engine.twin_key import key_of
 from torchaos.harness.judging.verdict import judge
-from torchaos.harness.plan import Plan, PlannedJob
+from torchaos.harness.plan import Named, Plan, PlannedJob
 from torchaos.harness.record import Record
 from torchaos.harness.rundir import RunDir
 
@@ -32,6 +32,17 @@ def leaves(run: Record) -> Callable[[Plan, RunDir], None]:
     def execute(plan: Plan, folder: RunDir) -> None:
         plan.write(folder.plan)
         (folder.events / "all.jsonl").write_bytes(b"".join(event.to_line() for event in run.events))
+
+    return execute
+
+
+def reads(run: Callable[[Plan, RunDir], None], *said: str) -> Callable[[Plan, RunDir], None]:
+    """The same, and its rank recorded what it read: letters and paths."""
+
+    def execute(plan: Plan, folder: RunDir) -> None:
+        run(plan, folder)
+        folder.reads.mkdir()
+        (folder.reads / "rank0-a0-p1").write_bytes(b"".join(os.fsencode(one) + b"\0" for one in said))
 
     return execute
 
@@ -154,3 +165,134 @@ def test_an_interrupt_during_a_further_twin_fails_nothing(
     assert next(made) == 3
     assert result.verdict.value == "inconclusive", result
     assert "SIGINT" in result.reason
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """Files of a job, as they were long before it ran."""
+    folder = tmp_path / "job"
+    for name in ("config.json", "conf/model.yaml", "data/part-0.bin", "log.txt"):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        (folder / name).write_text("1")
+        os.utime(folder / name, (1e9, 1e9))
+    return folder
+
+
+CHANGES = {
+    "config.json": "has changed", "conf/model.yaml": "has changed", "data/part-0.bin": "has changed",
+    "local.yaml": "is there now", "data/part-1.bin": "has other files in it", "log.txt": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_twin_is_made_anew_when_what_its_job_read_changed(trainer: Any, tmp_path: Path, old: Path, name: str) -> None:
+    """Settings and data that no command names, a file that was looked for and not there, a folder that was listed; and
+    not for a file that the job writes itself, or that was only touched."""
+    run = leaves(trainer().record())
+    read = [f"r{old / one}" for one in ("config.json", "conf/model.yaml", "data/part-0.bin", "local.yaml", "log.txt")]
+    made, told = count(), []
+
+    def execute(plan: Plan, folder: RunDir) -> None:
+        next(made)
+        reads(run, *read, f"l{old / 'data'}", f"w{old / 'log.txt'}")(plan, folder)
+
+    def give(to: str) -> Twins:
+        twins = Twins(plan_of("train"), execute, tmp_path / "cache", tell=told.append)
+        assert twins.give(0, RunDir(tmp_path / to).create())
+        return twins
+
+    give("first")
+    os.utime(old / "config.json")
+    first = give("again")
+    assert not told
+    (old / name).write_text("2")
+    if not CHANGES[name]:
+        assert first.give(1, RunDir(tmp_path / "further").create())
+        return
+    assert not first.give(1, RunDir(tmp_path / "further").create()), "two twins of two ages"
+    assert CHANGES[name] in first.refused
+    assert give("changed").give(1, RunDir(tmp_path / "last").create())
+    assert [CHANGES[name] in why for why in told] == [True]
+    assert next(made) == 3
+
+
+def test_a_file_that_changes_while_the_twin_runs(trainer: Any, tmp_path: Path, old: Path) -> None:
+    """Whether its job had read it before or after that, nobody knows: the twin is used for this run alone."""
+    run, told = reads(leaves(trainer().record()), f"r{old / 'config.json'}"), []
+
+    def execute(plan: Plan, folder: RunDir) -> None:
+        (old / "config.json").write_text("2")
+        run(plan, folder)
+
+    for name in ("first", "second"):
+        twins = Twins(plan_of("train"), execute, tmp_path / "cache", tell=told.append)
+        assert twins.give(0, RunDir(tmp_path / name).create())
+    assert "was changed while its job ran" in told[0]
+
+
+def test_a_twin_whose_reads_were_not_all_recorded_is_not_used_again(trainer: Any, tmp_path: Path) -> None:
+    """The hook had failed, or somebody damaged the note of it."""
+    run, told = reads(leaves(trainer().record()), "!"), []
+    for name in ("first", "second"):
+        twins = Twins(plan_of("train"), run, tmp_path / "cache", tell=told.append)
+        assert twins.give(0, RunDir(tmp_path / name).create())
+    (twins._home / "0" / "made.json").write_text("{")
+    assert twins.give(0, RunDir(tmp_path / "third").create())
+    assert [why.partition(": ")[2] for why in told] == ["what its job read is not known"] * 2
+
+
+def ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, makes: Callable[[int], Record], plan: Plan | None = None
+) -> tuple[ScenarioRun, Any, int]:
+    """A scenario with this cache; `makes` gives the records in order of their making, twins and run alike."""
+    source, made = tmp_path / "scenario.yaml", count()
+    source.write_text("")
+    plan = plan or replace(plan_of("train"), twin={"runs": 3}, asserts=(Named("loss_continuity", {}),))
+    scenario_run = ScenarioRun(plan, RunDir(tmp_path / name), source, [])
+    monkeypatch.setattr("torchaos.harness.engine.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr(scenario_run, "_execute", lambda plan, folder: leaves(makes(next(made)))(plan, folder))
+    return scenario_run, scenario_run(), next(made)
+
+
+def test_twins_of_another_job_are_never_mixed_with_new_ones(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job was changed, in a way that no file shows: the kept twin is of another seed. It is made anew, once, and
+    the run fails for what it lost, as it does with an empty cache."""
+    ran(tmp_path, monkeypatch, "first", lambda number: trainer(seed=1).record())
+
+    def later(number: int) -> Record:
+        broken = {"kills": [(13, 1)], "broken": frozenset({"momentum"})} if number == 0 else {}
+        return trainer(seed=2, **broken).record()
+
+    scenario_run, result, made = ran(tmp_path, monkeypatch, "second", later)
+    assert made == 3, "the run, a twin, and one more that says that they are all alike"
+    assert result.verdict.value == "failed", result
+    assert any("this one differs from it before any fault" in note for note in result.notes)
+    assert judge(scenario_run.folder).reason == result.reason
+
+
+def test_noise_is_not_learned_from_twins_of_two_ages(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is as the kept twin until a fault; a twin that is made now is not. Which of them is the job's own noise,
+    and which is a change, only twins of one age tell."""
+    ran(tmp_path, monkeypatch, "first", lambda number: trainer().record())
+
+    def later(number: int) -> Record:
+        broken = {"kills": [(13, 1)], "broken": frozenset({"momentum"})} if number == 0 else {}
+        return trainer(**broken, **({"noise": float(number)} if number else {})).record()
+
+    _, result, made = ran(tmp_path, monkeypatch, "second", later)
+    assert made == 5, "the run, a twin of another age than the kept one, and three of one age"
+    assert any("a twin that was made now differs from it" in note for note in result.notes)
+
+
+def test_kept_twins_of_a_noisy_job_are_used_again(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It differs from each of them as they do among themselves: no twin is made for that."""
+    ran(tmp_path, monkeypatch, "first", lambda number: trainer(noise=1.0 + number).record())
+    _, result, made = ran(tmp_path, monkeypatch, "second", lambda number: trainer(noise=9.0).record())
+    assert made == 1, result
+    assert not result.notes

@@ -1,0 +1,32 @@
+"""Whether twins that were made earlier are still those of the job that was run. Pure.
+
+Files that changed are seen before a run (engine/inputs.py). What else may have changed shows in the record alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+from torchaos.harness.judging import agreement
+from torchaos.harness.judging.landings import landings
+from torchaos.harness.judging.teardown import final_step
+from torchaos.harness.record import Record
+
+
+def are_of_another_job(run: Record, old: Sequence[Record]) -> bool:
+    """Whether the run differs from twins of one age before its first fault, by more than they do among themselves."""
+    history = agreement.history_of(run, old)
+    landed = landings(run)
+    early = agreement.before(history, landed[0].at_s if landed else math.inf)
+    theirs = [agreement.until(twin.history.by_step(), final_step(twin)) for twin in old]
+    known = [{step: ranks for step, ranks in steps.items() if step in early} for steps in theirs]
+    between = [d.relative for a, b in combinations(known, 2) for d in agreement.differences(a, b, 0.0, 0.0)]
+    allowed = agreement.LEARNED_FACTOR * max(between, default=0.0)
+    return all(any(agreement.differences(early, steps, allowed)) for steps in known)
+
+
+def differ_by_age(old: Sequence[Record], new: Sequence[Record]) -> bool:
+    """Whether a twin that was made now is not what an earlier one is: no noise can be learned from the two."""
+    return any(not agreement.agree(one, [other]) for one in new for other in old)

@@ -66,6 +66,9 @@ def page_of(folder: RunDir) -> Page:
     return Page(html.text(folder, judged(folder)))
 
 
+RUNS = Path(__file__).parents[1] / "data" / "runs"
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     return recorded(tmp_path / "run")
@@ -210,6 +213,18 @@ def test_checkpoints_have_their_state(run: RunDir) -> None:
     states = {one["name"]: (one["state"], one["good"]) for one in checkpoints_of(Record.load(run))}
     assert states["step-14"] == ("damaged", False)
     assert next(state for name, (state, _) in states.items() if "step-10" in name).startswith("not there any more")
+
+
+def test_one_file_that_is_overwritten_has_a_row_for_each_save() -> None:
+    """A real run whose saves all go to one file, loaded by two attempts between the first and the second."""
+    rows = checkpoints_of(Record.load(RunDir(RUNS / "kill-twice")))
+    assert [(row["name"], row["step"], row["loaded"]) for row in rows] == [
+        ("checkpoint", 4, [1, 2]), ("checkpoint", 8, []), ("checkpoint", 12, []),
+    ]  # fmt: skip
+    assert [row["state"] for row in rows] == [
+        "overwritten in step 8", "overwritten in step 12",
+        "not looked at: no assertion asked for it, as checkpoint_integrity does",
+    ]  # fmt: skip
 
 
 def test_the_log_around_the_fault(run: RunDir) -> None:

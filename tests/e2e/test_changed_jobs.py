@@ -5,6 +5,7 @@ second loses it."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chaos import REPOSITORY, RunScenario, kill_rank
@@ -57,7 +58,7 @@ def test_a_stale_twin_hides_nothing(
         "command": f"{command} --dir {{run}}/out", "cwd": str(tmp_path), "checkpoints": {"path": "{run}/out"},
         "env": env, "world_size": 2,
     }  # fmt: skip
-    asserts = {"assert": ["loss_continuity", "completed"]}
+    asserts: dict[str, Any] = {"assert": ["loss_continuity", "completed"]}
     first = torchaos(kill_rank(job, when={"step": 13, "phase": "backward"}, **asserts))
     assert first.result["verdict"] == "passed", first
     file = tmp_path / name

@@ -190,7 +190,7 @@ def test_a_twin_is_made_anew_when_what_its_job_read_changed(trainer: Any, tmp_pa
     not for a file that the job writes itself, or that was only touched."""
     run = leaves(trainer().record())
     read = [f"r{old / one}" for one in ("config.json", "conf/model.yaml", "data/part-0.bin", "local.yaml", "log.txt")]
-    made, told = count(), []
+    made, told = count(), list[str]()
 
     def execute(plan: Plan, folder: RunDir) -> None:
         next(made)
@@ -218,7 +218,7 @@ def test_a_twin_is_made_anew_when_what_its_job_read_changed(trainer: Any, tmp_pa
 
 def test_a_file_that_changes_while_the_twin_runs(trainer: Any, tmp_path: Path, old: Path) -> None:
     """Whether its job had read it before or after that, nobody knows: the twin is used for this run alone."""
-    run, told = reads(leaves(trainer().record()), f"r{old / 'config.json'}"), []
+    run, told = reads(leaves(trainer().record()), f"r{old / 'config.json'}"), list[str]()
 
     def execute(plan: Plan, folder: RunDir) -> None:
         (old / "config.json").write_text("2")
@@ -232,7 +232,7 @@ def test_a_file_that_changes_while_the_twin_runs(trainer: Any, tmp_path: Path, o
 
 def test_a_twin_whose_reads_were_not_all_recorded_is_not_used_again(trainer: Any, tmp_path: Path) -> None:
     """The hook had failed, or somebody damaged the note of it."""
-    run, told = reads(leaves(trainer().record()), "!"), []
+    run, told = reads(leaves(trainer().record()), "!"), list[str]()
     for name in ("first", "second"):
         twins = Twins(plan_of("train"), run, tmp_path / "cache", tell=told.append)
         assert twins.give(0, RunDir(tmp_path / name).create())
@@ -262,8 +262,9 @@ def test_twins_of_another_job_are_never_mixed_with_new_ones(
     ran(tmp_path, monkeypatch, "first", lambda number: trainer(seed=1).record())
 
     def later(number: int) -> Record:
-        broken = {"kills": [(13, 1)], "broken": frozenset({"momentum"})} if number == 0 else {}
-        return trainer(seed=2, **broken).record()
+        broken: dict[str, Any] = {"kills": [(13, 1)], "broken": frozenset({"momentum"})} if number == 0 else {}
+        found: Record = trainer(seed=2, **broken).record()
+        return found
 
     scenario_run, result, made = ran(tmp_path, monkeypatch, "second", later)
     assert made == 3, "the run, a twin, and one more that says that they are all alike"
@@ -280,8 +281,9 @@ def test_noise_is_not_learned_from_twins_of_two_ages(
     ran(tmp_path, monkeypatch, "first", lambda number: trainer().record())
 
     def later(number: int) -> Record:
-        broken = {"kills": [(13, 1)], "broken": frozenset({"momentum"})} if number == 0 else {}
-        return trainer(**broken, **({"noise": float(number)} if number else {})).record()
+        broken: dict[str, Any] = {"kills": [(13, 1)], "broken": frozenset({"momentum"})} if number == 0 else {}
+        found: Record = trainer(**broken, **({"noise": float(number)} if number else {})).record()
+        return found
 
     _, result, made = ran(tmp_path, monkeypatch, "second", later)
     assert made == 5, "the run, a twin of another age than the kept one, and three of one age"

@@ -5,14 +5,18 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
-from torchaos.harness.judging.agreement import Difference, before, differences
-from torchaos.harness.judging.contents import Checkpoint, Clash, checkpoints_of, clashes, is_below, twin_of
+from torchaos.harness.judging.agreement import before, differences
+from torchaos.harness.judging.clash_words import also, but, left_out, listed, meaning, words
+from torchaos.harness.judging.clashes import compare, in_order, strays
+from torchaos.harness.judging.contents import Checkpoint, Clash, checkpoints_of, is_below, root_of, unread_of
 from torchaos.harness.judging.damage import Damage, Did, counts, meetings
 from torchaos.harness.judging.landings import landings
+from torchaos.harness.judging.pairing import pairs
+from torchaos.harness.judging.schedule import saves_vary
 from torchaos.harness.judging.teardown import teardown_aborts
 from torchaos.harness.record import Record
 
@@ -22,12 +26,19 @@ _CLOCK = re.compile(r"time|date|clock|elapsed|duration|seconds|uuid|host", re.I)
 
 @dataclass(frozen=True)
 class CheckpointIntegrity:
-    """Every checkpoint is complete and loads, the newest is no older than the twin's, and what is in them equals the
-    twin's at the same step. A torn one is borne with when a whole one supersedes it and it isn't marked as complete.
-    Entries in which the twins differ among themselves are not compared."""
+    """Every checkpoint is complete and loads, the newest is no older than the twin's, none that the twin has is
+    lacking, and what is in them equals the twin's at the same step. A torn one is borne with when a whole one
+    supersedes it and it isn't marked as complete.
+
+    `tolerance` is relative (0.001: a thousandth), of each tensor's norm and of each number. Without one, entries must
+    be bitwise equal, but for rounding, and for as much as twins differ among themselves. `ignore` names entries that
+    are not compared; `*` stands for anything."""
 
     name: ClassVar[str] = "checkpoint_integrity"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN})
+
+    tolerance: float | None = None
+    ignore: tuple[str, ...] = ()
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         ours = checkpoints_of(run)
@@ -42,13 +53,10 @@ class CheckpointIntegrity:
         if unread:
             return inconclusive(f"not all checkpoints could be looked at: {unread}")
         if not ours:
-            return failed("there is no checkpoint", checkpoints=0)
+            return _none(run, twins)
         closed = next((one for one in ours if one.closed), None)
         if closed:
-            return inconclusive(
-                f"{closed.at} can't be read without running the code that its pickle may hold, which is not done; save "
-                "with torch.save what torch.load(weights_only=True) takes"
-            )
+            return inconclusive(f"{closed.at} was not looked into: {closed.closed}")
         broken = _broken(ours) or _too_old(run, ours)
         if broken:
             return broken
@@ -59,7 +67,9 @@ class CheckpointIntegrity:
         left = f" ({len(torn)} torn and superseded: {torn[0].path})" if torn else ""
         if not theirs:
             return passed(f"{well}{left}; {_BLIND}", checkpoints=len(ours), torn=len(torn))
-        return _as_in_the_twin(run, twins, ours, theirs, well + left)
+        finding = _as_in_the_twin(run, twins, ours, theirs, well + left, self.tolerance, self.ignore)
+        bound = {} if self.tolerance is None else {"tolerance": self.tolerance}
+        return replace(finding, bound=bound)
 
 
 def _resumed(run: Record) -> Finding | None:
@@ -98,6 +108,19 @@ def _resumed(run: Record) -> Finding | None:
     return None
 
 
+def _none(run: Record, twins: Sequence[Record]) -> Finding:
+    """There is nothing to look at. It is the run's fault only where the twin has checkpoints."""
+    saved = [save for save in run.history.saves if save.ok and is_below(save.path, root_of(run))]
+    seen = f"; {len(saved)} were saved while it ran, and are gone" if saved else ""
+    unread = f"; {unread_of(run)}" if unread_of(run) else ""
+    if any(checkpoints_of(twin) for twin in twins):
+        return failed(f"there is no checkpoint in the end, and the twin has some{seen}{unread}", checkpoints=0)
+    twin = ", nor has the twin any" if twins else ""
+    return inconclusive(
+        f"no checkpoint lies in {root_of(run) or 'the folder'} in the end{twin}{seen}{unread}: nothing could be judged"
+    )
+
+
 def _of_step(damage: Damage) -> str:
     name = posixpath.basename(damage.checkpoint)
     return name if damage.step is None else f"{name} (step {damage.step})"
@@ -134,45 +157,72 @@ def _too_old(run: Record, ours: Sequence[Checkpoint]) -> Finding | None:
 
 
 def _as_in_the_twin(
-    run: Record, twins: Sequence[Record], ours: list[Checkpoint], theirs: list[list[Checkpoint]], well: str
-) -> Finding:
+    run: Record, twins: Sequence[Record], ours: list[Checkpoint], theirs: list[list[Checkpoint]], well: str,
+    tolerance: float | None, ignore: Sequence[str],
+) -> Finding:  # fmt: skip
     newest, due = _newest(ours).step, _newest(theirs[0]).step
     more = newest is not None and due is not None and newest > due
     last = twins[0].history.last_step
-    if newest != due and not (more and (teardown_aborts(run, last) or (newest or 0) <= (last or 0))):
+    known = more and (teardown_aborts(run, last) or (newest or 0) <= (last or 0))
+    vary = saves_vary(run, twins)
+    if newest != due and not known and not vary:
         return failed(f"the newest checkpoint is of step {newest}, the twin's of step {due}", newest=newest, twin=due)
-    noisy = {clash.name for other in theirs[1:] for clash in clashes(other, theirs[0])}
-    twins_of = [one for one in ours if one.good and twin_of(one, theirs[0])]
-    pairs = [one for one in twins_of if not _of_another_world(run, twins[0], one)]
-    names = {name for one in pairs for name in (*one.tensors, *one.values)}
-    if not pairs or (names and names <= noisy):
-        why = "the twins differ among themselves in all"
-        if not pairs:
-            of_others = "all are of another number of ranks" if twins_of else "none is of a step at which it has one"
-            why = f"with the twin's, {of_others}"
-        return inconclusive(f"{well}; their contents could not be compared: {why}")
-    if more and not any((one.saved_s or 0.0) > run.history.attempts[-1].started_s for one in pairs):
-        return inconclusive(f"{well}, which the twin has not, and none since the last start could be compared")
-    found = clashes(pairs, theirs[0], noisy)
+    both = pairs(ours, theirs[0])
+    alike = [(one, other) for one, other in both if not _of_another_world(run, twins[0], one.step)]
+    made = compare(alike, theirs, run.history, tolerance, ignore)
+    strange = [] if vary else _strange(run, twins, ours, theirs)
+    found = in_order([*made.clashes, *strange])
     if found:
         return _clash(run, twins, found)
-    spared = f", but for {len(noisy)} entries in which the twins differ among themselves" if noisy else ""
-    other = len(twins_of) - len(pairs)
-    world = f"; those of {other} more were not compared: they were saved on another number of ranks" if other else ""
-    extra = f"; {_newest(ours).at} is one that the twin has not" if more else ""
+    if not made.entries:
+        why = "the twins differ among themselves in all"
+        if not alike:
+            of_others = "all are of another number of ranks" if both else "none is of a step at which it has one"
+            why = f"with the twin's, {of_others}"
+        return inconclusive(f"{well}; their contents could not be compared: {why}")
+    if made.noisy:
+        return inconclusive(f"{well}; the twins differ too much among themselves to judge {listed(made.noisy)}")
+    if (more or vary) and not any((one.saved_s or 0.0) > run.history.attempts[-1].started_s for one, _other in alike):
+        by_time = (
+            "the steps of checkpoints are others in each run"
+            if vary
+            else f"{_newest(ours).at} is one that the twin has not"
+        )
+        return inconclusive(f"{well}; {by_time}, and none since the last start could be compared")
+    own = {one.path for one, _other in both}
     return passed(
-        f"{well}; the contents of {len(pairs)} equal the twin's at the same step{spared}{world}{extra}",
-        checkpoints=len(ours), compared=len(pairs), entries=len(names - noisy),
+        f"{well}; the contents of {len(alike)} equal the twin's at the same step{but(made, run)}"
+        f"{left_out(len(both) - len(alike), [one for one in ours if one.good and one.path not in own])}",
+        checkpoints=len(ours), compared=len(alike), entries=len(made.entries),
     )  # fmt: skip
 
 
-def _of_another_world(run: Record, twin: Record, one: Checkpoint) -> bool:
+def _strange(
+    run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint], theirs: Sequence[Sequence[Checkpoint]]
+) -> list[Clash]:
+    """What all twins have and the run has not, or of another step. Less what is of another number of ranks, and less
+    the steps that an attempt resumed from: the save of such a step may have been cut short, and it is not done
+    again."""
+    found = {one.path: one for one in strays(ours, theirs[0])}
+    for other in theirs[1:]:
+        same = {one.path: one.theirs for one in strays(ours, other)}
+        found = {path: one for path, one in found.items() if same.get(path) == one.theirs}
+    bases = {attempt.base for attempt in run.history.attempts[1:]}
+    return [
+        one
+        for one in found.values()
+        if not _of_another_world(run, twins[0], one.step) and not (one.ours is None and one.step in bases)
+    ]
+
+
+def _of_another_world(run: Record, twin: Record, step: int | None) -> bool:
     """Whether it was saved on another number of ranks than the twin's: sums come in another order then, and each rank's
     own state is of other ranks."""
-    saved = [save.attempt for save in run.history.saves if save.global_step == one.step]
+    saved = [save.attempt for save in run.history.saves if save.global_step == step]
+    made = [one.attempt for one in run.history.by_step().get(step or 0, {}).values()]
     sizes = {attempt.number: attempt.world_size for attempt in run.history.attempts}
     theirs = {attempt.world_size for attempt in twin.history.attempts}
-    return bool(saved) and sizes.get(saved[-1]) not in theirs
+    return bool(saved or made) and sizes.get((saved or made)[-1]) not in theirs
 
 
 def _clash(run: Record, twins: Sequence[Record], found: list[Clash]) -> Finding:
@@ -181,35 +231,20 @@ def _clash(run: Record, twins: Sequence[Record], found: list[Clash]) -> Finding:
     invalid = next(differences(before(run.history, landed[0].at_s), steps, 0.0), None) if landed else None
     if invalid or not landed:
         where = f"the losses differ in step {invalid.step}" if invalid else "no fault landed"
-        return inconclusive(f"the twin is no measure for this run: {where}, and {_words(first)}")
+        return inconclusive(f"the twin is no measure for this run: {where}, and {words(first)}")
     if len(twins) == 1 and all(clash.kind == "value" and _CLOCK.search(clash.name) for clash in found):
-        return inconclusive(f"{_words(first)}: it may be a clock, which a second twin would tell", entries=len(found))
+        return inconclusive(f"{words(first)}: it may be a clock, which a second twin would tell", entries=len(found))
     loss = next(differences(run.history.by_step(), steps, 0.0), None)
+    if loss and all(clash.kind == "checkpoint" and clash.ours is not None for clash in found):
+        return inconclusive(
+            f"{words(first)}: it may be that the losses, which are not the twin's either, decide on that"
+        )
     more = len({clash.name for clash in found}) - 1
-    also = f", and so do {more} other entries" if more else ""
     return failed(
-        f"{_words(first)}{also}. {_meaning(loss, first)}",
+        f"{words(first)}{also(first, more)}. {meaning(loss, first)}",
         None if first.step is None else First(What.SAVED, first.step),
         step=first.step, entry=first.name, entries=more + 1,
     )  # fmt: skip
-
-
-def _words(first: Clash) -> str:
-    where = f"{first.path} (step {first.step})" if first.step is not None else first.path
-    if first.ours is None:
-        return f"the {first.kind} {first.name} is missing in {where}, and is there in the twin's"
-    if first.theirs is None:
-        return f"the {first.kind} {first.name} in {where} is not in the twin's"
-    told = f": {first.ours} instead of {first.theirs}" if first.kind == "value" else ""
-    return f"the {first.kind} {first.name} in {where} differs from the twin's{told}"
-
-
-def _meaning(loss: Difference | None, first: Clash) -> str:
-    if loss is None:
-        return "No loss that was seen differs: it is state that no loss shows, or it was damaged on disk."
-    if first.step is not None and loss.step > first.step:
-        return f"The losses differ only later, from step {loss.step} on."
-    return f"The {loss.what} differs from step {loss.step} on, so the job had left the twin's path before."
 
 
 def _newest(ours: Sequence[Checkpoint]) -> Checkpoint:

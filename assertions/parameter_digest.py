@@ -10,7 +10,8 @@ from torchaos.harness.contracts import Finding, First, Need, Outcome, What, fail
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.agreement import Steps, before, differences, history_of, relative, until
 from torchaos.harness.judging.causes import likeliest_cause
-from torchaos.harness.judging.contents import checkpoints_of, clashes
+from torchaos.harness.judging.clashes import clashes
+from torchaos.harness.judging.contents import checkpoints_of
 from torchaos.harness.judging.corruption import SHARDED
 from torchaos.harness.judging.landings import landings
 from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from torchaos.harness import registry
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
-from torchaos.harness.judging.contents import Clash, checkpoints_of, clashes
+from torchaos.harness.judging.clashes import clashes
+from torchaos.harness.judging.contents import Clash, checkpoints_of
 from torchaos.harness.judging.corruption import Sighting, Step, bad_steps, sightings
 from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.record import Record

@@ -13,7 +13,7 @@ from torchaos.harness.contracts import UsageError
 from . import formats, values
 from .files import Files, Local
 from .formats.folders import problem_of
-from .layout import Problem, Trouble, Unreadable
+from .layout import Problem, Trouble
 from .verify import Manifests, Verified, verify
 
 # What a run may have saved in good faith, or is no damage: others judge it.
@@ -27,12 +27,14 @@ class _GivenUp(Exception):
 def take(
     root: Path, manifests: Path | None = None, timeout_s: float = 300.0, given_up: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
-    """The inventory of all checkpoints under `root`: {"root", "checkpoints", "problem": why this is not all, or None}.
+    """The inventory of all checkpoints under `root`: {"root", "checkpoints", "unread": types of other files that
+    may hold tensors, "problem": why this is not all, or None}.
 
     `manifests`: the run directory whose manifests tell what was saved. Raises nothing; it is cut short when it is
     `given_up`, or after `timeout_s` seconds.
     """
     found: list[dict[str, Any]] = []
+    unread: list[str] = []
     problem, files, end = None, Local(), time.monotonic() + timeout_s
     saved = _manifests(manifests)
 
@@ -41,6 +43,7 @@ def take(
             raise _GivenUp(f"not read within {timeout_s:g} s")
 
     try:
+        unread = formats.unread(files, os.path.abspath(root))
         for path in formats.find(files, os.path.abspath(root)):
             go_on()
             found.append(entry(files, path, os.path.abspath(root), saved, go_on))
@@ -50,22 +53,22 @@ def take(
         problem = f"{error.filename}: {(error.strerror or str(error)).lower()}"
     finally:
         files.close()
-    return {"root": str(root), "checkpoints": found, "problem": problem}
+    return {"root": str(root), "checkpoints": found, "unread": unread, "problem": problem}
 
 
 def entry(
     files: Files, path: str, root: str, manifests: Manifests | None = None, go_on: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """One checkpoint, as JSON: what assertions read. `tensors` are digests of values, equal whatever the layout."""
+    """One checkpoint, as JSON: what assertions read. `tensors` are digests of values, equal whatever the layout, and
+    `sketches` what tells their distance where they differ (sketch.py)."""
     found = verify(files, path, manifests)
-    layout, digests = found.layout, {}
+    layout, digests, sketches = found.layout, {}, {}
     unread: list[Problem] = []
-    for name, tensor in layout.tensors.items():
-        go_on()
-        try:
-            digests[name] = values.digest(files, tensor)
-        except (Unreadable, OSError) as error:
-            unread.append(problem_of(error, name, path))
+    for name, told in values.summaries(files, layout.tensors, go_on):
+        if isinstance(told, Exception):
+            unread.append(problem_of(told, name, path))
+        else:
+            digests[name], sketches[name] = told.digest, told.sketch
     problems = [*found.problems, *unread]
     damage = [one for one in problems if one.kind not in _NO_DAMAGE]
     hostile = [os.path.basename(one.file or path) for one in problems if one.kind is Trouble.HOSTILE]
@@ -79,9 +82,11 @@ def entry(
         "problems": [_as_json(one, root) for one in problems],
         "missing": layout.missing,
         "unopened": hostile,  # what must not be unpickled
+        "unread": layout.unread,  # types of files
         "opaque": layout.opaque,
         "verified": _how(found),
         "tensors": digests,
+        "sketches": sketches,
         "values": layout.values,
         "bytes": layout.size,
     }

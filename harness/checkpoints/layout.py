@@ -142,6 +142,7 @@ class Checkpoint:
     files: list[File] = field(default_factory=list)
     checksums: list[Checksum] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # state that a resume needs and that is not in it
+    unread: list[str] = field(default_factory=list)  # types of its files that may hold tensors and are not read
     opaque: list[str] = field(default_factory=list)  # entries whose classes only real unpickling would make
     problems: list[Problem] = field(default_factory=list)
 

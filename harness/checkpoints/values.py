@@ -1,39 +1,84 @@
-"""Digests of the values of tensors, so that equal contents have equal digests whatever their layout on disk."""
+"""What is told of the values of tensors: digests, which are equal for equal contents whatever their layout on disk, and
+sketches, by which unequal tensors are compared in size."""
 
 from __future__ import annotations
 
 import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 from xxhash import xxh3_64
 
 from .files import Files
 from .layout import Shard, TensorEntry, Unreadable, torn
+from .sketch import Sketch
 
-_BLOCK = 1 << 22
+_BLOCK = 1 << 20  # bytes, of which a Sketch takes whole tiles
 _AMPLE = 1 << 24  # bytes that a tensor may have beyond what its storage holds (an expanded one has few bytes on disk)
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
-def digest(files: Files, tensor: TensorEntry) -> str:
-    """Of its type, its shape and its elements in row-major order. Raises Unreadable, OSError.
+@dataclass(frozen=True)
+class Summary:
+    """`digest`: of type, shape and elements in row-major order; `sketch`: as Sketch tells it."""
 
-    A tensor whose parts do not follow one another in that order is put together in memory; all others are streamed.
+    digest: str
+    sketch: list[float]
+
+
+def summary(files: Files, tensor: TensorEntry, buffer: memoryview | None = None) -> Summary:
+    """What is told of one tensor; each byte is read once. Raises Unreadable, OSError.
+
+    A tensor whose parts do not follow one another in that order is put together in memory; all others are streamed,
+    through the `buffer` where one is given.
     """
-    summary = xxh3_64(f"{tensor.dtype} {tensor.shape}".encode())
+    digest, sketch = xxh3_64(f"{tensor.dtype} {tensor.shape}".encode()), Sketch(tensor.dtype, tensor.item_size)
+    for part in _parts(files, tensor, memoryview(bytearray(_BLOCK)) if buffer is None else buffer):
+        digest.update(part)
+        sketch.update(part)
+    return Summary(str(digest.hexdigest()), sketch.told())
+
+
+def summaries(
+    files: Files, tensors: Mapping[str, TensorEntry], go_on: Callable[[], None]
+) -> Iterator[tuple[str, Summary | Exception]]:
+    """Of all of them, by name and in order, made by a few threads: hashes and sums let go of the interpreter's lock."""
+    own = threading.local()
+
+    def work(tensor: TensorEntry) -> Summary | Exception:
+        try:
+            go_on()
+            own.buffer = getattr(own, "buffer", None) or memoryview(bytearray(_BLOCK))
+            return summary(files, tensor, own.buffer)
+        except (Unreadable, OSError) as error:
+            return error
+
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        try:
+            yield from zip(tensors, pool.map(work, tensors.values()), strict=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _parts(files: Files, tensor: TensorEntry, buffer: memoryview) -> Iterator[memoryview]:
+    """Its bytes; a part is over when the next one is asked for."""
     if tensor.inline is not None:
-        summary.update(tensor.inline)
+        yield memoryview(tensor.inline)
     elif _in_order(tensor):
         for shard in tensor.shards:
             extent = shard.extent
-            for at in range(extent.offset, extent.end, _BLOCK):
-                part = files.read(extent.file, at, min(_BLOCK, extent.end - at))
-                if len(part) < min(_BLOCK, extent.end - at):
+            for at in range(extent.offset, extent.end, len(buffer)):
+                part = buffer[: min(len(buffer), extent.end - at)]
+                if files.read_into(extent.file, at, part) < len(part):
                     raise torn(f"{extent.file.rpartition('/')[2]} is cut off")
-                summary.update(part)
+                yield part
     else:
-        summary.update(_assemble(files, tensor).reshape(-1).view(np.uint8).data)
-    return str(summary.hexdigest())
+        yield _assemble(files, tensor).reshape(-1).view(np.uint8).data
 
 
 def _in_order(tensor: TensorEntry) -> bool:

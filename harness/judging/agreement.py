@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from torchaos.harness.history import Execution, History
-from torchaos.harness.judging.contents import checkpoints_of, clashes
+from torchaos.harness.judging.clashes import clashes
+from torchaos.harness.judging.contents import checkpoints_of
 from torchaos.harness.judging.replicas import absences
 from torchaos.harness.judging.teardown import final_step
 from torchaos.harness.record import Record

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torchaos.harness.history import saved_as
 from torchaos.harness.record import Record
@@ -21,7 +22,10 @@ class Checkpoint:
     problem: str | None
     tensors: Mapping[str, str]  # digest by name
     values: Mapping[str, str]
-    closed: bool = False  # nothing of it could be read without running the code that a pickle may hold
+    closed: str = ""  # why nothing of it could be read, where that is no fault of its own
+    sketches: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of tensors; see checkpoints/sketch.py
+    attempt: int | None = None  # that saved it, where that was seen
+    root: str = ""  # the checkpoint folder
 
     @property
     def good(self) -> bool:
@@ -39,10 +43,11 @@ class Clash:
 
     step: int | None
     path: str
-    kind: str  # tensor, value
+    kind: str  # tensor, value; checkpoint: it is not there, or it is of another step
     name: str
     ours: str | None
     theirs: str | None
+    distance: float | None = None  # relative; None: it is of no size
 
 
 def checkpoints_of(record: Record) -> list[Checkpoint] | None:
@@ -54,8 +59,14 @@ def checkpoints_of(record: Record) -> list[Checkpoint] | None:
     listed = inventory.get("checkpoints")
     if not isinstance(listed, list) or not all(isinstance(raw, Mapping) and "path" in raw for raw in listed):
         return None
-    found = [_checkpoint(record, str(inventory.get("root", "")), raw) for raw in listed]
+    found = [_checkpoint(record, root_of(record), raw) for raw in listed]
     return sorted(found, key=lambda one: (-1 if one.step is None else one.step, one.saved_s or 0.0, one.path))
+
+
+def root_of(record: Record) -> str:
+    """The folder of the checkpoints; empty where that is not known."""
+    inventory = record.artifacts.get("inventory")
+    return str(inventory.get("root") or "") if isinstance(inventory, Mapping) else ""
 
 
 def is_below(path: str, root: str) -> bool:
@@ -64,29 +75,76 @@ def is_below(path: str, root: str) -> bool:
     return root in (".", path) or path.startswith(f"{root}/")
 
 
-def clashes(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint], ignoring: Collection[str] = ()) -> list[Clash]:
-    """Where good checkpoints of one step differ: oldest checkpoint first, tensors before values."""
-    found = []
-    for one in ours:
-        other = twin_of(one, theirs)
-        if one.good and other is not None:
-            found += _clashes(one, other, ignoring)
+def differing(one: Checkpoint, other: Checkpoint) -> list[Clash]:
+    """The entries of two checkpoints that are not bitwise the same. In a path, each run has its own folder."""
+    found = [
+        Clash(
+            one.step,
+            one.path,
+            "tensor",
+            name,
+            one.tensors.get(name),
+            other.tensors.get(name),
+            distance(one, other, name),
+        )
+        for name in dict.fromkeys([*other.tensors, *one.tensors])
+        if one.tensors.get(name) != other.tensors.get(name)
+    ]
+    here, there = _own_folders(one.root, other.root)
+    for name in dict.fromkeys([*other.values, *one.values]):
+        ours, theirs = one.values.get(name), other.values.get(name)
+        if ours != theirs and (ours is None or theirs is None or ours.replace(here, there) != theirs):
+            found.append(Clash(one.step, one.path, "value", name, ours, theirs, _far(ours, theirs)))
     return found
 
 
-def twin_of(one: Checkpoint, theirs: Sequence[Checkpoint]) -> Checkpoint | None:
-    same = [other for other in theirs if other.good and other.step == one.step]
-    return next((other for other in same if other.path == one.path), same[0] if same and one.step is not None else None)
+def distance(one: Checkpoint, other: Checkpoint, name: str) -> float | None:
+    """Between two tensors, relative to the larger one: the norm of their difference, as their sketches estimate it (see
+    checkpoints/sketch.py). None where that is not known: whole numbers, NaN, or no sketch."""
+    ours, theirs = one.sketches.get(name, ())[1:], other.sketches.get(name, ())[1:]
+    if len(ours) < 2 or len(ours) != len(theirs):
+        return None
+    (norm, *sums), (other_norm, *other_sums) = ours, theirs
+    apart = math.sqrt(sum((a - b) ** 2 for a, b in zip(sums, other_sums, strict=True)) / len(sums))
+    return apart / max(norm, other_norm) if apart else 0.0
 
 
-def _clashes(one: Checkpoint, other: Checkpoint, ignoring: Collection[str]) -> list[Clash]:
-    pairs = (("tensor", one.tensors, other.tensors), ("value", one.values, other.values))
-    return [
-        Clash(one.step, one.path, kind, name, ours.get(name), theirs.get(name))
-        for kind, ours, theirs in pairs
-        for name in dict.fromkeys([*theirs, *ours])
-        if name not in ignoring and ours.get(name) != theirs.get(name)
-    ]
+def _closed(raw: Mapping[str, object]) -> str:
+    types = raw.get("unread")
+    if isinstance(types, list) and types:
+        return f"it holds files of the type {', '.join(map(str, types))}, which are not read"
+    if raw.get("unopened"):
+        return (
+            "it can't be read without running the code that its pickle may hold, which is not done; save with "
+            "torch.save what torch.load(weights_only=True) takes"
+        )
+    return ""
+
+
+def unread_of(record: Record) -> str:
+    """The types of files beside the checkpoints that may hold tensors and are not read, in words; or nothing."""
+    inventory = record.artifacts.get("inventory")
+    types = inventory.get("unread") if isinstance(inventory, Mapping) else None
+    return f"files of the type {', '.join(map(str, types))} are there, and are not read" if types else ""
+
+
+def _far(ours: str | None, theirs: str | None) -> float | None:
+    """Likewise between two numbers, of which at least one has a decimal point."""
+    try:
+        a, b = float(ours or ""), float(theirs or "")
+    except ValueError:
+        return None
+    whole = (ours or "").lstrip("-").isdecimal() and (theirs or "").lstrip("-").isdecimal()
+    return None if whole or not (math.isfinite(a) and math.isfinite(b)) else abs(a - b) / max(abs(a), abs(b))
+
+
+def _own_folders(one: str, other: str) -> tuple[str, str]:
+    """What two paths have before the last parts that they share."""
+    ours, theirs = one.split("/"), other.split("/")
+    while ours and theirs and ours[-1] == theirs[-1]:
+        ours.pop()
+        theirs.pop()
+    return ("/".join(ours), "/".join(theirs)) if ours and theirs else ("", "")
 
 
 def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpoint:
@@ -94,10 +152,11 @@ def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpo
     save = saved_as(posixpath.join(root, path), record.history.saves)
     told = raw.get("step")
     step = save.global_step if save and save.global_step is not None else told if isinstance(told, int) else None
-    tensors, values = raw.get("tensors"), raw.get("values")
+    tensors, values, sketches = raw.get("tensors"), raw.get("values"), raw.get("sketches")
     return Checkpoint(
         path, str(raw.get("format", "")), step, save.begun_s if save else None, bool(raw.get("complete")),
         bool(raw.get("loadable")), str(raw["problem"]) if raw.get("problem") else None,
         tensors if isinstance(tensors, Mapping) else {}, values if isinstance(values, Mapping) else {},
-        bool(raw.get("unopened")) and not tensors and not values,
+        "" if tensors or values else _closed(raw),
+        sketches if isinstance(sketches, Mapping) else {}, save.attempt if save else None, root,
     )  # fmt: skip

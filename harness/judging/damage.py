@@ -16,6 +16,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Evidence
 from torchaos.harness.history import Attempt, Load, saved_as
 from torchaos.harness.history.checkpoints import final_path, whole_loads
+from torchaos.harness.judging.points import points_of
 from torchaos.harness.record import Record
 
 
@@ -192,7 +193,10 @@ def _touches(path: str, one: Damage) -> bool:
 def _best(record: Record, one: Damage, all_: Sequence[Damage], by_s: float) -> tuple[str, int] | None:
     bad = {other.checkpoint for other in all_ if other.op != "text" and other.at_s <= by_s}
     whole = [*_surveyed(record, one), *_saved_since(record, one.at_s, by_s)]
-    sound = (found for found in whole if not any(_is_part(final_path(found[0]), one) for one in bad))
+    points = points_of(record)
+    sound = (
+        found for found in whole if points.has(found[0]) and not any(_is_part(final_path(found[0]), one) for one in bad)
+    )
     return max(sound, key=lambda found: found[1], default=None)
 
 

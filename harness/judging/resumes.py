@@ -1,10 +1,11 @@
 """Where each attempt resumed, and which complete checkpoints there were to resume from. Pure.
 
-What counts as complete is what the run itself saw: every file of the checkpoint, as many as most others have, was
-written to its end. A job may do more before it trusts one (rename it, write a digest), so the newest is *sure* only
-when the ranks that wrote it went on to train, or to save again, before the attempt ended, or when the next attempt went
-on from its step. One in which all ranks had
-a part and that lacks files all the same may be cut short, or the others have extras: it is there, and never sure.
+What counts as a checkpoint is what an attempt resumed from, and its kin (points.py). What counts as complete is what
+the run itself saw: every file of the checkpoint, as many as most others have, was written to its end. A job may do
+more before it trusts one (rename it, write a digest), so the newest is *sure* only when the ranks that wrote it went
+on to train, or to save again, before the attempt ended, or when the next attempt went on from its step. One in which
+all ranks had a part and that lacks files all the same may be cut short, or the others have extras: it is there, and
+never sure.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.history import Attempt, Execution, History, Save
 from torchaos.harness.history.checkpoints import checkpoint_of
-from torchaos.harness.judging.contents import is_below
+from torchaos.harness.judging.contents import is_below, root_of
 from torchaos.harness.judging.damage import Damage, damages
+from torchaos.harness.judging.points import Points, points_of
 from torchaos.harness.record import Record
 
 _NUMBER = re.compile(r"\d+")
@@ -34,6 +36,7 @@ class Kept:
     whole_s: float  # when its last file was written
     sure: bool
     lacks: tuple[str, ...] = ()  # files that most others have
+    went_on: bool = True  # whoever wrote it trained on, or saved again
 
 
 @dataclass(frozen=True)
@@ -82,11 +85,13 @@ def name_of(path: str) -> str:
 
 
 def _kept(run: Record) -> list[Kept]:
-    inventory = run.artifacts.get("inventory")
+    points, root = points_of(run), root_of(run)
     saves = [one for one in run.history.saves if one.global_step is not None]
-    if isinstance(inventory, Mapping):
-        root = str(inventory.get("root") or "")
-        saves = [one for one in saves if is_below(one.path, root)]  # a model exported elsewhere is no checkpoint
+    saves = [one for one in saves if is_below(one.path, root)]  # a model exported elsewhere is no checkpoint
+    return [one for some in points.by_kind(saves) for one in _of_kind(run, some, points)]
+
+
+def _of_kind(run: Record, saves: Sequence[Save], points: Points) -> list[Kept]:
     groups: dict[tuple[int, int], list[Save]] = {}
     for save in saves:
         groups.setdefault((save.attempt, save.global_step or 0), []).append(save)
@@ -103,7 +108,9 @@ def _kept(run: Record) -> list[Kept]:
         lacks = files - _files(group)
         if all(one.ok for one in group) and (not lacks or ranks <= _ranks(group)):
             last = [trained.get((attempt, rank)) for rank in _ranks(group)]
-            kept.append(_one(step, group, last, begun[attempt], lacks))
+            found = _one(step, group, last, begun[attempt], lacks)
+            if not (found.went_on and any(points.loads(name) for name in lacks)):
+                kept.append(found)  # else the job never meant to write there all that a resume loads
     return kept
 
 
@@ -131,9 +138,9 @@ def _one(
     whole_s, first = max(save.ended_s or 0.0 for save in group), group[0]
     beside = any((save.ended_s or 0.0) - save.begun_s > 2 * save.blocked_s + 0.01 for save in group)  # in a thread
     went_on = all(one and one.mono_s > whole_s and one.local_step > first.local_step for one in trained)
-    sure = not lacks and (begun_s > whole_s or (not beside and went_on))
+    done = begun_s > whole_s or (not beside and went_on)
     path = first.path if len(group) == 1 else posixpath.dirname(first.path)
-    return Kept(step, path, first.attempt, whole_s, sure, tuple(lacks))
+    return Kept(step, path, first.attempt, whole_s, done and not lacks, tuple(lacks), done)
 
 
 def _hit(damaged: Iterable[Damage], kept: Kept, by_s: float) -> bool:

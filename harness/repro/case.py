@@ -13,7 +13,8 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.engine.faults import injector_of
 from torchaos.harness.history.witnesses import log_lead
 from torchaos.harness.judging.agreement import differences, history_of, until
-from torchaos.harness.judging.contents import checkpoints_of, clashes
+from torchaos.harness.judging.clashes import clashes
+from torchaos.harness.judging.contents import checkpoints_of
 from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.judging.teardown import final_step
 from torchaos.harness.plan import PlannedFault

@@ -82,8 +82,13 @@ def test_a_torn_leftover_is_borne_with_only_when_superseded(trainer: Any) -> Non
 
 
 def test_no_checkpoint_and_no_inventory(trainer: Any) -> None:
-    """None on disk fails; not having looked is inconclusive."""
-    assert _judge(trainer, {"root": "/job/checkpoints", "checkpoints": []}).outcome is Outcome.FAILED
+    """None on disk fails where the twin has some: a job may remove them at its end, or write files that are not read.
+    Not having looked is inconclusive."""
+    none = {"root": "/job/checkpoints", "checkpoints": [], "unread": [".npz"]}
+    assert _judge(trainer, none, _inventory()).outcome is Outcome.FAILED
+    for theirs in ([none], []):
+        finding = _judge(trainer, none, *theirs)
+        assert (finding.outcome, ".npz are there, and are not read" in finding.reason) == (Outcome.INCONCLUSIVE, True)
     assert CheckpointIntegrity().judge(trainer().record(), []).outcome is Outcome.INCONCLUSIVE
     unread = _judge(trainer, {**_inventory(), "problem": "not read within 300 s"}, _inventory())
     assert (unread.outcome, "not read within 300 s" in unread.reason) == (Outcome.INCONCLUSIVE, True)
@@ -183,7 +188,7 @@ def test_contents_of_another_number_of_ranks_are_not_compared(trainer: Any) -> N
     assert "those of 3 more were not compared: they were saved on another number of ranks" in finding.reason
     before = _inventory(_one(15, tensors={"model.weight": "other"}))
     assert _judge(trainer, before, _inventory(), worlds={1: 1}, global_batch=True).outcome is Outcome.FAILED
-    late = [_inventory(steps=(20, 25, 30)), _inventory()]
+    late = [_inventory(steps=(20, 25, 30)), _inventory(steps=(20, 25, 30))]
     assert _judge(trainer, *late, worlds={1: 1}, global_batch=True).outcome is Outcome.INCONCLUSIVE
 
 
@@ -201,3 +206,122 @@ def test_a_damaged_inventory_is_none(trainer: Any, inventory: Any) -> None:
         CheckpointIntegrity().judge(aborted, [trainer().record(inventory=_inventory())]).outcome is Outcome.INCONCLUSIVE
     )
     assert verdict_of(aborted, [], "x").verdict is Verdict.INCONCLUSIVE
+
+
+def _flat(*steps: int, kinds: tuple[str, ...] = ("model", "ema")) -> list[dict[str, Any]]:
+    return [_one(step, path=f"{kind}-step-{step}.pt") for step in steps for kind in kinds]
+
+
+def _listing(*ones: dict[str, Any]) -> dict[str, Any]:
+    return {"root": "/job/checkpoints", "checkpoints": list(ones)}
+
+
+def test_what_the_twin_has_and_the_run_lacks_is_failed(trainer: Any) -> None:
+    """Nobody saves the EMA any more after the restart: the model's files equal the twin's, and that is not all."""
+    ours = _listing(*_flat(5, 10, 15), *_flat(20, 25, 30, kinds=("model",)))
+    finding = _judge(trainer, ours, _listing(*_flat(*STEPS)))
+    assert finding.outcome is Outcome.FAILED, finding.reason
+    assert "ema-step-20.pt (step 20) is not there, and the twin has it, and it is so with 2 others" in finding.reason
+
+
+def test_what_retention_removed_is_not_lacking(trainer: Any) -> None:
+    """Both keep the last three; the run saved once more, where it was resumed, and so removed one more. With fewer
+    newer ones than the twin keeps, nothing explains the gap."""
+    run = _listing(*_flat(25, 28, 30))
+    finding = _judge(trainer, run, _listing(*_flat(20, 25, 30)))
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "ema-step-28.pt (step 28), model-step-28.pt (step 28) are some that the twin has not" in finding.reason
+    finding = _judge(trainer, _listing(*_flat(25, 30)), _listing(*_flat(20, 25, 30)))
+    assert finding.outcome is Outcome.FAILED, finding.reason
+
+
+def test_a_worse_best_checkpoint_is_failed(trainer: Any) -> None:
+    """best.pt is of a later step than the twin's: the best metric was not restored. Where three twins do not agree on
+    the best step, that is no fault of the recovery, and where the losses are not the twin's, nobody can say."""
+    best = [_one(step, path="best.pt") for step in (6, 12, 18)]
+    ours, theirs = ([*_inventory()["checkpoints"], one] for one in (best[1], best[0]))
+    finding = _judge(trainer, _listing(*ours), _listing(*theirs))
+    assert finding.outcome is Outcome.FAILED, finding.reason
+    assert "best.pt is of step 12, and the twin's of step 6" in finding.reason
+    other = _listing(*_inventory()["checkpoints"], best[2])
+    assert _judge(trainer, _listing(*ours), _listing(*theirs), other).outcome is Outcome.PASSED
+    wobbly = _judge(trainer, _listing(*ours), _listing(*theirs), broken=frozenset({"rng"}))
+    assert wobbly.outcome is Outcome.INCONCLUSIVE, wobbly.reason
+
+
+def _sized(step: int, norm: float, *sums: float, digest: str) -> dict[str, Any]:
+    tensors = {"model.weight": f"w{step}", "model.mean": digest}
+    return _one(step, tensors=tensors, sketches={"model.mean": [1, norm, *sums]})
+
+
+def test_noise_of_an_entry_is_a_size_and_no_name(trainer: Any) -> None:
+    """Twins that differ in the last bit of a buffer excuse another last bit, and no buffer of zeros."""
+    twins = [_inventory(_sized(20, 1.0, 0.5, -0.5 + 1e-7 * n, digest=f"m{n}")) for n in range(3)]
+    near = _judge(trainer, _inventory(_sized(20, 1.0, 0.5, -0.5 + 3e-7, digest="near")), *twins)
+    assert near.outcome is Outcome.PASSED, near.reason
+    assert "but for model.mean, at most 2e-07 apart, and the twins are so too" in near.reason
+    lost = _judge(trainer, _inventory(_sized(20, 0.0, 0.0, 0.0, digest="zero")), *twins)
+    assert (lost.outcome, "model.mean" in lost.reason) == (Outcome.FAILED, True), lost.reason
+    wild = [_inventory(_sized(20, 1.0, 0.5, -0.5 + n, digest=f"m{n}")) for n in range(3)]
+    assert _judge(trainer, _inventory(_sized(20, 1.0, 0.5, 0.5, digest="m9")), *wild).outcome is Outcome.INCONCLUSIVE
+    old = [_inventory(_one(20, tensors={"model.weight": "w20", "model.mean": f"m{n}"})) for n in range(3)]
+    unsized = _judge(trainer, _inventory(_one(20, tensors={"model.weight": "w20", "model.mean": "x"})), *old)
+    assert (unsized.outcome, "but for 1 entries" in unsized.reason) == (Outcome.PASSED, True), unsized.reason
+
+
+def test_rounding_after_a_restart_of_three_ranks_is_no_failure(trainer: Any) -> None:
+    """Three ranks sum in another order once they were restarted: said, and passed. Not on two ranks, not before the
+    restart, and not where the difference is larger than rounding makes it."""
+
+    def judged(step: int, off: float, world: int) -> Finding:
+        ours = _inventory(_sized(step, 1.0, 0.5, -0.5 + off, digest="other"))
+        theirs = _inventory(_sized(step, 1.0, 0.5, -0.5, digest="one"))
+        run = trainer(kills=KILL, world=world).record(inventory=ours)
+        return CheckpointIntegrity().judge(run, [trainer(world=world).record(inventory=theirs)])
+
+    finding = judged(20, 1e-7, 3)
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "equal but for rounding, at most 7e-08" in finding.reason
+    assert judged(20, 1e-7, 2).outcome is Outcome.FAILED
+    assert judged(10, 1e-7, 3).outcome is Outcome.FAILED
+    assert judged(20, 1e-2, 3).outcome is Outcome.FAILED
+
+
+def test_a_tolerance_is_of_the_norm_of_each_tensor(trainer: Any) -> None:
+    """As that of loss_continuity, it takes the place of bitwise, in both directions; numbers count as tensors do."""
+    ours = _inventory({**_sized(20, 1.0, 0.5, -0.4, digest="other"), "values": {"step": "20", "lr": "0.11"}})
+    theirs = _inventory({**_sized(20, 1.0, 0.5, -0.5, digest="one"), "values": {"step": "20", "lr": "0.1"}})
+    run, twin = trainer(kills=KILL).record(inventory=ours), trainer().record(inventory=theirs)
+    assert CheckpointIntegrity(tolerance=0.2).judge(run, [twin]).outcome is Outcome.PASSED
+    finding = CheckpointIntegrity(tolerance=0.01).judge(run, [twin])
+    assert (finding.outcome, finding.bound) == (Outcome.FAILED, {"tolerance": 0.01})
+
+
+def test_what_counts_restarts_differs_and_is_no_loss(trainer: Any) -> None:
+    """A value that speaks of restarts, and is what one restart makes of nothing, is told and not failed; any other that
+    differs is named with the way to leave it out."""
+    meta = {
+        "meta.restarts": ("1", "0"),
+        "meta.resumed": ("True", "False"),
+        "args.resume": ("'/job/checkpoints/x'", "''"),
+    }
+    ours, theirs = (
+        _inventory(_one(20, values={"step": "20", **{name: both[n] for name, both in meta.items()}})) for n in (0, 1)
+    )
+    finding = _judge(trainer, ours, theirs)
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "but for args.resume, meta.restarts, meta.resumed, which count the restart" in finding.reason
+    for name, value in (("meta.restarts", "2"), ("meta.lives", "1"), ("scheduler.last_restart", "7")):
+        odd, even = (_inventory(_one(20, values={"step": "20", name: one})) for one in (value, "0"))
+        finding = _judge(trainer, odd, even)
+        assert finding.outcome is Outcome.FAILED, finding.reason
+        assert f"ignore: [{name}]" in finding.reason
+        run, twin = trainer(kills=KILL).record(inventory=odd), trainer().record(inventory=even)
+        assert CheckpointIntegrity(ignore=(f"*{name[-6:]}",)).judge(run, [twin]).outcome is Outcome.PASSED
+
+
+def test_saves_by_time_are_not_failed_for_their_steps(trainer: Any) -> None:
+    """The run saved at other steps than the twin before any fault: its newest may be older, and files may lack."""
+    run = trainer(every=7, kills=KILL).record(inventory=_inventory(steps=(7, 14, 21, 28)))
+    finding = CheckpointIntegrity().judge(run, [trainer().record(inventory=_inventory())])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason

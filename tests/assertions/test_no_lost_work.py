@@ -121,13 +121,14 @@ def test_what_is_not_there_or_not_known_is_inconclusive(trainer: Any) -> None:
     assert NoLostWork().judge(record, []).outcome is Outcome.INCONCLUSIVE
 
 
-def _with_extra(run: Any, steps: set[int]) -> Any:
-    """The record of a job that wrote a file `best` too, after these local steps of its first attempt."""
+def _with_extra(run: Any, steps: set[int], name: str = "/job/checkpoints/best.pt") -> Any:
+    """The record of a job that wrote another file too, after these local steps of its first attempt."""
     events = []
     for event in run.events:
         events.append(event)
         if event.kind in (Kind.SAVE_BEGIN, Kind.SAVE_END) and event.attempt == 0 and event.step in steps:
-            events.append(replace(event, data={**event.data, "path": "/job/checkpoints/best"}, seq=10_000 + event.seq))
+            path = name.format(path=event.data["path"])
+            events.append(replace(event, data={**event.data, "path": path}, seq=10_000 + event.seq))
     return replace(run, events=tuple(events))
 
 
@@ -144,9 +145,33 @@ def test_a_checkpoint_that_lacks_what_most_have_decides_nothing(trainer: Any) ->
     run = _from(trainer(steps=20, kills=[(18, 1)]).record(), 10)
     run = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.SAVE_BEGIN or e.attempt == 0))
     run = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.SAVE_END or e.attempt == 0))
-    finding = NoLostWork().judge(_with_extra(run, {5, 10}), [])
+    finding = NoLostWork().judge(_with_extra(run, {5, 10}, "{path}/index"), [])
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
-    assert "the checkpoint of step 15 (step-15) lacks best, which most have" in finding.reason
+    assert "the checkpoint of step 15 (step-15) lacks index, which most have" in finding.reason
+
+
+def _holding(run: Any, best: tuple[str, ...]) -> Any:
+    """With an inventory in which step-20 has two entries, and best.pt these."""
+    whole = {"complete": True, "loadable": True}
+    step = {"path": "step-20", "tensors": {"model.weight": "a", "optimizer.momentum": "b"}, **whole}
+    other = {"path": "best.pt", "tensors": dict.fromkeys(best, "c"), **whole}
+    inventory = {"root": "/job/checkpoints", "checkpoints": [step, other]}
+    return replace(run, artifacts={**run.artifacts, "inventory": inventory})
+
+
+def test_what_no_attempt_ever_resumed_from_is_no_checkpoint_to_resume_from(trainer: Any) -> None:
+    """best.pt of step 16 holds weights alone: the job goes on from step 15, and nothing was lost needlessly. One that
+    holds all that step-15 holds could have been taken, and so could a newer file of the kind that was loaded."""
+    run = _with_extra(trainer(every=1, kills=[(18, 1)]).record(), {8, 16})
+    saving = (Kind.SAVE_BEGIN, Kind.SAVE_END)
+    events = tuple(e for e in run.events if e.kind not in saving or "best" in e.data["path"] or not e.step % 5)
+    run = _from(replace(run, events=events), 15)
+    finding = NoLostWork().judge(_holding(run, ("model.weight",)), [])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    finding = NoLostWork().judge(_holding(run, ("model.weight", "optimizer.momentum", "metric")), [])
+    assert (finding.outcome, "step 16 (best.pt) had been complete" in finding.reason) == (Outcome.FAILED, True)
+    older = NoLostWork().judge(_holding(_from(run, 10), ("model.weight",)), [])
+    assert (older.outcome, "checkpoint of step 15 (step-15)" in older.reason) == (Outcome.FAILED, True), older.reason
 
 
 def test_a_save_in_which_a_rank_had_no_part_is_no_checkpoint(trainer: Any) -> None:

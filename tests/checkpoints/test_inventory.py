@@ -227,3 +227,15 @@ def test_take_that_fails(tmp_path: Path) -> None:
     assert "no such file or directory" in take(tmp_path / "none")["problem"]
     assert take(tmp_path, timeout_s=0)["problem"] == "not read within 0 s"
     assert take(tmp_path, given_up=lambda: True)["checkpoints"] == []
+
+
+def test_files_that_are_not_read_are_named(tmp_path: Path) -> None:
+    """Beside the checkpoints, and in a folder that holds nothing else: no damage, and nothing that was looked at."""
+    (tmp_path / "state-5.npz").write_bytes(b"PK")
+    (tmp_path / "notes.txt").write_text("nothing")
+    (tmp_path / "step-5").mkdir()
+    (tmp_path / "step-5" / "state.h5").write_bytes(b"x")
+    found = take(tmp_path)
+    assert found["unread"] == [".npz"]
+    (only,) = found["checkpoints"]
+    assert (only["unread"], only["complete"], "are not read" in only["problems"][0]["text"]) == ([".h5"], True, True)

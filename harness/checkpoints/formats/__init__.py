@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..files import Files
 from ..layout import Checkpoint, Problem, Trouble, Unreadable
 from . import dcp, folders, safetensors, torch_save
-from .names import NUMBERED, TRACKERS, UNFINISHED, is_torch
+from .names import NUMBERED, TRACKERS, UNFINISHED, is_torch, unread_type
 from .needs import missing
 
 _STEP_KEYS = ("global_step", "iter_num", "iteration", "step")
@@ -66,8 +66,9 @@ def read(files: Files, path: str) -> Checkpoint:
             reader(files, path, files.size(path), found)
     except (Unreadable, OSError) as error:
         found.problems.append(folders.problem_of(error, name, path))
+    found.unread = sorted({end for file in found.files if file.size and (end := unread_type(file.path))})
     if not (found.tensors or found.values or found.problems):
-        found.problems.append(Problem(Trouble.TORN, f"{name}: empty", path))
+        found.problems.append(_nothing(name, found))
     if UNFINISHED.search(name):
         text = f"{name}: its name says that it is not a finished checkpoint"
         found.problems.insert(0, Problem(Trouble.UNFINISHED, text, path))
@@ -76,6 +77,17 @@ def read(files: Files, path: str) -> Checkpoint:
     found.step = step_of(name, found)
     found.missing = missing(found) if found.loadable else []
     return found
+
+
+def unread(files: Files, root: str) -> list[str]:
+    """The types of files under a folder that may hold tensors, and are of no checkpoint that can be read."""
+    found: set[str | None] = set()
+    for name in files.names(root) if files.is_dir(root) else ():
+        path = f"{root}/{name}"
+        if kind(files, path) or files.is_alias(path, root):
+            continue
+        found |= set(unread(files, path)) if files.is_dir(path) else {unread_type(name)} - {None}
+    return sorted(end for end in found if end)
 
 
 def in_order(found: list[Checkpoint]) -> list[Checkpoint]:
@@ -126,6 +138,14 @@ def _only_holds_checkpoints(files: Files, path: str, names: list[str]) -> bool:
     """Whether a folder with a number in its name is one that others lie in: `run-step-1/checkpoint-10/`."""
     inner = [name for name in names if files.is_dir(f"{path}/{name}")]
     return bool(inner) and len(inner) == len(names) and any(NUMBERED.search(name) for name in inner)
+
+
+def _nothing(name: str, found: Checkpoint) -> Problem:
+    """Of a checkpoint in which nothing was found to read."""
+    if found.unread:
+        text = f"{name}: it holds files of the type {', '.join(found.unread)}, which are not read"
+        return Problem(Trouble.LIMIT, text, found.path)
+    return Problem(Trouble.TORN, f"{name}: empty", found.path)
 
 
 def _by_content(files: Files, path: str) -> str:

@@ -9,9 +9,16 @@ UNFINISHED = re.compile(r"^\.|^tmp[-_]|[._-](partial|tmp|temp|incomplete|writing
 NUMBERED = re.compile(r"(?P<word>checkpoint|ckpt|step|iter|iteration)[-_=]?(?P<number>\d+)")
 TRACKERS = ("latest", "latest_checkpointed_iteration.txt")  # DeepSpeed's and Megatron's
 
+_UNREAD = (".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".gz", ".zst", ".tar", ".zip", ".gguf", ".onnx", ".params")
+
 
 def is_torch(name: str) -> bool:
     return name.endswith(_TORCH)
+
+
+def unread_type(name: str) -> str | None:
+    """The type of a file that may hold tensors and for which there is no reader."""
+    return next((end for end in _UNREAD if name.lower().endswith(end)), None)
 
 
 def number_in(name: str) -> int | None:

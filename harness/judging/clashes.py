@@ -1,0 +1,133 @@
+"""Where the checkpoints of a run clash with those of its twin, and what is left out of the comparison. Pure.
+
+An entry is equal, or off by no more than is allowed for it: a tolerance that was given, rounding, or LEARNED_FACTOR
+times the largest difference between any two twins in it. So a last bit that is never the same twice excuses another
+last bit, and no buffer that was lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import combinations
+
+from torchaos.harness.history import History
+from torchaos.harness.judging.contents import Checkpoint, Clash, differing
+from torchaos.harness.judging.pairing import Pair, family, lacking, moved, pairs
+from torchaos.harness.judging.rounding import rounding
+
+LEARNED_FACTOR = 3.0
+_MOST = 0.01  # relative: twins that differ by more in an entry are no measure of it
+_RESTARTS = re.compile(
+    r"(?:^|[._:])(?:n_?|num_?|is_?|was_?)?(?:restart|resum)[a-z]*(?:_?(?:count|from|path|step))?$", re.I
+)
+_NOTHING = ("0", "None", "False", "''")
+Entry = tuple[str, str]  # family of the checkpoint, name
+
+
+def clashes(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint], ignoring: Collection[str] = ()) -> list[Clash]:
+    """All that differs by any bit between good checkpoints of one step, and those of theirs that are not ours: oldest
+    first, and of one checkpoint tensors before values."""
+    found = [one for pair in pairs(ours, theirs) for one in differing(*pair)]
+    return in_order(one for one in (*found, *strays(ours, theirs)) if one.name not in ignoring)
+
+
+def strays(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Clash]:
+    """Checkpoints of theirs that are not there, or of another step."""
+    gone = [Clash(one.step, one.path, "checkpoint", one.path, None, _step(one)) for one in lacking(ours, theirs)]
+    other = [(one, their) for one, their in moved(ours, theirs)]
+    return [
+        *gone,
+        *(Clash(one.step, one.path, "checkpoint", one.path, _step(one), _step(their)) for one, their in other),
+    ]
+
+
+def in_order(found: Iterator[Clash] | Sequence[Clash]) -> list[Clash]:
+    return sorted(found, key=lambda one: -1 if one.step is None else one.step)
+
+
+@dataclass
+class Compared:
+    """What came of comparing pairs of checkpoints entry by entry."""
+
+    clashes: list[Clash] = field(default_factory=list)
+    entries: set[Entry] = field(default_factory=set)  # that were compared
+    learned: dict[str, float] = field(
+        default_factory=dict
+    )  # entries in which the twins differ too, and by how much we did
+    rounded: float = 0.0  # the largest difference that rounding explains
+    within: float = 0.0  # the largest one that the given tolerance allows
+    noisy: set[str] = field(default_factory=set)  # tensors in which the twins differ by too much to judge
+    unsized: set[str] = field(default_factory=set)  # other entries in which the twins differ
+    restarts: set[str] = field(default_factory=set)  # values that count restarts, and count them rightly
+    ignored: set[str] = field(default_factory=set)
+
+
+def compare(
+    found: Sequence[Pair], twins: Sequence[Sequence[Checkpoint]], history: History, tolerance: float | None,
+    ignore: Sequence[str],
+) -> Compared:  # fmt: skip
+    """`found`: ours and the first twin's; `twins`: the checkpoints of each; `history`: of the run; `tolerance`:
+    relative, in place of what is learned and of rounding; `ignore`: patterns of names."""
+    made, noise = Compared(), {} if tolerance is not None else noise_of(twins)
+    for one, other in found:
+        kin = family(one.path)
+        made.entries |= {(kin, name) for name in (*one.tensors, *one.values) if not _is_any(name, ignore)}
+        made.ignored |= {name for name in (*one.tensors, *one.values) if _is_any(name, ignore)}
+        for clash in differing(one, other):
+            if not _is_any(clash.name, ignore):
+                _sort(clash, one, noise.get((kin, clash.name), 0.0), rounding(history, one.step), tolerance, made)
+    made.entries -= {entry for entry, size in noise.items() if size is None or size > _MOST}
+    return made
+
+
+def noise_of(twins: Sequence[Sequence[Checkpoint]]) -> Mapping[Entry, float | None]:
+    """The largest difference between any two twins, by entry, of those that differ at all; None: it is of no size."""
+    found: dict[Entry, float | None] = {}
+    for some, others in combinations(twins, 2):
+        for one, other in pairs(some, others):
+            for clash in differing(one, other):
+                entry = family(one.path), clash.name
+                size = found.get(entry, 0.0)
+                found[entry] = None if size is None or clash.distance is None else max(size, clash.distance)
+    return found
+
+
+def _sort(
+    clash: Clash, one: Checkpoint, noise: float | None, rounded: float, tolerance: float | None, made: Compared
+) -> None:
+    size = clash.distance
+    if size is not None and tolerance is not None and 0 < size <= tolerance:
+        made.within = max(made.within, size)
+    elif noise is None:
+        made.unsized.add(clash.name)
+    elif noise > _MOST:
+        (made.noisy if clash.kind == "tensor" else made.unsized).add(clash.name)
+    elif size is not None and tolerance is None and 0 < size <= rounded:
+        made.rounded = max(made.rounded, size)
+    elif size is not None and noise > 0 and size <= LEARNED_FACTOR * noise:
+        made.learned[clash.name] = max(size, made.learned.get(clash.name, 0.0))
+    elif _counts_restarts(clash, one):
+        made.restarts.add(clash.name)
+    else:
+        made.clashes.append(clash)
+
+
+def _counts_restarts(clash: Clash, one: Checkpoint) -> bool:
+    """Whether a value says no more than that the job was restarted. Its name speaks of that, the twin's says nothing,
+    and it is exactly what a restart makes of that: the number of the attempt, yes, or a path of the checkpoints."""
+    if clash.kind != "value" or not one.attempt or clash.theirs not in _NOTHING or not _RESTARTS.search(clash.name):
+        return False
+    expected = {"0": str(one.attempt), "False": "True"}.get(clash.theirs)
+    return clash.ours == expected if expected else bool(one.root) and one.root in (clash.ours or "")
+
+
+def _is_any(name: str, patterns: Sequence[str]) -> bool:
+    """With the name of its file, or without."""
+    return any(fnmatchcase(each, pattern) for pattern in patterns for each in (name, name.partition(":")[2]))
+
+
+def _step(one: Checkpoint) -> str:
+    return "an unknown step" if one.step is None else f"step {one.step}"

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, zip_longest
+from itertools import zip_longest
 from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
-from torchaos.harness.judging.agreement import LEARNED_FACTOR, Steps, before, history_of, relative, until, untold
+from torchaos.harness.judging.agreement import before, history_of, uneven, until, untold
 from torchaos.harness.judging.landings import landings
+from torchaos.harness.judging.quantities import RATE, Steps, relative
 from torchaos.harness.judging.replicas import each
 from torchaos.harness.judging.resumes import resumed_in_words
 from torchaos.harness.judging.teardown import final_step
+from torchaos.harness.judging.tolerance import CERTAIN, LEARNED_FACTOR, Tolerance, learned
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
 
-_ROUNDING = 1e-9  # relative: a schedule may be computed in closed form or step by step
+_ROUNDING = RATE.floor
 _FEW = 4  # steps that show of which other steps the rates are
 
 
@@ -37,8 +40,8 @@ class Differing:
 @dataclass(frozen=True)
 class LrContinuity:
     """The learning rate of every parameter group, step by step and rank by rank, is the twin's. `tolerance` is
-    relative; without one it is 1e-9, and more where the twins differ among themselves, as where the schedule follows
-    the loss."""
+    relative; without one it is 1e-9. Where the twins differ among themselves, as where the schedule follows the loss,
+    it is learned from them for each step."""
 
     name: ClassVar[str] = "lr_continuity"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.TWIN})
@@ -56,24 +59,33 @@ class LrContinuity:
             )
         if history.unplaced:
             return inconclusive(why_unplaced(run, history.unplaced))
-        allowed = _ROUNDING if self.tolerance is None else self.tolerance
+        given = Tolerance("given", _ROUNDING if self.tolerance is None else self.tolerance)
         if not twins:
-            return replace(_redone(history, allowed), bound={"tolerance": allowed})
+            return replace(_redone(history, given), bound={"tolerance": given.given})
         steps = [until(twin.history.by_step(), final_step(twin)) for twin in twins]
-        if self.tolerance is None:
-            noise = [one.relative for a, b in combinations(steps, 2) for one in _differences(a, b, 0.0)]
-            allowed = max(allowed, LEARNED_FACTOR * max(noise, default=0.0))
-        return replace(_compared(run, history, twins[0].history, steps, allowed), bound={"tolerance": allowed})
+        landed = landings(run)
+        early = before(history, landed[0].at_s if landed else float("inf"))
+        allowed = early_allowed = given
+        if self.tolerance is None and learned(steps, RATE).basis == "learned":
+            allowed, early_allowed = learned(steps, RATE), learned(steps, RATE, max(early, default=0))
+        invalid = next(_beyond(early, steps, early_allowed, CERTAIN), None)
+        if invalid:
+            words = _words(invalid, "in the twin")
+            return inconclusive(f"the twin is no measure for this run: before any fault, {words}")
+        found = _compared(history, twins[0].history, steps, allowed)
+        return replace(found, bound={"tolerance": allowed.largest})
 
 
-def _compared(run: Record, history: History, twin: History, twins: Sequence[Steps], allowed: float) -> Finding:
-    landed, theirs = landings(run), twins[0]
-    early = before(history, landed[0].at_s if landed else float("inf"))
-    invalid = next(_differences(early, theirs, allowed), None)
-    if invalid:
-        return inconclusive(f"the twin is no measure for this run: before any fault, {_words(invalid, 'in the twin')}")
-    ours = history.by_step()
-    first = next(_differences(ours, theirs, allowed), None)
+def _compared(history: History, twin: History, twins: Sequence[Steps], allowed: Tolerance) -> Finding:
+    ours, theirs = history.by_step(), twins[0]
+    first = next(_beyond(ours, twins, allowed, CERTAIN), None)
+    if first and (first.ours is None or first.theirs is None):
+        return inconclusive(
+            f"{_words(first, 'in the twin')} Which parameter groups take part in a step is not the same, so their "
+            "learning rates can't be compared."
+        )
+    if first and (odd := uneven(theirs)):
+        return inconclusive(f"{_words(first, 'in the twin')} But {odd}: whether that is a defect can't be told.")
     if first:
         attempt = ours[first.step][first.rank].attempt
         story = f"{_words(first, 'in the twin')} {_story(history, ours, theirs, first, attempt)}"
@@ -93,17 +105,30 @@ def _compared(run: Record, history: History, twin: History, twins: Sequence[Step
             f"the history that counts ends with step {max(ours)}, and the twin's with step {max(theirs)}: the learning "
             "rates of the steps between were not seen"
         )
-    return passed(f"the learning rates of all {len(common)} steps are the twin's", steps=len(common))
+    noisy = next((step for step in sorted(common) if not allowed.judges(step)), None)
+    if noisy is not None:
+        return inconclusive(
+            f"too noisy to judge: in step {noisy} the learning rates of the twins themselves differ by "
+            f"{allowed.spreads.get(noisy, math.inf):.2g}, as where a schedule follows the loss"
+        )
+    near = next(_beyond(ours, twins, allowed), None)
+    if near:
+        return inconclusive(
+            f"{_words(near, 'in the twin')} The twins differ among themselves by {allowed.spreads[near.step]:.2g} "
+            "there: a defect, or chance. More twins or a tolerance would tell."
+        )
+    equal = "the twin's" if allowed.basis == "given" else "as near to the twins' as these are to each other"
+    return passed(f"the learning rates of all {len(common)} steps are {equal}", steps=len(common))
 
 
-def _redone(history: History, allowed: float) -> Finding:
+def _redone(history: History, allowed: Tolerance) -> Finding:
     """Without a twin: each step that was done again, against its first execution."""
     pairs = [(old, new) for old, new in history.redone() if old.lr and new.lr]
     if not pairs:
         return inconclusive("there is no twin, and no step was done twice: nothing to compare the learning rates with")
     for old, new in pairs:
         step = new.global_step or 0
-        first = next(_differences({step: {new.rank: new}}, {step: {old.rank: old}}, allowed), None)
+        first = next(_differences({step: {new.rank: new}}, {step: {old.rank: old}}, allowed, 1.0), None)
         if first:
             return failed(_words(first, "the first time"), First(What.RATE, step), step=step, rank=new.rank)
     return passed(
@@ -112,7 +137,19 @@ def _redone(history: History, allowed: float) -> Finding:
     )
 
 
-def _differences(ours: Steps, theirs: Steps, allowed: float) -> Iterator[Differing]:
+def _beyond(
+    ours: Steps, twins: Sequence[Steps], allowed: Tolerance, factor: float = LEARNED_FACTOR
+) -> Iterator[Differing]:
+    """Differences that there are from every twin, as that from the first one."""
+    others = [
+        {(one.step, one.rank, one.group) for one in _differences(ours, twin, allowed, factor)} for twin in twins[1:]
+    ]
+    for one in _differences(ours, twins[0], allowed, factor):
+        if all((one.step, one.rank, one.group) in other for other in others):
+            yield one
+
+
+def _differences(ours: Steps, theirs: Steps, allowed: Tolerance, factor: float) -> Iterator[Differing]:
     """In order of step; ranks that both have, and what both could see. After a change of the number of ranks any rank
     of the twin's will do, since all follow one schedule."""
     for step in sorted(ours.keys() & theirs.keys()):
@@ -120,7 +157,7 @@ def _differences(ours: Steps, theirs: Steps, allowed: float) -> Iterator[Differi
             other = theirs[step].get(rank) or next(iter(theirs[step].values()))
             for group, (mine, twins) in enumerate(zip_longest(one.lr, other.lr) if one.lr and other.lr else ()):
                 found = Differing(step, rank, group, mine, twins)
-                if found.relative > allowed:
+                if found.relative > max(_ROUNDING, allowed.allowed(step, factor)) or None in (mine, twins):
                     yield found
 
 

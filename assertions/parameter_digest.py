@@ -8,12 +8,13 @@ from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, First, Need, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
-from torchaos.harness.judging.agreement import Steps, before, differences, history_of, relative, until
+from torchaos.harness.judging.agreement import before, differences, history_of, until
 from torchaos.harness.judging.causes import likeliest_cause
 from torchaos.harness.judging.clashes import clashes
 from torchaos.harness.judging.contents import checkpoints_of
 from torchaos.harness.judging.corruption import SHARDED
 from torchaos.harness.judging.landings import landings
+from torchaos.harness.judging.quantities import Steps, relative
 from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps
 from torchaos.harness.judging.resumes import resumed_in_words
 from torchaos.harness.judging.rounding import ROUNDING

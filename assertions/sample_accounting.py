@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, First, Need, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
-from torchaos.harness.judging.agreement import Steps, before, history_of, until, untold
+from torchaos.harness.judging.agreement import before, history_of, until, untold
 from torchaos.harness.judging.landings import landings
+from torchaos.harness.judging.quantities import Steps
 from torchaos.harness.judging.replicas import absences, absent_in_words, each, why_no_steps
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen

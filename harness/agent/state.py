@@ -3,6 +3,10 @@
 The check sum is the sum of each parameter's bits, taken as integers, so that any one flipped bit changes it; it is
 made where the parameters are, and read back once a step. Parameters that are spread over ranks have one each, marked
 as such.
+
+A check sum tells that two runs differ, and not by how much. A *sketch* does: the norm of all parameters, and SUMS sums
+over them, each with other signs, one per parameter. Where two runs differ, each sum differs by about the norm of the
+difference (Johnson and Lindenstrauss).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from .agent import Agent
 from .wire import Kind
 
 SPIKE, MEMORY = 10.0, 20  # a norm over so many times the mean of so many steps before is told of at once
+SUMS = 8  # of a sketch
 SHARDED = "shard-"  # before a check sum of what is one rank's own part
 
 
@@ -33,7 +38,8 @@ class StateHook:
         torch = self._torch
         grads = [local(one.grad) for one in parameters(self._agent.optimizers) if one.grad is not None]
         if self._fresh:
-            self._fresh, self._agent.tally.now.restored = False, self._digest()
+            now = self._agent.tally.now
+            self._fresh, now.restored, now.restored_sketch = False, self._digest(), self._sketch()
         with torch.no_grad():
             if grads:  # at once, since the step may never be over
                 norms = torch.stack([torch.linalg.vector_norm(grad.detach(), dtype=torch.float32) for grad in grads])
@@ -51,7 +57,7 @@ class StateHook:
         digest = self._digest()
         if digest is not None:
             self._agent.saw("state")
-            self._agent.tally.now.parameters = digest
+            self._agent.tally.now.parameters, self._agent.tally.now.sketch = digest, self._sketch()
 
     def _digest(self) -> str | None:
         torch, found = self._torch, parameters(self._agent.optimizers)
@@ -62,6 +68,20 @@ class StateHook:
         sharded = any(local(one) is not one for one in found)
         digest = blake2b(repr(sums).encode(), digest_size=6).hexdigest()
         return f"{SHARDED}{digest}" if sharded else digest
+
+    def _sketch(self) -> list[float]:
+        torch, found = self._torch, [local(one).detach() for one in parameters(self._agent.optimizers)]
+        real = [torch.view_as_real(one) if one.is_complex() else one for one in found]
+        exact = torch.float32 if any(one.device.type == "mps" for one in real) else torch.float64
+        with torch.no_grad():
+            sums = torch.stack([one.sum(dtype=exact) for one in real]).tolist()
+            norms = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float32) for one in real]).tolist()
+        return [math.hypot(*norms), *(math.fsum(_signed(sums, number)) for number in range(1, SUMS + 1))]
+
+
+def _signed(sums: list[float], number: int) -> list[float]:
+    """With the signs of a Walsh function: any two of these differ in half of the places."""
+    return [-one if (place & number).bit_count() % 2 else one for place, one in enumerate(sums)]
 
 
 def parameters(optimizers: Sequence[Any]) -> list[Any]:

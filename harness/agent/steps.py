@@ -185,7 +185,8 @@ class StepHooks:
         """A step that a job calls off, as torchft does where a replica is gone, is no iteration."""
         if self._counter.dropped(id(optimizer)):
             self._trained.drop()
-            self._agent.tally.now = Segment(restored=self._agent.tally.now.restored)
+            now = self._agent.tally.now
+            self._agent.tally.now = Segment(restored=now.restored, restored_sketch=now.restored_sketch)
 
     def _skipped(self, optimizer: Any) -> Closed:
         self._step_begins(optimizer)
@@ -224,9 +225,9 @@ class StepHooks:
             "phases": agent.phases.take(), "skipped": segment.skipped,
         }  # fmt: skip
         if self._state is not None:
-            data.update(parameters=segment.parameters, norm=segment.norm)
+            data.update(parameters=segment.parameters, norm=segment.norm, sketch=segment.sketch)
             if segment.restored is not None:
-                data["restored"] = segment.restored
+                data.update(restored=segment.restored, restored_sketch=segment.restored_sketch)
         agent.emit(Kind.STEP, data, agent.steps_over)
         if segment.pending:
             self._losses.step_over(agent.steps_over, segment)

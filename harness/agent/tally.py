@@ -21,6 +21,8 @@ class Segment:
     skipped: bool | None = False  # None: only the GPU knows
     parameters: str | None = None  # their check sum at its end
     restored: str | None = None  # in the first of a process: their check sum before anything was trained
+    sketch: list[float] = field(default_factory=list)  # of the parameters at its end, see state.py
+    restored_sketch: list[float] = field(default_factory=list)
     norm: float | None = None  # of the gradient, at the end of the last backward
 
 
@@ -46,8 +48,9 @@ class Tally:
             whole.losses += one.losses
             whole.batches += [batch for batch in one.batches if batch not in whole.batches]
             whole.lr += one.lr
-            whole.parameters, whole.norm = one.parameters, one.norm
+            whole.parameters, whole.norm, whole.sketch = one.parameters, one.norm, one.sketch
             whole.restored = whole.restored or one.restored
+            whole.restored_sketch = whole.restored_sketch or one.restored_sketch
             whole.opt_step = one.opt_step if whole.opt_step is None else whole.opt_step
             whole.sched_step = one.sched_step if whole.sched_step is None else whole.sched_step
             # Only an iteration all of whose steps were skipped has left the parameters alone.

@@ -32,6 +32,8 @@ class Execution:
     phases: Mapping[str, float] = field(default_factory=dict)  # seconds
     parameters: str | None = None  # a check sum after the step, see agent/state.py
     norm: float | None = None  # of the gradient, before any clipping
+    sketch: tuple[float | None, ...] = ()  # of the parameters after the step: their norm, then sums, see agent/state.py
+    restored_sketch: tuple[float | None, ...] = ()
     restored: str | None = None  # in the first step of a process: the check sum of the parameters before it
 
     @property
@@ -97,7 +99,7 @@ def _of_step(event: Event, key: Key) -> Execution:
         tuple(rate for rate in _floats(data.get("lr")) if rate is not None),
         _number(data.get("opt_step")), _number(data.get("sched_step")),
         bool(data.get("skipped")), data.get("phases") or {}, data.get("parameters"), _number(data.get("norm")),
-        data.get("restored"),
+        _floats(data.get("sketch")), _floats(data.get("restored_sketch")), data.get("restored"),
     )  # fmt: skip
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
 
 from torchaos.harness.judging import agreement
 from torchaos.harness.judging.landings import landings
 from torchaos.harness.judging.teardown import final_step
+from torchaos.harness.judging.tolerance import Tolerances
 from torchaos.harness.record import Record
 
 
@@ -22,9 +22,8 @@ def are_of_another_job(run: Record, old: Sequence[Record]) -> bool:
     early = agreement.before(history, landed[0].at_s if landed else math.inf)
     theirs = [agreement.until(twin.history.by_step(), final_step(twin)) for twin in old]
     known = [{step: ranks for step, ranks in steps.items() if step in early} for steps in theirs]
-    between = [d.relative for a, b in combinations(known, 2) for d in agreement.differences(a, b, 0.0, 0.0)]
-    allowed = agreement.LEARNED_FACTOR * max(between, default=0.0)
-    return all(any(agreement.differences(early, steps, allowed)) for steps in known)
+    limits = Tolerances.learned(known)
+    return all(any(agreement.differences(early, steps, limits)) for steps in known)
 
 
 def differ_by_age(old: Sequence[Record], new: Sequence[Record]) -> bool:

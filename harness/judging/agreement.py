@@ -1,31 +1,23 @@
-"""Where two runs of one job differ in what they computed: losses and learning rates, step by step and rank by rank.
-
-When two twins of one job differ between themselves, no other run can be asked to be bitwise equal to one of them. The
-tolerance is then learned: LEARNED_FACTOR times the largest relative difference of the losses of any two twins in any
-step. Relative means |a - b| / max(|a|, |b|).
-"""
+"""Where two runs of one job differ in what they computed: losses and learning rates, step by step and rank by rank."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.clashes import clashes
 from torchaos.harness.judging.contents import checkpoints_of
+from torchaos.harness.judging.quantities import Steps, relative
 from torchaos.harness.judging.replicas import absences
 from torchaos.harness.judging.teardown import final_step
+from torchaos.harness.judging.tolerance import LEARNED_FACTOR, Tolerance, Tolerances
 from torchaos.harness.record import Record
 from torchaos.harness.replicas import records_of
 
-LEARNED_FACTOR = 3.0
 ENOUGH = 3  # twins to learn from
 OTHER_WORLD = 0.01  # relative: least tolerance for means over another number of ranks, whose sums are in another order
-_LR = 1e-9  # relative: a schedule may be computed in closed form or step by step
-
-Steps = Mapping[int, Mapping[int, Execution]]  # by global step, then rank
 
 
 @dataclass(frozen=True)
@@ -77,6 +69,17 @@ def untold(history: History, ours: Steps, other: History, theirs: Steps) -> set[
     }
 
 
+def uneven(twin: Steps) -> str | None:
+    """What to say of ranks that make different numbers of steps when nothing goes wrong, as under DDP's Join: their
+    steps have no common count, and which of its own steps a rank went on from is not known."""
+    ranks = {rank for by_rank in twin.values() for rank in by_rank}
+    made = {rank: sum(rank in by_rank for by_rank in twin.values()) for rank in sorted(ranks)}
+    if len(set(made.values())) < 2:
+        return None
+    told = " and ".join(f"{count} (rank {rank})" for rank, count in list(made.items())[:2])
+    return f"the ranks make different numbers of steps in the twin too, {told}, so that steps have no common count"
+
+
 def _world(history: History, by_rank: Mapping[int, Execution]) -> int:
     numbers = {one.attempt for one in by_rank.values()}
     return max((attempt.world_size for attempt in history.attempts if attempt.number in numbers), default=0)
@@ -87,31 +90,20 @@ def _is_partial(history: History, by_rank: Mapping[int, Execution]) -> bool:
     return len(by_rank) < min(_world(history, by_rank), tell)
 
 
-def differences(ours: Steps, theirs: Steps, tolerance: float, other_world: float = OTHER_WORLD) -> Iterator[Difference]:
-    """In order of step; only steps that both have, and only what both could see."""
+def differences(
+    ours: Steps, theirs: Steps, allowed: float | Tolerances, other_world: float = OTHER_WORLD,
+    factor: float = LEARNED_FACTOR,
+) -> Iterator[Difference]:  # fmt: skip
+    """In order of step; only steps that both have, and only what both could see. `factor`: how many spreads are allowed
+    where the tolerance was learned."""
+    limits = allowed if isinstance(allowed, Tolerances) else Tolerances.given(allowed)
     for step in sorted(ours.keys() & theirs.keys()):
         one, other = ours[step], theirs[step]
         if one.keys() == other.keys():
             for rank in sorted(one):
-                yield from _of_rank(step, rank, one[rank], other[rank], tolerance)
+                yield from _of_rank(step, rank, one[rank], other[rank], limits, factor)
         else:
-            yield from _of_mean(step, one, other, max(tolerance, other_world))
-
-
-def relative(a: float, b: float) -> float:
-    """0 for equal values, two NaN included; infinite where only one is a finite number."""
-    if a == b or (math.isnan(a) and math.isnan(b)):
-        return 0.0
-    if not (math.isfinite(a) and math.isfinite(b)):
-        return math.inf
-    return abs(a - b) / max(abs(a), abs(b))
-
-
-def noise(twins: Sequence[Record]) -> float:
-    """The largest relative difference of the losses of any two twins; 0 when they agree bitwise."""
-    steps = [until(twin.history.by_step(), final_step(twin)) for twin in twins]
-    found = (one for a, b in combinations(steps, 2) for one in differences(a, b, 0.0, 0.0) if one.what == "loss")
-    return max((one.relative for one in found), default=0.0)
+            yield from _of_mean(step, one, other, limits.loss, max(limits.loss.allowed(step, factor), other_world))
 
 
 def agree(run: Record, twins: Sequence[Record]) -> bool:
@@ -133,9 +125,11 @@ def wants_more(run: Record, twins: Sequence[Record]) -> bool:
     return len(twins) < ENOUGH and not all(agree(twin, [twins[0]]) for twin in twins[1:])
 
 
-def _of_rank(step: int, rank: int, one: Execution, other: Execution, tolerance: float) -> Iterator[Difference]:
+def _of_rank(
+    step: int, rank: int, one: Execution, other: Execution, limits: Tolerances, factor: float
+) -> Iterator[Difference]:
     for ours, theirs in zip(one.lr, other.lr, strict=False):
-        if relative(ours, theirs) > max(_LR, tolerance):
+        if relative(ours, theirs) > limits.rate.allowed(step, factor):
             yield Difference("learning rate", step, rank, ours, theirs, relative(ours, theirs))
             break
     if not (one.loss_seen and other.loss_seen):
@@ -144,17 +138,17 @@ def _of_rank(step: int, rank: int, one: Execution, other: Execution, tolerance: 
         yield Difference("number of losses", step, rank, len(one.losses), len(other.losses), math.inf)
         return
     for mine, twins in zip(one.losses, other.losses, strict=True):
-        far = relative(mine or 0.0, twins or 0.0)
-        if far > tolerance:
-            yield Difference("loss", step, rank, mine, twins, far)
+        mine, twins = mine or 0.0, twins or 0.0
+        if relative(mine, twins, limits.loss.typical) > limits.loss.allowed(step, factor):
+            yield Difference("loss", step, rank, mine, twins, relative(mine, twins))
             return
 
 
 def _of_mean(
-    step: int, one: Mapping[int, Execution], other: Mapping[int, Execution], tolerance: float
+    step: int, one: Mapping[int, Execution], other: Mapping[int, Execution], loss: Tolerance, allowed: float
 ) -> Iterator[Difference]:
     ours, theirs = _mean(one), _mean(other)
-    if ours is not None and theirs is not None and relative(ours, theirs) > tolerance:
+    if ours is not None and theirs is not None and relative(ours, theirs, loss.typical) > allowed:
         yield Difference("loss", step, None, ours, theirs, relative(ours, theirs))
 
 

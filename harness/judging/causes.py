@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from torchaos.harness.history import Execution, History
-from torchaos.harness.judging.agreement import Difference, Steps, relative
+from torchaos.harness.judging.agreement import Difference
+from torchaos.harness.judging.quantities import Steps, relative
 
 _Counter = Callable[[Execution], float | None]
 _UPDATE = ("optimizer counter", "learning rate")  # what acts in the update, so on the loss of later steps only

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchaos.harness.history import Execution
-from torchaos.harness.judging.agreement import differences, history_of, relative
+from torchaos.harness.judging.agreement import differences, history_of
+from torchaos.harness.judging.quantities import relative
 from torchaos.harness.record import Record
 from torchaos.harness.report.html.thinning import telling
 

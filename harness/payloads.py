@@ -105,6 +105,7 @@ _CHECKS: Mapping[Kind, Mapping[str, Check]] = {
     Kind.LOSS: {"losses": _STEP["losses"]},
     Kind.SAVE_BEGIN: _FILE,
     Kind.SAVE_END: _FILE,
+    Kind.RENAMED: {"path": _text, "to": _text},
     Kind.LOAD_BEGIN: _FILE,
     Kind.LOAD_END: _FILE,
     Kind.ARMED: {"fault": _text, "targets": _each(_whole)},

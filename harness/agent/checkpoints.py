@@ -11,6 +11,7 @@ from typing import Any, Callable
 from .agent import Agent
 from .digesting import Digesting
 from .numbers import step_numbers
+from .renames import Renames
 from .wire import Kind, Phase
 
 Digested = Callable[[Callable[..., Any], str, "tuple[Any, ...]", "dict[str, Any]"], Any]
@@ -22,6 +23,7 @@ class Transfers:
     def __init__(self, agent: Agent, digesting: Digesting) -> None:
         self._agent, self.digesting = agent, digesting
         self._thread = threading.local()
+        self.renames = Renames(agent)
         self.open: list[str] = []  # paths of saves and loads under way, those in other threads included
         careful = agent.careful("checkpoints")
         self.begin, self.end = careful(self._begin), careful(self._end)
@@ -95,6 +97,7 @@ class Transfers:
         self.open.remove(path)
         said = {"path": path, "format": format, "ok": ok}
         if saves:
+            self.renames.saved(path)
             self._agent.emit(Kind.SAVE_END, {**said, "blocked_s": round(blocked_s, 6)}, step)
         else:
             self._agent.emit(Kind.LOAD_END, {**said, "numbers": (self._numbers(contents) or {}) if ok else {}}, step)

@@ -66,6 +66,7 @@ class _Installer:
             digesting = Digesting(agent)
             self._at_end.append(digesting.ended)
             transfers = Transfers(agent, digesting)
+            transfers.renames.install()
             files = CheckpointHook(transfers)
             self._when("torch", "checkpoints", files.patch_torch)
             self._when("safetensors.torch", "checkpoints", files.patch_safetensors)

@@ -71,6 +71,7 @@ class Kind(str, Enum):
     LOSS = "loss"
     SAVE_BEGIN = "checkpoint.save_begin"
     SAVE_END = "checkpoint.save_end"
+    RENAMED = "checkpoint.renamed"
     LOAD_BEGIN = "checkpoint.load_begin"
     LOAD_END = "checkpoint.load_end"
     ARMED = "fault.armed"
@@ -124,6 +125,7 @@ FIELDS: Mapping[Kind, frozenset[str]] = {
     Kind.LOSS: frozenset({"losses"}),  # late values of the step in the envelope (asynchronous copies)
     Kind.SAVE_BEGIN: frozenset({"path", "format"}),  # format: torch, dcp, safetensors
     Kind.SAVE_END: frozenset({"path", "format", "ok", "blocked_s"}),  # blocked_s: how long training stood still for it
+    Kind.RENAMED: frozenset({"path", "to"}),  # what this rank saved, or the folder that it is in, gets this name
     Kind.LOAD_BEGIN: frozenset({"path", "format"}),  # as a save
     Kind.LOAD_END: frozenset({"path", "format", "ok", "numbers"}),  # numbers: step-like entries found
     Kind.ARMED: frozenset({"fault", "targets"}),  # the agents have it; targets: ranks

@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchaos.harness.agent.wire import Event, Kind
@@ -46,7 +46,8 @@ class Load:
 
 
 def read_saves(events: Iterable[Event]) -> list[Save]:
-    """In the order in which they were begun."""
+    """In the order in which they were begun, each by the name that it got in the end."""
+    events = list(events)
     parts: dict[tuple[int, str, int], list[tuple[Event, Event | None]]] = defaultdict(list)
     open_at: dict[tuple[int, int, str], list[tuple[tuple[int, str, int], int]]] = defaultdict(list)
     for event in events:
@@ -62,7 +63,17 @@ def read_saves(events: Iterable[Event]) -> list[Save]:
             parts[key].append((event, event if event.kind is Kind.SAVE_END else None))
             if event.kind is Kind.SAVE_BEGIN:
                 open_at[who].append((key, len(parts[key]) - 1))
-    return [_save(key, pairs) for key, pairs in parts.items()]
+    saves = [_save(key, pairs) for key, pairs in parts.items()]
+    for event in events:
+        if event.kind is Kind.RENAMED:
+            old, new = (posixpath.normpath(str(event.data[name])) for name in ("path", "to"))
+            saves = [_under(save, old, new) if save.begun_s < event.mono_s else save for save in saves]
+    return saves
+
+
+def _under(save: Save, old: str, new: str) -> Save:
+    inside = save.path == old or save.path.startswith(f"{old}/")
+    return replace(save, path=new + save.path[len(old) :]) if inside else save
 
 
 def _save(key: tuple[int, str, int], pairs: Sequence[tuple[Event, Event | None]]) -> Save:

@@ -151,3 +151,29 @@ def test_numbers(agent_module: Callable[[str], Any]) -> None:
     }
     assert step_numbers(loop)["iteration"] == 5
     assert step_numbers(None) == {}
+
+
+def test_renames_of_what_was_saved_are_told(rank: Any) -> None:
+    """By whatever call, of a file and of the folder that it is in; what this rank did not save is nobody's business."""
+    ran = rank.run(
+        PREPARE
+        + """
+import shutil
+from os import replace
+from pathlib import Path
+for n in "abcd": torch.save({}, f"{folder}/{n}.tmp")
+os.mkdir(folder + "/step.partial"); torch.save({}, folder + "/step.partial/x.pt")
+Path(folder + "/a.tmp").rename(folder + "/a.pt")
+replace(folder + "/b.tmp", folder + "/b.pt")
+shutil.move(folder + "/c.tmp", folder + "/c.pt")
+os.chdir(folder); os.rename("d.tmp", "d.pt"); os.rename("d.pt", "e.pt")
+os.rename("step.partial", "step")
+Path("other").write_text(""); os.rename("other", "more")
+"""
+    )
+    assert ran.code == 0, ran.output
+    names = [tuple(event.data[n].rpartition("/")[2] for n in ("path", "to")) for event in ran.of("checkpoint.renamed")]
+    assert names == [
+        ("a.tmp", "a.pt"), ("b.tmp", "b.pt"), ("c.tmp", "c.pt"), ("d.tmp", "d.pt"), ("d.pt", "e.pt"),
+        ("step.partial", "step"),
+    ]  # fmt: skip

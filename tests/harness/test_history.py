@@ -299,3 +299,24 @@ def test_align_finds_where_a_slice_was_cut(content: list[int], data: st.DataObje
     found = align(own, reference)
     assert base in found
     assert all(content[other] == own[1] for other in found)
+
+
+def test_a_save_is_known_by_the_name_that_it_got_in_the_end() -> None:
+    """Each rename is of what had been saved before it: the next save of the same temporary name has a name of its own.
+    Of a folder, all that is in it moves along."""
+    def event(at: float, kind: Kind, step: int = 1, **data: Any) -> Event:
+        return Event(kind, "rank0-a0", int(at), 0.0, at, 0, 0, step, data)
+
+    def saved(at: float, path: str, step: int) -> list[Event]:
+        begin = event(at, Kind.SAVE_BEGIN, step, path=path, format="torch")
+        return [begin, event(at + 1, Kind.SAVE_END, step, path=path, format="torch", ok=True, blocked_s=0.1)]
+
+    events = [
+        *saved(1, "/out/now.tmp", 1), event(3, Kind.RENAMED, path="/out/now.tmp", to="/out/ckpt-1.pt"),
+        *saved(4, "/out/now.tmp", 2), event(6, Kind.RENAMED, path="/out/now.tmp", to="/out/ckpt-2.pt"),
+        *saved(7, "/out/step.part/x.pt", 3), event(9, Kind.RENAMED, path="/out/step.part", to="/out/step-3"),
+        *saved(10, "/out/now.tmp", 4),
+    ]  # fmt: skip
+    assert [save.path for save in read_saves(events)] == [
+        "/out/ckpt-1.pt", "/out/ckpt-2.pt", "/out/step-3/x.pt", "/out/now.tmp",
+    ]  # fmt: skip

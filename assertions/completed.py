@@ -10,6 +10,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
 from torchaos.harness.history import History
 from torchaos.harness.judging.agreement import history_of
+from torchaos.harness.judging.ending import failed_rank
 from torchaos.harness.judging.replicas import each
 from torchaos.harness.judging.teardown import TeardownAbort, aborts_at_exit, final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
@@ -48,12 +49,16 @@ def _ending(run: Record, due: int | None, aborts: Sequence[TeardownAbort]) -> Fi
     if not exits or exits[-1].data["exit_code"] is None:
         return inconclusive("nothing shows how the job ended")
     code = exits[-1].data["exit_code"]
-    if code == 0:
-        return None
+    broken = failed_rank(run)
+    if code == 0 and broken:
+        how = f"rank {broken.rank} ended with exit code {broken.exit_code} in the last attempt"
+        return failed(f"{how}, though the command's own exit code is 0{_cause(run)}")
     last = run.history.attempts[-1].number if run.history.attempts else None
     if aborts and aborts[-1].attempt == last:
         return None  # all that went wrong was the way out, and what the job leaves is verified
     seen = [one for one in aborts_at_exit(run, due) if one.attempt == last]
+    if code == 0 and not seen:
+        return None
     if not seen:
         return failed(f"the job ended with exit code {code}{_cause(run)}")
     return failed(f"the job ended with exit code {code}: {_abort(seen[-1])}; its last checkpoint could not be verified")

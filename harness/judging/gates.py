@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.history.uptime import is_down
+from torchaos.harness.judging.ending import ended_on_purpose_s, failed_rank
 from torchaos.harness.judging.recovery import never_in_words, recoveries
 from torchaos.harness.judging.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced
@@ -106,12 +107,18 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
     if fault.id not in behind:
         if code not in (None, 0):
             return Verdict.FAILED, f"the job got past the fault, and then ended with exit code {code} in step {reached}"
-        if not behind and (stopped_s := _ended_on_purpose(run)) and is_down(run.history, run.events, stopped_s):
+        if broken := failed_rank(run):
+            how = f"rank {broken.rank} ended with exit code {broken.exit_code} in step {reached}"
+            return (
+                Verdict.FAILED,
+                f"the job got past the fault, and then {how}, though the command's own exit code is {code}",
+            )
+        if not behind and (stopped_s := ended_on_purpose_s(run)) and is_down(run.history, run.events, stopped_s):
             return Verdict.INCONCLUSIVE, "the job got past the fault, and was down again when the run was ended"
         return None
     if run.history.unplaced:
         return Verdict.INCONCLUSIVE, why_unplaced(run, run.history.unplaced)
-    if _ended_on_purpose(run):
+    if ended_on_purpose_s(run):
         return Verdict.INCONCLUSIVE, "the run was ended on purpose before the job had recovered; see its `until`"
     due = final_step(twins[0]) if twins else None
     if code == 0 and (due is None or reached >= due):
@@ -120,11 +127,6 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
             f"it came after the last step ({reached}), so there was nothing left to recover for",
         )
     return Verdict.FAILED, f"the job {never_in_words(run, fault.id)}"
-
-
-def _ended_on_purpose(run: Record) -> float | None:
-    """When; CLOCK_MONOTONIC."""
-    return next((event.mono_s for event in run.of_kind(Kind.STOPPED) if event.data.get("enough")), None)
 
 
 def _exit_code(run: Record) -> int | None:
@@ -139,5 +141,5 @@ def _exit_code(run: Record) -> int | None:
     aborts = teardown_aborts(run)
     done = bool(aborts) and aborts[-1].attempt == run.history.attempts[-1].number
     code: int | None = 0 if done else exited[-1].data["exit_code"]
-    goes_on = code != 0 and _ended_on_purpose(run) is not None and len(started) <= run.plan.job.resubmit_times
+    goes_on = code != 0 and ended_on_purpose_s(run) is not None and len(started) <= run.plan.job.resubmit_times
     return None if goes_on else code

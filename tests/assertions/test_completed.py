@@ -113,3 +113,49 @@ def test_steps_that_were_not_seen_are_inconclusive(trainer: Any) -> None:
     blind = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.STEP))
     finding = Completed(steps=30).judge(blind, [])
     assert (finding.outcome, "no step was seen" in finding.reason) == (Outcome.INCONCLUSIVE, True)
+
+
+def _behind_a_pipe(run: Any, code: int, *more: Event, teardown: bool = False) -> Any:
+    """Rank 1 of the last attempt ended with this code, and the command with 0 all the same."""
+    events = []
+    for event in run.events:
+        if event.kind is Kind.RANK_EXITED and event.rank == 1:
+            if teardown:
+                signal = {"pid": event.data["pid"], "signal": "SIGTERM"}
+                events.append(Event(Kind.ELASTIC_TEARDOWN, "harness", 9_000, 0.0, event.mono_s, data=signal))
+            event = replace(event, data={**event.data, "exit_code": code})
+        events.append(event)
+    return replace(run, events=tuple(sorted((*events, *more), key=lambda e: e.mono_s)))
+
+
+@pytest.mark.parametrize("code", [1, -11])
+def test_a_rank_that_failed_counts_whatever_the_command_says(trainer: Any, code: int) -> None:
+    """`torchrun … | tee log` ends with the exit code of tee; torchelastic told of the rank that failed."""
+    run, twin = trainer().record(), trainer().record()
+    gone = next(e for e in run.events if e.kind is Kind.RANK_EXITED and e.rank == 1)
+    told = {"exit_code": code, "local_rank": 1, "pid": gone.data["pid"]}
+    failure = Event(Kind.ELASTIC_FAILURE, "harness", 9_001, 0.0, gone.mono_s + 0.01, data=told)
+    finding = Completed().judge(_behind_a_pipe(run, code, failure), [twin])
+    assert finding.outcome is Outcome.FAILED
+    assert f"rank 1 ended with exit code {code} in the last attempt, though the command's own" in finding.reason
+    unheard = Completed().judge(_behind_a_pipe(run, code), [twin])
+    assert unheard.outcome is Outcome.FAILED, "torchelastic's words may be lost in the pipe"
+    assert Completed().judge(run, [twin]).outcome is Outcome.PASSED
+
+
+def test_a_rank_that_was_ended_or_restarted_did_not_fail_in_the_end(trainer: Any) -> None:
+    """A rank that torchelastic told to go, one that somebody did, and a death in an earlier attempt."""
+    run, twin = trainer().record(), trainer().record()
+    assert Completed().judge(_behind_a_pipe(run, 143, teardown=True), [twin]).outcome is Outcome.PASSED
+    assert Completed().judge(_behind_a_pipe(run, -15), [twin]).outcome is Outcome.PASSED
+    assert Completed().judge(trainer(kills=KILL).record(), [twin]).outcome is Outcome.PASSED
+
+
+def test_an_abort_behind_a_pipe_is_as_one_without(trainer: Any) -> None:
+    """Set aside where the last checkpoint is whole; else a failure, though the command ended with 0."""
+    run, twin = _aborting(trainer, again=False), trainer().record()
+    end = replace(run.events[-1], data={**run.events[-1].data, "exit_code": 0})
+    piped = replace(run, events=(*run.events[:-1], end))
+    assert Completed().judge(piped, [twin]).outcome is Outcome.PASSED
+    unverified = Completed().judge(replace(piped, artifacts={}), [twin])
+    assert (unverified.outcome, "could not be verified" in unverified.reason) == (Outcome.FAILED, True)

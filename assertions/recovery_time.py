@@ -10,7 +10,7 @@ from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
 from torchaos.harness.history.checkpoints import blocked_by_step
-from torchaos.harness.judging.recovery import never_in_words, recoveries
+from torchaos.harness.judging.recovery import never_in_words, recoveries, why_moot
 from torchaos.harness.judging.replicas import each_hit
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
@@ -70,15 +70,17 @@ class RecoveryTime:
         worst = {name: _worst([one.parts[part] for one in found]) for name, (part, _) in _PARTS.items()}
         lost = _worst([one.lost_steps for one in found])
         measured = {**worst, "lost_steps": lost, "invalid_time": invalid, "interruptions": len(found)}
-        problem = self._problem(run, found, invalid)
+        problem = self._problem(run, twins, found, invalid)
         if problem:
             return replace(problem, measured=measured)
         return passed(self._well(found, measured), **measured)
 
-    def _problem(self, run: Record, found: Sequence[Recovery], invalid: float | None) -> Finding | None:
+    def _problem(
+        self, run: Record, twins: Sequence[Record], found: Sequence[Recovery], invalid: float | None
+    ) -> Finding | None:
         for one in found:
             if one.parts["caught_up"] is None:
-                return _never(run, one)
+                return _never(run, twins, one)
         unseen = None
         for one in found:
             for name, (part, meaning) in _PARTS.items():
@@ -113,14 +115,16 @@ def invalid_time(run: Record, found: Sequence[Recovery]) -> float | None:
     return sum(took or 0.0 for took in recovered) + sum(blocked_by_step(run.history.saves).values())
 
 
-def _never(run: Record, one: Recovery) -> Finding:
+def _never(run: Record, twins: Sequence[Record], one: Recovery) -> Finding:
     if any(event.data.get("enough") for event in run.of_kind(Kind.STOPPED)):
         return inconclusive(f"{one.fault}: the run was ended on purpose before the job had caught up; see its `until`")
     if run.history.unplaced:
         return inconclusive(f"{one.fault}: {why_unplaced(run, run.history.unplaced)}")
+    if why := why_moot(run, one.fault, twins):
+        return inconclusive(f"{one.fault}: {why}")
     back = "it came back, and it " if one.parts["first_step"] is not None else "it did not come back: it "
     return failed(
-        f"{one.fault}: the job never caught up: {back}{never_in_words(run, one.fault)}",
+        f"{one.fault}: the job never caught up: {back}{never_in_words(run, one.fault, twins)}",
         First(What.ENDING, run.history.highest_step() or 0),
     )
 

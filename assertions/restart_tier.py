@@ -14,7 +14,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
 from torchaos.harness.history import Attempt
 from torchaos.harness.judging.landings import Landing, landings
-from torchaos.harness.judging.recovery import end_of
+from torchaos.harness.judging.recovery import end_of, why_moot
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
 
@@ -54,6 +54,9 @@ class RestartTier:
         measured = {"tier": max((tier for tier in tiers if tier), key=TIERS.index, default=None)}
         for fault in dict.fromkeys(one.fault for one in landed):
             measured[fault] = _worst([tier for one, tier in zip(landed, tiers, strict=True) if one.fault == fault])
+        for one, tier in zip(landed, tiers, strict=True):
+            if tier is None and (why := why_moot(run, one.fault, twins)):
+                return inconclusive(f"{_name(one, landed)}: {why}", **measured)
         found = [(_name(one, landed), tier) for one, tier in zip(landed, tiers, strict=True)]
         for fault, tier in found:
             if tier is None:

@@ -6,7 +6,7 @@ import signal
 from typing import NamedTuple
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.judging.teardown import ABORT, aborts_at_exit
+from torchaos.harness.judging.teardown import ABORT, aborts_at_exit, teardown_aborts
 from torchaos.harness.record import Record
 
 _ASKED = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # somebody told the rank to go
@@ -21,6 +21,22 @@ class FailedRank(NamedTuple):
 def ended_on_purpose_s(run: Record) -> float | None:
     """When the run was ended because it had shown enough, CLOCK_MONOTONIC."""
     return next((event.mono_s for event in run.of_kind(Kind.STOPPED) if event.data.get("enough")), None)
+
+
+def exit_code(run: Record) -> int | None:
+    """With which the job ended by itself. One that was done and aborted on its way out counts as done; one that was
+    submitted again, or would have been, has not ended."""
+    exited, started = list(run.of_kind(Kind.JOB_EXITED)), list(run.of_kind(Kind.JOB_STARTED))
+    stopped = next(run.of_kind(Kind.STOPPED), None)
+    if not exited or (stopped and stopped.mono_s <= exited[-1].mono_s):
+        return None
+    if started[-1:] and started[-1].mono_s > exited[-1].mono_s:
+        return None
+    aborts = teardown_aborts(run)
+    done = bool(aborts) and aborts[-1].attempt == run.history.attempts[-1].number
+    code: int | None = 0 if done else exited[-1].data["exit_code"]
+    goes_on = code != 0 and ended_on_purpose_s(run) is not None and len(started) <= run.plan.job.resubmit_times
+    return None if goes_on else code
 
 
 def failed_rank(run: Record) -> FailedRank | None:

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.history.uptime import is_down
-from torchaos.harness.judging.ending import ended_on_purpose_s, failed_rank
-from torchaos.harness.judging.recovery import never_in_words, recoveries
-from torchaos.harness.judging.teardown import final_step, teardown_aborts
+from torchaos.harness.judging.ending import ended_on_purpose_s, exit_code, failed_rank
+from torchaos.harness.judging.recovery import never_in_words, recoveries, why_moot
 from torchaos.harness.judging.unseen import why_unplaced
 from torchaos.harness.plan import ENDED_BEFORE, PlannedFault
 from torchaos.harness.record import Record
@@ -102,7 +101,7 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
     purpose, nobody knows."""
     if not run.history.executions:
         return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
-    code, reached = _exit_code(run), run.history.highest_step() or 0
+    code, reached = exit_code(run), run.history.highest_step() or 0
     behind = {one.fault for one in recoveries(run, twins) if one.parts["caught_up"] is None}
     if fault.id not in behind:
         if code not in (None, 0):
@@ -120,26 +119,6 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
         return Verdict.INCONCLUSIVE, why_unplaced(run, run.history.unplaced)
     if ended_on_purpose_s(run):
         return Verdict.INCONCLUSIVE, "the run was ended on purpose before the job had recovered; see its `until`"
-    due = final_step(twins[0]) if twins else None
-    if code == 0 and (due is None or reached >= due):
-        return (
-            Verdict.INCONCLUSIVE,
-            f"it came after the last step ({reached}), so there was nothing left to recover for",
-        )
-    return Verdict.FAILED, f"the job {never_in_words(run, fault.id)}"
-
-
-def _exit_code(run: Record) -> int | None:
-    """With which the job ended by itself. One that was done and aborted on its way out counts as done; one that was
-    submitted again, or would have been, has not ended."""
-    exited, started = list(run.of_kind(Kind.JOB_EXITED)), list(run.of_kind(Kind.JOB_STARTED))
-    stopped = next(run.of_kind(Kind.STOPPED), None)
-    if not exited or (stopped and stopped.mono_s <= exited[-1].mono_s):
-        return None
-    if started[-1:] and started[-1].mono_s > exited[-1].mono_s:
-        return None
-    aborts = teardown_aborts(run)
-    done = bool(aborts) and aborts[-1].attempt == run.history.attempts[-1].number
-    code: int | None = 0 if done else exited[-1].data["exit_code"]
-    goes_on = code != 0 and ended_on_purpose_s(run) is not None and len(started) <= run.plan.job.resubmit_times
-    return None if goes_on else code
+    if why := why_moot(run, fault.id, twins):
+        return Verdict.INCONCLUSIVE, why
+    return Verdict.FAILED, f"the job {never_in_words(run, fault.id, twins)}"

@@ -3,17 +3,21 @@
 One more step is no proof: after an ECC error a job may end a step before it drains its ranks, and a collective may
 stall a step later. So the attempt that was hit goes on by itself only if it does not end in a restart that no other
 landing explains. It has gone on with the step that ends the last halt, of those that begin while the fault is on or
-soon after. Otherwise a later attempt has to get past all steps of the earlier ones.
+soon after. Otherwise a later attempt has to get past all steps of the earlier ones. After the last step there is none
+to get past: then what the job still had to save has to become whole.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.history import Attempt, Execution, History
 from torchaos.harness.judging.landings import Landing, Told, landings
+from torchaos.harness.judging.last_save import made_good_s, owed
 from torchaos.harness.judging.pace import Pace, pace_of
 from torchaos.harness.judging.teardown import aborts_at_exit
 
@@ -21,20 +25,31 @@ _SOON = 5  # usual steps: a halt that begins so soon after the fault was taken b
 SETTLED = 3  # steps that have to follow before a live run is said to have gone on
 
 
-def went_on(
-    told: Told, landing: Landing, *, lethal: bool, lasting: bool, twins: Sequence[History] = ()
-) -> Execution | None:
-    """The step with which training went on; None where it never did. `lethal`: who is hit dies of it, at once or after
-    a grace period; `lasting`: the fault is on until it is taken back."""
-    pace = pace_of(told.history, landings(told)[0].at_s, twins)
+class End(NamedTuple):
+    """Of a recovery."""
+
+    attempt: int
+    mono_s: float
+
+
+def went_on(told: Told, landing: Landing, *, lethal: bool, lasting: bool, twins: Sequence[History] = ()) -> End | None:
+    """When training went on; None where it never did. `lethal`: who is hit dies of it, at once or after a grace period;
+    `lasting`: the fault is on until it is taken back."""
+    history = told.history
+    if names := owed(history, landing.at_s, twins):
+        whole_s = made_good_s(history, landing.at_s, names)
+        alive = None if whole_s is None else history.attempt_at(whole_s)
+        return End(alive.number, whole_s) if alive and whole_s is not None else None
+    pace = pace_of(history, landings(told)[0].at_s, twins)
     until_s = _until(told, landing, lasting, pace)
-    return (None if lethal else _within(told, landing, until_s, pace)) or _later(told, landing, until_s)
+    step = (None if lethal else _within(told, landing, until_s, pace)) or _later(told, landing, until_s)
+    return End(step.attempt, step.mono_s) if step else None
 
 
-def has_settled(history: History, end: Execution) -> bool:
+def has_settled(history: History, end: End) -> bool:
     """Whether enough steps follow for a run that goes on still; a later attempt does not die of the fault."""
-    own = [one for one in history.executions if (one.attempt, one.rank) == (end.attempt, end.rank)]
-    return sum(one.mono_s > end.mono_s for one in own) >= SETTLED
+    after = Counter(one.rank for one in history.executions if one.attempt == end.attempt and one.mono_s > end.mono_s)
+    return max(after.values(), default=0) >= SETTLED
 
 
 def highest_up_to(history: History, attempt: int) -> int | None:

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.history import Attempt, Execution, History
-from torchaos.harness.judging.going_on import highest_up_to, steps_beyond, went_on
+from torchaos.harness.history import Attempt, History
+from torchaos.harness.judging.contents import checkpoints_of
+from torchaos.harness.judging.ending import exit_code
+from torchaos.harness.judging.going_on import End, highest_up_to, steps_beyond, went_on
 from torchaos.harness.judging.landings import Landing, landings
+from torchaos.harness.judging.last_save import owed
+from torchaos.harness.judging.teardown import final_step
 from torchaos.harness.record import Record
 from torchaos.harness.result import Recovery
 
@@ -24,17 +28,49 @@ def recoveries(record: Record, twins: Sequence[Record] = ()) -> list[Recovery]:
     return [recovery_from(record, landing, twins) for landing in landings(record)]
 
 
-def end_of(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> Execution | None:
-    """The step with which training went on after the fault; None where it never did."""
+def end_of(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> End | None:
+    """When training went on after the fault; None where it never did."""
     planned = next((one for one in record.plan.faults if one.id == landing.fault), None)
     lethal = planned is not None and registry.is_lethal(planned.inject)
     lasting = planned is not None and (planned.duration_s is not None or registry.lasts(planned.inject))
     return went_on(record, landing, lethal=lethal, lasting=lasting, twins=[twin.history for twin in twins])
 
 
-def never_in_words(record: Record, fault: str) -> str:
+def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | None:
+    """Why it says nothing of recovering that training never went on after this fault: the job was done when it came.
+    None where that is a failure: the checkpoint that it was still to save is not whole."""
+    reached = record.history.highest_step() or 0
+    due = final_step(twins[0]) if twins else None
+    if exit_code(record) != 0 or (due is not None and reached < due):
+        return None
+    kept = checkpoints_of(record)
+    if not _unsaved(record, fault, twins) or (kept and _entries(twins[0], reached) <= _entries(record, reached)):
+        return f"it came after the last step ({reached}), so there was nothing left to recover for"
+    if kept is None:
+        return (
+            f"it came during the save after the last step ({reached}), and nothing shows whether that checkpoint is "
+            "whole; checkpoint_integrity would look"
+        )
+    return None
+
+
+def _entries(record: Record, step: int) -> set[str]:
+    """The names of all that the good checkpoints of a step hold."""
+    return {name for one in checkpoints_of(record) or () if one.good and one.step == step
+            for name in (one.path, *one.tensors, *one.values)}  # fmt: skip
+
+
+def _unsaved(record: Record, fault: str, twins: Sequence[Record]) -> bool:
+    """Whether it came after the last step, and before what the job still had to save was whole."""
+    of_twins = [twin.history for twin in twins]
+    return any(owed(record.history, one.at_s, of_twins) for one in landings(record) if one.fault == fault)
+
+
+def never_in_words(record: Record, fault: str, twins: Sequence[Record] = ()) -> str:
     """How the job fell short, of a fault from which training never went on."""
     reached = record.history.highest_step()
+    if _unsaved(record, fault, twins):
+        return f"never made good what it was saving after step {reached}, its last, when the fault came"
     last = [one for one in landings(record) if one.fault == fault][-1:]
     if last and record.history.attempts[-1].number == last[0].attempt and steps_beyond(record, last[0]):
         return f"made no step any more after step {reached}, until the run was ended"

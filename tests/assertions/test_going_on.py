@@ -120,3 +120,52 @@ def test_an_abort_on_the_way_out_is_no_sign_that_it_went_under(trainer: Any) -> 
     again = replace(up, attempt=1, mono_s=run.events[-1].mono_s + 1.0, data={**up.data, "pid": 1010})
     assert caught_up(replace(run, events=(*aborted, again))) == pytest.approx(2.0, abs=0.1)
     assert caught_up(replace(run, events=(*run.events, again))) is None
+
+
+def killed_in_the_last_save(trainer: Any, made_good: bool, **artifacts: Any) -> Record:
+    """Rank 1 dies while the checkpoint of step 30, the last one, is written; the next attempt resumes from step 25 and
+    writes it, or takes the job for done and ends with exit code 0."""
+    run: Record = trainer(kills=[(30, 1)]).record(**artifacts)
+    hit = next(run.of_kind(Kind.APPLYING))
+    model = [e for e in run.events if e.kind is Kind.STEP and e.attempt == 0][-2:]
+    begun = next(e for e in run.of_kind(Kind.SAVE_BEGIN) if e.rank == 1)
+    more = [replace(e, step=30, mono_s=hit.mono_s - 0.002) for e in model]
+    path = {"path": "/job/checkpoints/step-30", "format": "dcp"}
+    more.append(replace(begun, step=30, mono_s=hit.mono_s - 0.001, data=path))
+    own = [e for e in run.events if made_good or e.attempt != 1 or e.kind not in (Kind.STEP, *_TRANSFERS)]
+    return replace(run, events=tuple(sorted((*own, *more), key=lambda e: e.mono_s)))
+
+
+_TRANSFERS = (Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.LOAD_END)
+
+
+def test_after_the_last_step_the_last_save_counts(trainer: Any) -> None:
+    """There is no step to get past: the job has recovered when what it was saving is whole, and not before."""
+    twin = trainer().record()
+    run = killed_in_the_last_save(trainer, made_good=True)
+    saved_s = max(e.mono_s for e in run.events if e.kind is Kind.SAVE_END)
+    (one,) = recoveries(run, [twin])
+    hit_s = next(run.of_kind(Kind.APPLYING)).mono_s
+    assert one.parts["caught_up"] == pytest.approx(saved_s - hit_s)
+    assert one.lost_steps == 5
+    assert RecoveryTime().judge(run, [twin]).outcome is Outcome.PASSED
+
+
+@pytest.mark.parametrize(("names", "outcome"), [("ab", Outcome.INCONCLUSIVE), ("a", Outcome.FAILED)])
+def test_a_last_save_that_nobody_made_good(trainer: Any, names: str, outcome: Outcome) -> None:
+    """It counts as lost where the inventory shows that something is missing in it; else the job may have been done."""
+
+    def inventory(names: str) -> dict[str, Any]:
+        good = {"path": "step-30", "format": "dcp", "step": 30, "complete": True, "loadable": True, "problem": None}
+        return {
+            "root": "/job",
+            "checkpoints": [{**good, "tensors": dict.fromkeys(names, "0"), "values": {}, "bytes": 1}],
+        }
+
+    twin = trainer().record(inventory=inventory("ab"))
+    run = killed_in_the_last_save(trainer, made_good=False, inventory=inventory(names))
+    finding = RecoveryTime().judge(run, [twin])
+    assert finding.outcome is outcome, finding.reason
+    assert "after" in finding.reason
+    unseen = RecoveryTime().judge(killed_in_the_last_save(trainer, made_good=False), [twin])
+    assert (unseen.outcome, "nothing shows whether" in unseen.reason) == (Outcome.INCONCLUSIVE, True)

@@ -97,13 +97,18 @@ def test_ranks_that_save_side_by_side_cost_once(trainer: Any) -> None:
 def test_a_job_that_never_caught_up_fails(trainer: Any) -> None:
     """It came back and ended below where it had been: that is no recovery, whatever its exit code."""
     run = _without(trainer(kills=KILL).record(), lambda e: e.attempt == 1 and (e.step or 0) > 2)
-    finding = RecoveryTime().judge(run, [])
+    twins = [trainer().record()]
+    finding = RecoveryTime().judge(run, twins)
     assert finding.outcome is Outcome.FAILED
     assert "it came back, and it never got past step 17" in finding.reason
     unnoticed = _without(run, lambda e: e.kind is Kind.ELASTIC_FAILURE)
     assert recoveries(unnoticed)[0].parts["detected"] is None  # the end of the whole job is no detection
     gone = _without(run, lambda e: e.attempt == 1)
-    assert "it did not come back: it never got past step 17" in RecoveryTime().judge(gone, []).reason
+    assert "it did not come back: it never got past step 17" in RecoveryTime().judge(gone, twins).reason
+    alone = RecoveryTime().judge(run, [])
+    assert (alone.outcome, "after the last step" in alone.reason) == (Outcome.INCONCLUSIVE, True), (
+        "nobody knows the end"
+    )
 
 
 def test_a_step_that_the_others_still_finish_is_no_recovery(trainer: Any) -> None:

@@ -5,11 +5,14 @@ rank that blocks: in a sleep, at a lock that nobody releases, in a read of a pip
 when it was declared (or after 15 s), and the same job goes on to the next one. The healthy jobs have slow first steps,
 checkpoints that rank 0 writes while the others wait, evaluations, and a compiler that runs for seconds.
 
+A partition cuts two nodes apart, each a network namespace with one rank (as root), where the ranks sleep while they
+wait, and where they spin, as hosts of GPUs do. It is declared without py-spy, and nobody is to blame.
+
 The observers see the processes, the log and the stamps; what this script does to the job they are not told. All that
 they said is kept, so that the curve of detection time against false alarms is computed afterwards, for
 other values of k.
 
-Usage: python ci/campaigns/stalls.py [--stalls 100] [--healthy-minutes 60] [--seed 1] [--json FILE]
+Usage: python ci/campaigns/stalls.py [--stalls 100] [--partitions 0] [--healthy-minutes 60] [--seed 1] [--json FILE]
 """
 
 from __future__ import annotations
@@ -23,17 +26,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 KINDS = ("sigstop", "sleep", "lock", "read")
+PARTITIONS = ("cut, ranks sleep", "cut, ranks spin")
 GIVE_UP_S, PARALLEL, HEALTHY_RANKS = 15.0, 4, 2
 KS = (1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
 
-def train(folder: Path, healthy: bool) -> None:
+def train(folder: Path, healthy: bool, spins: bool) -> None:
     """The job."""
     import torch
     import torch.distributed as dist
@@ -55,7 +59,10 @@ def train(folder: Path, healthy: bool) -> None:
         loss = model(torch.randn(16, 64)).pow(2).mean()
         loss.backward()
         for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
+            work = dist.all_reduce(parameter.grad, async_op=True)
+            while spins and not work.is_completed():
+                pass
+            work.wait()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(0.1 if healthy else 0.02)  # as the host waits for a GPU
@@ -132,6 +139,9 @@ class Session:
     agent: bool
     folder: Path
     healthy: bool = False
+    nodes: int = 1
+    spins: bool = False
+    stacks: bool = True
     ticks: list[Any] = field(default_factory=list)
     watching: Any = None
 
@@ -142,6 +152,8 @@ class Session:
         from torchaos.harness.launchers.job import Job
         from torchaos.harness.launchers.job_env import job_env
         from torchaos.harness.launchers.local import Local
+        from torchaos.harness.launchers.netns import Netns, keepers
+        from torchaos.harness.undo.handles import JobProcesses
 
         for name in ("events", "agent", "agent/stamps"):
             (self.folder / name).mkdir()
@@ -152,18 +164,27 @@ class Session:
             AgentPlan(mark, str(self.folder / "events"), ("steps", "collectives", "stamps")).write(plan)
         self.journal = Journal(self.folder / "events")
         self.log = self.folder / "job.log"
-        command = ["torchrun", "--nproc-per-node", str(self.ranks), __file__, "--train", str(self.folder)]
+        command = ["--nproc-per-node", str(self.ranks // self.nodes), __file__, "--train", str(self.folder)]
+        options = [*(["--pauses"] if self.healthy else []), *(["--spins"] if self.spins else [])]
         env = job_env(os.environ, run_id=mark, agent_plan=plan, extra={"OMP_NUM_THREADS": "1"})
-        argv = (sys.executable, "-m", "torch.distributed.run", *command[1:], *(["--pauses"] if self.healthy else []))
-        self.job = Job(lambda number: JobSpec(argv, self.folder, env, self.log, number), Local(), self.journal)
+        argv = (sys.executable, "-m", "torch.distributed.run", *command, *options)
+        self.launcher = Netns() if self.nodes > 1 else Local()
+        self.nets = JobProcesses(keepers(mark))
+        self.job = Job(
+            lambda number: JobSpec(argv, self.folder, env, self.log, number, self.nodes), self.launcher, self.journal,
+            guard=lambda handles, number: None,
+        )  # fmt: skip
         self.job.start()
         self.watch()
         return self
 
     def watch(self) -> None:
         """Observers that know nothing yet: a stall that was taken back would count as a pause that this job makes."""
+        from torchaos.harness.diagnosis import stacks
+        from torchaos.harness.observe import stagnation
         from torchaos.harness.observe.watch import HangWatch, Watching
 
+        stagnation.find_py_spy = stacks.find_py_spy if self.stacks else lambda: None
         if self.watching:
             self.watching.stop()
         stamps = self.folder / "agent" / "stamps" if self.agent else None
@@ -190,25 +211,21 @@ class Session:
     def stop(self) -> None:
         self.watching.stop()
         self.job.stop(0.0)
+        if self.nodes > 1:
+            self.nets.restore()
         self.journal.close()
 
 
-def stall(session: Session, kind: str, victim: int) -> dict[str, Any]:
+def stall(session: Session, kind: str, victim: int | None) -> dict[str, Any]:
     """One stall, until it is declared; then it is taken back."""
-    process = session.job.ranks()[victim]
-    order = session.folder / f"stall-{victim}"
     before, first_tick = session.steps(), len(session.ticks)
     at = time.monotonic()
-    if kind == "sigstop":
-        os.kill(process.pid, signal.SIGSTOP)
-    else:
-        order.with_suffix(".new").write_text(kind)
-        order.with_suffix(".new").rename(order)
+    take_back = _cut(session) if victim is None else _hold(session, kind, victim)
     try:
         declared = session.said("hang.declared", at, at + GIVE_UP_S)
         suspected = session.said("hang.suspected", at, time.monotonic())
     finally:
-        os.kill(process.pid, signal.SIGCONT if kind == "sigstop" else signal.SIGUSR1)
+        take_back()
     went_on = session.wait_for_steps(before + 10, 30.0)
     ticks = [(one.at_s - at, one.opinions) for one in session.ticks[first_tick:]]
     return {
@@ -220,6 +237,45 @@ def stall(session: Session, kind: str, victim: int) -> dict[str, Any]:
         "bound_s": declared and declared.data["bound_s"],
         "ticks": [(t, o) for t, o in ticks if declared and t <= declared.data["declared_s"] - at],
     }  # fmt: skip
+
+
+def _hold(session: Session, kind: str, victim: int) -> Callable[[], None]:
+    """Have one rank stop. Returns what lets it go on."""
+    process = session.job.ranks()[victim]
+    order = session.folder / f"stall-{victim}"
+    if kind == "sigstop":
+        os.kill(process.pid, signal.SIGSTOP)
+    else:
+        order.with_suffix(".new").write_text(kind)
+        order.with_suffix(".new").rename(order)
+    return lambda: os.kill(process.pid, signal.SIGCONT if kind == "sigstop" else signal.SIGUSR1)
+
+
+def _cut(session: Session) -> Callable[[], None]:
+    """Cut the two nodes apart. Returns what joins them again."""
+    from torchaos.harness.network.cut import Cut
+
+    links = [live.node.link for live in session.job.nodes()]
+    cut = Cut("stalls", links[:1], links[1:])
+    cut.apply()
+    (table,) = cut.handles
+    return table.restore
+
+
+def partitions(many: int) -> list[dict[str, Any]]:
+    """So many of each kind, a job for each: two nodes, and no py-spy."""
+    found = []
+    for kind in PARTITIONS * many:
+        with tempfile.TemporaryDirectory() as name:
+            session = Session(2, False, Path(name), nodes=2, spins=kind == PARTITIONS[1], stacks=False).start()
+            try:
+                if not session.wait_for_steps(100):
+                    raise SystemExit(f"the job did not start:\n{session.log.read_text()[-2000:]}")
+                found.append(stall(session, kind, None))
+                print(_line(found[-1]), flush=True)
+            finally:
+                session.stop()
+    return found
 
 
 SIZES = [(ranks, agent) for ranks in (2, 3, 4, 6, 8) for agent in (True, False)]
@@ -319,10 +375,14 @@ def _line(one: dict[str, Any]) -> str:
     times = " ".join(
         f"{name} {one[name]:.2f}" if one[name] else f"{name} never" for name in ("suspected_s", "declared_s")
     )
-    right = "right" if one["culprits"] == [one["victim"]] else f"WRONG: {one['culprits']}"
+    right = "right" if _is_right(one) else f"WRONG: {one['culprits']}"
     agent = "agent" if one["agent"] else "no agent"
     what = f"{one['ranks']} ranks, {agent:8} {one['kind']:8} rank {one['victim']}"
     return f"{what}: {times} bound {one['bound_s']} by {one['by']}, {right}"
+
+
+def _is_right(one: dict[str, Any]) -> bool:
+    return one["culprits"] == ([] if one["victim"] is None else [one["victim"]])
 
 
 def summary(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> dict[str, Any]:
@@ -330,11 +390,12 @@ def summary(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> dic
     for name, some in (
         ("all", found), ("with the agent", [o for o in found if o["agent"]]),
         ("without", [o for o in found if not o["agent"]]),
+        *((kind, [o for o in found if o["kind"] == kind]) for kind in PARTITIONS),
     ):  # fmt: skip
         if not some:
             continue
         out[name] = {
-            "stalls": len(some), "right": sum(o["culprits"] == [o["victim"]] for o in some),
+            "stalls": len(some), "right": sum(map(_is_right, some)),
             "declared": sum(o["declared_s"] is not None for o in some), "went_on": sum(o["went_on"] for o in some),
         }  # fmt: skip
         for what in ("suspected_s", "declared_s", "told_s"):
@@ -349,15 +410,18 @@ def summary(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stalls", type=int, default=100)
+    parser.add_argument("--partitions", type=int, default=0, help="of each of the two kinds; needs root")
     parser.add_argument("--healthy-minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--pauses", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--spins", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.train:
-        train(args.train, args.pauses)
+        train(args.train, args.pauses, args.spins)
     found = stalls(args.stalls, random.Random(args.seed)) if args.stalls else []
+    found += partitions(args.partitions)
     calm = healthy(args.healthy_minutes) if args.healthy_minutes else None
     result = summary(found, calm)
     print(json.dumps(result, indent=1, default=str))

@@ -1,5 +1,6 @@
-"""Observer (c): what the ranks' processes use. All of them idle, with nothing sent on the job's sockets; or a few idle
-or stopped while the others spin, as they do when they wait for a GPU.
+"""Observer (c): what the ranks' processes use. All of them idle, with nothing that goes over the job's sockets; or a
+few idle or stopped while the others spin, as they do when they wait for a GPU; or, whatever they do, nothing goes over
+and what was sent is sent again and again.
 
 A rank that compiles, evaluates or writes a checkpoint uses the CPU or the disk, and so the job is not quiet.
 """
@@ -7,24 +8,20 @@ A rank that compiles, evaluates or writes a checkpoint uses the CPU or the disk,
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from torchaos.harness.contracts import RankProcess
 from torchaos.harness.observe.opinion import Learned, Opinion
+from torchaos.harness.observe.sockets import Sockets
 from torchaos.harness.undo import proc
 
 _WINDOW_S = 0.4  # CPU time is counted in 10 ms: over less than this it says nothing
 _IDLE, _SPINS = 0.15, 0.7  # of one core
 _IO_BYTES = 32 << 10  # a rank that moves more than this in the window is at work
-_SENT = re.compile(r"bytes_sent:(\d+)")
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
-_SS_S = 2.0
 
 
 @dataclass
@@ -59,17 +56,24 @@ class Idle:
         self._uses: dict[int, _Use] = {}
         self._children = _Use()
         self._learned = Learned(needed=0)
-        self._sent: int | None = None  # bytes sent on the ranks' sockets, when it was last looked at
+        self._sockets = Sockets()
         self.stopped: list[int] = []
         self.idle: list[int] = []
 
-    def look(self, now_s: float, training: bool, ranks: Sequence[RankProcess]) -> Opinion:
+    def look(self, now_s: float, training: bool, ranks: Sequence[RankProcess], late: bool = False) -> Opinion:
+        """`late`: the job does not get on as usual. What happens meanwhile ends no pause that it makes by itself."""
         quiet = self._is_quiet(now_s, ranks)
-        if quiet and now_s - (self._learned.since_s or now_s) > _WINDOW_S:
-            quiet = not self._sends(ranks)
-        if not quiet:
-            self._learned.happened(now_s, training)
-        detail = f"stopped: {self.stopped}" if self.stopped else f"idle: {self.idle}"
+        stuck = False
+        if late or (quiet and now_s - (self._learned.since_s or now_s) > _WINDOW_S):
+            self._sockets.look(ranks)
+            stuck = self._sockets.stuck
+            quiet = (quiet or stuck) and not self._sockets.moved
+        else:
+            self._sockets.forget()
+        if not quiet or self._learned.since_s is None:
+            self._learned.happened(now_s, training and not late)
+        detail = "what they send does not arrive" if stuck else f"idle: {self.idle}"
+        detail = f"stopped: {self.stopped}" if self.stopped else detail
         return self._learned.opinion(self.name, now_s, detail)
 
     def _is_quiet(self, now_s: float, ranks: Sequence[RankProcess]) -> bool:
@@ -112,21 +116,6 @@ class Idle:
         self._children.add(now_s, cpu_s, 0)
         return self._children.whole and self._children.cores > _IDLE
 
-    def _sends(self, ranks: Sequence[RankProcess]) -> bool:
-        """Whether anything was sent on the ranks' TCP sockets since the last look; False where it can't be told."""
-        try:
-            argv = [*_namespace(ranks[0].pid), "ss", "-tinpH"]
-            text = subprocess.run(argv, capture_output=True, text=True, timeout=_SS_S, check=False).stdout
-        except (OSError, subprocess.SubprocessError):
-            return False
-        sent, pids = 0, {f"pid={one.pid}," for one in ranks}
-        lines = text.splitlines()
-        for head, info in pairwise(lines):
-            if any(pid in head for pid in pids) and (match := _SENT.search(info)):
-                sent += int(match[1])
-        before, self._sent = self._sent, sent
-        return before is not None and sent > before
-
 
 def _add(use: _Use, now_s: float, pid: int) -> str:
     """Its state; takes down what it has used."""
@@ -156,11 +145,3 @@ def _cpu_s(pid: int) -> float:
         return (int(fields[11]) + int(fields[12])) * _TICK_S + _queued_s(pid)
     except OSError:
         return 0.0
-
-
-def _namespace(pid: int) -> list[str]:
-    """The prefix that looks from the network namespace of the job."""
-    with suppress(OSError):
-        if os.stat(f"/proc/{pid}/ns/net").st_ino != os.stat("/proc/self/ns/net").st_ino:
-            return ["nsenter", f"--net=/proc/{pid}/ns/net"]
-    return []

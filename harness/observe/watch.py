@@ -64,13 +64,15 @@ class HangWatch:
 
     def _look(self, now: float, ranks: Sequence[RankProcess]) -> list[Opinion]:
         training = self._is_training(now)
-        opinions = [self._log.look(now, training), self._idle.look(now, training, ranks)]
+        opinions = [self._log.look(now, training)]
         if self._overdue:
             opinions.append(self._overdue.look(now, training))
+        metrics = self._idle.look(now, training, ranks, late=bool(self._rule.suspects(opinions)))
+        opinions.append(metrics)
         if not training:
             return []
         wanted = bool(self._rule.suspects(opinions))
-        working = opinions[1].quiet_s < 0.3
+        working = metrics.quiet_s < 0.3
         opinions.append(self._stacks.look(now, wanted, working, ranks))
         return opinions
 

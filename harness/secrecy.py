@@ -33,6 +33,7 @@ _LOOKS = re.compile(
     r"|(?<=[Bb]earer )[\w.~+/=-]{8,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 )
+_STANDS_FOR_ONE = ("VALUE", "...", "…")
 _SHORTEST = 8  # characters of a value that is looked for everywhere; shorter ones are ordinary words
 
 
@@ -46,7 +47,7 @@ def mask(text: str) -> str:
     for value in _own_secrets():
         text = text.replace(value, MASK)
     text = _pairs_masked(_LOOKS.sub(lambda found: _masked(found[0]), text))
-    text = _ASSIGNMENT.sub(lambda found: f"{found[1]}={MASK}" if is_secret(found[1]) else found[0], text)
+    text = _ASSIGNMENT.sub(lambda found: f"{found[1]}={MASK}" if _assigns_a_secret(found) else found[0], text)
     return _OPTION.sub(lambda found: found[0] if _is_number(found[3]) else f"{found[1]}{found[2]}{MASK}", text)
 
 
@@ -98,6 +99,11 @@ def _is_secret_pair(name: str, value: str) -> bool:
     if name.isupper():
         return is_secret(name)
     return bool(_PAIR_NAME.fullmatch(name)) and not (name.lower().endswith("token") and _COUNT.match(value))
+
+
+def _assigns_a_secret(found: re.Match[str]) -> bool:
+    """`KEY=VALUE` in a text that says how to write something is no secret."""
+    return is_secret(found[1]) and found[2].rstrip(",.;:)") not in _STANDS_FOR_ONE
 
 
 def _masked(text: str) -> str:

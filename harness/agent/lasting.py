@@ -1,6 +1,6 @@
 """Faults in a rank that last: until they are taken back, or until their lease is over.
 
-Whoever takes a fault back (harness, reaper, `torchaos heal`) writes it into the fault's control page; nothing else is
+Whoever takes a fault back (harness, reaper, `torchaos recover`) writes it into its control page; nothing else is
 needed for the rank to go on. The lease is there for the case that all of them are gone.
 """
 

@@ -95,6 +95,7 @@ def told_of_each_other(faults: Sequence[PlannedFault]) -> tuple[PlannedFault, ..
 
 def check_consent(scenario: Scenario, faults: Sequence[PlannedFault], file: Path, given: Sequence[str]) -> None:
     """What can hurt the host beyond the job needs the word of whoever wrote the scenario, and of whoever runs it."""
+    _check_words(given)
     for fault in faults:
         wanted = str(getattr(registry.find("injectors", fault.inject), "consent", ""))
         missing = [] if wanted in scenario.consent else [f"`consent: [{wanted}]` in the scenario"]
@@ -104,3 +105,14 @@ def check_consent(scenario: Scenario, faults: Sequence[PlannedFault], file: Path
                 f"{file}: fault {fault.id}: {fault.inject} can hurt the host, not only the job; "
                 f"if you want that, write {' and '.join(missing)}"
             )
+
+
+def _check_words(given: Sequence[str]) -> None:
+    """A word that is misspelt would allow nothing, and look as if it did."""
+    if not given:
+        return
+    known = sorted({one for found in registry.injectors().values() if (one := getattr(found, "consent", ""))})
+    if unknown := [word for word in given if word not in known]:
+        near = registry.suggest(unknown[0], known)
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+        raise UsageError(f"--consent {unknown[0]}: no fault asks for that; {hint}")

@@ -142,3 +142,13 @@ def test_python_and_settings_are_read() -> None:
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("torchaos"):
                 module = __import__(str(node.module), fromlist=[alias.name for alias in node.names])
                 assert all(hasattr(module, alias.name) for alias in node.names), block.where
+
+
+def test_every_command_that_is_named_exists() -> None:
+    """`torchaos NAME`, wherever a page, a docstring or a message speaks of it."""
+    sources = [*(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"]
+    for name in ("harness", "injectors", "assertions", "ci"):
+        sources += [path for path in (REPOSITORY / name).rglob("*") if path.suffix in (".py", ".md", ".yaml", ".html")]
+    named = {(path.name, found) for path in sources for found in re.findall(r"`torchaos ([a-z]+)", path.read_text())}
+    assert {one for one in named if one[1] not in cli.list_commands(click.Context(cli))} == set()
+    assert len(named) > 20

@@ -109,7 +109,9 @@ class HurtsTheHost(Fault):
         ([], [], r"`consent: \[kmsg\]` in the scenario and --consent kmsg on the command line"),
         (["kmsg"], [], "write --consent kmsg on the command line$"),
         ([], ["kmsg"], r"write `consent: \[kmsg\]` in the scenario$"),
-        (["clock"], ["kmsg", "clock"], "in the scenario$"),
+        (["clock"], ["kmsg"], "in the scenario$"),
+        (["kmsg"], ["kmsg", "kmesg"], r"--consent kmesg: no fault asks for that; did you mean 'kmsg'\?"),
+        ([], ["foo"], "--consent foo: no fault asks for that; there are dcgm, kmsg"),
     ],
 )
 def test_what_can_hurt_the_host_needs_two_consents(

@@ -60,6 +60,7 @@ def test_masks(text: str) -> None:
         "http://host:29500/path", "TOKENIZERS_PARALLELISM=false", "--lr 1e-3 --seed 7", "step 25, loss 2.31",
         "KeyError: 'loss'", "tokens: 512", "token: 512, loss: 2.31", "model.token.weight: differs", "tokenizer: bert",
         "(token): Embedding(512, 64)", "key: loss", "WANDB_API_KEY:\n", "NCCL_SECRET::get()", "secret://bucket/path",
+        "--set job.timeout: write KEY=VALUE, such as job.timeout=2m", "--set KEY=VALUE  Change a value.",
     ],
 )  # fmt: skip
 def test_leaves_the_rest(text: str) -> None:

@@ -304,6 +304,7 @@ def test_align_finds_where_a_slice_was_cut(content: list[int], data: st.DataObje
 def test_a_save_is_known_by_the_name_that_it_got_in_the_end() -> None:
     """Each rename is of what had been saved before it: the next save of the same temporary name has a name of its own.
     Of a folder, all that is in it moves along."""
+
     def event(at: float, kind: Kind, step: int = 1, **data: Any) -> Event:
         return Event(kind, "rank0-a0", int(at), 0.0, at, 0, 0, step, data)
 

@@ -34,7 +34,7 @@ class NoLostWork:
         if not found:
             if len(history.attempts) == 1:
                 return _not_restarted(run)
-            return inconclusive("the job was restarted and made no step again: there is no resume to judge")
+            return _not_resumed(run)
         finding = self._worst(run, found)
         lost = [one.reached - one.attempt.base for one in found if one.attempt.base is not None]
         measured = {"resumes": len(found), "lost_steps": max(lost, default=None)}
@@ -111,6 +111,18 @@ def _not_restarted(run: Record) -> Finding:
         how = "nobody saw how it ended" if unknown else f"ended with exit code {codes[-1]}"
         return inconclusive(f"the job was not restarted, and {how}: there is no resume to judge")
     return passed("the job was not restarted, so no step was lost", resumes=0)
+
+
+def _not_resumed(run: Record) -> Finding:
+    """The job was restarted, and no attempt made steps after one that had."""
+    made = {one.attempt for one in run.history.executions}
+    first = min(made)
+    if first == run.history.attempts[0].number:
+        return inconclusive("the job was restarted and made no step again: there is no resume to judge")
+    base = next((one.base for one in run.history.attempts if one.number == first), None)
+    if base is None:
+        return inconclusive(why_unplaced(run, (first,)))
+    return passed(f"no step had been done when attempt {first} began, so none was lost", resumes=0, base=base)
 
 
 def _cause(one: Resume, base: int) -> str:

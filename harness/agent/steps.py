@@ -84,6 +84,15 @@ class StepHooks:
             return zero(optimizer, *args, **kwargs)
 
         kind.zero_grad = zero_grad
+        load, put_back = kind.load_state_dict, self._agent.careful("steps")(self._put_back)
+
+        @functools.wraps(load)
+        def load_state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._agent.on:
+                put_back()
+            return load(optimizer, *args, **kwargs)
+
+        kind.load_state_dict = load_state_dict
 
     def patch_scaler(self, module: ModuleType) -> None:
         """torch.amp.grad_scaler: a step that the scaler leaves out is an iteration all the same."""
@@ -187,6 +196,11 @@ class StepHooks:
             self._trained.drop()
             now = self._agent.tally.now
             self._agent.tally.now = Segment(restored=now.restored, restored_sketch=now.restored_sketch)
+
+    def _put_back(self) -> None:
+        """Where a job loads a state in the midst of an iteration, that iteration never was."""
+        self._trained.put_back()
+        self._agent.tally.now = Segment(restored=self._agent.tally.now.restored)
 
     def _skipped(self, optimizer: Any) -> Closed:
         self._step_begins(optimizer)

@@ -36,6 +36,15 @@ class Trained:
         self._committed = []
         self._ring.pass_over(self._handed_out)
 
+    def put_back(self) -> None:
+        """A state of before is loaded: what went through the model since the last segment will not be trained on."""
+        if self._forwards or self._committed:
+            for batch in self._forwards:
+                if batch is not None:
+                    self._ring.use(batch)
+            self._forwards = []
+            self.drop()
+
     def take(self) -> list[Batch]:
         """The batches of the segment that is over, each once."""
         known = list(dict.fromkeys(batch for batch in self._committed if batch is not None))

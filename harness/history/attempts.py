@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.history.witnesses import Witness
+from torchaos.harness.history.believing import Witness
+from torchaos.harness.history.segments import Segment
 
 _BORN = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.STEP, Kind.ELASTIC_WORKER)
 
@@ -39,6 +40,7 @@ class Attempt:
     loaded: str | None = None  # path of the checkpoint that it resumed from
     first_step: int | None = None  # global
     last_step: int | None = None
+    segments: tuple[Segment, ...] = ()  # its stretches of steps; base and the like are those of the first
 
     @property
     def exit_codes(self) -> dict[int, int | None]:

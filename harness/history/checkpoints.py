@@ -15,8 +15,10 @@ from torchaos.harness.agent.wire import Event, Kind
 _STEP_IN_NAME = re.compile(
     r"(?:step|iter(?:ation)?|checkpoint|ckpt)s?[-_=]?(\d+)(?!.*(?:step|iter)[a-z]*[-_=]?\d)", re.I
 )
-# A name that a save has until it is whole: .step-20, step-20.tmp, step-20.incomplete
-_UNFINISHED = re.compile(r"^\.+(?=\w)|[._-](?:tmp|temp|part|partial|incomplete|inprogress)\w*$", re.I)
+# A name that a save has until it is whole: .step-20, tmp-step-20, .~step-20, step-20.tmp, step-20.pt.tmp.123
+_WORDS = r"(?:tmp|temp|part|partial|incomplete|inprogress)"
+_UNFINISHED = re.compile(rf"^[._~-]*{_WORDS}[._-]+(?=\w)|^[.~]+(?=\w)|[._-]{_WORDS}\w*(?:[.-]\w+)?$|~$", re.I)
+_SUFFIX = re.compile(r"(?:\.(?:pt|pth|ckpt|bin|pkl|tar|safetensors))+$")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class Save:
     blocked_s: float  # how long training stood still for it: of the rank that waited longest
     global_step: int | None = None
 
+    @property
+    def in_thread(self) -> bool:
+        """Training went on beside it: it may hold the state of an earlier step than the one at which it was begun."""
+        return self.ended_s is not None and not self.blocked_s
+
 
 @dataclass(frozen=True)
 class Load:
@@ -43,6 +50,7 @@ class Load:
     mono_s: float
     ok: bool
     numbers: Mapping[str, float] = field(default_factory=dict)  # step-like entries of the contents
+    local_step: int = 0  # steps done in that attempt when it was begun
 
 
 def read_saves(events: Iterable[Event]) -> list[Save]:
@@ -105,7 +113,7 @@ def read_loads(events: Iterable[Event]) -> list[Load]:
     return [
         Load(
             posixpath.normpath(str(event.data["path"])), event.attempt or 0, event.rank or 0, event.mono_s,
-            bool(event.data.get("ok")), _numbers(event.data.get("numbers")),
+            bool(event.data.get("ok")), _numbers(event.data.get("numbers")), event.step or 0,
         )
         for event in events
         if event.kind is Kind.LOAD_END
@@ -113,13 +121,18 @@ def read_loads(events: Iterable[Event]) -> list[Load]:
 
 
 def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -> Save | None:
-    """The save that made what lies at `path`: same path, inside it, or its parent, and the last whole one by then."""
+    """The save that made what lies at `path`: same path, inside it, or its parent, and the last whole one by then. If
+    there is none: one whose file has another suffix now, or lies in another folder under the same name."""
     path = final_path(posixpath.normpath(path))
-    near = [save for save in saves if save.begun_s < before_s and _related(path, final_path(save.path))]
-    near = [save for save in near if save.ok and (save.ended_s or 0.0) <= before_s] or near
-    if len({save.path for save in near}) > 1 and len({save.global_step for save in near}) > 1:
-        near = [save for save in near if final_path(save.path) == path]  # a parent of many: it says nothing
-    return max(near, key=lambda save: save.begun_s, default=None)
+    before = [(save, final_path(save.path)) for save in saves if save.begun_s < before_s]
+    for same in (_related, _renamed, _moved):
+        near = [(save, final) for save, final in before if same(path, final)]
+        if near:
+            break
+    near = [(save, final) for save, final in near if save.ok and (save.ended_s or 0.0) <= before_s] or near
+    if len({save.path for save, _final in near}) > 1 and len({save.global_step for save, _final in near}) > 1:
+        near = [(save, final) for save, final in near if final == path]  # a parent of many: it says nothing
+    return max((save for save, _final in near), key=lambda save: save.begun_s, default=None)
 
 
 def checkpoint_of(path: str) -> str:
@@ -150,6 +163,12 @@ def number_in_name(path: str) -> int | None:
     return None
 
 
+def says_step(path: str) -> bool:
+    """Whether the number in the name is said to be that of a step or an iteration; other numbers may count saves."""
+    part = next((part for part in reversed(path.split("/")) if _STEP_IN_NAME.search(part)), "")
+    return bool(re.search(r"(?:step|iter)[a-z]*[-_=]?\d", part, re.I))
+
+
 # The best first. Plurals and totals may be settings, epochs are no steps, and a scheduler counts one ahead.
 _PROGRESS = ("global_step", "global_steps", "step", "iteration", "iter", "iter_num", "current_step", "train_step")
 _OPTIMIZERS_OWN = re.compile(r"(?:^|\.)state\.\d+\.|optim", re.I)  # lags behind where a GradScaler skipped steps
@@ -166,6 +185,17 @@ def number_in_contents(numbers: Mapping[str, float]) -> tuple[str, int] | None:
 
 def _related(one: str, other: str) -> bool:
     return one == other or one.startswith(other + "/") or other.startswith(one + "/")
+
+
+def _renamed(one: str, other: str) -> bool:
+    return _SUFFIX.sub("", one) == _SUFFIX.sub("", other)
+
+
+def _moved(one: str, other: str) -> bool:
+    """Whether both are files of a checkpoint that has the same name, which tells of its step."""
+    ours, theirs = checkpoint_of(one), checkpoint_of(other)
+    same = _renamed(posixpath.basename(ours), posixpath.basename(theirs))
+    return same and number_in_name(posixpath.basename(ours)) is not None
 
 
 def final_path(path: str) -> str:

@@ -35,6 +35,7 @@ class Execution:
     sketch: tuple[float | None, ...] = ()  # of the parameters after the step: their norm, then sums, see agent/state.py
     restored_sketch: tuple[float | None, ...] = ()
     restored: str | None = None  # in the first step of a process: the check sum of the parameters before it
+    segment: int = 0  # the local steps before its segment
 
     @property
     def loss_seen(self) -> bool:
@@ -103,8 +104,15 @@ def _of_step(event: Event, key: Key) -> Execution:
     )  # fmt: skip
 
 
-def with_global_step(one: Execution, step: int) -> Execution:
-    return _with(one, {"global_step": step})
+def placed(one: Execution, base: int | None, segment: int) -> Execution:
+    """`base`: global steps before the first of the segment; `segment`: local steps before it."""
+    step = None if base is None else base + one.local_step - segment
+    return _with(one, {"global_step": step, "segment": segment})
+
+
+def counted_from(one: Execution, segment: int) -> Execution:
+    """As if its attempt had begun after so many local steps."""
+    return _with(one, {"local_step": one.local_step - segment})
 
 
 def _with(one: Execution, values: Mapping[str, Any]) -> Execution:

@@ -1,25 +1,29 @@
 """From the events of a run to the history that counts. The only place where global steps are made. Pure.
 
-Within an attempt the agent counts steps from 1. Attempt k has a base, the global steps done before its first one (see
-witnesses.py); a step of attempt k counts unless a later attempt that made steps resumed at or before it.
+Within an attempt the agent counts steps from 1. An attempt has a base, the global steps done before its first one (see
+witnesses.py), and another one where it loads a checkpoint between two steps (see placing.py). What it makes from one
+base on is a segment; a step counts unless a later segment that made steps went on from before it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.history import attempts, checkpoints, executions
 from torchaos.harness.history.attempts import Attempt
+from torchaos.harness.history.believing import LOG, RECORD, Witness
 from torchaos.harness.history.checkpoints import Load, Save
 from torchaos.harness.history.executions import Execution
-from torchaos.harness.history.witnesses import Scene, Witness, decide, hear, log_lead
+from torchaos.harness.history.placing import Lines, Placing
+from torchaos.harness.history.segments import Segment
 
-Lines = list[tuple[float, int]]  # (mono_s, step) of log lines
+Own = TypeVar("Own", Execution, Save)
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,9 @@ class History:
     saves: tuple[Save, ...]
     loads: tuple[Load, ...]
     source: Literal["agent", "log", "none"]  # who told of the steps
+    uneven: tuple[
+        int, ...
+    ] = ()  # steps by rank in an attempt that ended well, where they differ: none has a global step
 
     @classmethod
     def of(cls, events: Sequence[Event], twin: History | None = None) -> History:
@@ -38,7 +45,13 @@ class History:
         loads, saves = checkpoints.read_loads(ordered), checkpoints.read_saves(ordered)
         seen = executions.from_agent(ordered)
         if seen:
-            return _Placing(found, seen, saves, loads, _lines(ordered), twin).history()
+            uneven = _uneven(ordered, found, seen) or (twin.uneven if twin else ())
+            placing = Placing(
+                found, _by_attempt(seen), _by_attempt(saves), loads, _lines(ordered),
+                list(twin.counting().values()) if twin else [], uneven,
+            )  # fmt: skip
+            placed = tuple(placing.place(attempt) for attempt in found)
+            return cls(placed, tuple(placing.placed), tuple(placing.saved), tuple(loads), "agent", uneven)
         logged = executions.from_log(ordered, [(one.number, one.started_s) for one in found])
         if logged and not found:
             found = [Attempt(0, 0, {}, logged[0].mono_s, None, 0)]
@@ -62,15 +75,38 @@ class History:
 
     @cached_property
     def _counting(self) -> dict[tuple[int, int], Execution]:
+        made: dict[tuple[int, int], list[Execution]] = defaultdict(list)
+        for one in self.executions:
+            if one.global_step is not None:
+                made[one.attempt, one.segment].append(one)
         found: dict[tuple[int, int], Execution] = {}
-        for attempt in self.attempts:
-            own = [one for one in self.executions if one.attempt == attempt.number and one.global_step is not None]
-            if own:
-                resumed = min(one.global_step or 0 for one in own) - 1
-                kept = resumed if attempt.base is None else attempt.base
-                found = {key: one for key, one in found.items() if key[0] <= kept}
+        for part in self.segments:
+            own = made.pop((part.number, part.after), [])
+            if own or (not made and self._put_back(part)):
+                resumed = part.base if part.base is not None else min(one.global_step or 0 for one in own) - 1
+                found = {key: one for key, one in found.items() if key[0] <= resumed}
                 found.update({(one.global_step or 0, one.rank): one for one in own})
         return dict(sorted(found.items()))
+
+    def _put_back(self, part: Segment) -> bool:
+        """Whether a segment without steps put the job back: it loaded a checkpoint of this run and did not end well."""
+        attempt = self.attempt(part.number)
+        ended_well = attempt is not None and set(attempt.exit_codes.values()) == {0}
+        own_checkpoint = any(one.name == RECORD for one in part.witnesses)
+        return part.base is not None and own_checkpoint and not ended_well
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Those of all attempts, in order."""
+        return tuple(
+            part for one in self.attempts for part in one.segments or (Segment(one.number, 0, one.started_s, one.base),)
+        )
+
+    def put_back(self, attempt: int, since_s: float, until_s: float = math.inf) -> list[Segment]:
+        """The segments that an attempt began in its midst, by loading a checkpoint again, in that time."""
+        return [
+            one for one in self.segments if one.number == attempt and one.after and since_s < one.started_s <= until_s
+        ]
 
     def redone(self) -> list[tuple[Execution, Execution]]:
         """Each step that a rank executed again: (the first execution, the execution again), in order of step."""
@@ -100,8 +136,13 @@ class History:
         life = self.attempt_at(mono_s) if attempt is None else self.attempt(attempt)
         if life is None or life.base is None:
             return None
-        own = [one for one in self.executions if one.attempt == life.number and rank in (None, one.rank)]
-        return max((one.global_step or 0 for one in own if one.mono_s <= mono_s), default=life.base)
+        part = [one for one in self.segments if one.number == life.number and one.started_s <= mono_s][-1:]
+        base, after = (part[0].base, part[0].after) if part else (life.base, 0)
+        own = [
+            one for one in self.executions
+            if one.attempt == life.number and one.segment == after and rank in (None, one.rank)
+        ]  # fmt: skip
+        return max((one.global_step or 0 for one in own if one.mono_s <= mono_s), default=base)
 
     @property
     def last_step(self) -> int | None:
@@ -117,71 +158,35 @@ class History:
 
 
 def base_of(events: Sequence[Event], attempt: int, twin: History | None = None) -> tuple[int | None, list[Witness]]:
-    """How many global steps were done before that attempt's first one, as far as these events tell, and who says so."""
+    """What is to be added to an attempt's own count of steps, as far as these events tell, and who says so: the global
+    steps before its first one, less those that only warmed it up or that it has put back since."""
     found = History.of(events, twin).attempt(attempt)
-    return (found.base, list(found.witnesses)) if found else (None, [])
+    if found is None or not found.segments:
+        return (found.base, list(found.witnesses)) if found else (None, [])
+    newest = found.segments[-1]
+    return newest.global_step(0), list(newest.witnesses)
 
 
-class _Placing:
-    """Goes through the attempts in order; what is placed already helps to place the next one."""
-
-    def __init__(
-        self, found: list[Attempt], seen: list[Execution], saves: list[Save], loads: list[Load], lines: Lines,
-        twin: History | None,
-    ) -> None:  # fmt: skip
-        self._found, self._loads, self._lines = found, loads, lines
-        self._twin = list(twin.counting().values()) if twin else []
-        self._seen: dict[int, list[Execution]] = defaultdict(list)
-        self._saves: dict[int, list[Save]] = defaultdict(list)
+def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Sequence[Execution]) -> tuple[int, ...]:
+    """The numbers of steps that the ranks made in an attempt that ended well, where they are not the same."""
+    blind = {event.attempt for event in ordered if event.kind is Kind.AGENT_FAILED}
+    for attempt in found:
+        if attempt.number in blind or set(attempt.exit_codes.values()) != {0}:
+            continue
+        made: dict[int, int] = {}
         for one in seen:
-            self._seen[one.attempt].append(one)
-        for save in saves:
-            self._saves[save.attempt].append(save)
-        self._placed: list[Execution] = []
-        self._saved: list[Save] = []
-        self._log_offset = 0
+            if one.attempt == attempt.number:
+                made[one.rank] = max(made.get(one.rank, 0), one.local_step)
+        if len(set(made.values())) > 1:
+            return tuple(made[rank] for rank in sorted(made))
+    return ()
 
-    def history(self) -> History:
-        placed = tuple(self._place(attempt) for attempt in self._found)
-        return History(placed, tuple(self._placed), tuple(self._saved), tuple(self._loads), "agent")
 
-    def _place(self, attempt: Attempt) -> Attempt:
-        own = self._seen[attempt.number]
-        loads = self._before_first_step(attempt.number, own)
-        known = [*self._twin, *(one for one in self._placed if one.global_step is not None)]
-        lines = self._lines_of(attempt)
-        first = attempt is self._found[0]
-        witnesses = hear(Scene(first, own, loads, lines, self._saved, known, self._log_offset))
-        base, conflicts = decide(witnesses)
-        if base is not None:
-            own = [executions.with_global_step(one, base + one.local_step) for one in own]
-            if lines:
-                self._calibrate(lines, own)
-        self._placed += own
-        for save in self._saves[attempt.number]:
-            self._saved.append(save if base is None else replace(save, global_step=base + save.local_step))
-        steps = [one.global_step for one in own if one.global_step is not None]
-        loaded = next((load.path for load in reversed(checkpoints.whole_loads(loads))), None)
-        return replace(
-            attempt, base=base, witnesses=tuple(witnesses), conflicts=conflicts, loaded=loaded,
-            first_step=min(steps, default=None), last_step=max(steps, default=None),
-        )  # fmt: skip
-
-    def _before_first_step(self, attempt: int, own: list[Execution]) -> list[Load]:
-        first: dict[int, float] = {}
-        for one in own:
-            first[one.rank] = min(first.get(one.rank, one.mono_s), one.mono_s)
-        loads = [load for load in self._loads if load.attempt == attempt]
-        return [load for load in loads if load.mono_s <= first.get(load.rank, load.mono_s)]
-
-    def _lines_of(self, attempt: Attempt) -> Lines:
-        later = [one.started_s for one in self._found if one.number > attempt.number]
-        return [line for line in self._lines if attempt.started_s <= line[0] < min(later, default=float("inf"))]
-
-    def _calibrate(self, lines: Lines, own: list[Execution]) -> None:
-        lead = log_lead(lines, [(one.mono_s, one.global_step) for one in own if one.global_step is not None])
-        if lead is not None and abs(lead) <= 1:
-            self._log_offset = lead
+def _by_attempt(found: Iterable[Own]) -> dict[int, list[Own]]:
+    sorted_out: dict[int, list[Own]] = defaultdict(list)
+    for one in found:
+        sorted_out[one.attempt].append(one)
+    return sorted_out
 
 
 def _lines(events: Sequence[Event]) -> Lines:
@@ -200,7 +205,7 @@ def _from_log(found: list[Attempt], logged: list[Execution]) -> tuple[Attempt, .
             continue
         low = min(steps)
         fits = tuple(range(max(low - interval, 0), low))
-        witness = Witness("the job's log", fits[0] if len(fits) == 1 else None, f"its first line is of step {low}",
+        witness = Witness(LOG, fits[0] if len(fits) == 1 else None, f"its first line is of step {low}",
                           () if len(fits) == 1 else fits)  # fmt: skip
         placed.append(replace(attempt, base=witness.value, witnesses=(witness,), first_step=low, last_step=max(steps)))
     return tuple(placed)

@@ -1,4 +1,4 @@
-"""How many global steps were done before an attempt's first: what each witness says, and whom to believe.
+"""How many global steps were done before an attempt's first: what each witness says.
 
 A job that comes back starts counting anywhere, so nothing that it says alone is taken for granted. In order of trust:
 
@@ -6,12 +6,13 @@ A job that comes back starts counting anywhere, so nothing that it says alone is
 2. a step-like entry in its contents, then a number in its name
 3. the optimizer's own step counter, then the LR scheduler's
 4. the samples, then the losses, of its first steps: those of which earlier steps (of this run, or of the twin) they are
-   and only then a checkpoint of which it loaded some files and failed to load others
-5. nothing was there to load: the first attempt, with no load seen
+   and only then a checkpoint of which it loaded some files and failed to load others, or a file of another run that
+   the first attempt loaded too
+5. the first attempt, where nothing that it loaded is of this run
 6. the job's log lines
 
-The first that knows decides; where it leaves several possibilities, the next ones narrow them down. One that disagrees
-is kept: it is evidence that something was not restored.
+Whom to believe if they disagree is said in believing.py. If a checkpoint is loaded between two steps, the same is asked
+of the steps after it.
 """
 
 from __future__ import annotations
@@ -20,36 +21,24 @@ import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+from torchaos.harness.history import believing as names
 from torchaos.harness.history.alignment import FEW, align
+from torchaos.harness.history.believing import Witness, of_this_run
 from torchaos.harness.history.checkpoints import Load, Save, number_in_contents, number_in_name, saved_as, whole_loads
 from torchaos.harness.history.executions import Execution
 
 Read = Callable[[Execution], float | None]
 Union = Callable[[Iterable[Hashable]], Hashable]  # of what several ranks saw
+_LATE = 1000  # steps by which a thread may be late in writing
 Said = tuple[tuple[int, ...], str]  # bases that fit, the preferred one first if there is one; what it rests on
 
 
 @dataclass(frozen=True)
-class Witness:
-    """What one witness says of the steps done before an attempt's first one."""
-
-    name: str
-    value: int | None  # None: several fit equally well
-    rests_on: str
-    also: tuple[int, ...] = ()  # other bases that it fits as well
-    ranks: tuple[int, ...] = ()
-
-    @property
-    def fits(self) -> tuple[int, ...]:
-        return self.also if self.value is None else (self.value, *self.also)
-
-
-@dataclass(frozen=True)
 class Scene:
-    """What is known of an attempt when its base is asked for."""
+    """What is known of an attempt when its base is asked for. Local steps are counted from where that is asked."""
 
     first: bool  # there was no attempt before it
     own: Sequence[Execution]
@@ -58,6 +47,7 @@ class Scene:
     saves: Sequence[Save]  # of earlier attempts, placed
     known: Sequence[Execution]  # of earlier attempts, and of the twin: placed
     log_offset: int  # what the log's count is ahead of ours, as a rule
+    foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
 
     @property
     def start(self) -> list[Execution]:
@@ -68,42 +58,31 @@ class Scene:
 def hear(scene: Scene) -> list[Witness]:
     """All witnesses, the most trusted first."""
     whole = whole_loads(scene.loads)
+    ours = [load for load in whole if load.path not in scene.foreign]
+    saved_here = [load for load in ours if saved_as(load.path, scene.saves, load.mono_s)]
+    files = replace(scene, loads=saved_here or ours)
+    record = _of_loads(names.RECORD, files, _save_record)
+    told = [*_of_loads(names.CONTENTS, files, _contents), *_of_loads(names.NAME, files, _name)]
+    running = [
+        *_of_counter(names.OPTIMIZER, scene, lambda one: one.opt_step, from_one=True),
+        *_of_counter(names.SCHEDULER, scene, lambda one: one.sched_step, from_one=False),
+        *_of_content(names.SAMPLES, scene, lambda one: one.samples if one.samples_seen else None, _union),
+        *_of_content(names.LOSSES, scene, lambda one: one.losses if one.loss_seen else None, None),
+    ]
+    log = _of_log(scene)
+    start: list[Witness] = []
+    if scene.first and not record and not of_this_run(told, [*running, *log]):
+        told, start = (
+            [],
+            [Witness(names.START, 0, "it is the first attempt, and loaded nothing known to be of this run")],
+        )
     in_part = [load for load in scene.loads if load not in whole]
     return [
-        *_of_loads("the loaded checkpoint", replace(scene, loads=whole), _save_record),
-        *_of_loads("the contents of the loaded checkpoint", replace(scene, loads=whole), _contents),
-        *_of_loads("the name of the loaded checkpoint", replace(scene, loads=whole), _name),
-        *_of_counter("the optimizer's own step counter", scene, lambda one: one.opt_step, from_one=True),
-        *_of_counter("the LR scheduler's counter", scene, lambda one: one.sched_step, from_one=False),
-        *_of_content("the samples", scene, lambda one: one.samples if one.samples_seen else None, _union),
-        *_of_content("the losses", scene, lambda one: one.losses if one.loss_seen else None, None),
-        *_of_loads("the checkpoint of which a part was loaded", replace(scene, loads=in_part), _save_record),
-        *_fresh(scene),
-        *_of_log(scene),
-    ]
-
-
-def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
-    """The base, and a sentence for each witness that disagrees with it. None when nobody knows: it is never guessed."""
-    if not witnesses:
-        return None, ()
-    first, *others = witnesses
-    fits, preferred = set(first.fits), first.value
-    for other in others:
-        common = fits & set(other.fits)
-        if common and len(fits) > 1:
-            preferred = other.value if other.value in common and preferred not in common else preferred
-            fits = common
-    base = preferred if preferred in fits else next(iter(fits)) if len(fits) == 1 else None
-    if base is None:
-        return None, ()
-    return base, tuple(_disagrees(one, base) for one in witnesses if base not in one.fits)
-
-
-def _disagrees(one: Witness, base: int) -> str:
-    said = " or ".join(str(fit) for fit in one.fits[:3])
-    where = f" on rank {_list(one.ranks)}" if one.ranks else ""
-    return f"{one.name}{where} says {said} steps were done, not {base}: {one.rests_on}"
+        *record, *told, *running,
+        *_of_loads(names.IN_PART, replace(scene, loads=in_part), _save_record),
+        *_of_loads(names.FOREIGN, replace(scene, loads=[] if ours else whole), _as_the_first(scene)),
+        *start, *log,
+    ]  # fmt: skip
 
 
 def _grouped(name: str, said: Mapping[int, Said], preferred: bool = False) -> list[Witness]:
@@ -132,7 +111,17 @@ def _save_record(load: Load, saves: Sequence[Save]) -> Said | None:
     save = saved_as(load.path, saves, load.mono_s)
     if save is None or save.global_step is None:
         return None
-    return (save.global_step,), f"{save.path} was saved after step {save.global_step}, in attempt {save.attempt}"
+    before = range(save.global_step - 1, max(0, save.global_step - _LATE), -1) if save.in_thread else ()
+    said = f"{save.path} was saved after step {save.global_step}, in attempt {save.attempt}"
+    return (save.global_step, *before), said
+
+
+def _as_the_first(scene: Scene) -> Callable[[Load, Sequence[Save]], Said | None]:
+    def tell(load: Load, saves: Sequence[Save]) -> Said | None:
+        base = scene.foreign.get(load.path)
+        return None if base is None else ((base,), f"the first attempt loaded {load.path} too, and began after {base}")
+
+    return tell
 
 
 def _contents(load: Load, saves: Sequence[Save]) -> Said | None:
@@ -140,19 +129,30 @@ def _contents(load: Load, saves: Sequence[Save]) -> Said | None:
     if found is None or found[1] < 0:
         return None
     key, number = found
-    return (number, number + 1), f"{load.path} holds {key} = {number}"  # +1: some count steps from 0
+    ahead = _ahead(saves) if number == number_in_name(load.path) else None
+    fits = (number - ahead,) if ahead else (number, number + 1)  # +1: some count steps from 0
+    return fits, f"{load.path} holds {key} = {number}"
 
 
 def _name(load: Load, saves: Sequence[Save]) -> Said | None:
-    number = number_in_name(load.path)
-    if number is None:
-        return None
-    named = [(number_in_name(save.path), save.global_step) for save in saves]
-    ahead = {told - done for told, done in named if told is not None and done is not None}
-    if ahead - {-1, 0, 1} or len(ahead) > 1:
-        return None  # the number counts something else: saves, epochs
-    base = number - next(iter(ahead), 0)
-    return (base,) if ahead else (base, base + 1), f"it is called {load.path}"
+    number, ahead = number_in_name(load.path), _ahead(saves)
+    if number is None or (ahead is None and any(_named(saves))):
+        return None  # it counts something else: saves, epochs
+    base = number - (ahead or 0)
+    return (base, base + 1) if ahead is None else (base,), f"it is called {load.path}"
+
+
+def _ahead(saves: Sequence[Save]) -> int | None:
+    """How far the numbers in names are ahead of the steps at which they were saved; None where they count no steps."""
+    named = _named(saves)
+    ahead = {told - done for told, done in named}
+    plain = len(named) > 1 or ahead <= {-1, 0, 1}
+    return ahead.pop() if len(ahead) == 1 and plain else None
+
+
+def _named(saves: Sequence[Save]) -> set[tuple[int, int]]:
+    named = ((number_in_name(save.path), save.global_step) for save in saves)
+    return {(told, done) for told, done in named if told is not None and done is not None}
 
 
 def _of_counter(name: str, scene: Scene, read: Read, from_one: bool) -> list[Witness]:
@@ -228,12 +228,6 @@ def _last(executions: Iterable[Execution]) -> list[Execution]:
     return list({(one.rank, one.global_step): one for one in executions if one.global_step is not None}.values())
 
 
-def _fresh(scene: Scene) -> list[Witness]:
-    if not scene.first or any(load.ok for load in scene.loads):
-        return []
-    return [Witness("the start", 0, "it is the first attempt, and no checkpoint was loaded")]
-
-
 def _of_log(scene: Scene) -> list[Witness]:
     """A line comes a little before or after the step is over in the journal, so it may be one off."""
     ahead = log_lead(scene.lines, [(one.mono_s, one.local_step) for one in scene.own])
@@ -241,7 +235,7 @@ def _of_log(scene: Scene) -> list[Witness]:
         return []
     base = ahead - scene.log_offset
     near = tuple(one for one in (base - 1, base + 1) if one >= 0)
-    return [Witness("the job's log", base, f"its step numbers are {base} ahead of those of the attempt", near)]
+    return [Witness(names.LOG, base, f"its step numbers are {base} ahead of those of the attempt", near)]
 
 
 def log_lead(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> int | None:
@@ -251,7 +245,3 @@ def log_lead(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, in
     highest = list(accumulate((step for _at, step in done), max))
     leads = Counter(number - highest[bisect_right(times, at) - 1] for at, number in lines if times and times[0] <= at)
     return leads.most_common(1)[0][0] if leads else None
-
-
-def _list(ranks: Iterable[int]) -> str:
-    return ", ".join(str(rank) for rank in ranks)

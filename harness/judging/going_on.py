@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.history import Attempt, Execution, History
+from torchaos.harness.history import Attempt, Execution, History, Segment
 from torchaos.harness.judging.landings import Landing, Told, landings
 from torchaos.harness.judging.last_save import made_good_s, owed
 from torchaos.harness.judging.pace import Pace, pace_of
@@ -58,15 +58,23 @@ def highest_up_to(history: History, attempt: int) -> int | None:
 
 
 def steps_beyond(told: Told, landing: Landing) -> list[Execution]:
-    """Those that the target itself made in the attempt that was hit, beyond the highest step before the fault."""
-    before = told.history.highest_step(before_s=landing.at_s) or 0
+    """Those that the target itself made in the attempt that was hit, beyond the highest step before the fault; where it
+    loaded a checkpoint again, beyond the highest before that."""
+    since_s = max((one.started_s for one in put_back(told, landing)), default=landing.at_s)
+    before = told.history.highest_step(before_s=since_s) or 0
     anybody = not landing.ranks or told.history.source == "log"  # a log tells of one rank
     own = [
         one for one in told.history.executions
-        if one.attempt == landing.attempt and one.mono_s > landing.at_s and (one.global_step or 0) > before
+        if one.attempt == landing.attempt and one.mono_s > since_s and (one.global_step or 0) > before
         and (anybody or one.rank in landing.ranks)
     ]  # fmt: skip
     return sorted(own, key=lambda one: one.mono_s)
+
+
+def put_back(told: Told, landing: Landing) -> list[Segment]:
+    """Where the attempt that was hit loaded a checkpoint again and went on from it, before anything else hit it."""
+    others = [one.at_s for one in landings(told) if one.at_s > landing.at_s]
+    return told.history.put_back(landing.attempt, landing.at_s, min(others, default=float("inf")))
 
 
 def _within(told: Told, landing: Landing, until_s: float, pace: Pace) -> Execution | None:

@@ -10,7 +10,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.history import Attempt, History
 from torchaos.harness.judging.contents import checkpoints_of
 from torchaos.harness.judging.ending import exit_code
-from torchaos.harness.judging.going_on import End, highest_up_to, steps_beyond, went_on
+from torchaos.harness.judging.going_on import End, highest_up_to, put_back, steps_beyond, went_on
 from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.judging.last_save import owed
 from torchaos.harness.judging.teardown import final_step
@@ -84,7 +84,8 @@ def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()
     end = end_of(record, landing, twins)
     if end is not None and end.attempt == landing.attempt:  # so the end of a process after that is of another cause
         felt = felt if felt is not None and felt <= end.mono_s else effect
-        return _recovery(landing, {"felt": felt, "caught_up": end.mono_s}, 0)
+        parts, lost = _put_back(record, landing)
+        return _recovery(landing, {"felt": felt, **parts, "caught_up": end.mono_s}, lost)
     before = next((one for one in history.attempts if one.number == landing.attempt), None)
     reached = highest_up_to(history, landing.attempt)
     later = [one for one in history.attempts if one.number > landing.attempt]
@@ -98,6 +99,19 @@ def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()
     seen.update(_parts_of(came_back, history, after))
     seen["caught_up"] = end.mono_s if end else None
     return _recovery(landing, seen, _lost(history, landing.attempt, reached))
+
+
+def _put_back(record: Record, landing: Landing) -> tuple[dict[str, float | None], int | None]:
+    """Where the attempt that was hit loaded a checkpoint again, and went on from it: the parts of that recovery, and
+    the steps that were lost."""
+    back = put_back(record, landing)
+    if not back:
+        return {}, 0
+    own = [one for one in record.history.executions if one.attempt == landing.attempt and one.segment >= back[0].after]
+    reached = record.history.highest_step(before_s=back[-1].started_s) or 0
+    bases = [one.base for one in back if one.base is not None]
+    seen = {"restored": back[-1].started_s, "first_step": min((one.mono_s for one in own), default=None)}
+    return seen, max(0, reached - min(bases)) if bases else None
 
 
 def _parts_of(back: Attempt, history: History, after: _After) -> dict[str, float | None]:

@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.history import Attempt, Execution, History, Save
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.history import Execution, History, Save, Segment
 from torchaos.harness.history.checkpoints import checkpoint_of
 from torchaos.harness.judging.contents import is_below, root_of
 from torchaos.harness.judging.damage import Damage, damages
@@ -41,9 +42,9 @@ class Kept:
 
 @dataclass(frozen=True)
 class Resume:
-    """An attempt that made steps, after another one that did."""
+    """What made steps after others: an attempt, or what one made after it had loaded a checkpoint again."""
 
-    attempt: Attempt
+    attempt: Segment
     reached: int  # the highest step before it
     best: Kept | None  # the newest checkpoint there was that is sure to be complete
     newer: Kept | None  # one that is newer still and may be complete
@@ -53,20 +54,25 @@ def resumes(run: Record) -> list[Resume]:
     """In order of attempt. One whose base is unknown is there too."""
     history, kept, damaged = run.history, _kept(run), [one for one in damages(run) if one.contents]
     found = []
-    for attempt in history.attempts:
-        own = [one.mono_s for one in history.executions if one.attempt == attempt.number]
-        earlier = [one.global_step or 0 for one in history.executions if one.attempt < attempt.number]
+    hits = list(run.of_kind(Kind.APPLYING, Kind.APPLIED))
+    for part in history.segments:
+        own = [one.mono_s for one in history.executions if (one.attempt, one.segment) == (part.number, part.after)]
+        before = (part.number, part.after)
+        earlier = [one.global_step or 0 for one in history.executions if (one.attempt, one.segment) < before]
         if not own or not earlier:
             continue
-        loads = [load.mono_s for load in history.loads if load.attempt == attempt.number and load.mono_s <= min(own)]
-        by_s = min(loads, default=attempt.started_s)
+        loads = [load.mono_s for load in history.loads if load.attempt == part.number and load.mono_s <= min(own)]
+        by_s = part.started_s if part.after else min(loads, default=part.started_s)
+        # What an attempt saved after a fault in its midst may hold the harm that it goes back behind.
+        whole_s = max((one.mono_s for one in hits if one.mono_s <= by_s), default=by_s) if part.after else by_s
         there = [
-            one for one in kept if one.attempt < attempt.number and one.whole_s <= by_s and not _hit(damaged, one, by_s)
-        ]
-        sure = [one for one in there if one.sure or one.step == attempt.base]  # that it was loaded shows it, too
+            one for one in kept
+            if one.attempt < part.number + (part.after > 0) and one.whole_s <= whole_s and not _hit(damaged, one, by_s)
+        ]  # fmt: skip
+        sure = [one for one in there if one.sure or one.step == part.base]  # that it was loaded shows it, too
         best = max(sure, key=lambda one: one.step, default=None)
         newer = [one for one in there if one not in sure and (best is None or one.step > best.step)]
-        found.append(Resume(attempt, max(earlier), best, max(newer, key=lambda one: one.step, default=None)))
+        found.append(Resume(part, max(earlier), best, max(newer, key=lambda one: one.step, default=None)))
     return found
 
 

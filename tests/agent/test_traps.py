@@ -107,6 +107,25 @@ for n, (x, y) in enumerate(DataLoader(data, batch_size=2)):
     assert [step["opt_step"] for step in ran.steps] == [1, 2, 3, 4, 5, 6]
 
 
+def test_an_iteration_that_a_load_cuts_off(rank: Any) -> None:
+    """A state is put back between the backwards of an iteration: neither its losses nor its batches are of the next."""
+    ran = rank.run(
+        LOOP
+        + """
+saved = opt.state_dict()
+for n, (x, y) in enumerate(DataLoader(data, batch_size=2)):
+    loss = model(x).sum() + n
+    loss.backward()
+    if n == 2:
+        opt.load_state_dict(saved); model.zero_grad()
+    elif n % 2 == (n < 2):
+        opt.step(); opt.zero_grad()
+"""
+    )
+    assert [step["indices"] for step in ran.steps][:2] == [[0, 1, 2, 3], [6, 7, 8, 9]], ran.output
+    assert [len(one) for one in losses(ran)][:2] == [2, 2]
+
+
 def test_a_step_that_is_made_again(rank: Any) -> None:
     """A step that was called off, and is made again on the batch in hand, was trained on that one, once."""
     ran = rank.run(

@@ -1,0 +1,97 @@
+"""Which witness to believe of the global steps that were done before an attempt's first: the rules of trust.
+
+The first that knows decides; where it leaves several possibilities, the next ones narrow them down. One that disagrees
+is kept: it is evidence that something was not restored. Two witnesses are not believed alone:
+
+- The record of a save says when it was written. Where the loaded file itself tells of another step, what the job does
+  bears that out, and nothing bears out the record, the file holds the state of another step.
+- A file that the first attempt loads may be of another run, as in fine-tuning. What it tells is heard where something
+  that the job itself counts agrees; else the run begins at step 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+RECORD, CONTENTS = "the loaded checkpoint", "the contents of the loaded checkpoint"
+NAME, START = "the name of the loaded checkpoint", "the start"
+OPTIMIZER, SCHEDULER = "the optimizer's own step counter", "the LR scheduler's counter"
+SAMPLES, LOSSES, LOG = "the samples", "the losses", "the job's log"
+IN_PART, FOREIGN = "the checkpoint of which a part was loaded", "the file of another run"
+_FILE = (CONTENTS, NAME)
+_RUNNING = (OPTIMIZER, SCHEDULER, SAMPLES, LOSSES)
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What one witness says of the steps done before an attempt's first one."""
+
+    name: str
+    value: int | None  # None: several fit equally well
+    rests_on: str
+    also: tuple[int, ...] = ()  # other bases that it fits as well
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def fits(self) -> tuple[int, ...]:
+        return self.also if self.value is None else (self.value, *self.also)
+
+
+def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
+    """The base, and a sentence for each witness that disagrees with it. None when nobody knows: it is never guessed."""
+    if not witnesses:
+        return None, ()
+    first, *others = _less_a_lone_record(witnesses)
+    fits, preferred = set(first.fits), first.value
+    for other in others:
+        common = fits & set(other.fits)
+        if common and len(fits) > 1:
+            preferred = other.value if other.value in common and preferred not in common else preferred
+            fits = common
+    base = preferred if preferred in fits else next(iter(fits)) if len(fits) == 1 else None
+    if base is None:
+        return None, ()
+    return base, tuple(_disagrees(one, base) for one in witnesses if base not in one.fits)
+
+
+def of_this_run(file: Sequence[Witness], others: Sequence[Witness]) -> bool:
+    """Whether what a file of unknown origin tells is borne out by what the job itself counts."""
+    return any(_agree(one, other) for one in file for other in others)
+
+
+def goes_on_from(base: int | None, witnesses: Sequence[Witness], straight_on: int | None) -> bool:
+    """Whether training went on from the `base` of a checkpoint that was loaded between two steps, rather than
+    `straight_on`, as after a load for an evaluation. If nothing that the job does tells, the record of a save does."""
+    if base is None or base == straight_on:
+        return False
+    running = [one for one in witnesses if one.name in _RUNNING]
+    if not running:
+        return any(one.name == RECORD and base in one.fits for one in witnesses)
+    return any(base in one.fits and straight_on not in one.fits for one in running)
+
+
+def _less_a_lone_record(witnesses: Sequence[Witness]) -> Sequence[Witness]:
+    record = next((one for one in witnesses if one.name == RECORD), None)
+    others = [one for one in witnesses if one.name != RECORD]
+    file = [one for one in others if one.name in _FILE]
+    running = [one for one in others if one.name in _RUNNING]
+    if record is None or any(_agree(record, one) for one in file):
+        return witnesses
+    told = {base for one in file for base in one.fits}
+    against = [one for one in running if told & set(one.fits)]
+    return others if against and all(told & set(one.fits) or not _agree(record, one) for one in running) else witnesses
+
+
+def _agree(one: Witness, other: Witness) -> bool:
+    return bool(set(one.fits) & set(other.fits))
+
+
+def _disagrees(one: Witness, base: int) -> str:
+    said = " or ".join(str(fit) for fit in one.fits[:3])
+    where = f" on rank {in_words(one.ranks)}" if one.ranks else ""
+    return f"{one.name}{where} says {said} steps were done, not {base}: {one.rests_on}"
+
+
+def in_words(ranks: Iterable[int]) -> str:
+    return ", ".join(str(rank) for rank in ranks)

@@ -1,0 +1,57 @@
+"""What an attempt made in one stretch: from its start, or from a checkpoint that it loaded between two steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torchaos.harness.history.believing import Witness
+from torchaos.harness.history.checkpoints import Load
+from torchaos.harness.history.executions import Execution
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps that count on from one base. Most attempts have one."""
+
+    number: int  # of the attempt
+    after: int  # steps of the attempt before its first one
+    started_s: float  # CLOCK_MONOTONIC
+    base: int | None  # global steps done before its first one; None: can't be established
+    witnesses: tuple[Witness, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    loaded: str | None = None
+
+    def global_step(self, local_step: int) -> int | None:
+        return None if self.base is None else self.base + local_step - self.after
+
+
+def by_place(loads: Iterable[Load], own: Sequence[Execution]) -> dict[int, list[Load]]:
+    """An attempt's loads by the steps that were over when they came. One that the end of the first step overtook, and
+    those after which no step came, are of no place."""
+    first: dict[int, float] = {}
+    for one in own:
+        first[one.rank] = min(first.get(one.rank, one.mono_s), one.mono_s)
+    last = max((one.local_step for one in own), default=0)
+    found: dict[int, list[Load]] = defaultdict(list)
+    for load in loads:
+        if load.mono_s <= first.get(load.rank, load.mono_s):
+            found[0].append(load)
+        elif 0 < load.local_step < last:
+            found[load.local_step].append(load)
+    return found
+
+
+def counts_on(own: Iterable[Execution], place: int) -> bool:
+    """Whether the counters of optimizer and scheduler went on by one there: whatever was loaded, not a state."""
+    at: dict[int, Mapping[int, Execution]] = {
+        step: {one.rank: one for one in own if one.local_step == step} for step in (place, place + 1)
+    }
+    pairs = [(at[place][rank], after) for rank, after in at[place + 1].items() if rank in at[place]]
+    return bool(pairs) and all(
+        before.opt_step is not None
+        and after.opt_step == before.opt_step + 1
+        and (before.sched_step is None or after.sched_step == before.sched_step + 1)
+        for before, after in pairs
+    )

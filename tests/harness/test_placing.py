@@ -1,0 +1,319 @@
+"""Which load counts, and at which global step training goes on: after warming up, within a process, from files of other
+runs, and if witnesses disagree."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.no_lost_work import NoLostWork
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Outcome
+from torchaos.harness.history import Attempt, History, base_of, saved_as
+from torchaos.harness.history.believing import Witness, decide
+from torchaos.harness.history.checkpoints import final_path
+from torchaos.harness.judging.recovery import recoveries
+from torchaos.harness.judging.unseen import why_unplaced
+from torchaos.harness.record import Record
+
+_SAVES = (Kind.SAVE_BEGIN, Kind.SAVE_END)
+
+
+def _trainer() -> Any:
+    path = Path(__file__).parents[1] / "assertions" / "builder.py"
+    spec = importlib.util.spec_from_file_location("torchaos_test_builder_of_placing", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.Trainer
+
+
+Trainer = _trainer()
+
+
+def _with(event: Event, **data: Any) -> Event:
+    return replace(event, data={**event.data, **data})
+
+
+def _load(path: str, before: Event, after: int, rank: int, told: int | None = None) -> Event:
+    """A load that ended a moment before an event, `after` so many steps. `told`: the step in its contents."""
+    data = {"path": path, "format": "torch", "ok": True, "numbers": {} if told is None else {"step": told}}
+    return replace(before, kind=Kind.LOAD_END, mono_s=before.mono_s - 0.002, rank=rank, step=after, data=data)
+
+
+def _told(history: History) -> dict[tuple[int, int], Any]:
+    return {key: (one.losses, one.samples, one.lr) for key, one in history.counting().items()}
+
+
+def _attempt(events: Iterable[Event], number: int = 1, twin: History | None = None) -> Attempt:
+    found = History.of(list(events), twin).attempt(number)
+    assert found is not None
+    return found
+
+
+def _warmed_up(events: Iterable[Event], by: int = 3) -> list[Event]:
+    """Each attempt makes its first steps as the first one does, puts the state back, and loads what it loads."""
+    events = list(events)
+    warm = [event for event in events if event.kind is Kind.STEP and event.attempt == 0 and (event.step or 0) <= by]
+    found = []
+    for event in events:
+        if event.kind is Kind.AGENT_STARTED:
+            own = [step for step in warm if step.rank == event.rank]
+            found += [
+                replace(step, attempt=event.attempt, mono_s=event.mono_s + 0.001 * n) for n, step in enumerate(own)
+            ]
+        counted = event.kind in (Kind.STEP, Kind.LOAD_END, *_SAVES)
+        found.append(replace(event, step=(event.step or 0) + by) if counted else event)
+    return found
+
+
+@pytest.mark.parametrize("counters", [True, False])
+def test_steps_before_a_load_only_warm_up(counters: bool) -> None:
+    """Steps before the load of a restarted job are no part of its history; in the first attempt they count, as they do
+    in the twin. The job's own numbers are three behind ours, which is no conflict."""
+    trainer = {"counters_seen": counters}
+    twin = History.of(_warmed_up(Trainer(**trainer).record().events))
+    history = History.of(_warmed_up(Trainer(kills=[(18, 1)], **trainer).record().events), twin)
+    attempt = history.attempt(1)
+    assert attempt is not None
+    assert (attempt.base, attempt.first_step, attempt.conflicts, history.unplaced) == (18, 19, (), ())
+    assert _told(history) == _told(twin)
+    assert (history.last_step, attempt.loaded) == (33, "/job/checkpoints/step-15")
+
+
+def test_a_job_that_warms_up_is_told_its_step() -> None:
+    """What the harness adds to the agent's own count leaves the steps of the warm-up out."""
+    events = _warmed_up(Trainer(kills=[(18, 1)]).record().events)
+    last = max(
+        n for n, event in enumerate(events) if event.kind is Kind.STEP and event.step == 5 and event.attempt == 1
+    )
+    assert base_of(events[: last + 1], 1)[0] == 15
+
+
+def _rolled_back(events: Iterable[Event], at: int = 12, to: int = 10) -> list[Event]:
+    """After step `at` all ranks load the checkpoint of step `to` in the same process, and go on from it."""
+    found: list[Event] = []
+    again = [event for event in events if event.step is not None and event.step > to and event.kind is Kind.STEP]
+    for event in events:
+        if event.kind is Kind.STEP and event.step == at + 1:
+            break
+        found.append(event)
+    begun = found[-1].mono_s + 0.01
+    then = replace(found[-1], mono_s=begun)
+    found += [_load(f"/job/checkpoints/step-{to}", then, at, rank, to) for rank in (0, 1)]
+    found += [
+        replace(event, step=(event.step or 0) + at - to, mono_s=begun + 0.01 * n) for n, event in enumerate(again, 1)
+    ]
+    return found
+
+
+@pytest.mark.parametrize("counters", [True, False])
+def test_a_rollback_within_the_process_is_a_segment(counters: bool) -> None:
+    """Steps that all ranks put back by a load are made again in the same attempt, and the second time counts."""
+    straight = Trainer(counters_seen=counters).record()
+    events = _rolled_back(straight.events)
+    history = History.of(events, straight.history)
+    assert [(part.number, part.after, part.base) for part in history.segments] == [(0, 0, 0), (0, 12, 10)]
+    assert _told(history) == _told(straight.history)
+    assert [(new.global_step, new.rank) for _old, new in history.redone()] == [(11, 0), (11, 1), (12, 0), (12, 1)]
+    load = next(event for event in events if event.kind is Kind.LOAD_END)
+    assert history.steps_done(0, 0, load.mono_s - 0.005) == 12
+    assert history.steps_done(0, 0, load.mono_s) == 10
+    assert all(one.base == 0 and not one.conflicts for one in history.attempts)
+
+
+@pytest.mark.parametrize("counters", [True, False])
+def test_a_load_for_an_evaluation_puts_nothing_back(counters: bool) -> None:
+    """A checkpoint is loaded between two steps, and counters and samples go on as if nothing had been."""
+    straight = Trainer(counters_seen=counters).record()
+    at = next(event for event in straight.events if event.kind is Kind.STEP and event.step == 13)
+    loads = [_load("/job/checkpoints/step-10", at, 12, rank, 10) for rank in (0, 1)]
+    history = History.of([*straight.events, *loads], straight.history)
+    assert [part.base for part in history.segments] == [0]
+    assert _told(history) == _told(straight.history)
+
+
+def _began_with(events: Sequence[Event], path: str, told: int) -> list[Event]:
+    """Each process loads that file, before what else it loads."""
+    started = [event for event in events if event.kind is Kind.AGENT_STARTED]
+    early = [replace(event, mono_s=event.mono_s + 0.003) for event in started]
+    return [*events, *(_load(path, at, 0, at.rank or 0, told) for at in early)]
+
+
+@pytest.mark.parametrize("seen", [{}, {"counters_seen": False}, {"counters_seen": False, "samples_seen": False}])
+@pytest.mark.parametrize("kill", [3, 18])
+def test_fine_tuning_begins_at_step_0(seen: dict[str, bool], kill: int) -> None:
+    """The number in another run's file says nothing of this one, killed before its first checkpoint or after."""
+    events = _began_with(Trainer(kills=[(kill, 1)], **seen).record().events, "/else/step-5000.pt", 5000)
+    history = History.of(events)
+    assert [one.base for one in history.attempts] == [0, 15 if kill == 18 else 0]
+    assert [one.conflicts for one in history.attempts] == [(), ()]
+
+
+def test_a_run_that_goes_on_from_an_older_one_keeps_its_count() -> None:
+    """The file's number is this run's where the restored optimizer counts from it."""
+    events = [
+        _with(event, opt_step=event.data["opt_step"] + 5000) if event.kind is Kind.STEP else event
+        for event in Trainer(kills=[(18, 1)]).record().events
+    ]
+    events = [
+        replace(event, data={**event.data, "path": event.data["path"].replace("step-", "step-50")})
+        if event.kind in (*_SAVES, Kind.LOAD_END) and len(event.data["path"]) == len("/job/checkpoints/step-15")
+        else event
+        for event in events
+        if "step-5" not in str(event.data.get("path"))
+    ]
+    history = History.of(_began_with(events, "/else/step-5000.pt", 5000))
+    assert [one.base for one in history.attempts] == [5000, 5015]
+
+
+def _as_written_by_a_thread(event: Event, behind: int) -> Event:
+    if event.kind not in _SAVES:
+        return event
+    late = replace(event, step=(event.step or 0) + behind, mono_s=event.mono_s + 0.022 * behind)
+    return _with(late, blocked_s=0.0)
+
+
+@pytest.mark.parametrize("name", ["step-{}", "ckpt.pt"])
+def test_a_save_in_a_thread_is_of_the_state_that_it_holds(name: str) -> None:
+    """A writer that begins two steps late does not make a checkpoint newer: its name tells, or what follows a load."""
+    events = [_as_written_by_a_thread(event, 2) for event in Trainer(kills=[(18, 1)]).record().events]
+    if name == "ckpt.pt":
+        events = [_with(event, path=f"/job/{name}") if "path" in event.data else event for event in events]
+    history = History.of(events)
+    attempt = history.attempt(1)
+    assert attempt is not None
+    assert (attempt.base, attempt.conflicts) == (15, ())
+    assert saved_as(str(attempt.loaded), history.saves, attempt.started_s).global_step == 15  # type: ignore[union-attr]
+
+
+def test_a_lone_record_of_a_save_does_not_outvote_all_others() -> None:
+    """The file tells of another step, and what the job does bears it out: the state is that of the file."""
+    record, file = (
+        Witness("the loaded checkpoint", 13, ""),
+        Witness("the contents of the loaded checkpoint", 5, "", (6,)),
+    )
+    counter, samples = Witness("the optimizer's own step counter", 5, ""), Witness("the samples", None, "", (5, 13))
+    base, conflicts = decide([record, file, counter, samples])
+    assert (base, len(conflicts)) == (5, 1)
+    assert conflicts[0].startswith("the loaded checkpoint says 13")
+    assert decide([record, file, samples])[0] == 5
+    assert decide([record, file, replace(counter, value=13), samples])[0] == 13
+    assert decide([record, counter, replace(samples, value=5, also=())])[0] == 13, "what the job does may be a bug"
+
+
+@pytest.mark.parametrize("broken", ["optimizer", "schedule", "sampler"])
+def test_a_restore_bug_is_still_told_after_a_rollback(broken: str) -> None:
+    """What was not put back by the load within the process speaks against the others."""
+    straight = Trainer().record()
+    fresh = {event.step: event.data for event in straight.events if event.kind is Kind.STEP and event.rank == 0}
+    part = {"optimizer": ("opt_step",), "schedule": ("sched_step",), "sampler": ("samples", "indices")}[broken]
+    events = [
+        _with(event, **{name: fresh[(event.step or 0) - 12][name] for name in part})
+        if event.kind is Kind.STEP and (event.step or 0) > 12
+        else event
+        for event in _rolled_back(straight.events)
+    ]
+    history = History.of(events, straight.history)
+    assert [part.base for part in history.segments] == [0, 10]
+    assert len(history.segments[1].conflicts) == 1
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["ckpt-4.tmp", "ckpt-4.pt.tmp", "tmp-ckpt-4.pt", "ckpt-4.pt.tmp.123", ".~ckpt-4.pt", "_tmp_ckpt-4", ".ckpt-4.pt",
+     "ckpt-4.partial.0", "ckpt-4.pt~", "../scratch/ckpt-4.pt", "ckpt-4"],
+)  # fmt: skip
+def test_a_file_is_known_whatever_it_was_called_before(written: str) -> None:
+    """The names that files have until they are whole, with another suffix or in another folder at that."""
+    events = [
+        Event(kind, "rank0-a0", n, 0.0, float(n), 0, 0, 15, {"path": f"/out/{written}", "format": "torch", "ok": True})
+        for n, kind in enumerate(_SAVES)
+    ]
+    found = saved_as("/out/ckpt-4.pt", History.of([*Trainer(steps=1).record().events, *events]).saves)
+    assert found is not None
+    assert found.local_step == 15
+    assert saved_as("/out/ckpt-5.pt", [found]) is None
+
+
+def test_names_that_are_whole_stay_as_they_are() -> None:
+    """Words that look like those of an unfinished name."""
+    for name in (
+        "/out/step-20/model.pt",
+        "/out/__0_0.distcp",
+        "/out/attempt-4.pt",
+        "/out/template.pt",
+        "/out/departed-3",
+    ):
+        assert final_path(name) == name
+    assert final_path("/out/step-4.tmp/__0_0.distcp") == "/out/step-4/__0_0.distcp"
+
+
+def test_a_resume_that_makes_no_step_is_placed_by_its_load() -> None:
+    """A job that dies right after its load has lost the steps since that checkpoint; one that ends well is done."""
+    run = Trainer(kills=[(18, 1)]).record()
+    first = next(n for n, event in enumerate(run.events) if event.kind is Kind.STEP and event.attempt == 1)
+    events = run.events[:first]
+    history = History.of(events)
+    assert [one.base for one in history.attempts] == [0, 15]
+    assert (history.last_step, history.highest_step()) == (15, 17)
+    ends = [event for event in run.events[first:] if event.kind is Kind.RANK_EXITED]
+    assert History.of([*events, *ends]).last_step == 17
+
+
+def test_ranks_that_make_different_numbers_of_steps_can_not_be_placed() -> None:
+    """Uneven inputs: after a restart nobody can give one global step to all ranks, and that is what is said."""
+    run = Trainer(kills=[(18, 1)]).record()
+    assert run.history.unplaced == ()
+    gone = [e for e in run.events if e.kind is Kind.STEP and (e.attempt, e.rank) == (1, 1) and (e.step or 0) > 11]
+    uneven = Record(run.plan, tuple(event for event in run.events if event not in gone), {})
+    assert uneven.history.unplaced == (1,)
+    assert "15 and 11" in why_unplaced(uneven, (1,))
+    failed = Event(Kind.AGENT_FAILED, "rank1-a1", 9999, 0.0, 0.0, 1, 1, 0, {"hook": "steps", "error": "it broke"})
+    assert History.of([*uneven.events, failed]).unplaced == (), "its steps were not all seen"
+
+
+def test_what_was_seen_of_an_attempt_that_nobody_can_place_is_said() -> None:
+    """The reason names the load that was seen, and claims none that was not."""
+    blind = {"counters_seen": False, "samples_seen": False, "broken": frozenset({"rng"})}
+    run = Trainer(kills=[(18, 1)], loads_seen=False, **blind).record()
+    assert "no load of a checkpoint was seen" in why_unplaced(run, (1,))
+    at = next(event for event in run.events if event.kind is Kind.STEP and event.attempt == 1)
+    seen = Record(run.plan, (*run.events, _load("/job/latest.pt", at, 0, 0)), {})
+    assert seen.history.unplaced == (1,)
+    assert "latest.pt was loaded, which nobody saw saved" in why_unplaced(seen, (1,))
+
+
+def test_recovery_by_a_rollback_within_the_process() -> None:
+    """What was lost counts from the checkpoint that all ranks loaded again; recovery ends past what had been done."""
+    straight = Trainer().record()
+    events = _rolled_back(straight.events)
+    done = [event for event in events if event.kind is Kind.STEP and event.step == 12]
+    hit = {"fault": "nan", "phase": None, "global_step": 12, "pid": 1001}
+    events.append(replace(done[0], kind=Kind.APPLYING, mono_s=done[0].mono_s - 0.005, rank=1, step=11, data=hit))
+    run = Record(straight.plan, tuple(sorted(events, key=lambda event: event.mono_s)), {})
+    recovery = recoveries(run)[0]
+    again = next(e for e in run.events if e.kind is Kind.STEP and (e.step, e.rank) == (15, 1))
+    assert recovery.lost_steps == 2
+    assert recovery.parts["caught_up"] == pytest.approx(again.mono_s - done[0].mono_s + 0.005)
+    assert (recovery.parts["restored"] or 9) < (recovery.parts["first_step"] or 0) < (recovery.parts["caught_up"] or 0)
+    finding = NoLostWork().judge(run, [straight])
+    assert (finding.outcome, finding.measured["lost_steps"]) == (Outcome.PASSED, 2)
+    older = [_with(e, path="/job/checkpoints/step-5") if e.kind is Kind.LOAD_END else e for e in run.events]
+    assert NoLostWork().judge(Record(straight.plan, tuple(older), {}), [straight]).outcome is not Outcome.PASSED
+
+
+def test_nothing_was_lost_before_the_first_step() -> None:
+    """A job that was killed in its first step, and began again, lost none."""
+    run = Trainer(kills=[(1, 1)]).record()
+    finding = NoLostWork().judge(run, [])
+    assert finding.outcome is Outcome.PASSED
+    assert "no step had been done when attempt 1 began" in finding.reason

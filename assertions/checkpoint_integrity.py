@@ -182,6 +182,12 @@ def _as_in_the_twin(
         return inconclusive(f"{well}; their contents could not be compared: {why}")
     if made.noisy:
         return inconclusive(f"{well}; the twins differ too much among themselves to judge {listed(made.noisy)}")
+    if made.doubtful:
+        far = max(made.doubtful.values())
+        return inconclusive(
+            f"{well}; {listed(made.doubtful)} differ from the twin's by {far:.1g} of their norm at most, which may be "
+            "chance or rounding: a tolerance decides"
+        )
     if (more or vary) and not any((one.saved_s or 0.0) > run.history.attempts[-1].started_s for one, _other in alike):
         by_time = (
             "the steps of checkpoints are others in each run"

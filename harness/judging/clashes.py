@@ -2,7 +2,7 @@
 
 An entry is equal, or off by no more than is allowed for it: a tolerance that was given, rounding, or LEARNED_FACTOR
 times the largest difference between any two twins in it. So a last bit that is never the same twice excuses another
-last bit, and no buffer that was lost.
+last bit, and no buffer that was lost. What is off by somewhat more may be chance, or rounding in low precision.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from itertools import combinations
 from torchaos.harness.history import History
 from torchaos.harness.judging.contents import Checkpoint, Clash, differing
 from torchaos.harness.judging.pairing import Pair, family, lacking, moved, pairs
-from torchaos.harness.judging.rounding import rounding
+from torchaos.harness.judging.rounding import LOW_PRECISION, rounding
+from torchaos.harness.judging.tolerance import CAP, CERTAIN, LEARNED_FACTOR
 
-LEARNED_FACTOR = 3.0
-_MOST = 0.01  # relative: twins that differ by more in an entry are no measure of it
 _RESTARTS = re.compile(
     r"(?:^|[._:])(?:n_?|num_?|is_?|was_?)?(?:restart|resum)[a-z]*(?:_?(?:count|from|path|step))?$", re.I
 )
@@ -57,6 +56,7 @@ class Compared:
     learned: dict[str, float] = field(
         default_factory=dict
     )  # entries in which the twins differ too, and by how much we did
+    doubtful: dict[str, float] = field(default_factory=dict)  # by how much, where it may be chance or rounding
     rounded: float = 0.0  # the largest difference that rounding explains
     within: float = 0.0  # the largest one that the given tolerance allows
     noisy: set[str] = field(default_factory=set)  # tensors in which the twins differ by too much to judge
@@ -79,7 +79,7 @@ def compare(
         for clash in differing(one, other):
             if not _is_any(clash.name, ignore):
                 _sort(clash, one, noise.get((kin, clash.name), 0.0), rounding(history, one.step), tolerance, made)
-    made.entries -= {entry for entry, size in noise.items() if size is None or size > _MOST}
+    made.entries -= {entry for entry, size in noise.items() if size is None or LEARNED_FACTOR * size > CAP}
     return made
 
 
@@ -103,12 +103,14 @@ def _sort(
         made.within = max(made.within, size)
     elif noise is None:
         made.unsized.add(clash.name)
-    elif noise > _MOST:
+    elif LEARNED_FACTOR * noise > CAP:
         (made.noisy if clash.kind == "tensor" else made.unsized).add(clash.name)
     elif size is not None and tolerance is None and 0 < size <= rounded:
         made.rounded = max(made.rounded, size)
     elif size is not None and noise > 0 and size <= LEARNED_FACTOR * noise:
         made.learned[clash.name] = max(size, made.learned.get(clash.name, 0.0))
+    elif size is not None and tolerance is None and 0 < size <= max(CERTAIN * noise, LOW_PRECISION if rounded else 0.0):
+        made.doubtful[clash.name] = max(size, made.doubtful.get(clash.name, 0.0))
     elif _counts_restarts(clash, one):
         made.restarts.add(clash.name)
     else:

@@ -21,6 +21,10 @@ class Verdict(str, Enum):
     INCONCLUSIVE = "inconclusive"
     ERROR = "error"  # nothing was judged: bad usage, an internal error, or not finished
 
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode[self.name] if self is not Verdict.ERROR else ExitCode.INTERNAL
+
 
 class ExitCode(IntEnum):
     PASSED = 0  # passed
@@ -86,6 +90,7 @@ class FaultResult:
     rollback: str  # "not needed: a kill can't be undone", "verified", "INCOMPLETE: ..."
     verdict: Verdict
     reason: str
+    proved: bool = True  # it landed as planned and was felt: the run is evidence, whatever came of the fault
     # What was asked of a network and what was measured, by name: {"delay_ms": {"asked": 50.0, "measured": 50.3}}
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
@@ -121,6 +126,7 @@ class Result:
     reproduce: str = ""  # the command line that runs it again
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # recognised causes in torch or gloo, hooks that failed, what can't be seen
+    decided_by: str = ""  # the case that decided; empty where none did: passed, ended early, a damaged journal
 
     schema: int = SCHEMA
 
@@ -137,7 +143,8 @@ class Result:
                 raise UsageError(
                     f"this result has schema {raw['schema']}, and {SCHEMA} is the latest known: use a newer torchaos"
                 )
-            known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
+            known: dict[str, Any] = {"decided_by": _decided_by(raw)}  # of a result that is older than this field
+            known |= {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
             return cls(**{
                 **known, "verdict": Verdict(raw["verdict"]), "notes": tuple(raw["notes"]),
                 "faults": tuple(FaultResult(**{**one, "verdict": Verdict(one["verdict"])}) for one in raw["faults"]),
@@ -146,6 +153,11 @@ class Result:
             })  # fmt: skip
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"this is not a result of torchaos: {error!r}") from error
+
+
+def _decided_by(raw: Mapping[str, Any]) -> str:
+    names = (one["name"] for one in raw["cases"] if one["verdict"] == raw["verdict"] != "passed")
+    return next((name for name in names if raw["reason"].startswith(f"{name}: ")), "")
 
 
 def _case(raw: Mapping[str, Any]) -> Case:

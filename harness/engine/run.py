@@ -184,7 +184,7 @@ class Run:
         told = {event.data["fault"] for event in self.journal.snapshot() if event.kind in (Kind.APPLYING, Kind.MISSED)}
         for fault in self.plan.faults:
             if fault.id not in told:
-                self.journal.emit(Kind.MISSED, {"fault": fault.id, "reason": ENDED_BEFORE})
+                self.journal.emit(Kind.MISSED, {"fault": fault.id, "reason": ENDED_BEFORE, "ended_before": True})
         if (said := report.of_run(self.plan, self.folder)) is not None:
             self._save("report", said)
         self._save("environment", {**describe(self.plan), "reproduce": self._reproduce})

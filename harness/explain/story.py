@@ -146,7 +146,7 @@ def _start(run: Record) -> Iterator[str]:
 def _seen(result: Result) -> Iterator[str]:
     for fault in result.faults:
         if fault.applied is None:
-            yield f"{fault.id} never landed: {fault.reason.removeprefix('it never landed: ')}"
+            yield f"{fault.id}: {fault.reason}"
         else:
             proof = f"it was felt: {fault.evidence}" if fault.evidence else "nothing shows that it was felt"
             yield f"{fault.id} landed ({fault.applied}), and {proof}"

@@ -36,6 +36,7 @@ class RoundScore:
     passed: tuple[str, ...] = ()  # assertions, by name
     untold: tuple[str, ...] = ()  # what was inconclusive, by name
     restarted: bool = True  # whether any fault made the job start again
+    decided_by: str = ""  # as in its result
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,7 +63,7 @@ def score_round(number: int, run: Record, result: Result) -> RoundScore:
         tuple(b - a for (one, a, _), (other, b, _) in pairwise(saves) if one == other), wrong,
         tuple(case.name for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.PASSED),
         tuple(case.name for case in result.cases if case.verdict is Verdict.INCONCLUSIVE),
-        len(run.history.attempts) > 1,
+        len(run.history.attempts) > 1, result.decided_by,
     )  # fmt: skip
 
 
@@ -154,7 +155,7 @@ def _proves_nothing(one: RoundScore, rounds: Sequence[RoundScore]) -> bool:
     if one.verdict not in ("inconclusive", "error"):
         return False
     told = {name for other in rounds for name in other.passed}
-    by_assertions = one.verdict == "inconclusive" and one.reason.startswith(tuple(f"{name}: " for name in one.untold))
+    by_assertions = one.verdict == "inconclusive" and one.decided_by in one.untold
     return not by_assertions or one.restarted or not told.issuperset(one.untold)
 
 

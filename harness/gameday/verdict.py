@@ -12,11 +12,6 @@ from torchaos.harness.gameday.score import RoundScore, Score
 from torchaos.harness.result import Case, ExitCode, Result, Verdict
 
 _AT_LEAST, _SECONDS = ("ettr", "goodput"), ("mttr", "mttr_p90")
-_VERDICTS = {
-    ExitCode.PASSED: Verdict.PASSED,
-    ExitCode.FAILED: Verdict.FAILED,
-    ExitCode.INCONCLUSIVE: Verdict.INCONCLUSIVE,
-}
 
 
 def cases_of(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str) -> list[Case]:
@@ -39,7 +34,7 @@ def verdict_of(cases: Sequence[Case]) -> tuple[ExitCode, list[str]]:
 def result_of(name: str, seed: int, folder: str, started: str, wall_s: float, cases: Sequence[Case]) -> Result:
     """As JUnit shows it. `started`: ISO 8601, UTC."""
     code, why = verdict_of(cases)
-    verdict = _VERDICTS.get(code, Verdict.ERROR)
+    verdict = next((one for one in Verdict if one.exit_code == code), Verdict.ERROR)
     return Result(name, "", seed, verdict, code, "; ".join(why), folder, started, wall_s, cases=tuple(cases))
 
 

@@ -21,8 +21,6 @@ from torchaos.harness.repeats.judged import Repeats, judge_repeats
 from torchaos.harness.result import Case, ExitCode, Result, Verdict, worst
 
 WAIVERS = "waivers"  # what reports call the group of them
-_CODES = {Verdict.PASSED: ExitCode.PASSED, Verdict.FAILED: ExitCode.FAILED, Verdict.ERROR: ExitCode.INTERNAL,
-          Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -143,13 +141,9 @@ def _untold(views: Sequence[Result]) -> list[Case]:
     is incomplete. No waiver covers that."""
     found: dict[str, Case] = {}
     for view in views:
-        by_case = any(
-            case.verdict is view.verdict and view.reason.startswith((f"{case.name}: {case.reason}", "rollback: "))
-            for case in view.cases
-            if case.verdict is not Verdict.PASSED
-        )
+        by_case = any(case.verdict is view.verdict and case.name == view.decided_by for case in view.cases)
         undone = any(case.kind == "rollback" and case.verdict is not Verdict.PASSED for case in view.cases)
-        as_told = view.exit_code == _CODES[view.verdict] or undone
+        as_told = view.exit_code == view.verdict.exit_code or undone
         if not as_told or not (by_case or view.verdict is Verdict.PASSED):
             told = f"{view.reason or 'no reason was given'} (exit code {view.exit_code})"
             found.setdefault(told, Case("run", "faults", view.verdict if as_told else Verdict.ERROR, told))
@@ -164,12 +158,13 @@ def _result(
     verdict = red[0].verdict if red else Verdict.PASSED
     waived = [case.name for case in cases if waivers.is_waived(case)]
     reason = f"{red[0].name}: {red[0].reason}" if red else "; ".join(waived) or "all that is asked holds"
-    code = _CODES[verdict]
+    code = verdict.exit_code
     if verdict is Verdict.ERROR:
         errors = [ExitCode(one) for one in codes if one in (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)]
         undone = any(case.kind == "rollback" for case in red)
         code = worst(errors or [ExitCode.ROLLBACK if undone else ExitCode.FAILED])
-    return Result(scenario, description, seed, verdict, code, reason, run_dir, "", 0.0, cases=tuple(cases))
+    return Result(scenario, description, seed, verdict, code, reason, run_dir, "", 0.0, cases=tuple(cases),
+                  decided_by=red[0].name if red else "")  # fmt: skip
 
 
 def _order(case: Case) -> int:

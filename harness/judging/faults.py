@@ -52,7 +52,8 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
         verdict, reason = Verdict.INCONCLUSIVE, wrong
     elif evidence is None:
         verdict, reason = Verdict.INCONCLUSIVE, unproved or "it was applied, but nothing shows that it was felt"
-    elif must_recover:
+    proved = verdict is Verdict.PASSED
+    if proved and must_recover:
         verdict, reason = not_outlived(run, twins, fault) or (verdict, reason)
     return FaultResult(
         id=fault.id,
@@ -64,6 +65,7 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
         rollback=_rollback_in_words(run, fault.id),
         verdict=verdict,
         reason=reason,
+        proved=proved,
         measured=_measured(run, fault),
     )
 

@@ -75,8 +75,8 @@ def never_reached(run: Record, fault: PlannedFault) -> bool:
     when = fault.trigger
     if isinstance(when, Moment):
         return when.step is not None and when.step > (run.history.highest_step() or 0) + 1
-    missed = [event.data["reason"] for event in run.of_fault(fault.id, Kind.MISSED)]
-    return missed == [ENDED_BEFORE]
+    missed = list(run.of_fault(fault.id, Kind.MISSED))  # journals from before the field have the reason alone
+    return bool(missed) and all(e.data.get("ended_before", e.data["reason"] == ENDED_BEFORE) for e in missed)
 
 
 def ranks_repeat(run: Record) -> str | None:

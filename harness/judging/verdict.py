@@ -34,7 +34,6 @@ _OF_OUTCOME = {
     Outcome.FAILED: Verdict.FAILED,
     Outcome.INCONCLUSIVE: Verdict.INCONCLUSIVE,
 }
-_EXIT = {Verdict.PASSED: ExitCode.PASSED, Verdict.FAILED: ExitCode.FAILED, Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE}
 
 
 def judge(folder: RunDir) -> Result:
@@ -63,18 +62,18 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     if split := next(filter(None, map(split_brain, parts)), None):
         cases.insert(0, Case(SPLIT_BRAIN, "assertion", Verdict.FAILED, split))
     rollback = _rollback_case(run)
-    verdict, reason = _overall(run, twins, cases)
+    verdict, reason, decided_by = _overall(run, twins, cases, proved=all(fault.proved for fault in faults))
     if verdict is not Verdict.PASSED:
         reason += because(run)
     elif rollback.verdict is not Verdict.PASSED:
-        verdict, reason = Verdict.ERROR, f"rollback: {rollback.reason}"
+        verdict, reason, decided_by = Verdict.ERROR, f"rollback: {rollback.reason}", rollback.name
     first, last = (run.events[0], run.events[-1]) if run.events else (None, None)
     return Result(
         scenario=run.plan.scenario,
         description=run.plan.description,
         seed=run.plan.seed,
         verdict=verdict,
-        exit_code=_EXIT[verdict] if rollback.verdict is Verdict.PASSED else ExitCode.ROLLBACK,
+        exit_code=verdict.exit_code if rollback.verdict is Verdict.PASSED else ExitCode.ROLLBACK,
         reason=reason,
         run_dir=run_dir,
         started=_clock_time(first.wall_s if first else 0.0),
@@ -88,6 +87,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         reproduce=shlex.join(map(str, _environment(run).get("reproduce") or ())),
         versions={k: str(_environment(run).get(k, "")) for k in ("torchaos", "torch", "python")},
         notes=tuple(_notes(run)),
+        decided_by=decided_by,
     )
 
 
@@ -137,34 +137,35 @@ def _owner(event: Event) -> str:
     return str(event.data.get("fault") or event.data.get("record"))
 
 
-def _overall(run: Record, twins: Sequence[Record], cases: Sequence[Case]) -> tuple[Verdict, str]:
-    """A fault that did not land or was not felt makes everything inconclusive, and so does a journal with lines that
-    can't be read, since nobody knows what they said; then failed beats inconclusive."""
+def _overall(
+    run: Record, twins: Sequence[Record], cases: Sequence[Case], *, proved: bool
+) -> tuple[Verdict, str, str]:  # fmt: skip
+    """Verdict, reason, and the case that decided. A fault that did not land or was not felt (not `proved`) makes
+    everything inconclusive, and so does a journal with lines that can't be read, since nobody knows what they said.
+    Then failed beats inconclusive."""
     stopped = next((event.data for event in run.of_kind(Kind.STOPPED)), None)
     by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
-    gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults"]
+    gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults" and not proved]
     early = stopped and not stopped.get("enough", False)
     if stopped and early and (stopped.get("interrupted", True) or not by_verdict[Verdict.FAILED]):
-        return Verdict.INCONCLUSIVE, f"the run was ended early: {stopped['reason']}"
+        return Verdict.INCONCLUSIVE, f"the run was ended early: {stopped['reason']}", ""
     for whose, damaged in (("the journal", run.damaged), *(("the journal of a twin", one.damaged) for one in twins)):
         if damaged:
             many = f"{len(damaged)} of its lines can't be read, such as {damaged[0]}"
-            return Verdict.INCONCLUSIVE, f"{whose} is damaged: {many}"
+            return Verdict.INCONCLUSIVE, f"{whose} is damaged: {many}", ""
     split = [case for case in by_verdict[Verdict.FAILED] if case.name == SPLIT_BRAIN]
     if not split and (twice := next(filter(None, map(ranks_repeat, (run, *twins))), None)):
-        return Verdict.INCONCLUSIVE, twice
+        return Verdict.INCONCLUSIVE, twice, ""
     for found in (split, gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
         if root := next((case for case in found if case.follows is None), None):
-            return root.verdict, f"{root.name}: {root.reason}"
+            return root.verdict, f"{root.name}: {root.reason}", root.name
     stages = [str(event.data["stage"]) for event in run.of_kind(Kind.STAGE)]
     if stages and stages[-1] != "end":
-        return Verdict.INCONCLUSIVE, f"the run was never finished: its last stage is {stages[-1]}"
+        return Verdict.INCONCLUSIVE, f"the run was never finished: its last stage is {stages[-1]}", ""
     if not cases:
-        return Verdict.INCONCLUSIVE, "nothing was asserted and nothing was injected"
-    return (
-        Verdict.PASSED,
-        "every fault was felt and outlived, and every assertion holds" if run.plan.faults else "every assertion holds",
-    )
+        return Verdict.INCONCLUSIVE, "nothing was asserted and nothing was injected", ""
+    outlived = "every fault was felt and outlived, and " if run.plan.faults else ""
+    return Verdict.PASSED, f"{outlived}every assertion holds", ""
 
 
 def _clock_time(wall_s: float) -> str:

@@ -140,7 +140,7 @@ class Run:
             undone = [one["reason"] for one in self.cases if one["kind"] == "rollback" and one["verdict"] != "passed"]
             return f"the rollback is incomplete: {undone[0] if undone else self.reason}"
         own = [one["name"] for one in self.cases if one["kind"] == "assertion" and one["verdict"] != "passed"]
-        if self.verdict == "passed" or any(self.reason.startswith(f"{name}: ") for name in own):
+        if self.verdict == "passed" or self.result.get("decided_by") in own:
             return ""
         return "" if self.verdict == "failed" else self.reason
 

@@ -18,9 +18,6 @@ from torchaos.harness.result import Case, ExitCode, Result, Verdict, worst
 
 State = Literal["running", "halted", "done"]
 _ERRORS = (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)
-_EXIT = {
-    Verdict.PASSED: ExitCode.PASSED, Verdict.FAILED: ExitCode.FAILED, Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,9 +93,9 @@ def _verdict(results: Sequence[Result], ask: Ask, state: State, rate: Rate) -> t
         return Verdict.ERROR, ExitCode.INTERNAL, f"not finished: {len(results)} of {ask.times} done, {told}"
     if state == "halted":
         verdict = Verdict.FAILED if rate.failed and not ask.of_rate else Verdict.INCONCLUSIVE
-        return verdict, _EXIT[verdict], f"halted after {len(results)} of {ask.times}; {told}"
+        return verdict, verdict.exit_code, f"halted after {len(results)} of {ask.times}; {told}"
     verdict, why = _judged(ask, rate)
-    return verdict, _EXIT[verdict], f"{told}; {why}{_bound(ask, rate)}"
+    return verdict, verdict.exit_code, f"{told}; {why}{_bound(ask, rate)}"
 
 
 def _judged(ask: Ask, rate: Rate) -> tuple[Verdict, str]:

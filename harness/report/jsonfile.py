@@ -4,7 +4,8 @@
 
 - `schema`: counted up when a reader of the old shape would misread the new one. Keys may be added without that.
 - `scenario`, `description`, `seed`, `reproduce` (command line), `run_dir`, `started` (ISO 8601, UTC), `duration_s`
-- `verdict`: passed, failed, inconclusive or error; `reason`: one line; `exit_code`: that of this scenario alone
+- `verdict`: passed, failed, inconclusive or error; `reason`: one line; `exit_code`: that of this scenario alone;
+  `decided_by`: the case that decided, empty where none did
 - `faults`: `id`, `inject`, `target`, `planned`, `applied` (null: never landed), `evidence` (null: not felt),
   `rollback`, `verdict`, `reason`
 - `recoveries`: `fault`; `parts`: seconds since the fault was applied (null: not seen); `lost_steps` (null: not known)

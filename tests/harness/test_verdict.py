@@ -409,3 +409,32 @@ def test_a_clock_beyond_all_calendars_is_borne_with(trainer: Any) -> None:
     far = replace(run, events=(replace(run.events[0], wall_s=1e12), *run.events[1:]))
     result = judged(far)
     assert (result.verdict, result.started) == (Verdict.PASSED, "1970-01-01T00:00:00+00:00"), result.reason
+
+
+def test_a_failure_stands_though_nothing_was_left_to_recover_for(trainer: Any) -> None:
+    """The fault landed and was felt, after the last step: the run is evidence, and a rank that failed is a failure. A
+    fault that landed elsewhere is no evidence of anything, and hides what seems to have failed."""
+    run = trainer(steps=17).record()
+    last = next(e for e in reversed(run.events) if e.kind is Kind.STEP and e.rank == 1)
+    hit = {"fault": "kill", "phase": "backward", "global_step": 18, "pid": 1001}
+    gone = [e for e in run.of_kind(Kind.RANK_EXITED) if e.rank == 1]
+    killed = [replace(e, data={**e.data, "exit_code": -9}) if e in gone else e for e in run.events]
+    run = plus(replace(run, events=tuple(killed)), at(last, Kind.APPLYING, hit, rank=1, attempt=0))
+    result = judged(run, asserts=("completed",), twins=[trainer(steps=17).record()])
+    assert result.faults[0].verdict is Verdict.INCONCLUSIVE
+    assert (result.verdict, result.decided_by) == (Verdict.FAILED, "completed"), result.reason
+    elsewhere = replace(KILL, trigger=Moment(1, 12, Phase.BACKWARD))
+    hidden = judged(run, elsewhere, asserts=("completed",), twins=[trainer(steps=17).record()])
+    assert (hidden.verdict, hidden.decided_by) == (Verdict.INCONCLUSIVE, "faults"), hidden.reason
+
+
+def test_a_result_names_the_case_that_decided(trainer: Any) -> None:
+    """None where it passed; results from before the field say it by their reason."""
+    run = trainer(kills=[(18, 1)]).record()
+    assert judged(run).decided_by == ""
+    result = judged(run, asserts=("restarts", "clean_exit"))
+    assert result.decided_by == "clean_exit"
+    raw = result.to_json()
+    assert Result.from_json(raw) == result
+    del raw["decided_by"]
+    assert Result.from_json(raw).decided_by == "clean_exit"

@@ -56,7 +56,7 @@ def run() -> int:
 def change(raw: dict[str, Any], name: str) -> None:
     def of(case: str, verdict: str, reason: str) -> None:
         next(one for one in raw["cases"] if one["name"] == case).update(verdict=verdict, reason=reason)
-        raw.update(verdict=verdict, reason=f"{case}: {reason}", exit_code=CODES[verdict])
+        raw.update(verdict=verdict, reason=f"{case}: {reason}", exit_code=CODES[verdict], decided_by=case)
 
     if name.startswith("bad"):
         of("recovery_time", "failed", "caught up 71.50 s after the fault, and 60 s are allowed")

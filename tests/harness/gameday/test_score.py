@@ -235,13 +235,15 @@ def test_a_round_without_a_restart_has_nothing_to_compare() -> None:
     """That is no lack of evidence where another round has it; it is one where none has, where the job did start again,
     or where the round is no evidence for another reason."""
     (whole,) = rounds(Outcome.RECOVERED)
-    reason = "loss_continuity: no step was done twice"
-    idle = replace(whole, number=1, verdict="inconclusive", reason=reason, untold=("loss_continuity",), restarted=False)
+    idle = replace(
+        whole, number=1, verdict="inconclusive", reason="no step was done twice", untold=("loss_continuity",),
+        restarted=False, decided_by="loss_continuity",
+    )  # fmt: skip
     other = replace(whole, passed=("loss_continuity", "recovery_time"))
     assert verdict([other, idle])[0] is ExitCode.PASSED
     assert verdict([whole, idle])[0] is ExitCode.INCONCLUSIVE
     for doubtful in (
-        replace(idle, restarted=True), replace(idle, reason="the journal is damaged"), replace(idle, verdict="error"),
+        replace(idle, restarted=True), replace(idle, decided_by=""), replace(idle, verdict="error"),
         replace(idle, untold=("loss_continuity", "faults")),
     ):  # fmt: skip
         assert verdict([other, doubtful])[0] is ExitCode.INCONCLUSIVE, doubtful

@@ -18,6 +18,7 @@ from torchaos.harness.judging.landings import landings
 from torchaos.harness.judging.pairing import pairs
 from torchaos.harness.judging.schedule import saves_vary
 from torchaos.harness.judging.teardown import teardown_aborts
+from torchaos.harness.judging.unseen import why_unplaced
 from torchaos.harness.record import Record
 
 _BLIND = "without a twin, contents that are whole and wrong can't be told"
@@ -165,6 +166,8 @@ def _as_in_the_twin(
     last = twins[0].history.last_step
     known = more and (teardown_aborts(run, last) or (newest or 0) <= (last or 0))
     vary = saves_vary(run, twins)
+    if newest != due and run.history.unplaced:
+        return inconclusive(why_unplaced(run, run.history.unplaced))
     if newest != due and not known and not vary:
         return failed(f"the newest checkpoint is of step {newest}, the twin's of step {due}", newest=newest, twin=due)
     both = pairs(ours, theirs[0])

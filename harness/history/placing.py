@@ -23,7 +23,7 @@ from torchaos.harness.history.checkpoints import (
     whole_loads,
 )  # fmt: skip
 from torchaos.harness.history.executions import Execution
-from torchaos.harness.history.segments import Segment, by_place, counts_on
+from torchaos.harness.history.segments import Segment, by_place, by_step, may_begin
 from torchaos.harness.history.witnesses import Scene, hear, log_lead
 
 Lines = list[tuple[float, int]]  # (mono_s, step) of log lines
@@ -53,9 +53,11 @@ class Placing:
         if attempt is self.found[0] and segments[0].base is not None:
             told = [load.path for load in whole_loads(loads.get(0, []))]
             self.foreign = dict.fromkeys(told, segments[0].base) if segments[0].base == 0 else {}
+        places = sorted(loads.keys() - {0})
+        steps = by_step(own) if places else {}
         done = 0
-        for place in sorted(loads.keys() - {0}):
-            if counts_on(own, place):
+        for place in places:
+            if not may_begin(loads[place], steps.get(place, {}), steps.get(place + 1, {})):
                 continue
             self._put(own, done, place, segments[-1])
             done = place
@@ -68,12 +70,12 @@ class Placing:
         self._put(own, done, max((one.local_step for one in own), default=0), segments[-1])
         self._calibrate(attempt)
         self.saved += self._placed_saves(attempt.number, segments)
-        placed = [one.global_step for one in self.placed if one.attempt == attempt.number]
-        steps = [step for step in placed if step is not None]
+        made = [one.global_step for one in self.placed if one.attempt == attempt.number]
+        placed = [step for step in made if step is not None]
         first = segments[0]
         return replace(
             attempt, base=first.base, witnesses=first.witnesses, conflicts=first.conflicts, loaded=first.loaded,
-            first_step=min(steps, default=None), last_step=max(steps, default=None), segments=tuple(segments),
+            first_step=min(placed, default=None), last_step=max(placed, default=None), segments=tuple(segments),
         )  # fmt: skip
 
     def _segment(self, attempt: Attempt, before: Sequence[Segment], place: int, loads: Sequence[Load]) -> Segment:

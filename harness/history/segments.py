@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.history.believing import Witness
-from torchaos.harness.history.checkpoints import Load
+from torchaos.harness.history.checkpoints import Load, number_in_contents, number_in_name
 from torchaos.harness.history.executions import Execution
 
 
@@ -43,15 +43,27 @@ def by_place(loads: Iterable[Load], own: Sequence[Execution]) -> dict[int, list[
     return found
 
 
-def counts_on(own: Iterable[Execution], place: int) -> bool:
-    """Whether the counters of optimizer and scheduler went on by one there: whatever was loaded, not a state."""
-    at: dict[int, Mapping[int, Execution]] = {
-        step: {one.rank: one for one in own if one.local_step == step} for step in (place, place + 1)
-    }
-    pairs = [(at[place][rank], after) for rank, after in at[place + 1].items() if rank in at[place]]
-    return bool(pairs) and all(
+def by_step(own: Iterable[Execution]) -> dict[int, dict[int, Execution]]:
+    """By local step, then by rank."""
+    found: dict[int, dict[int, Execution]] = defaultdict(dict)
+    for one in own:
+        found[one.local_step][one.rank] = one
+    return found
+
+
+def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
+    """Whether a segment may begin between two steps, given by rank, with these loads. Not if all counters go on by one
+    or if there is neither a counter nor a number in what was loaded, which may be anything: data, or another model."""
+    pairs = [(before[rank], one) for rank, one in after.items() if rank in before]
+    if pairs and all(_counts_on(*pair) for pair in pairs):
+        return False
+    counted = any(one.opt_step is not None for one in after.values())
+    return counted or any(number_in_contents(one.numbers) or number_in_name(one.path) is not None for one in loads)
+
+
+def _counts_on(before: Execution, after: Execution) -> bool:
+    return (
         before.opt_step is not None
         and after.opt_step == before.opt_step + 1
         and (before.sched_step is None or after.sched_step == before.sched_step + 1)
-        for before, after in pairs
     )

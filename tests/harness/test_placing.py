@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
 from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Outcome
@@ -137,6 +138,16 @@ def test_a_load_for_an_evaluation_puts_nothing_back(counters: bool) -> None:
     at = next(event for event in straight.events if event.kind is Kind.STEP and event.step == 13)
     loads = [_load("/job/checkpoints/step-10", at, 12, rank, 10) for rank in (0, 1)]
     history = History.of([*straight.events, *loads], straight.history)
+    assert [part.base for part in history.segments] == [0]
+    assert _told(history) == _told(straight.history)
+
+
+def test_files_of_data_put_nothing_back() -> None:
+    """A file read between any two steps, without counters of the job or a number in its name, is no checkpoint."""
+    straight = Trainer(counters_seen=False).record()
+    steps = [event for event in straight.events if event.kind is Kind.STEP]
+    loads = [_load(f"/data/shard-{event.step}.pt", event, (event.step or 1) - 1, event.rank or 0) for event in steps]
+    history = History.of([*straight.events, *loads])
     assert [part.base for part in history.segments] == [0]
     assert _told(history) == _told(straight.history)
 
@@ -269,6 +280,14 @@ def test_a_resume_that_makes_no_step_is_placed_by_its_load() -> None:
     assert History.of([*events, *ends]).last_step == 17
 
 
+def _inventory(step: int) -> dict[str, Any]:
+    one = {
+        "path": f"step-{step}", "format": "dcp", "step": step, "complete": True, "loadable": True, "problem": None,
+        "tensors": {"weight": "w"}, "values": {}, "bytes": 10,
+    }  # fmt: skip
+    return {"inventory": {"root": "/job/checkpoints", "checkpoints": [one]}}
+
+
 def test_ranks_that_make_different_numbers_of_steps_can_not_be_placed() -> None:
     """Uneven inputs: after a restart nobody can give one global step to all ranks, and that is what is said."""
     run = Trainer(kills=[(18, 1)]).record()
@@ -277,6 +296,10 @@ def test_ranks_that_make_different_numbers_of_steps_can_not_be_placed() -> None:
     uneven = Record(run.plan, tuple(event for event in run.events if event not in gone), {})
     assert uneven.history.unplaced == (1,)
     assert "15 and 11" in why_unplaced(uneven, (1,))
+    twin = replace(Trainer().record(), artifacts=_inventory(30))
+    for assertion in (NoLostWork(), CheckpointIntegrity()):
+        finding = assertion.judge(replace(uneven, artifacts=_inventory(15)), [twin])
+        assert (finding.outcome, "different numbers of steps" in finding.reason) == (Outcome.INCONCLUSIVE, True)
     failed = Event(Kind.AGENT_FAILED, "rank1-a1", 9999, 0.0, 0.0, 1, 1, 0, {"hook": "steps", "error": "it broke"})
     assert History.of([*uneven.events, failed]).unplaced == (), "its steps were not all seen"
 

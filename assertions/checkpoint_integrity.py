@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.agreement import before, differences
 from torchaos.harness.judging.clash_words import also, but, left_out, listed, meaning, words
 from torchaos.harness.judging.clashes import compare, in_order, strays
@@ -36,6 +36,7 @@ class CheckpointIntegrity:
     are not compared; `*` stands for anything."""
 
     name: ClassVar[str] = "checkpoint_integrity"
+    harm: ClassVar[Harm] = Harm.WRONG_RESULT
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN})
 
     tolerance: float | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.history import History, Save
 from torchaos.harness.history.checkpoints import blocked_by_step
 from torchaos.harness.record import Record
@@ -21,6 +21,7 @@ class CheckpointOverhead:
     being written, in the background too."""
 
     name: ClassVar[str] = "checkpoint_overhead"
+    harm: ClassVar[Harm] = Harm.SLOW
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS})
 
     blocked: Seconds | None = None

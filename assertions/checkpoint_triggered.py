@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.record import Record
 
@@ -21,6 +21,7 @@ class CheckpointTriggered:
     sign: str | None = None
 
     name: ClassVar[str] = "checkpoint_triggered"
+    harm: ClassVar[Harm] = Harm.REACTION
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS, Need.TWIN})
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.replicas import as_one
 from torchaos.harness.judging.teardown import final_step
 from torchaos.harness.record import Record
@@ -21,6 +21,7 @@ class CleanExit:
     its last step and does not end is failed."""
 
     name: ClassVar[str] = "clean_exit"
+    harm: ClassVar[Harm] = Harm.ENDING
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LEFTOVERS, Need.TWIN})
     judge_replicas = as_one
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.history import History
 from torchaos.harness.judging.agreement import history_of
 from torchaos.harness.judging.ending import failed_rank
@@ -22,6 +22,7 @@ class Completed:
     """Exit code 0, and the last global step is `steps`, or the twin's last one when no number is given."""
 
     name: ClassVar[str] = "completed"
+    harm: ClassVar[Harm] = Harm.ENDING
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.TWIN})
     judge_replicas = each
 

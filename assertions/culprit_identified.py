@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.stalls import Stall, stalls_of
 from torchaos.harness.record import Record
 
@@ -21,6 +21,7 @@ class CulpritIdentified:
     the job or the tool leaves by the end of the run; `{run}` stands for the job's folder."""
 
     name: ClassVar[str] = "culprit_identified"
+    harm: ClassVar[Harm] = Harm.REACTION
     needs: ClassVar[frozenset[Need]] = frozenset({Need.HANGS})
 
     precision: float = 1.0

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.stalls import Stall, stalls_of
 from torchaos.harness.probes.causes import BY_NAME
 from torchaos.harness.record import Record
@@ -25,6 +25,7 @@ class HangDetected:
     observers' first suspicion: seconds since the fault was applied."""
 
     name: ClassVar[str] = "hang_detected"
+    harm: ClassVar[Harm] = Harm.REACTION
     needs: ClassVar[frozenset[Need]] = frozenset({Need.HANGS})
 
     by: Literal["anyone", "job", "observers"] = "anyone"

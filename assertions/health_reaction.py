@@ -9,7 +9,7 @@ from typing import ClassVar
 from torchaos.harness import registry
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.judging.whom import Gpu, gpus_of, ranks_on
 from torchaos.harness.record import Record
@@ -33,6 +33,7 @@ class HealthReaction:
     excluded: bool = False
 
     name: ClassVar[str] = "health_reaction"
+    harm: ClassVar[Harm] = Harm.REACTION
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS})
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.history import History
 from torchaos.harness.judging.agreement import differences, history_of
 from torchaos.harness.judging.causes import likeliest_cause
@@ -29,6 +29,7 @@ class LossContinuity:
     over the ranks are compared."""
 
     name: ClassVar[str] = "loss_continuity"
+    harm: ClassVar[Harm] = Harm.WRONG_RESULT
     needs: ClassVar[frozenset[Need]] = frozenset(
         {Need.STEPS, Need.LOSS, Need.SAMPLES, Need.TWIN}  # samples: other samples give other losses
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.agreement import before, history_of, uneven, until, untold
 from torchaos.harness.judging.landings import landings
@@ -44,6 +44,7 @@ class LrContinuity:
     it is learned from them for each step."""
 
     name: ClassVar[str] = "lr_continuity"
+    harm: ClassVar[Harm] = Harm.WRONG_RESULT
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.TWIN})
     judge_replicas = each
 

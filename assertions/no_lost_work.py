@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Need, Outcome, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Harm, Need, Outcome, failed, inconclusive, passed
 from torchaos.harness.judging.contents import checkpoints_of
 from torchaos.harness.judging.replicas import each, why_no_steps
 from torchaos.harness.judging.resumes import Resume, name_of, resumes
@@ -22,6 +22,7 @@ class NoLostWork:
     where that is given. A checkpoint that a fault damaged need not be taken."""
 
     name: ClassVar[str] = "no_lost_work"
+    harm: ClassVar[Harm] = Harm.LOST_WORK
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.CHECKPOINTS})
 
     steps: int | None = None

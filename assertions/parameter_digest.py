@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, First, Need, Outcome, What, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Harm, Need, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.agreement import before, differences, history_of, until
 from torchaos.harness.judging.causes import likeliest_cause
@@ -31,6 +31,7 @@ class ParameterDigest:
     `replicas_only` the twin says only that."""
 
     name: ClassVar[str] = "parameter_digest"
+    harm: ClassVar[Harm] = Harm.WRONG_RESULT
     needs: ClassVar[frozenset[Need]] = frozenset(
         {Need.STEPS, Need.LOSS, Need.SAMPLES, Need.STATE, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN}
     )

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.history.checkpoints import blocked_by_step
 from torchaos.harness.judging.recovery import never_in_words, recoveries, why_moot
 from torchaos.harness.judging.replicas import each_hit
@@ -41,6 +41,7 @@ class RecoveryTime:
     training stood still to write checkpoints (Baidu's invalid training time)."""
 
     name: ClassVar[str] = "recovery_time"
+    harm: ClassVar[Harm] = Harm.SLOW
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS})
     judge_replicas = each_hit
 

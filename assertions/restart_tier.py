@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import ClassVar, Literal
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.history import Attempt
 from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.judging.recovery import end_of, why_moot
@@ -34,6 +34,7 @@ class RestartTier:
     at least `least`. `node_replaced`: the set of nodes changed, or one of them was started again."""
 
     name: ClassVar[str] = "restart_tier"
+    harm: ClassVar[Harm] = Harm.SLOW
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS})
 
     most: Tier = "resubmitted"

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.history import Attempt
 from torchaos.harness.judging.landings import landings
 from torchaos.harness.judging.replicas import each
@@ -33,6 +33,7 @@ class Restarts:
     then expected of it. A restart of a job that was done and aborted on its way out is counted apart."""
 
     name: ClassVar[str] = "restarts"
+    harm: ClassVar[Harm] = Harm.SLOW
     needs: ClassVar[frozenset[Need]] = frozenset()
     judge_replicas = each
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, First, Need, Outcome, What, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Harm, Need, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.agreement import before, history_of, until, untold
 from torchaos.harness.judging.landings import landings
@@ -30,6 +30,7 @@ class SampleAccounting:
     was trained on decide; indices, where there are any, serve for the words."""
 
     name: ClassVar[str] = "sample_accounting"
+    harm: ClassVar[Harm] = Harm.WRONG_RESULT
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.SAMPLES, Need.TWIN})
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:

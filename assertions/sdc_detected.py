@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from torchaos.harness import registry
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.clashes import clashes
 from torchaos.harness.judging.contents import Clash, checkpoints_of
 from torchaos.harness.judging.corruption import Sighting, Step, bad_steps, sightings
@@ -29,6 +29,7 @@ class SdcDetected:
     by: Literal["anybody", "job"] = "anybody"
 
     name: ClassVar[str] = "sdc_detected"
+    harm: ClassVar[Harm] = Harm.WRONG_RESULT
     needs: ClassVar[frozenset[Need]] = frozenset(
         {Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN}
     )

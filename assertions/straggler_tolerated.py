@@ -8,7 +8,7 @@ from statistics import median
 from typing import ClassVar
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.history import History
 from torchaos.harness.judging.unseen import why_unseen
 from torchaos.harness.record import Record
@@ -24,6 +24,7 @@ class StragglerTolerated:
     Inconclusive where the twin's own steps vary by more than that, or run and twin differed so before the fault."""
 
     name: ClassVar[str] = "straggler_tolerated"
+    harm: ClassVar[Harm] = Harm.SLOW
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.TWIN})
 
     ratio: float = 1.5

@@ -313,6 +313,17 @@ class Outcome(str, Enum):
     INCONCLUSIVE = "inconclusive"
 
 
+class Harm(str, Enum):
+    """What it means for a job when an assertion fails. An assertion declares it as `harm`; without that it is OTHER."""
+
+    WRONG_RESULT = "wrong result"  # what it computes or keeps is not what it would have been
+    LOST_WORK = "lost work"  # it went on from an older checkpoint than it had
+    SLOW = "slow"  # it took longer, or more restarts, than allowed
+    REACTION = "reaction"  # nobody noticed, or did what was to be done
+    ENDING = "ending"  # it did not end as it should
+    OTHER = "other"
+
+
 class What(str, Enum):
     """In what a run may differ from its twin, or from its first execution of a step."""
 
@@ -361,7 +372,8 @@ def inconclusive(reason: str, **measured: Any) -> Finding:
 
 @runtime_checkable
 class Assertion(Protocol):
-    """One question about a run. A frozen dataclass: its fields are the bounds that the scenario gives."""
+    """One question about a run. A frozen dataclass: its fields are the bounds that the scenario gives. It may declare
+    `harm`, a Harm: what its failure means."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]]

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from torchaos.harness import registry
+from torchaos.harness.contracts import Harm
 from torchaos.harness.gameday.clock import steps_of, usual_s
+from torchaos.harness.judging.verdict import SPLIT_BRAIN
 from torchaos.harness.record import Record
 from torchaos.harness.result import Case, FaultResult, Recovery, Result, Verdict
 
 _SLOWER = 1.5  # times the steps before the round's first fault
 _FEW = 10  # steps that are needed to say how long one takes
-# An assertion of which a failure says what went wrong; of any other it is damage.
-_LOST_WORK, _SPEED = {"no_lost_work"}, {"recovery_time", "restarts", "checkpoint_overhead", "straggler_tolerated"}
 
 
 class Outcome(str, Enum):
@@ -22,7 +23,15 @@ class Outcome(str, Enum):
     LOST_WORK = "lost work"  # it went on from an older checkpoint than it had
     DAMAGED = "silent damage"  # it went on, and what it computes is not what it was
     STUCK = "stuck"  # it never got beyond the step that it had reached
+    OTHERWISE = "failed otherwise"  # it went on, and an assertion failed that is about something else
     UNPROVED = "unproved"  # the fault did not land, or nothing shows that it was felt
+
+
+# The worst first. What took too long is no outcome of its own: the times tell.
+_OF_HARM = {
+    Harm.WRONG_RESULT: Outcome.DAMAGED, Harm.LOST_WORK: Outcome.LOST_WORK, Harm.REACTION: Outcome.OTHERWISE,
+    Harm.ENDING: Outcome.OTHERWISE, Harm.OTHER: Outcome.OTHERWISE,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,11 +51,10 @@ def outcomes_of(run: Record, result: Result) -> list[FaultOutcome]:
     for one in result.recoveries:  # of a fault that landed several times, the worst
         recoveries[one.fault] = max(recoveries.get(one.fault, one), one, key=_badness)
     found = [_of(fault, recoveries.get(fault.id)) for fault in result.faults]
-    for name, case in _wrong(result).items():
+    for case, harm in _wrong(result):
         at = next((n for n in reversed(range(len(found))) if found[n].outcome is not Outcome.UNPROVED), None)
         if at is not None and found[at].outcome is Outcome.RECOVERED:
-            outcome = Outcome.LOST_WORK if name in _LOST_WORK else Outcome.DAMAGED
-            found[at] = _with(found[at], outcome, f"{name}: {case.reason}")
+            found[at] = _with(found[at], _OF_HARM[harm], f"{case.name}: {case.reason}")
     slower = _slower(run)
     if slower and found and found[-1].outcome is Outcome.RECOVERED:
         found[-1] = _with(found[-1], Outcome.DEGRADED, slower)
@@ -68,11 +76,18 @@ def _of(fault: FaultResult, recovery: Recovery | None) -> FaultOutcome:
     return FaultOutcome(fault.id, fault.inject, outcome, reason, parts, lost)
 
 
-def _wrong(result: Result) -> dict[str, Case]:
-    return {
-        case.name: case for case in result.cases
-        if case.kind == "assertion" and case.verdict is Verdict.FAILED and case.name not in _SPEED
-    }  # fmt: skip
+def _wrong(result: Result) -> list[tuple[Case, Harm]]:
+    """The failed cases that say what became of the job, the worst first."""
+    failed = [case for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.FAILED]
+    found = [(case, harm) for case in failed if (harm := _harm(case.name)) in _OF_HARM]
+    return sorted(found, key=lambda one: list(_OF_HARM).index(one[1]))
+
+
+def _harm(name: str) -> Harm:
+    if name == SPLIT_BRAIN:
+        return Harm.WRONG_RESULT
+    declared = getattr(registry.find("assertions", name), "harm", Harm.OTHER)
+    return Harm(declared) if declared in list(Harm) else Harm.OTHER
 
 
 def _with(one: FaultOutcome, outcome: Outcome, reason: str) -> FaultOutcome:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Target
+from torchaos.harness.contracts import Harm, Target
 from torchaos.harness.gameday.clock import Clock, clock_of
 from torchaos.harness.gameday.grammar import Bounds
-from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
+from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome, outcomes_of
 from torchaos.harness.gameday.score import (
     RoundScore,
     Spread,
@@ -25,7 +26,7 @@ from torchaos.harness.gameday.verdict import cases_of, verdict_of
 from torchaos.harness.judging.verdict import verdict_of as judged
 from torchaos.harness.plan import After, Named, PlannedFault
 from torchaos.harness.record import Record
-from torchaos.harness.result import ExitCode, Verdict
+from torchaos.harness.result import Case, ExitCode, Verdict
 
 
 def with_kill(run: Record, *asserts: str) -> Record:
@@ -110,6 +111,32 @@ def test_damage_is_put_down_to_the_fault(trainer: Any) -> None:
     assert one.faults[0].outcome is Outcome.DAMAGED
     assert one.faults[0].reason.startswith("sample_accounting: ")
     assert one.failed
+
+
+@pytest.mark.parametrize(
+    ("names", "outcome"),
+    [
+        (("checkpoint_integrity",), Outcome.DAMAGED), (("no_lost_work",), Outcome.LOST_WORK),
+        (("hang_detected",), Outcome.OTHERWISE), (("clean_exit",), Outcome.OTHERWISE),
+        (("anybodys_own",), Outcome.OTHERWISE), (("restart_tier", "recovery_time"), Outcome.RECOVERED),
+        (("clean_exit", "no_lost_work", "loss_continuity"), Outcome.DAMAGED),
+    ],
+)  # fmt: skip
+def test_an_outcome_is_what_the_assertion_says_of_itself(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], outcome: Outcome
+) -> None:
+    """Damage is said only of assertions about results, the worst counts, and of anybody's own nothing is guessed."""
+    find = registry.find
+    monkeypatch.setattr(registry, "find", lambda kind, name: object if name == "anybodys_own" else find(kind, name))
+    run = with_kill(trainer(kills=[(18, 1)]).record())
+    cases = tuple(Case(name, "assertion", Verdict.FAILED, "so it is") for name in names)
+    (fault,) = outcomes_of(run, replace(judged(run, [], "/run"), cases=cases))
+    assert fault.outcome is outcome
+
+
+def test_every_assertion_of_ours_says_what_its_failure_means() -> None:
+    """None is left to the neutral word."""
+    assert not [name for name, one in registry.assertions().items() if getattr(one, "harm", Harm.OTHER) is Harm.OTHER]
 
 
 def test_stuck_is_not_recovered(trainer: Any) -> None:

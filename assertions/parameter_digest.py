@@ -8,13 +8,11 @@ from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, First, Harm, Need, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
-from torchaos.harness.judging.agreement import before, differences, history_of, until
-from torchaos.harness.judging.causes import likeliest_cause
-from torchaos.harness.judging.clashes import clashes
-from torchaos.harness.judging.contents import checkpoints_of
+from torchaos.harness.judging.agreement import before, history_of, until
 from torchaos.harness.judging.corruption import SHARDED
 from torchaos.harness.judging.landings import landings
-from torchaos.harness.judging.quantities import Steps, relative
+from torchaos.harness.judging.parameters import AgainstTwins
+from torchaos.harness.judging.quantities import relative
 from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps
 from torchaos.harness.judging.resumes import resumed_in_words
 from torchaos.harness.judging.rounding import ROUNDING
@@ -114,7 +112,7 @@ class _Digests:
                 return inconclusive(f"{replicas}; {unseen}")
             why = "" if replicas_only else "; without a twin, what all replicas share can't be told"
             return passed(f"{replicas}{why}") if self._are_replicas else inconclusive(f"{replicas}{why}")
-        return self._against_the_twin(replicas)
+        return AgainstTwins(self._run, self._history, self._twins, self._ours, self._early).finding(replicas)
 
     # -- between the ranks ---------------------------------------------------------------------------------------
 
@@ -183,95 +181,6 @@ class _Digests:
     def _attempt(self, step: int) -> int:
         return max(one.attempt for one in self._ours[step].values())
 
-    # -- with the twin -------------------------------------------------------------------------------------------
-
-    def _against_the_twin(self, replicas: str) -> Finding:
-        theirs = self._theirs[0]
-        invalid = _first(self._early, theirs)
-        varying = next((step for other in self._theirs[1:] if (step := _first(other, theirs)) is not None), None)
-        if invalid is not None or varying is not None:
-            what = "before any fault" if invalid is not None else "between the twins themselves"
-            return inconclusive(
-                f"{replicas}; whether they are the twin's can't be told: they differ {what}, in step "
-                f"{invalid if invalid is not None else varying}. Bitwise equality is nothing to ask of this job: "
-                "`replicas_only: true` asks for the replicas alone",
-            )
-        first = _first(self._ours, theirs)
-        if first is not None:
-            return self._other(replicas, first)
-        common = [step for step in self._ours if step in theirs and _told(self._ours[step], theirs[step])]
-        due = sorted({s.global_step for s in self._run.history.saves if s.global_step and s.global_step in theirs})
-        missed = [step for step in (*due, max(theirs)) if step not in common]
-        if missed:
-            return inconclusive(
-                f"{replicas}; the parameters after step {missed[0]} were not seen on the same ranks as in the twin"
-            )
-        where = f"at {len(due)} checkpoints and " if due else ""
-        return passed(
-            f"{replicas}, and the parameters are the twin's after all {len(common)} steps, {where}at the end",
-            steps=len(common), checkpoints=len(due),
-        )  # fmt: skip
-
-    def _other(self, replicas: str, first: int) -> Finding:
-        theirs, by_rank = self._theirs[0], self._ours[first]
-        rank = next(rank for rank in sorted(by_rank) if by_rank[rank].parameters != theirs[first][rank].parameters)
-        attempt = by_rank[rank].attempt
-        since = {s.global_step for s in self._run.history.saves if s.global_step and s.global_step >= first}
-        saved = sorted(step for step in since if _first(_at(self._ours, step), _at(theirs, step)) is not None)
-        words = (
-            f"the parameters differ from the twin's first after step {first}, on rank {rank}, "
-            f"{resumed_in_words(self._history, attempt)}{self._by(first, rank)}."
-        )
-        measured = {"step": first, "rank": rank, "bad_checkpoints": len(saved)}
-        if self._may_be_rounding():
-            return inconclusive(
-                f"{replicas}; {words} No loss differs by more than {ROUNDING:g}, and with three ranks or more DDP sums "
-                "in another order after any restart, so this may be rounding: see loss_continuity.",
-                **measured,
-            )
-        story = f"{words} {self._why_other(first, rank)}{self._reached(saved)}"
-        return failed(story, First(What.PARAMETERS, first), **measured)
-
-    def _by(self, first: int, rank: int) -> str:
-        """How far off: a check sum does not tell, the gradient's norm of that step does."""
-        mine, twins = self._ours[first][rank].norm, self._theirs[0][first][rank].norm
-        if mine is None or twins is None:
-            return ""
-        if mine == twins:
-            return " (the gradient's norm is the same)"
-        return f" (the gradient's norm is {mine:.6g} instead of {twins:.6g}, {relative(mine, twins):.2g} off)"
-
-    def _why_other(self, first: int, rank: int) -> str:
-        found = next(differences(self._ours, self._theirs[0], 0.0), None)
-        if found is not None:
-            return likeliest_cause(self._history, self._ours, self._theirs[0], found)
-        mine, twins = self._ours[first][rank], self._theirs[0][first][rank]
-        losses = "The losses agree" if mine.loss_seen and twins.loss_seen else "The losses were not seen"
-        life = self._history.attempt(mine.attempt)
-        if life is None or not life.number:
-            return f"{losses}, and the job had not been restarted by then: likeliest the fault itself changed them."
-        if mine.norm is None or twins.norm is None:
-            return f"{losses}, and the gradients were not seen."
-        if mine.norm == twins.norm:
-            return (
-                f"{losses}, and the gradients' norms do: likeliest the optimizer's state, or what it is told, was not "
-                "restored."
-            )
-        return f"{losses}, and the gradients' norms don't: likeliest they are averaged or scaled in another way."
-
-    def _reached(self, saved: Sequence[int | None]) -> str:
-        if not saved:
-            return ""
-        ours, theirs = checkpoints_of(self._run), checkpoints_of(self._twins[0])
-        names = [one.name for one in clashes(ours or [], theirs or []) if one.kind == "tensor"]
-        which = f" ({names[0]} and {len(set(names)) - 1} more tensors)" if names else ""
-        return f" It reached {len(saved)} checkpoints, first that of step {saved[0]}{which}."
-
-    def _may_be_rounding(self) -> bool:
-        if max(len(by_rank) for by_rank in self._ours.values()) < 3:
-            return False
-        return all(one.relative <= ROUNDING for one in differences(self._ours, self._theirs[0], 0.0))
-
 
 def _differ(by_rank: Mapping[int, Execution]) -> bool | None:
     """Whether the ranks hold different parameters; None where that can't be told."""
@@ -279,24 +188,6 @@ def _differ(by_rank: Mapping[int, Execution]) -> bool | None:
     if len(sums) < 2 or any(one is None or one.startswith(SHARDED) for one in sums):
         return None
     return len(set(sums)) > 1
-
-
-def _told(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) -> bool:
-    return ours.keys() == theirs.keys() and all(
-        one.parameters is not None for by_rank in (ours, theirs) for one in by_rank.values()
-    )
-
-
-def _first(ours: Steps, theirs: Steps) -> int | None:
-    """The first step, of those that both saw on the same ranks, after which the parameters differ."""
-    common = sorted(step for step in ours.keys() & theirs.keys() if _told(ours[step], theirs[step]))
-    return next(
-        (s for s in common if any(one.parameters != theirs[s][rank].parameters for rank, one in ours[s].items())), None
-    )
-
-
-def _at(steps: Steps, step: int) -> Steps:
-    return {step: steps[step]} if step in steps else {}
 
 
 def _list(ranks: Sequence[int]) -> str:

@@ -95,7 +95,8 @@ class Comparison:
         if first is None:
             return None
         spread = self._loss.spreads.get(first.step, 0.0)
-        return self._failed(first, f" That is more than the twins differ among themselves there ({spread:.1g}).")
+        more = f" That is more than the twins differ among themselves there ({spread:.1g})."
+        return self._failed(first, more if first.what == "loss" else "")
 
     def _distances(self, twins: Sequence[Steps]) -> dict[int, float]:
         """Of the losses, in steps that all made on the same ranks."""

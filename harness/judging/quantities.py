@@ -64,4 +64,4 @@ class Quantity:
 _FLOAT32 = 2e-7  # some three of its last bits
 LOSS = Quantity("loss", lambda one: one.losses, _largest, _FLOAT32)
 RATE = Quantity("learning rate", lambda one: one.lr, _largest, 1e-9)  # computed in closed form, or step by step
-WEIGHTS = Quantity("parameters", lambda one: one.sketch, _of_sketches, 1e-9)
+WEIGHTS = Quantity("parameters", lambda one: one.sketch, _of_sketches, 3e-8)  # half of a last bit in each

@@ -55,6 +55,8 @@ class Trainer:
     apart: int | None = None  # a rank whose parameters are its own after a resume
     parts: bool = False  # every rank holds a part of the parameters
     state_seen: bool = False  # the parameters' check sums and the gradient's norm
+    sketched: bool = False  # and the parameters' sketches
+    off: float = 0.0  # by which part of itself the weight is off after a resume
     _events: list[Event] = field(default_factory=list)
     _now: float = 100.0
     _saved: dict[int, State] = field(default_factory=dict)
@@ -120,6 +122,7 @@ class Trainer:
             "sampler": ("position",), "schedule": ("sched_step",), "rng": ("rngs",),
         }  # fmt: skip
         restored = copy.deepcopy(self._saved[base])
+        restored.weight *= 1 + self.off
         for name in self.broken - {"rng1"}:
             for part in kept[name]:
                 setattr(restored, part, getattr(state, part))
@@ -153,6 +156,9 @@ class Trainer:
             if self.state_seen:
                 data |= {"norm": losses[rank], "parameters": f"{state.weight!r}{own}"}
                 data |= {"restored": f"{begun!r}{own}"} if local == 1 else {}
+            if self.sketched:
+                data |= {"sketch": _sketch(state.weight)}
+                data |= {"restored_sketch": _sketch(begun)} if local == 1 else {}
             if not self.log_only:
                 self.emit(Kind.STEP, data, rank, attempt, local)
         if self.log_only and step % self.log_only == 0:
@@ -191,3 +197,7 @@ class Trainer:
 
     def _pid(self, attempt: int, rank: int) -> int:
         return 1000 + 10 * attempt + rank
+
+
+def _sketch(weight: float) -> list[float]:
+    return [abs(weight), *(sign * weight for sign in (1, -1, 1, -1, 1, -1, 1, -1))]

@@ -357,3 +357,95 @@ def test_what_a_rank_does_not_tell_is_neither_equal_nor_different(trainer: Any, 
     records[blind] = replace(whole, events=events)
     finding = LossContinuity().judge(records["run"], [records["twin"]])
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
+def _changed(run: Any, change: Callable[[Event], Any]) -> Any:
+    """The record with the losses that `change` makes of a step's event; None: as they were."""
+    events = []
+    for e in run.events:
+        losses = change(e) if e.kind is Kind.STEP else None
+        events.append(e if losses is None else replace(e, data={**e.data, "losses": losses}))
+    return replace(run, events=tuple(events))
+
+
+def test_twins_that_are_far_apart_excuse_nothing(trainer: Any) -> None:
+    """Weights that are drawn without a seed: each run has other losses, and one that loaded nothing can't pass."""
+    twins = [_scale_loss(trainer().record(), lambda e: True, by) for by in (1.0, 1.6, 2.2)]
+    run = _scale_loss(trainer(kills=KILL, broken=frozenset({"weights"})).record(), lambda e: True, 1.3)
+    finding = LossContinuity().judge(run, twins)
+    assert (finding.outcome, "too noisy to judge" in finding.reason) == (Outcome.INCONCLUSIVE, True), finding.reason
+
+
+def test_noise_after_the_fault_is_no_excuse_before_it(trainer: Any) -> None:
+    """Twins that are equal up to step 15 are no measure for a run that differs from them in step 3."""
+    twins = [
+        _scale_loss(trainer().record(), lambda e: (e.step or 0) > 15, by) for by in (1.0, 1.001, 1.002)
+    ]  # fmt: skip
+    run = _scale_loss(trainer(kills=KILL).record(), lambda e: e.attempt == 0 and e.step == 3, 1.0005)
+    finding = LossContinuity().judge(run, twins)
+    assert (finding.outcome, "before any fault" in finding.reason) == (Outcome.INCONCLUSIVE, True), finding.reason
+
+
+def test_a_nan_in_one_twin_excuses_no_other_step(trainer: Any) -> None:
+    """A run that blew up after the resume is failed, whatever one twin had in one step."""
+    odd = _changed(trainer().record(), lambda e: [float("nan")] if e.step == 4 else None)
+    twins = [trainer().record(), odd, trainer().record()]
+    blown = _changed(trainer(kills=KILL).record(), lambda e: [5e6] if e.attempt == 1 else None)
+    assert LossContinuity().judge(blown, twins).outcome is Outcome.FAILED
+    well = LossContinuity().judge(trainer(kills=KILL).record(), twins)
+    assert well.outcome is Outcome.PASSED, well.reason
+    assert "but for step 4, where the twins differ too much to tell" in well.reason
+
+
+def test_a_defect_that_is_larger_than_the_noise_is_failed(trainer: Any) -> None:
+    """Noise of 1e-7 and losses that are off by 1e-4 after the resume; a spike in one step alone is no proof."""
+    twins = [trainer(noise=n).record() for n in (1, 2, 3)]
+    run = trainer(kills=KILL, noise=4).record()
+    found = LossContinuity().judge(_off_by(run, lambda step: 1e-4), twins)
+    assert (found.outcome, found.measured["step"]) == (Outcome.FAILED, 16), found.reason
+    assert "more than the twins differ among themselves" in found.reason
+    spike = LossContinuity().judge(_off_by(run, lambda step: 1e-4 * (step == 20)), twins)
+    assert (spike.outcome, "a defect, or chance" in spike.reason) == (Outcome.INCONCLUSIVE, True), spike.reason
+
+
+def test_noise_of_the_loss_excuses_no_learning_rate(trainer: Any) -> None:
+    """Twins with other losses and one schedule: a run with another schedule is failed."""
+    twins = [trainer(noise=n).record() for n in (1, 2, 3)]
+    run = trainer(kills=KILL, noise=4).record()
+    events = [
+        replace(e, data={**e.data, "lr": [e.data["lr"][0] * (1 + 1e-7)]}) if e.kind is Kind.STEP and e.attempt else e
+        for e in run.events
+    ]
+    finding = LossContinuity().judge(replace(run, events=tuple(events)), twins)
+    assert (finding.outcome, "the learning rate differs" in finding.reason) == (Outcome.FAILED, True), finding.reason
+
+
+@pytest.mark.parametrize("unseen", [[], [None]], ids=["no backward", "no scalar"])
+def test_a_stage_without_a_loss_is_left_out(trainer: Any, unseen: list[None]) -> None:
+    """A rank that has no loss in any step, here or in the twin, is a stage of a pipeline; the other one's decides."""
+    run, twin = (
+        _changed(record, lambda e: unseen if e.rank == 0 else None)
+        for record in (trainer(kills=KILL).record(), trainer().record())
+    )
+    finding = LossContinuity().judge(run, [twin])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "on 1 rank are bitwise equal" in finding.reason
+    assert "rank 0 has none, here or in the twin, and was left out" in finding.reason
+    lost = _changed(
+        trainer(kills=KILL, broken=frozenset({"rng"})).record(), lambda e: unseen if e.rank == 0 else None
+    )  # fmt: skip
+    assert LossContinuity().judge(lost, [twin]).outcome is Outcome.FAILED
+    half = LossContinuity().judge(run, [trainer().record()])
+    assert half.outcome is Outcome.INCONCLUSIVE, half.reason
+
+
+def test_ranks_with_other_numbers_of_steps_are_not_failed(trainer: Any) -> None:
+    """Uneven inputs under Join: rank 1 makes fewer steps than rank 0, so a difference says nothing of a defect."""
+    twin = trainer().record()
+    uneven = replace(twin, events=tuple(
+        e for e in twin.events if not (e.kind is Kind.STEP and e.rank == 1 and (e.step or 0) > 25)
+    ))  # fmt: skip
+    run = trainer(kills=KILL, broken=frozenset({"weights"})).record()
+    finding = LossContinuity().judge(run, [uneven])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+    assert "the ranks make different numbers of steps in the twin too, 30 (rank 0) and 25 (rank 1)" in finding.reason

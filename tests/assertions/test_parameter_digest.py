@@ -148,3 +148,87 @@ def test_one_rank_alone_has_no_replica_to_be_seen(trainer: Any) -> None:
     run = trainer(kills=KILL, worlds={1: 1}, global_batch=True).record()
     finding = ParameterDigest(replicas_only=True).judge(run, [trainer().record()])
     assert finding.outcome is Outcome.PASSED, finding.reason
+
+
+def test_noise_is_learned_from_the_twins_sketches(trainer: Any) -> None:
+    """A job that is never the same twice passes when its parameters stay as near to the twins' as these are to each
+    other, and each resume put back the very bits that were saved."""
+    twins = [trainer(noise=n, sketched=True).record() for n in (1, 2, 3)]
+    finding = ParameterDigest().judge(trainer(kills=KILL, noise=4, sketched=True).record(), twins)
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "each resume put back the very bits that were saved" in finding.reason
+    assert "as near to the twins' as these are to each other" in finding.reason
+
+
+@pytest.mark.parametrize("off", [1e-2, 1e-4, 1e-6])
+def test_noise_is_no_excuse_for_what_was_loaded(trainer: Any, off: float) -> None:
+    """A weight that is off by a millionth after a resume is not what was saved, however noisy the steps are."""
+    twins = [trainer(noise=n, sketched=True).record() for n in (1, 2, 3)]
+    finding = ParameterDigest().judge(trainer(kills=KILL, noise=4, sketched=True, off=off).record(), twins)
+    assert finding.outcome is Outcome.FAILED, finding.reason
+    assert "began attempt 1 with" in finding.reason
+    assert "not put back as they were" in finding.reason
+    assert finding.measured["off"] == pytest.approx(off, rel=0.1)
+
+
+def test_what_was_loaded_may_be_off_by_a_last_bit(trainer: Any) -> None:
+    """An optimizer that swaps its weights for a checkpoint, and back, changes their last bits: nobody is failed for
+    that, and nobody is said to have put back the very bits."""
+    twins = [trainer(noise=n, sketched=True).record() for n in (1, 2, 3)]
+    finding = ParameterDigest().judge(trainer(kills=KILL, noise=4, sketched=True, off=1e-8).record(), twins)
+    assert finding.outcome is not Outcome.FAILED, finding.reason
+    assert "very bits" not in finding.reason
+
+
+def test_twins_that_are_far_apart_tell_nothing_of_the_parameters(trainer: Any) -> None:
+    """Other seeds: what was put back is known all the same, and what came of it is too noisy to judge."""
+    factors = {1: 1.1, 2: 1.2, 3: 1.3}
+    twins = [_moved(trainer(noise=n, sketched=True).record(), partial(_same, by), (0,)) for n, by in factors.items()]
+    run = _moved(trainer(kills=KILL, noise=4, sketched=True).record(), lambda step: 1.15, (0, 1))
+    finding = ParameterDigest().judge(run, twins)
+    assert (finding.outcome, "too noisy to judge" in finding.reason) == (Outcome.INCONCLUSIVE, True), finding.reason
+
+
+def _same(by: float, step: int) -> float:
+    return by
+
+
+def _moved(run: Any, by: Callable[[int], float], attempts: tuple[int, ...] = (1,)) -> Any:
+    """The record with other parameters in some attempts: times a factor, by global step."""
+    events = []
+    for e in run.events:
+        if e.kind is Kind.STEP and e.attempt in attempts:
+            factor, data = by((15 if e.attempt else 0) + (e.step or 0)), dict(e.data)
+            names = ["parameters"] if 0 not in attempts or e.step != 1 else ["parameters", "restored"]
+            for name in names if factor != 1.0 else []:
+                sketch = "sketch" if name == "parameters" else "restored_sketch"
+                data |= {name: f"{factor}{data[name]}", sketch: [factor * one for one in data[sketch]]}
+            e = replace(e, data=data)
+        events.append(e)
+    return replace(run, events=tuple(events))
+
+
+@pytest.mark.parametrize(("world", "by", "outcome", "words"), [
+    (3, lambda step: 1 + 1e-8 * (step > 15), Outcome.PASSED, "equal but for rounding, at most 1e-08, from step 16"),
+    (2, lambda step: 1 + 1e-8 * (step > 15), Outcome.FAILED, "differ from the twin's first after step 16"),
+    (3, lambda step: 1 + 1e-3 * (step > 15), Outcome.FAILED, "differ from the twin's first after step 16"),
+    (3, lambda step: 1 + 1e-3 * (step > 20), Outcome.FAILED, "differ from the twin's first after step 21"),
+    (3, lambda step: 1 + 5e-5 * (step > 15), Outcome.INCONCLUSIVE, "by more than rounding alone does at once"),
+], ids=["rounding", "two ranks", "at once", "later", "between"])  # fmt: skip
+def test_rounding_is_small_beside_an_update(trainer: Any, world: int, by: Any, outcome: Outcome, words: str) -> None:
+    """After a restart on three ranks a step may lead away from the twin by a thousandth of its update, and no more."""
+    run = _moved(trainer(kills=KILL, world=world, sketched=True).record(), by)
+    finding = ParameterDigest().judge(run, [trainer(world=world, sketched=True).record()])
+    assert finding.outcome is outcome, finding.reason
+    assert words in finding.reason
+
+
+def test_uneven_ranks_are_not_failed(trainer: Any) -> None:
+    """Where ranks make different numbers of steps, as under Join, no difference is laid at the job."""
+    twin = trainer().record()
+    uneven = replace(twin, events=tuple(
+        e for e in twin.events if not (e.kind is Kind.STEP and e.rank == 1 and (e.step or 0) > 25)
+    ))  # fmt: skip
+    finding = ParameterDigest().judge(trainer(kills=KILL, broken=frozenset({"weights"})).record(), [uneven])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+    assert "different numbers of steps" in finding.reason

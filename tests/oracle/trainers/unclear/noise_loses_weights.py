@@ -1,12 +1,12 @@
 """Broken, and too noisy to tell: the weights are drawn without a seed, as in PyTorch's DDP tutorial, so that no two
-runs have a loss in common; and neither they nor the optimizer's state are put back after a restart."""
+runs have a loss in common; and they are not put back after a restart."""
 
 import torch
 import torch.distributed as dist
 from base import Trainer, main
 
 
-class NoiseLoadsNothing(Trainer):
+class NoiseLosesWeights(Trainer):
     def __init__(self, args):
         super().__init__(args)
         torch.seed()
@@ -20,8 +20,6 @@ class NoiseLoadsNothing(Trainer):
     def load_weights(self, folder):
         pass
 
-    def load_optimizer(self, state):
-        pass
 
-
-main(NoiseLoadsNothing)
+if __name__ == "__main__":
+    main(NoiseLosesWeights)

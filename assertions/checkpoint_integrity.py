@@ -133,6 +133,10 @@ def _broken(ours: Sequence[Checkpoint]) -> Finding | None:
     for one in ours:
         if one.complete and not one.loadable:
             return failed(f"{one.at} is marked as complete and does not load: {one.problem}", checkpoint=one.path)
+        if one.complete and one.problem and one.raced:
+            return failed(
+                f"{one.at} loads, and is not what was in memory when it was saved: {one.problem}", checkpoint=one.path
+            )
         if one.complete and one.problem:
             return failed(f"{one.at} loads, and is damaged all the same: {one.problem}", checkpoint=one.path)
     for one in ours:

@@ -13,7 +13,7 @@ from .agent import Agent
 from .hashing import ALGORITHM, Tensors
 from .helper import Helper
 from .manifest import FOLDER, Manifest
-from .spans import rest_of, with_crcs
+from .spans import differs, rest_of, with_crcs
 from .writers import Tee
 
 HOOK = "manifests"
@@ -66,7 +66,7 @@ class Ledger:
                     raise file
                 spans = spans_of(file, tensors.digests)
                 rest = rest_of(file, os.fstat(file.fileno()).st_size, spans)
-                manifest.add(path, file.fileno(), spans, rest)
+                manifest.add(path, file.fileno(), spans, rest, differs(file, spans))
             except Exception as error:
                 manifest.lose(path, f"{type(error).__name__}: {error}")
                 manifest.write()

@@ -32,17 +32,20 @@ class Manifest:
     def has(self, path: str) -> bool:
         return any(one["path"] == path for one in self._files)
 
-    def add(self, path: str, fd: int, spans: list[tuple[int, int, str]], rest: str) -> None:
+    def add(self, path: str, fd: int, spans: list[tuple[int, int, str]], rest: str, raced: bool) -> None:
+        """`raced`: as soon as it was written, the file was not what was in memory."""
         about = os.fstat(fd)
-        self._add(path, about, about.st_size, spans, rest)
+        self._add(path, about, about.st_size, spans, rest, raced)
 
     def add_whole(self, path: str, about: os.stat_result | None, spans: list[tuple[int, int, str]]) -> None:
         """`about`: None for a file on something that is no local file system."""
         self._add(path, about, spans[-1][1], spans, None)
 
-    def _add(self, path: str, about: os.stat_result | None, size: int, spans: Any, rest: str | None) -> None:
+    def _add(
+        self, path: str, about: os.stat_result | None, size: int, spans: Any, rest: str | None, raced: bool = False
+    ) -> None:
         dev, ino = (about.st_dev, about.st_ino) if about else (0, 0)
-        entry = {"path": path, "dev": dev, "ino": ino, "size": size, "spans": spans, "rest": rest}
+        entry = {"path": path, "dev": dev, "ino": ino, "size": size, "spans": spans, "rest": rest, "raced": raced}
         with self._lock:
             self._files.append(entry)
 

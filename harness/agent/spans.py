@@ -67,6 +67,19 @@ def with_crcs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> list[tuple[i
     return found
 
 
+def differs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> bool:
+    """Whether the file is not what was in memory when the spans were digested."""
+    width = 8 if xxh3_64 is None else 16
+    for offset, length, digests in spans:
+        file.seek(offset)
+        for number, at in enumerate(range(0, length, CHUNK)):
+            data = file.read(min(CHUNK, length - at))
+            now = f"{crc32(data):08x}" if xxh3_64 is None else xxh3_64(data).hexdigest()
+            if now != digests[width * number : width * (number + 1)]:
+                return True
+    return False
+
+
 def gaps(size: int, spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """What lies between spans, and before and after them: begin and end."""
     at = 0

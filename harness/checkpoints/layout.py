@@ -28,6 +28,7 @@ class Trouble(str, Enum):
     HOSTILE = "hostile"  # loading it with plain pickle would run a program or code
     CRC = "crc"  # it loads, and its bytes are not those that were written: a CRC in the file differs
     DIGEST = "digest"  # likewise, by a digest that was taken at save time
+    RACED = "raced"  # likewise, and it was so as soon as the file was written: memory changed during the save
     STALE = "stale"  # a part of another save than the rest
     NAN = "nan"  # a tensor holds NaN
     LIMIT = "limit"  # nothing that is known to be wrong: it can't be looked at
@@ -49,7 +50,8 @@ class Problem:
     @property
     def loads(self) -> bool:
         """Whether the format's own loader would still take it."""
-        return self.kind in (Trouble.CRC, Trouble.DIGEST, Trouble.STALE, Trouble.NAN, Trouble.UNFINISHED)
+        loads = (Trouble.CRC, Trouble.DIGEST, Trouble.RACED, Trouble.STALE, Trouble.NAN, Trouble.UNFINISHED)
+        return self.kind in loads
 
 
 class Unreadable(Exception):

@@ -26,6 +26,7 @@ class Checkpoint:
     sketches: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of tensors; see checkpoints/sketch.py
     attempt: int | None = None  # that saved it, where that was seen
     root: str = ""  # the checkpoint folder
+    raced: bool = False  # its problem is that memory changed while it was saved, as far as can be told
 
     @property
     def good(self) -> bool:
@@ -109,6 +110,12 @@ def distance(one: Checkpoint, other: Checkpoint, name: str) -> float | None:
     return apart / max(norm, other_norm) if apart else 0.0
 
 
+def _raced(raw: Mapping[str, object]) -> bool:
+    listed = raw.get("problems")
+    kinds = {one.get("kind") for one in listed if isinstance(one, Mapping)} if isinstance(listed, list) else set()
+    return "raced" in kinds and kinds <= {"raced", "nan", "limit"}
+
+
 def _closed(raw: Mapping[str, object]) -> str:
     types = raw.get("unread")
     if isinstance(types, list) and types:
@@ -158,5 +165,5 @@ def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpo
         bool(raw.get("loadable")), str(raw["problem"]) if raw.get("problem") else None,
         tensors if isinstance(tensors, Mapping) else {}, values if isinstance(values, Mapping) else {},
         "" if tensors or values else _closed(raw),
-        sketches if isinstance(sketches, Mapping) else {}, save.attempt if save else None, root,
+        sketches if isinstance(sketches, Mapping) else {}, save.attempt if save else None, root, _raced(raw),
     )  # fmt: skip

@@ -328,3 +328,11 @@ def test_saves_by_time_are_not_failed_for_their_steps(trainer: Any) -> None:
     run = trainer(every=7, kills=KILL).record(inventory=_inventory(steps=(7, 14, 21, 28)))
     finding = CheckpointIntegrity().judge(run, [trainer().record(inventory=_inventory())])
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
+def test_a_save_that_raced_with_training_is_not_called_damage(trainer: Any) -> None:
+    """What was found in the file as soon as it was written did not happen on the disk."""
+    raced = {"problem": "it changed", "problems": [{"kind": "raced", "text": "it changed"}]}
+    finding = _judge(trainer, _inventory(_one(20, **raced)), _inventory())
+    assert finding.outcome is Outcome.FAILED
+    assert "loads, and is not what was in memory when it was saved: it changed" in finding.reason

@@ -159,6 +159,33 @@ def test_manifest_that_has_no_crcs_yet(tmp_path: Path, kit: Any) -> None:
         assert problem.kind is Trouble.STALE, problem
 
 
+def test_a_save_that_races_with_training(tmp_path: Path, kit: Any) -> None:
+    """Memory changes after its digest was taken and before it is in the file: told as that. Damage that comes later is
+    damage."""
+    run = tmp_path / "run"
+    script = (
+        "import sys, torch\nfrom safetensors.torch import save_file\n"
+        "weight, train = torch.ones(1_000), torch.utils.data.Dataset\n"
+        "class Late(dict):\n"
+        "    pass\n"
+        "save = torch._C.PyTorchFileWriter.write_record\n"
+        "class Writer(torch._C.PyTorchFileWriter):\n"
+        "    def write_record(self, name, data, size):\n"
+        "        if '/data/' in '/' + name and RACE: weight.add_(1)\n"
+        "        save(self, name, data, size)\n"
+        "torch._C.PyTorchFileWriter = Writer\n"
+        "for RACE in (False, True): torch.save({'w': weight}, f'{sys.argv[1]}/{RACE}.pt')"
+    )
+    with_agent(run, "-c", script, str(run))
+    manifests = Manifests.load(run)
+    (problem,) = verify(Local(), str(run / "True.pt"), manifests).problems
+    assert (problem.kind, problem.tensor) == (Trouble.RACED, "w"), problem
+    assert verify(Local(), str(run / "False.pt"), manifests).code == 0
+    kit.flip(run / "False.pt", 1_500, 4)
+    (problem,) = verify(Local(), str(run / "False.pt"), manifests).problems
+    assert problem.kind is Trouble.DIGEST
+
+
 def test_without_the_agents_hash(tmp_path: Path) -> None:
     """Where the job's Python has no xxhash, manifests hold CRCs, and a flipped bit is found and named all the same."""
     run = tmp_path / "run"

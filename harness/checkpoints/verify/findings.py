@@ -96,8 +96,15 @@ class Findings:
         begin, end = run[0].offset, run[-1].offset + run[-1].length
         names = self._places.names(path, begin, end)
         where = f": they hold {', '.join(names)}" if names else ""
-        text = f"{posixpath.basename(path)}: the bytes {begin} to {end} are not those that were written{where}"
-        return Problem(Trouble.DIGEST, text, path, names[0] if names else None, offset=begin)
+        name, first = posixpath.basename(path), names[0] if names else None
+        if self._saved[path].raced:
+            text = (
+                f"{name}: the bytes {begin} to {end} are not those that were in memory when its save began{where}; it "
+                "was so as soon as the file was written: most likely training went on and changed them"
+            )
+            return Problem(Trouble.RACED, text, path, first, offset=begin)
+        text = f"{name}: the bytes {begin} to {end} are not those that were written{where}"
+        return Problem(Trouble.DIGEST, text, path, first, offset=begin)
 
     def _crc(self, checksum: Checksum, crc: int) -> Problem:
         where, name = checksum.extent, posixpath.basename(checksum.extent.file)

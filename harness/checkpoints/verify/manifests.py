@@ -49,6 +49,7 @@ class Saved:
     rest: str | None  # digest of all bytes between the spans
     at_s: float
     attempt: int
+    raced: bool = False  # as soon as it was written, the file was not what was in memory
 
     def digest_at(self, offset: int) -> Digest:
         """Of the chunk that begins there."""
@@ -150,6 +151,7 @@ def _saved(manifest: Mapping[str, Any], raw: Mapping[str, Any]) -> Saved:
     return Saved(
         str(raw["path"]), str(manifest["save"]), int(raw["size"]), (int(raw["dev"]), int(raw["ino"])), spans,
         raw.get("rest"), float(manifest["wall_s"]), int(manifest["attempt"]),
+        bool(raw.get("raced")),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torchaos.harness.pytest_plugin.outcome import Run
 
 _SCENARIO = re.compile(rb"""^["']?scenario["']?\s*:""", re.MULTILINE)
+_IN_BRACES = re.compile(rb"""(?:\xef\xbb\xbf)?(?:\s|---|[#%].*\n)*\{""")  # JSON, or YAML in its style
 _MOST_BYTES = 1 << 20  # of a scenario file
 _MARKER = (
     "torchaos(scenario, *, seeds=(), ranks=(), phases=(), steps=(), each={}, set=(), judge=True): the `run` fixture "
@@ -69,15 +70,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    if file_path.suffix not in (".yaml", ".yml") or not _is_wanted(file_path, parent.config):
+    if file_path.suffix not in (".yaml", ".yml", ".json") or not _is_wanted(file_path, parent.config):
         return None
-    with open(file_path, "rb") as file:
-        if not _SCENARIO.search(file.read(_MOST_BYTES)):
-            return None
+    if not _is_scenario(file_path):
+        return None
     from torchaos.harness.pytest_plugin.items import ScenarioFile
 
     found: pytest.Collector = ScenarioFile.from_parent(parent, path=file_path)
     return found
+
+
+def _is_scenario(path: Path) -> bool:
+    """By its key, also where the file is broken."""
+    with open(path, "rb") as file:
+        text = file.read(_MOST_BYTES)
+    if not _IN_BRACES.match(text):
+        return bool(_SCENARIO.search(text))
+    from torchaos.harness.contracts import UsageError
+    from torchaos.harness.scenario.yaml_source import read
+
+    try:
+        return "scenario" in read(path).data
+    except UsageError:
+        return b"scenario" in text
 
 
 _MATCHING = pytest.StashKey[frozenset[Path]]()

@@ -203,6 +203,22 @@ def test_the_verdict_is_of_the_replica_that_was_hit(trainer: Any) -> None:
     assert (result.steps, result.attempts, len(result.recoveries)) == (30, 2, 1)
 
 
+@pytest.mark.parametrize("dies", [0, 1])
+def test_of_two_replicas_that_were_hit_the_worst_counts(trainer: Any, dies: int) -> None:
+    """One of them was healed, the other died for good: the job has not outlived that fault, whichever it was."""
+    parts = [healed(trainer), healed(trainer)]
+    parts[dies] = replace(parts[dies], events=tuple(
+        replace(one, data={**one.data, "exit_code": 1}) if one.kind is Kind.JOB_EXITED else one
+        for one in parts[dies].events if one.attempt != 1
+    ))  # fmt: skip
+    run = side_by_side(*parts)
+    fault = replace(KILL, target=Target((0, 1)))
+    result = verdict(replace(run, plan=replace(run.plan, faults=(fault,))), "recovery_time")
+    (told,) = result.faults
+    assert told.verdict is Verdict.FAILED, told
+    assert told.reason.startswith(f"replica {dies}: ")
+
+
 def test_the_others_must_end_well_too(trainer: Any) -> None:
     """A replica that was not hit and ends with an error makes the run failed, whatever is asserted."""
     first = went_on(trainer)

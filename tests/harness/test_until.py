@@ -74,6 +74,18 @@ def test_a_fault_that_lasts_has_to_be_taken_back_first(trainer: Any) -> None:
     assert after_is_due(after, [*on, back], end)
 
 
+@pytest.mark.parametrize("fault", [None, "kill"])
+def test_a_delay_is_waited_for(trainer: Any, fault: str | None) -> None:
+    """`time: 5s` after the launch, or `delay: 5s` after another fault: not at once, and not much later."""
+    run = trainer(kills=[(18, 1)]).record()
+    of = Kind.JOB_STARTED if fault is None else Kind.APPLYING
+    start = next(run.of_kind(of)).mono_s
+    after = After(5.0, fault)
+    assert not after_is_due(after, run.events, start)
+    assert not after_is_due(after, run.events, start + 4.99)
+    assert after_is_due(after, run.events, start + 5.0)
+
+
 def test_no_sooner_than_so_long_after_the_launch(trainer: Any) -> None:
     """Both have to be: the other fault's recovery, and the time."""
     run = trainer(kills=[(18, 1)]).record()

@@ -36,6 +36,23 @@ def test_only_what_was_asked_for_is_collected(project: Project) -> None:
     assert not matched.calls()
 
 
+def test_a_scenario_in_braces_is_collected(project: Project) -> None:
+    """JSON, and YAML in its style: `torchaos run` takes them, so that a pattern must not leave them out in silence. One
+    that is broken is an error, and other files in braces are left alone."""
+    text = '{"scenario": "kill", "job": {"command": "x"}, "faults": [],\n "assert": ["completed"]}\n'
+    project.file("chaos/a.json", text)
+    project.file("chaos/b.yaml", f"# a comment\n--- {text}")
+    project.file("chaos/c.yaml", "{job: {command: x}, scenario: kill, assert: [completed]}")
+    project.file("chaos/d.yaml", '{"values": {"scenario": "kill"}}')
+    found = project.pytest("--collect-only", "-q", "--torchaos-scenarios", "chaos/*")
+    wanted = [
+        f"chaos/{name}::kill::{case}" for name in ("a.json", "b.yaml", "c.yaml") for case in ("completed", "rollback")
+    ]
+    assert found.text.splitlines()[: len(wanted) + 1] == [*wanted, ""], found
+    project.file("chaos/a.json", text[:-5])
+    assert "a.json:" in project.pytest("chaos/a.json").text
+
+
 def test_each_verdict_has_its_outcome(project: Project) -> None:
     """Passed, failed and inconclusive scenarios side by side: a failure is a failure, what is inconclusive is neither
     that nor passed, with a section of its own; each scenario runs once, however many assertions it has."""

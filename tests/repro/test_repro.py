@@ -203,10 +203,14 @@ def test_a_job_that_hangs_is_ended(shown: Shown, tmp_path: Path) -> None:
 
 
 def is_sleeper(pid: str) -> bool:
+    return b"time.sleep(600)" in cmdline(pid)
+
+
+def cmdline(pid: str) -> bytes:
     try:
-        return b"time.sleep(600)" in Path("/proc", pid, "cmdline").read_bytes()
+        return Path("/proc", pid, "cmdline").read_bytes()
     except OSError:
-        return False
+        return b""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -228,6 +232,35 @@ def test_a_signal_ends_the_job_too(tmp_path: Path, number: signal.Signals) -> No
         os.kill(int(pid), signal.SIGKILL)
     assert left == [], said
     assert script.returncode == 128 + number, said
+
+
+AT_THE_START = """
+import os, runpy, signal, subprocess, sys
+
+class Popen(subprocess.Popen):
+    def _execute_child(self, *args, **more):
+        super()._execute_child(*args, **more)
+        if any(isinstance(one, dict) and "REPRO_MARK" in one for one in args):
+            os.kill(os.getpid(), signal.SIGHUP)
+
+subprocess.Popen = Popen
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_signal_while_the_job_is_being_started(tmp_path: Path) -> None:
+    """The process is there, and the script has not yet got hold of it: it is ended all the same, and the exit code says
+    which signal it was."""
+    kept, path = tmp_path / "kept", tmp_path / "script.py"
+    path.write_text(script_of(case(command=words("--steps", "600"), timeout_s=60.0)))
+    command = [sys.executable, "-I", "-c", AT_THE_START, str(path), "--keep", str(kept)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
+    left = [pid for pid in os.listdir("/proc") if pid.isdigit() and os.fsencode(kept) in cmdline(pid)]
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+    assert left == [], done.stdout
+    assert done.returncode == 128 + signal.SIGHUP, done.stdout
 
 
 def test_strangers_are_spared(shown: Shown) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 CASE: dict[str, Any] = {}  # what was found, and how it was done
+ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # what ends the script, and the job with it
 MARK = "REPRO_MARK"  # in the environment of all that is started here, so that all of it can be ended
 LATE_S = 0.5  # a rank that was not hit may still print a step so long after the kill
 
@@ -49,10 +50,7 @@ class Run:
         return time.monotonic() - self._started_s
 
     def _once(self, log: Any) -> None:
-        self._torchrun = subprocess.Popen(
-            self._command, cwd=CASE["cwd"].replace("{run}", str(self.folder)), env=self._env(), bufsize=0,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        self._start()
         assert self._torchrun.stdout is not None
         pipe, rest = self._torchrun.stdout.fileno(), b""
         while self.took_s < CASE["timeout_s"]:
@@ -67,6 +65,18 @@ class Run:
                 self.code = self._torchrun.returncode
                 return
         self.code = None
+
+    def _start(self) -> None:
+        """What ends this script waits until the process is known here, and can be ended too."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+        try:
+            self._torchrun = subprocess.Popen(
+                self._command, cwd=CASE["cwd"].replace("{run}", str(self.folder)), env=self._env(), bufsize=0,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+            )  # fmt: skip
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _env(self) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith("TORCHAOS")}

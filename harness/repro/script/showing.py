@@ -15,9 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.repro.script.running import CASE, Run
+from torchaos.harness.repro.script.running import CASE, ENDS, Run
 
-ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 SUMMARY = ""  # of a checkpoint; the job's own Python runs it
 CLOCK = re.compile(r"time|date|clock|elapsed|duration|seconds|uuid|host", re.IGNORECASE)
 

@@ -10,8 +10,9 @@ from typing import Any, Callable, Iterator, Mapping, TypeVar
 from torchaos.harness.agent.wire import Event, EventFile, Kind
 from torchaos.harness.clocks import aligned
 from torchaos.harness.contracts import ChaosError
+from torchaos.harness.gaps import Gaps
 from torchaos.harness.outer_pids import OuterPids
-from torchaos.harness.payloads import is_of_later_version, read
+from torchaos.harness.payloads import of_later_version, read
 from torchaos.harness.secrecy import mask
 
 Found = TypeVar("Found")
@@ -20,11 +21,11 @@ _SAID = frozenset(
 )  # free text of the job's or the machine's, that may hold a secret
 
 
-def read_events(folder: Path, damaged: list[str] | None = None) -> list[Event]:
+def read_events(folder: Path, damaged: list[str] | None = None, gaps: Gaps | None = None) -> list[Event]:
     """All events of a run in order of time. Torn lines and kinds of a later version are passed over; a whole line that
-    can't be read is told in `damaged`: its file and number."""
-    damaged, pids = [] if damaged is None else damaged, OuterPids()
-    events = merge(event for path in sorted(folder.glob("*.jsonl")) for event in _read_file(path, damaged))
+    can't be read is told in `damaged`: its file and number. `gaps` notes each event's number."""
+    damaged, gaps, pids = [] if damaged is None else damaged, gaps or Gaps(), OuterPids()
+    events = merge(event for path in sorted(folder.glob("*.jsonl")) for event in _read_file(path, damaged, gaps))
     for event in events:
         pids.note(event)
     return [pids.outside(event) for event in events]
@@ -34,13 +35,18 @@ def merge(events: Iterator[Event]) -> list[Event]:
     return sorted(aligned(events), key=lambda event: (event.mono_s, event.source, event.seq))
 
 
-def _read_file(path: Path, damaged: list[str]) -> Iterator[Event]:
+def _read_file(path: Path, damaged: list[str], gaps: Gaps) -> Iterator[Event]:
     for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
         try:
-            yield read(line)
+            event = read(line)
         except (ValueError, RecursionError):
-            if line.endswith(b"\n") and line.strip() and not is_of_later_version(line):
+            if (later := of_later_version(line)) is not None:
+                gaps.note(*later)
+            elif line.endswith(b"\n") and line.strip():
                 damaged.append(f"{path.name}:{number}")
+            continue
+        gaps.note(event.source, event.seq, event.kind.value)
+        yield event
 
 
 class Journal:

@@ -139,13 +139,15 @@ def read(line: bytes | str) -> Event:
     return event
 
 
-def is_of_later_version(line: bytes | str) -> bool:
-    """Whether it is a whole event of a kind that this version does not know."""
+def of_later_version(line: bytes | str) -> tuple[str, int, str] | None:
+    """Source, number and kind of a whole event of a kind that this version does not know; None for any other line."""
     try:
-        kind = json.loads(line)["kind"]
+        raw = json.loads(line)
+        source, number, kind = raw["source"], raw["seq"], raw["kind"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return False
-    return isinstance(kind, str) and kind not in {one.value for one in Kind}
+        return None
+    known = not _text(kind) or kind in {one.value for one in Kind}
+    return None if known or not _text(source) or not _whole(number) else (source, number, kind)
 
 
 def _place(value: Any) -> bool:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.gaps import Gaps
 from torchaos.harness.history import History
 from torchaos.harness.journal import read_events
 from torchaos.harness.plan import Plan
@@ -23,6 +24,7 @@ class Record:
     events: tuple[Event, ...]  # merged, in order of time
     artifacts: Mapping[str, Any]  # by file name without .json: "inventory", "environment"
     damaged: tuple[str, ...] = ()  # whole lines of the journal that can't be read: nobody knows what they said
+    gaps: tuple[str, ...] = ()  # events that are missing, in words
 
     @cached_property
     def history(self) -> History:
@@ -39,9 +41,9 @@ class Record:
         """Raises UsageError where the folder lacks what a record needs, or where that is damaged."""
         try:
             artifacts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.artifacts.glob("*.json"))}
-            damaged: list[str] = []
-            events = tuple(read_events(folder.events, damaged))
-            return cls(_checked(Plan.read(folder.plan)), events, artifacts, tuple(damaged))
+            damaged, gaps = list[str](), Gaps()
+            events = tuple(read_events(folder.events, damaged, gaps))
+            return cls(_checked(Plan.read(folder.plan)), events, artifacts, tuple(damaged), tuple(gaps.in_words()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{folder.root}: it can't be judged, a file is missing or damaged: {error}") from error
 

@@ -19,6 +19,7 @@ from torchaos.harness.judging.faults import fault_result, faults_case
 from torchaos.harness.judging.follows import linked
 from torchaos.harness.judging.gates import never_reached, ranks_repeat
 from torchaos.harness.judging.known import because, causes_in_words
+from torchaos.harness.judging.missing import missing_in_words
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.judging.replicas import judged
 from torchaos.harness.judging.split import split_brain
@@ -141,8 +142,8 @@ def _overall(
     run: Record, twins: Sequence[Record], cases: Sequence[Case], *, proved: bool
 ) -> tuple[Verdict, str, str]:  # fmt: skip
     """Verdict, reason, and the case that decided. A fault that did not land or was not felt (not `proved`) makes
-    everything inconclusive, and so does a journal with lines that can't be read, since nobody knows what they said.
-    Then failed beats inconclusive."""
+    everything inconclusive, and so does a journal with lines that are missing or can't be read, since nobody knows
+    what they said. Then failed beats inconclusive."""
     stopped = next((event.data for event in run.of_kind(Kind.STOPPED)), None)
     by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
     gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults" and not proved]
@@ -153,6 +154,8 @@ def _overall(
         if damaged:
             many = f"{len(damaged)} of its lines can't be read, such as {damaged[0]}"
             return Verdict.INCONCLUSIVE, f"{whose} is damaged: {many}", ""
+    if lacks := missing_in_words(run, twins):
+        return Verdict.INCONCLUSIVE, lacks, ""
     split = [case for case in by_verdict[Verdict.FAILED] if case.name == SPLIT_BRAIN]
     if not split and (twice := next(filter(None, map(ranks_repeat, (run, *twins))), None)):
         return Verdict.INCONCLUSIVE, twice, ""

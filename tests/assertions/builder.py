@@ -81,7 +81,8 @@ class Trainer:
         assert FIELDS[kind] <= data.keys(), f"{kind.value} needs {sorted(FIELDS[kind] - data.keys())}"
         self._now += after
         source = "harness" if rank is None else f"rank{rank}-a{attempt}"
-        self._events.append(Event(kind, source, len(self._events), 0.0, self._now, rank, attempt, step, data))
+        number = sum(event.source == source for event in self._events)
+        self._events.append(Event(kind, source, number, 0.0, self._now, rank, attempt, step, data))
 
     def _attempt(self, attempt: int, kill: tuple[int, int] | None) -> bool:
         """True when the job came to its end."""

@@ -49,8 +49,8 @@ def reads(run: Callable[[Plan, RunDir], None], *said: str) -> Callable[[Plan, Ru
 
 def stopped(run: Record) -> Record:
     end = run.events[-1]
-    note = replace(end, kind=Kind.STOPPED, seq=end.seq - 1, data={"reason": "SIGINT", "interrupted": True})
-    return replace(run, events=(*run.events[:-1], note, end))
+    note = replace(end, kind=Kind.STOPPED, data={"reason": "SIGINT", "interrupted": True})
+    return replace(run, events=(*run.events[:-1], note, replace(end, seq=end.seq + 1)))
 
 
 def test_a_twin_that_was_ended_early_is_not_kept(trainer: Any, tmp_path: Path) -> None:

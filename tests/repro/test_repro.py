@@ -45,7 +45,7 @@ def test_what_goes_into_the_script() -> None:
     case = case_of(*recorded("forgets-optimizer"), promise="docs: it resumes exactly")
     assert case["kills"] == [{"ranks": [1], "signals": [[0.0, 9]], "step": 15, "path": None}]
     assert case["signs"] == ["losses", "checkpoint"]
-    assert case["finding"].startswith("checkpoint_integrity: the tensor model.token.weight")
+    assert case["finding"].startswith("loss_continuity: the learning rate differs first in step 13 on rank 0")
     assert (case["promise"], case["controls"], case["checkpoints"]) == (
         "docs: it resumes exactly",
         1,

@@ -192,6 +192,7 @@ class JobSpec:
     container: Mapping[str, Any] = field(default_factory=dict)  # of nodes that are containers, see the grammar
     replicas: int = 1  # so many commands side by side, a torchrun of its own each
     replica_ranks: int = 0  # of each of them, where there are several
+    busy_nodes: int = 0  # so many nodes are started at once, and the others when all ranks are up; 0: all at once
 
 
 @dataclass(frozen=True)

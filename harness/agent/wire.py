@@ -134,7 +134,7 @@ FIELDS: Mapping[Kind, frozenset[str]] = {
     Kind.APPLIED: frozenset({"fault"}),  # it has acted
     Kind.ROLLED_BACK: frozenset({"fault", "verified"}),  # it was taken back, and whether that was verified; + reason
     Kind.MISSED: frozenset({"fault", "reason"}),  # it did not land, and why; + ended_before: the run's end came first
-    Kind.EFFECT: frozenset({"fault", "effect"}),  # what an injector saw of its own fault
+    Kind.EFFECT: frozenset({"fault", "effect"}),  # what an injector saw of its own fault; + node: where it was felt
     # What the kernel has counted on the job's own connections since the fault was applied, and round trips in ms.
     # + measured: what a probe connection saw, by the names of what was asked for
     Kind.NETWORK: frozenset({"fault", "counts"}),

@@ -25,6 +25,7 @@ from torchaos.harness.engine.due import after_is_due
 from torchaos.harness.engine.permits import Permits
 from torchaos.harness.engine.seldom import Seldom
 from torchaos.harness.engine.site import NodeSite, Victim
+from torchaos.harness.engine.victims import ranks_now, victims_of
 from torchaos.harness.journal import Journal
 from torchaos.harness.launchers.attach import Attached
 from torchaos.harness.launchers.job import Job
@@ -133,7 +134,7 @@ class FaultLife:
         self._checked_s = time.monotonic()
         self._on.reaper.check()
         if self._on.permits:
-            self._on.permits.check(self.fault.target.ranks, self.fault.target.nodes)
+            self._on.permits.check(ranks_now(self.fault, self._on.job), self.fault.target.nodes)
 
     def _at_the_moment(self, moment: Moment) -> None:
         page = self._slots.pages[moment.pacer]
@@ -237,7 +238,7 @@ class FaultLife:
         self._emit(Kind.GUARDED, {"record": self.fault.id, "handles": names, "why": why})
 
     def _site(self, release: Callable[[], None] = lambda: None) -> NodeSite:
-        return self._site_of(self._victims(), release)
+        return self._site_of(victims_of(self.fault, self._injector.hits, self._on.job), release)
 
     def _site_of(self, victims: Sequence[Victim], release: Callable[[], None] = lambda: None) -> NodeSite:
         when = self.fault.trigger if isinstance(self.fault.trigger, Moment) else None
@@ -249,20 +250,6 @@ class FaultLife:
             self.fault.id, victims, self._emit, step, phase, release, on.ended, on.checkpoints, on.undo_copies,
             nodes, cluster, on.job.endpoints() if self._injector.hits == "endpoints" else {},
         )  # fmt: skip
-
-    def _victims(self) -> list[Victim]:
-        """The processes of the target as they are now. Raises ChaosError when one of them is not there."""
-        hits = self._injector.hits
-        if hits in ("nodes", "files", "endpoints"):
-            return []
-        if hits == "agents" or (hits == "as_targeted" and self.fault.target.nodes):
-            return self._on.job.agents(self.fault.target.nodes)
-        ranks = self._on.job.ranks()
-        missing = [rank for rank in self.fault.target.ranks if rank not in ranks]
-        if missing:
-            raise ChaosError(f"rank {missing[0]} has no process now")
-        found = [ranks[rank] for rank in self.fault.target.ranks]
-        return [Victim(one.pid, one.start_ticks, one.rank, one.attempt) for one in found]
 
     def _near(self, moment: Moment) -> bool:
         """Whether the Moment may come within the next two steps; looking closely all the time would cost the job."""

@@ -22,7 +22,9 @@ from torchaos.harness.record import Record
 from torchaos.harness.undo.file import File
 
 LOG, KERNEL_LOG = "nvml.log", "kernel.log"
-_SERVED = re.compile(r"(?P<mono_s>\d+\.\d+) pid (?P<pid>\d+) served (?P<order>gpu\d+\.(?P<key>\S+) = (?P<value>\d+))")
+_SERVED = re.compile(
+    r"(?P<mono_s>\d+\.\d+) pid (?P<pid>\d+) served (?P<order>gpu\d+\.\S+ = \d+)(?: on node (?P<node>\d+))?"
+)
 
 
 class Ordered(Protocol):
@@ -39,19 +41,21 @@ class Ordered(Protocol):
 
 
 def changes(injector: Ordered, site: Site) -> Sequence[Handle]:
-    """One new file in the folder of orders; taken back, it is gone."""
-    folder = folder_of(site.pids)
-    made = hashlib.sha256(_text(injector, site).encode()).hexdigest()
-    return [File.of(_path(folder, site.fault), folder, site.undo_copies, made=made)]
+    """One new file in the folder of orders of each target node; taken back, it is gone."""
+    found = []
+    for folder, pids in folders_of(site.pids).items():
+        made = hashlib.sha256(_text(injector, pids).encode()).hexdigest()
+        found.append(File.of(_path(folder, site.fault), folder, site.undo_copies, made=made))
+    return found
 
 
 def apply(injector: Ordered, site: Site) -> None:
-    folder = folder_of(site.pids)
-    _write(_path(folder, site.fault), _text(injector, site).encode())
     lines = getattr(injector, "kernel_lines", None)
-    if lines is not None:
-        with open(folder / KERNEL_LOG, "a") as log:
-            log.writelines(f"{line}\n" for gpu in gpus_of(injector.gpu, site.pids) for line in lines(gpu))
+    for folder, pids in folders_of(site.pids).items():
+        _write(_path(folder, site.fault), _text(injector, pids).encode())
+        if lines is not None:
+            with open(folder / KERNEL_LOG, "a") as log:
+                log.writelines(f"{line}\n" for gpu in gpus_of(injector.gpu, pids) for line in lines(gpu))
 
 
 def _write(path: Path, orders: bytes) -> None:
@@ -75,9 +79,12 @@ def _write(path: Path, orders: bytes) -> None:
 
 
 def probes(injector: Ordered, site: Site) -> Sequence[Probe]:
-    gpus = gpus_of(injector.gpu, site.pids)
-    keys = {f"gpu{gpu}.{re.split(r' *[+]?= *', order)[0]}" for gpu in gpus for order in injector.orders()}
-    return [Served(folder_of(site.pids) / LOG, site.fault, frozenset(keys))]
+    found = []
+    for folder, pids in folders_of(site.pids).items():
+        gpus = gpus_of(injector.gpu, pids)
+        keys = {f"gpu{gpu}.{re.split(r' *[+]?= *', order)[0]}" for gpu in gpus for order in injector.orders()}
+        found.append(Served(folder / LOG, site.fault, frozenset(keys)))
+    return found
 
 
 def felt(injector: Ordered, record: Record, fault: str) -> Evidence | None:
@@ -110,7 +117,8 @@ class Served:
             if key in self.keys and (found["pid"], found["order"]) not in self._told:
                 self._told.add((found["pid"], found["order"]))
                 effect = {"fault": self.fault, "effect": found["order"], "served_to": int(found["pid"])}
-                emit(Kind.EFFECT, {**effect, "served_mono_s": float(found["mono_s"])})
+                node = {"node": int(found["node"])} if found["node"] else {}
+                emit(Kind.EFFECT, {**effect, "served_mono_s": float(found["mono_s"]), **node})
 
     def _lines(self) -> Iterator[re.Match[str]]:
         try:
@@ -126,18 +134,21 @@ class Served:
                 yield found
 
 
-def folder_of(pids: Sequence[int]) -> Path:
-    """The folder of orders that the job was started with. Raises ChaosError where there is none."""
+def folders_of(pids: Sequence[int]) -> dict[Path, list[int]]:
+    """The folders of orders that these ranks were started with: one on each node. Raises ChaosError where a rank has
+    none."""
+    found: dict[Path, list[int]] = {}
     for pid in pids:
         named = environ_of(pid).get(ENV_CONTROL)
-        if named and Path(named).is_dir():
-            return Path(named).resolve()
-        if named:
+        if not named:
+            raise ChaosError(
+                f"the job has no folder for orders to the NVML overlay; add to job.env: "
+                f'{{TORCHAOS_NVML_PATH: "{{nvml}}", {ENV_CONTROL}: "{{run}}"}}'
+            )
+        if not Path(named).is_dir():
             raise ChaosError(f"{ENV_CONTROL} of pid {pid} is {named}, which is no folder; an injector needs one")
-    raise ChaosError(
-        f"the job has no folder for orders to the NVML overlay; add to job.env: "
-        f'{{TORCHAOS_NVML_PATH: "{{nvml}}", {ENV_CONTROL}: "{{run}}"}}'
-    )
+        found.setdefault(Path(named).resolve(), []).append(pid)
+    return found
 
 
 def gpus_of(gpu: int | None, pids: Sequence[int]) -> list[int]:
@@ -154,8 +165,8 @@ def gpus_of(gpu: int | None, pids: Sequence[int]) -> list[int]:
     return sorted(found)
 
 
-def _text(injector: Ordered, site: Site) -> str:
-    lines = [f"gpu{gpu}.{order}" for gpu in gpus_of(injector.gpu, site.pids) for order in injector.orders()]
+def _text(injector: Ordered, pids: Sequence[int]) -> str:
+    lines = [f"gpu{gpu}.{order}" for gpu in gpus_of(injector.gpu, pids) for order in injector.orders()]
     return "".join(f"{line}\n" for line in lines)
 
 

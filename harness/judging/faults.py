@@ -9,6 +9,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, Evidence
 from torchaos.harness.engine.faults import injector_of
 from torchaos.harness.judging.gates import landed_wrong, not_outlived
+from torchaos.harness.judging.whom import hit_target
 from torchaos.harness.plan import PlannedFault
 from torchaos.harness.record import Record
 from torchaos.harness.replicas import records_of as replicas_of
@@ -58,7 +59,7 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
     return FaultResult(
         id=fault.id,
         inject=fault.inject,
-        target=target_in_words(fault.target, fault.params.get("endpoint")),
+        target=target_in_words(hit_target(run, fault, hits), fault.params.get("endpoint")),
         planned=moment_in_words(fault.trigger),
         applied=_applied_in_words(hits) if hits else None,
         evidence=evidence.what if evidence else None,

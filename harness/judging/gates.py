@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Target
 from torchaos.harness.history.uptime import is_down
 from torchaos.harness.judging.ending import ended_on_purpose_s, exit_code, failed_rank
 from torchaos.harness.judging.recovery import never_in_words, recoveries, why_moot
 from torchaos.harness.judging.unseen import why_unplaced
+from torchaos.harness.judging.whom import hit_target, strayed
 from torchaos.harness.plan import ENDED_BEFORE, PlannedFault
 from torchaos.harness.record import Record
 from torchaos.harness.result import Verdict
@@ -25,20 +27,17 @@ def landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str
     missed = next(run.of_fault(fault.id, Kind.MISSED), None)
     if missed:
         return f"it did not land each time that it was to: {missed.data['reason']}"
-    return _wrong_place(fault, hits) or next(filter(None, (_wrong_time(run, fault, hit) for hit in hits)), None)
+    wrong = strayed(run, fault, hits) or _wrong_place(fault, hit_target(run, fault, hits), hits)
+    return wrong or next(filter(None, (_wrong_time(run, fault, hit) for hit in hits)), None)
 
 
-def _wrong_place(fault: PlannedFault, hits: Sequence[Event]) -> str | None:
+def _wrong_place(fault: PlannedFault, target: Target, hits: Sequence[Event]) -> str | None:
     landed = Counter(hit.rank for hit in hits)
-    strangers = landed.keys() - {None, *fault.target.ranks}
+    strangers = landed.keys() - {None, *target.ranks}
     if strangers:
         return f"it landed on rank {min(one for one in strangers if one is not None)}, which is not its target"
     on_agents = landed.keys() == {None}
-    due = (
-        {None: fault.times * max(1, len(fault.target.nodes))}
-        if on_agents
-        else dict.fromkeys(fault.target.ranks, fault.times)
-    )
+    due = {None: fault.times * max(1, len(target.nodes))} if on_agents else dict.fromkeys(target.ranks, fault.times)
     for rank, times in due.items():
         if landed[rank] != times:
             where = "" if rank is None else f" on rank {rank}"

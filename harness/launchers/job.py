@@ -48,7 +48,8 @@ class Job:
         self._logs: dict[int, JobLog] = {0: self._new_log()}  # by node
         self._watch = RankWatch(journal, self._run_id)
         self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._logs[0].emit)
-        self._runs: dict[int, NodeRun] = {}  # of this submission, by node
+        self._nodes: list[Node] = []  # of this submission
+        self._runs: dict[int, NodeRun] = {}  # likewise, of those that were started, by node
         self._submission, self._base = 0, 0
         self._exit_code: int | None = None
         self._exited_s = 0.0  # when the last command ended, CLOCK_MONOTONIC
@@ -88,7 +89,7 @@ class Job:
     def nodes(self) -> list[LiveNode]:
         """In order of their index."""
         with self._lock:
-            nodes = [run.node for run in self._runs.values()]
+            nodes = list(self._nodes)
         return [LiveNode(node, self._run_id, self._members, self._start_again, self._keep_place) for node in nodes]
 
     def endpoints(self) -> Mapping[str, Endpoint]:
@@ -153,15 +154,30 @@ class Job:
             if self._guard is None:
                 raise ChaosError(f"the launcher {self._launcher.name} makes what nobody would take back")
             self._guard(resources, self._submission)  # on disk before anything is made
-        nodes = self._launcher.create(spec)
-        self._runs = {}
-        for node in nodes:
-            self._start(node, spec, self._base, len(nodes) > 1)
+        self._nodes, self._runs = list(self._launcher.create(spec)), {}
+        for node in self._nodes[: spec.busy_nodes or None]:
+            self._start(node, spec, self._base)
         first = next(iter(self._runs.values()))
         data = {"submission": self._submission, "pid": first.command.pid, "node": first.node.index}
         self._journal.emit(Kind.JOB_STARTED, data, attempt=self._base)
 
-    def _start(self, node: Node, spec: JobSpec, base: int, several: bool) -> None:
+    def _start_spares(self) -> None:
+        """A standby that is there from the start may take the place of a node that it is to stand by for. So it is
+        started once all ranks are up, or a node has ended before that."""
+        spares = [node for node in self._nodes if node.index not in self._runs]
+        if not spares or not (self._all_up() or any(run.code is not None for run in self._runs.values())):
+            return
+        with self._lock:
+            if not self._ending.is_set() and not all(run.over for run in self._runs.values()):
+                for node in spares:
+                    self._start(node, self._spec_for(self._submission), self._base)
+
+    def _all_up(self) -> bool:
+        ranks = self._watch.ranks()
+        return any(len(ranks) >= one.world_size and one.attempt >= self._base for one in ranks.values())
+
+    def _start(self, node: Node, spec: JobSpec, base: int) -> None:
+        several = len(self._nodes) > 1
         log = self._logs.setdefault(node.index, self._new_log())
         log.by_round, log.host_pid = several and spec.replicas == 1, node.host_pid
         if spec.replicas > 1:
@@ -174,6 +190,8 @@ class Job:
             self._journal.emit(Kind.NODE_STARTED, data, attempt=base)
 
     def _start_again(self, index: int) -> int:
+        if index not in self._runs:
+            raise ChaosError(f"node {index} can't be started again: it is spare, and was not started yet")
         run, end_s = self._runs[index], time.monotonic() + _DRAIN_S
         while run.code is None and not _is_there(run.command.pid) and time.monotonic() < end_s:
             time.sleep(_LOOK_S)  # it has just ended, and that is not noted yet
@@ -184,11 +202,12 @@ class Job:
                 raise ChaosError(f"node {index} can't be started again: the job is over, or the node is still there")
             # Whoever keeps the rendezvous begins a new one; any other node joins the one there is.
             base = self._next_attempt() if index == 0 else self._base
-            self._start(run.node, self._spec_for(self._submission), base, len(self._runs) > 1)
+            self._start(run.node, self._spec_for(self._submission), base)
             return self._runs[index].command.pid
 
     def _keep_place(self, index: int) -> None:
-        self._runs[index].expected = True
+        if index in self._runs:
+            self._runs[index].expected = True
 
     def _await_exit(self) -> int:
         """The exit code of the whole submission. On several nodes: of those that were in it to the end, the first that
@@ -198,6 +217,7 @@ class Job:
                 for run in self._runs.values():
                     run.expected = False
             self._take_exits([run for run in list(self._runs.values()) if run.code is None])
+            self._start_spares()
         last = self._nodes_of_last_attempt() if self._spec_for(self._submission).replicas == 1 else set()
         codes = [run.code or 0 for index, run in self._runs.items() if not last or index in last]
         code = next((code for code in codes if code != 0), 0)
@@ -211,10 +231,10 @@ class Job:
         by_pidfd = {run.command.pidfd: run for run in running}
         for pidfd in by_pidfd:
             poll.register(pidfd, select.POLLIN)
-        for pidfd, _events in poll.poll(None if running and len(self._runs) == 1 else _LOOK_S * 1000):
+        for pidfd, _events in poll.poll(None if running and len(self._nodes) == 1 else _LOOK_S * 1000):
             self._exited_s, run = time.monotonic(), by_pidfd[pidfd]
             run.code = run.command.wait()
-            if len(self._runs) > 1:
+            if len(self._nodes) > 1:
                 data = {"submission": self._submission, "node": run.node.index, "pid": run.command.pid}
                 self._journal.emit(Kind.NODE_EXITED, {**data, "exit_code": run.code}, mono_s=self._exited_s)
 

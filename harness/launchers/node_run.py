@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_NODE, ENV_REPLICA
 from torchaos.harness.contracts import JobSpec, Node
+from torchaos.harness.gpu.library import ENV_CONTROL
 from torchaos.harness.launchers.command import Command, OnLine
 from torchaos.harness.probes.census import environ_of
 from torchaos.harness.probes.job_log import JobLog
@@ -58,7 +61,12 @@ def start(node: Node, spec: JobSpec, base: int, log: JobLog, on_line: OnLine | N
 
 
 def for_node(node: Node, spec: JobSpec, base: int) -> JobSpec:
-    """Each node but the first has a log of its own."""
+    """Each node but the first has a log of its own, and each a folder of orders to the NVML overlay: GPUs are numbered
+    on each node anew."""
     env = {**spec.env, **node.env, ENV_ATTEMPT_BASE: str(base)}
+    if ENV_NODE in node.env and (control := Path(env.get(ENV_CONTROL, os.devnull))).is_dir():
+        own = control / f"node{node.index}"
+        own.mkdir(exist_ok=True)
+        env[ENV_CONTROL] = str(own)
     log = spec.log if node.index == 0 else spec.log.with_name(f"{spec.log.stem}.node{node.index}{spec.log.suffix}")
     return replace(spec, env=env, log=log)

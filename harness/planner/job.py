@@ -63,6 +63,7 @@ def planned_job(job: Job, here: Path, attach: int | None) -> PlannedJob:
         attach_pid=attach,
         replicas=job.replicas,
         container=_container(job, here, values),
+        ranks_per_node=per_node or 0 if job.replicas == 1 else 0,
     )
 
 

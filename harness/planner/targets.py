@@ -21,7 +21,7 @@ def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random
     target = fault.target
     if target is None:
         return Target(())
-    per_node = max(1, job.world_size // job.nodes)
+    per_node = job.per_node
     nodes = [node for node in range(job.nodes) if node not in limits.never.nodes]
     world = [rank for rank in range(job.world_size) if rank not in limits.never.ranks and rank // per_node in nodes]
     if (target.replica is not None or job.replicas > 1) and (found := _of_replica(target, job, where, draw, world)):

@@ -89,7 +89,35 @@ def test_two_faults_have_files_of_their_own(rank: subprocess.Popen[bytes], tmp_p
 def test_a_job_without_a_folder_for_orders_is_told_what_to_add() -> None:
     """The error names the lines that job.env lacks."""
     with pytest.raises(ChaosError, match=r'add to job.env: .TORCHAOS_NVML_PATH: "\{nvml\}"'):
-        control.folder_of([os.getpid()])
+        control.folders_of([os.getpid()])
+
+
+def test_each_node_has_orders_of_its_own(tmp_path: Path) -> None:
+    """A fault of the ranks of one node leaves the other node's folder as it is; one of both is in each, by its own GPU;
+    what is served there is told with the node."""
+    ranks, folders = [], [tmp_path / "node0", tmp_path / "node1"]
+    for node, folder in enumerate(folders):
+        folder.mkdir()
+        env = {**os.environ, "LOCAL_RANK": str(node), "TORCHAOS_NVML_CONTROL": str(folder)}
+        ranks.append(subprocess.Popen(["sleep", "600"], env=env))
+    try:
+        one, both = site(ranks[1]), site(ranks[0], "both")
+        both.pids = [process.pid for process in ranks]
+        Lost().apply(one)
+        assert not list(folders[0].iterdir())
+        assert len(handles_of(Lost(), both)) == 2
+        Lost().apply(both)
+        said = [(folder / "both.nvml").read_text().splitlines()[0] for folder in folders]
+        assert said == ["gpu0.lost = 1", "gpu1.lost = 1"]
+        told: list[dict[str, Any]] = []
+        (probe,) = Lost().probes(one)
+        (folders[1] / "nvml.log").write_text("1.5 pid 7 served gpu1.lost = 1 on node 1\n")
+        probe.sample(lambda kind, data: told.append(dict(data)))  # type: ignore[arg-type, return-value]
+        assert [effect["node"] for effect in told] == [1]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
 
 
 def test_what_a_watcher_was_served_is_told_once(tmp_path: Path) -> None:

@@ -183,6 +183,23 @@ def test_a_target_that_was_replaced_is_guarded_anew(folder: RunDir, journal: Jou
             after.kill()
 
 
+@pytest.mark.parametrize(("node", "lands"), [(0, True), (1, False)])
+def test_a_nodes_ranks_are_those_that_are_there(
+    folder: RunDir, journal: Journal, sleeper: int, node: int, lands: bool
+) -> None:
+    """Planned for rank 5; rank 0 has its place by then. A node without a rank is not hit, and the reason says why."""
+    fault = PlannedFault(
+        "freeze", "process.freeze", "node", Target((5,), (node,)), After(0.0), {}, "", "", duration_s=0.01
+    )
+    journal.emit(Kind.JOB_STARTED, {"submission": 0, "pid": 1})
+    life, _slots = lives(fault, folder, journal, sleeper)
+    life.start()
+    assert life.join(LIMIT_S), journal.snapshot()
+    assert [event.rank for event in kinds(journal, Kind.APPLYING)] == [0] * lands
+    reasons = [event.data["reason"] for event in kinds(journal, Kind.MISSED)]
+    assert reasons == ([] if lands else ["node 1 has no rank now"])
+
+
 def test_whatever_an_injector_raises_is_told(
     folder: RunDir, journal: Journal, sleeper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

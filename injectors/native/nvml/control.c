@@ -76,6 +76,10 @@ static void say(const char *format, ...)
     int body = vsnprintf(text + head, sizeof text - head - 1, format, rest);
     va_end(rest);
     size_t length = head + (body < (int)sizeof text - head - 2 ? body : (int)sizeof text - head - 2);
+    const char *node = getenv("TORCHAOS_NODE"); /* GPUs are numbered on each node anew */
+    int more = node && *node ? snprintf(text + length, sizeof text - length - 1, " on node %.20s", node) : 0;
+    if (more > 0 && length + more < sizeof text - 1)
+        length += more;
     text[length++] = '\n';
     int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (file >= 0) {

@@ -1,0 +1,105 @@
+"""Standby nodes: they are started when all ranks are up, so that none of them takes a place at first."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from torchaos.harness.agent.wire import ENV_NODE, Kind
+from torchaos.harness.contracts import ChaosError, Handle, JobSpec
+from torchaos.harness.launchers.job import Job
+from torchaos.harness.launchers.job_env import job_env
+from torchaos.harness.launchers.local import LocalNode
+from torchaos.harness.plan import PlannedJob
+
+Bench = Any  # of conftest.py, which tests can't import
+
+# In place of torchrun on one of three nodes: where it has a rank, it starts one, once it is let.
+NODE = """
+import os, subprocess, sys, time
+folder, node = sys.argv[1], int(os.environ["TORCHAOS_NODE"])
+def wait_for(name):
+    while not os.path.exists(folder + "/" + name): time.sleep(0.01)
+if node < 2:
+    wait_for("start-%d" % node)
+    if os.path.exists(folder + "/die-%d" % node): sys.exit(3)
+    rank = {"RANK": str(node), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "run",
+            "TORCHELASTIC_RESTART_COUNT": "0"}
+    loop = "import os, sys, time\\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)"
+    sys.exit(subprocess.call([sys.executable, "-S", "-c", loop, folder + "/go"], env={**os.environ, **rank}))
+wait_for("go")
+"""
+
+
+class Three:
+    name: ClassVar[str] = "three"
+
+    def resources(self, spec: JobSpec) -> Sequence[Handle]:
+        return ()
+
+    def create(self, spec: JobSpec) -> Sequence[LocalNode]:
+        return [LocalNode(index, {ENV_NODE: str(index)}) for index in range(3)]
+
+
+@pytest.fixture
+def job(bench: Bench) -> Job:
+    def spec_for(submission: int) -> JobSpec:
+        env = job_env(os.environ, run_id=bench.run_id, agent_plan=None)
+        argv = (sys.executable, "-S", "-c", NODE, str(bench.folder))
+        return JobSpec(argv, bench.folder, env, bench.folder / f"job-{submission}.log", submission, 3, busy_nodes=2)
+
+    made = Job(spec_for, Three(), bench.journal)
+    bench.jobs.append(made)
+    made.start()
+    return made
+
+
+def started(bench: Bench) -> list[int]:
+    return [event.data["node"] for event in bench.events(Kind.NODE_STARTED)]
+
+
+def let(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).touch()
+
+
+def test_a_standby_starts_when_the_ranks_are_up(bench: Bench, job: Job) -> None:
+    """One rank is not enough; it is a node of the job from the start, but has nothing that could be hit or started
+    again."""
+    let(bench.folder, "start-0")
+    bench.event(Kind.RANK_UP)
+    assert started(bench) == [0, 1]
+    spare = job.nodes()[2]
+    assert (spare.node.index, spare.processes()) == (2, {})
+    with pytest.raises(ChaosError, match="was not started yet"):
+        spare.start_again()
+    let(bench.folder, "start-1")
+    up = bench.event(Kind.NODE_STARTED, node=2)
+    assert all(event.mono_s < up.mono_s for event in bench.events(Kind.RANK_UP))
+    assert len(bench.events(Kind.RANK_UP)) == 2
+    let(bench.folder, "go")
+    assert job.wait(40.0) == 0
+
+
+def test_a_standby_takes_the_place_of_a_node_that_ends_before(bench: Bench, job: Job) -> None:
+    """Nobody waits for ranks that will not come up without it."""
+    let(bench.folder, "die-0", "start-0")
+    bench.event(Kind.NODE_EXITED, node=0, exit_code=3)
+    bench.event(Kind.NODE_STARTED, node=2)
+    let(bench.folder, "start-1", "go")
+    assert job.wait(40.0) is not None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "world", "ranks_per_node", "busy"), [(3, 2, 1, 2), (3, 4, 2, 2), (3, 3, 1, 3), (2, 4, 0, 2), (3, 5, 2, 3)]
+)
+def test_which_nodes_are_spare(nodes: int, world: int, ranks_per_node: int, busy: int) -> None:
+    """As many nodes are busy as the ranks need."""
+    job = PlannedJob((), "/", {}, world, nodes, 1.0, ranks_per_node=ranks_per_node)
+    assert job.busy_nodes == busy
+    assert PlannedJob((), "/", {}, world, 1, 1.0, replicas=2).busy_nodes == 2

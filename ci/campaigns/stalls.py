@@ -3,7 +3,8 @@
 Small gloo jobs of 2 to 8 ranks, half of them without the agent. A stall is SIGSTOP of one rank, or user code of one
 rank that blocks: in a sleep, at a lock that nobody releases, in a read of a pipe that nobody writes. Each is taken back
 when it was declared (or after 15 s), and the same job goes on to the next one. The healthy jobs have slow first steps,
-checkpoints that rank 0 writes while the others wait, evaluations, and a compiler that runs for seconds.
+checkpoints that rank 0 writes while the others wait, evaluations, one of them long, and a compiler that runs for
+seconds; the ranks of half of them spin while they wait.
 
 A partition cuts two nodes apart, each a network namespace with one rank (as root), where the ranks sleep while they
 wait, and where they spin, as hosts of GPUs do. It is declared without py-spy, and nobody is to blame.
@@ -114,7 +115,7 @@ def _pause(step: int, rank: int, folder: Path) -> None:
                 os.fsync(file.fileno())
             _work(0.7)
     if step % 400 == 120:  # an evaluation
-        _work(3.0)
+        _work(12.0 if step == 520 else 3.0)
     if step % 800 == 180 and rank == 0:  # a compiler
         os.spawnv(
             os.P_WAIT,
@@ -311,7 +312,9 @@ def healthy(minutes: float) -> dict[str, Any]:
         for number in range(PARALLEL):
             folder = Path(name) / str(number)
             folder.mkdir()
-            sessions.append(Session(HEALTHY_RANKS, number % 2 == 0, folder, healthy=True).start())
+            sessions.append(
+                Session(HEALTHY_RANKS, number % 2 == 0, folder, healthy=True, spins=number >= PARALLEL // 2).start()
+            )
         cpu = time.process_time()
         try:
             for one in sessions:

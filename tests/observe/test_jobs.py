@@ -14,6 +14,8 @@ import pytest
 import yaml
 from chaos import REPOSITORY, TRAINERS
 
+from torchaos.harness import capabilities
+
 pytestmark = pytest.mark.job
 FREEZE_S = 5.0
 
@@ -35,6 +37,18 @@ def test_a_few_stalls_of_each_kind() -> None:
     assert [one["culprits"] for one in found] == [[one["victim"]] for one in found]
     assert all(one["went_on"] for one in found)
     assert max(one["declared_s"] for one in found) < 8.0, "an unloaded machine needs about one second"
+
+
+def test_a_partition_without_py_spy() -> None:
+    """Two nodes are cut apart: it is noticed also where the ranks spin while they wait, and nobody is to blame."""
+    for name in ("links", "nft", "ss"):
+        found = capabilities.check(name)
+        if not found.present:
+            pytest.skip(f"no {name} ({found.detail}); {found.remedy}")
+    stalls = _campaign().partitions(1)
+    assert [one["kind"] for one in stalls] == ["cut, ranks sleep", "cut, ranks spin"]
+    assert all(one["declared_s"] is not None for one in stalls)
+    assert [one["culprits"] for one in stalls] == [[], []]
 
 
 def test_a_scenario_end_to_end(tmp_path: Path) -> None:

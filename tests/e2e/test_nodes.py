@@ -39,7 +39,7 @@ def test_a_gpu_of_one_node_is_no_other_nodes_gpu(torchaos: RunScenario) -> None:
     env = {**scenario["job"]["env"], "TORCHAOS_NVML_GPUS": "1"}
     scenario |= {"launcher": "netns", "twin": "none", "job": {**scenario["job"], "command": command, "env": env}}
     scenario["job"] |= {"nodes": 2, "world_size": 2}
-    scenario["assert"] = [{"health_reaction": {"noticed": "5s", "drained": "60s"}}, "completed"]
+    scenario["assert"] = [{"health_reaction": {"noticed": "5s", "drained": "60s"}}, {"completed": {"steps": 60}}]
     run = torchaos(scenario)
     assert run.exit_code == 0, run
     told = [e.data for e in read_events(run.folder / "events") if e.kind is Kind.EFFECT and "served_to" in e.data]

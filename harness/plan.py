@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -69,16 +68,12 @@ class PlannedJob:
     container: Mapping[str, Any] = field(
         default_factory=dict
     )  # what the nodes are made from, where they are containers
-    ranks_per_node: int = 0  # 0: the ranks are shared out evenly, and no node is spare
+    busy_nodes: int = 0  # so many have ranks at first, and the others are spare; 0: all have
 
     @property
     def per_node(self) -> int:
-        return self.ranks_per_node or max(1, self.world_size // self.nodes)
-
-    @property
-    def busy_nodes(self) -> int:
-        """Those that have ranks at first; the others are spare."""
-        return self.replicas if self.replicas > 1 else min(self.nodes, math.ceil(self.world_size / self.per_node))
+        """Ranks of a node that has any."""
+        return max(1, self.world_size // (self.busy_nodes or self.nodes))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class NotPermitted(ChaosError):
 def beyond(plan: Plan, ranks: Iterable[int], nodes: Iterable[int], world_size: int) -> str | None:
     """What is wrong with hitting all of these ranks and nodes in one run of a job of that size. Pure."""
     ranks, nodes = set(ranks), set(nodes)
-    per_node = plan.job.ranks_per_node or max(1, world_size // max(1, plan.job.nodes))
+    per_node = max(1, world_size // max(1, plan.job.busy_nodes or plan.job.nodes))
     hit = {rank // per_node for rank in ranks} | nodes
     if spared := ranks & set(plan.never_ranks):
         return f"rank {min(spared)} is on the list of limits.never"

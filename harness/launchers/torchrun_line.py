@@ -22,9 +22,24 @@ class _Parser(ArgumentParser):
 def world_of(command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, int | None]:
     """Ranks per node and (least) nodes; None where it does not say a number. Without a word of it torchrun starts one
     rank on one node."""
+    ranks, nodes = _asked(command, env)
+    return _number(ranks), _number(nodes.partition(":")[0])
+
+
+def most_nodes(command: Sequence[str], env: Mapping[str, str]) -> int | None:
+    """How many nodes take part at most: any beyond these waits. None where it does not say a number."""
+    return _number(_asked(command, env)[1].rpartition(":")[2])
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def _asked(command: Sequence[str], env: Mapping[str, str]) -> tuple[str, str]:
+    """Ranks per node, and nodes (say 1:3); empty where it can't be told."""
     first = next((n for n, word in enumerate(command[:4]) if _is_torchrun(word)), None)
     if first is None:
-        return None, None
+        return "", ""
     parser = _Parser(add_help=False)
     default = env.get("PET_NPROC_PER_NODE", "1")
     parser.add_argument("--nproc-per-node", "--nproc_per_node", dest="ranks", default=default)
@@ -32,9 +47,8 @@ def world_of(command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None
     try:
         found, _rest = parser.parse_known_args(_own(command[first + 1 :]))
     except ArgumentError:
-        return None, None
-    ranks, nodes = str(found.ranks), str(found.nodes).partition(":")[0]
-    return (int(ranks) if ranks.isdecimal() else None), (int(nodes) if nodes.isdecimal() else None)
+        return "", ""
+    return str(found.ranks), str(found.nodes)
 
 
 def _is_torchrun(word: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.environment import resolve_program
 from torchaos.harness.gpu import library
-from torchaos.harness.launchers.torchrun_line import world_of
+from torchaos.harness.launchers.torchrun_line import most_nodes, world_of
 from torchaos.harness.plan import PlannedJob
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.job import Job
@@ -63,7 +63,7 @@ def planned_job(job: Job, here: Path, attach: int | None) -> PlannedJob:
         attach_pid=attach,
         replicas=job.replicas,
         container=_container(job, here, values),
-        ranks_per_node=per_node or 0 if job.replicas == 1 else 0,
+        busy_nodes=_busy_nodes(most_nodes(command, {**os.environ, **job.env}), nodes, world, per_node),
     )
 
 
@@ -88,6 +88,11 @@ def check_replicas(scenario: Scenario, file: Path) -> None:
     for what in (name for name, given in wrong.items() if given):
         several = "job.replicas starts several; leave it out"
         raise UsageError(f"{file}: {what} knows the ranks of one torchrun, and {several}")
+
+
+def _busy_nodes(most: int | None, nodes: int, world: int, per_node: int | None) -> int:
+    """`most`: so many nodes the command lets in."""
+    return most if most and per_node and most < nodes and world <= most * per_node else 0
 
 
 def _size(job: Job, attach: int | None) -> int | None:

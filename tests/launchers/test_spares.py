@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,11 @@ from torchaos.harness.contracts import ChaosError, Handle, JobSpec
 from torchaos.harness.launchers.job import Job
 from torchaos.harness.launchers.job_env import job_env
 from torchaos.harness.launchers.local import LocalNode
-from torchaos.harness.plan import PlannedJob
+from torchaos.harness.planner.job import planned_job
+from torchaos.harness.planner.targets import target_of
+from torchaos.harness.scenario.grammar import Fault, Limits, When
+from torchaos.harness.scenario.grammar import Target as Aim
+from torchaos.harness.scenario.job import Job as Grammar
 
 Bench = Any  # of conftest.py, which tests can't import
 
@@ -96,10 +101,24 @@ def test_a_standby_takes_the_place_of_a_node_that_ends_before(bench: Bench, job:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "world", "ranks_per_node", "busy"), [(3, 2, 1, 2), (3, 4, 2, 2), (3, 3, 1, 3), (2, 4, 0, 2), (3, 5, 2, 3)]
+    ("command", "nodes", "ranks"),
+    [
+        ("--nnodes 2:2 --nproc-per-node 1", (3, 2), {0: (0,), 1: (1,), 2: ()}),
+        ("--nnodes 2 --nproc-per-node 2", (3, 2), {0: (0, 1), 1: (2, 3), 2: ()}),
+        ("--nnodes 1:3 --nproc-per-node 1", (3, 0), {0: (0,), 2: (2,)}),
+        ("--nnodes 1:2 --nproc-per-node 1", (3, 2), {0: (0,), 1: (1,), 2: ()}),
+    ],
 )
-def test_which_nodes_are_spare(nodes: int, world: int, ranks_per_node: int, busy: int) -> None:
-    """As many nodes are busy as the ranks need."""
-    job = PlannedJob((), "/", {}, world, nodes, 1.0, ranks_per_node=ranks_per_node)
-    assert job.busy_nodes == busy
-    assert PlannedJob((), "/", {}, world, 1, 1.0, replicas=2).busy_nodes == 2
+def test_which_nodes_are_spare(
+    tmp_path: Path, command: str, nodes: tuple[int, int], ranks: dict[int, tuple[int, ...]]
+) -> None:
+    """Those beyond the most that the command lets in: they have no rank at first."""
+    (tmp_path / "train.py").touch()
+    many, busy = nodes
+    world = sum(len(some) for some in ranks.values()) if busy else many
+    job = Grammar(command=f"{sys.executable} -m torch.distributed.run {command} train.py", nodes=many, world_size=world)
+    planned = planned_job(job, tmp_path, None)
+    assert planned.busy_nodes == busy
+    for node, expected in ranks.items():
+        fault = Fault(inject="node.kill", target=Aim(node=node), when=When(step=3))
+        assert target_of(fault, planned, Limits(), random.Random(1), "here").ranks == expected

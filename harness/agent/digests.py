@@ -1,15 +1,18 @@
 """A digest per sample of a batch, so that samples can be accounted for whatever the ranks and batches they come in.
 
-A row is one sample: the same entry of every tensor of the batch that shares the first dimension. Its digest is blake2b
-(6 bytes, hex) over at most 4 KiB of its bytes: the head, the tail and a stride in between.
+A row is one sample: the same entry of every tensor of the batch that has one for each sample. What has another first
+dimension (a mask, the weights of classes, offsets into a packed sequence) is no part of it. The digest of a row is
+blake2b (6 bytes, hex) over at most 4 KiB of its bytes: the head, the tail and a stride in between.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import blake2b
+from math import prod
 from typing import Any, Sequence
 
 MAX_ROW_BYTES = 4096
@@ -65,6 +68,15 @@ class View:
         """What it is recognised by, wherever it lies. Not its address: memory is used again at once."""
         return _mark(self.data())
 
+    def is_mask(self) -> bool:
+        """Whether it looks like one: of every position by every other."""
+        shape = self._leaf.shape
+        return len(shape) == 2 and shape[0] == shape[1]
+
+    def width(self) -> int:
+        """Numbers in a row."""
+        return int(prod(self._leaf.shape[1:]))
+
     def is_short(self, bound: int) -> bool:
         """Whether its rows are digested whole."""
         return len(self.data()) <= bound * self.count
@@ -108,6 +120,12 @@ class _Texts(View):
         self.feed(state, 0, min(self.count, _MAX_LEAVES), _MARK)
         return state.digest()
 
+    def is_mask(self) -> bool:
+        return False
+
+    def width(self) -> int:
+        return len(self._text(0))
+
     def is_short(self, bound: int) -> bool:
         return False
 
@@ -127,12 +145,23 @@ def look(value: Any) -> list[View]:
 
 
 def digest(views: Sequence[View], indices: tuple[int, ...] | None = None) -> Batch:
-    """The batch that consists of these; a sample is a row of those that are as long as the first."""
+    """The batch that consists of these."""
     if not views:
         return Batch(None, indices)
     size = views[0].count
+    if any(view.count != size for view in views):
+        size = _samples(views, indices)
     rows = _digests([view for view in views if view.count == size], size)
     return Batch(rows, indices, frozenset([one.mark() for one in views]))
+
+
+def _samples(views: Sequence[View], indices: tuple[int, ...] | None) -> int:
+    """How many samples there are, where not all views have equally many rows: as many as were drawn, or else as most
+    views have. Of two numbers that are equally frequent it is that of the wider rows, and no mask's."""
+    sizes = Counter(view.count for view in views)
+    if indices is not None and len(indices) in sizes:
+        return len(indices)
+    return max(views, key=lambda view: (sizes[view.count], not view.is_mask(), view.width())).count
 
 
 def _view(leaf: Any) -> View | None:

@@ -40,9 +40,10 @@ class _Installer:
     def torch_is_there(self, torch: ModuleType) -> None:
         from .checkpoints import CheckpointHook, Transfers
         from .digesting import Digesting
-        from .loader import LoaderHook, Ring
+        from .loader import LoaderHook
         from .loss import Losses
         from .rates import Rates
+        from .ring import Ring
         from .steps import StepHooks
         from .trained import Trained
 

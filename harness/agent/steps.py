@@ -10,8 +10,10 @@ from typing import Any, Callable
 
 from .agent import Agent
 from .counter import Closed, StepCounter
+from .cycle import Cycle
 from .loss import Losses
 from .rates import Rates, optimizer_step
+from .ring import UNSEEN
 from .tally import Segment
 from .trained import Trained
 from .wire import Kind, Phase
@@ -20,10 +22,17 @@ from .wire import Kind, Phase
 _DUMMY = {"_init_optim_state"}
 
 
+_FROM_A_THREAD = (
+    "a thread of the job's own fetches batches ahead, and which of them the loop took from it could not be seen"
+)
+
+
 class StepHooks:
     def __init__(self, agent: Agent, losses: Losses, rates: Rates, trained: Trained) -> None:
         self._agent, self._losses, self._rates, self._trained = agent, losses, rates, trained
-        self._counter = StepCounter()
+        self._counter, self._cycle = StepCounter(), Cycle(agent.who.attempt)
+        self._said_unseen = False
+        self._begun = False  # an optimizer has stepped
         self._dummy = False
         self._state: Any = None
         self._scaled: list[bool] = []  # GradScaler steps under way: whether the optimizer has stepped inside
@@ -165,6 +174,9 @@ class StepHooks:
         self._dummy = not self._counter.ever_backward and _is_dummy()
         if self._dummy:
             return
+        if not self._begun:
+            self._begun = True
+            self._counter.uneven = self._cycle.is_uneven(self._agent.optimizers)
         self._counter.step_begin(self._key(optimizer))
         if self._scaled:
             self._scaled[-1] = True
@@ -208,9 +220,14 @@ class StepHooks:
         return self._step_ends(optimizer)
 
     def _seal(self, closed: Closed) -> Closed:
+        if self._counter.uneven and not self._counter.has_followers:
+            self._cycle.note()
         if closed.segment:
             if "samples" in self._agent.live:
-                self._agent.tally.now.batches = self._trained.take()
+                batches = self._agent.tally.now.batches = self._trained.take()
+                if UNSEEN in batches and not self._said_unseen:
+                    self._said_unseen = True
+                    self._agent.emit(Kind.NOTE, {"text": _FROM_A_THREAD, "unseen": "samples"})
             self._agent.tally.seal()
         elif closed.stray:
             self._agent.tally.now = Segment()

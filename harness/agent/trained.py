@@ -6,7 +6,7 @@ from typing import Any
 
 from . import digests
 from .digests import Batch
-from .loader import Ring
+from .ring import Ring
 
 
 class Trained:
@@ -22,7 +22,7 @@ class Trained:
         self._through_model = True
         views = digests.look(inputs)
         batch = self._ring.match(views) if views else None
-        if batch is None and views and not self._ring.has_fresh():
+        if batch is None and views and not (self._ring.has_fresh() or self._ring.is_blind):
             batch = digests.digest(views)  # there is no loader, or none that feeds the model
         self._forwards.append(batch)
 

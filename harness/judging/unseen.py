@@ -21,6 +21,9 @@ def why_unseen(record: Record, what: str) -> str:
     failed = [event for event in record.of_kind(Kind.AGENT_FAILED) if _concerns(str(event.data["hook"]), what)]
     if failed:
         return f"the agent's hook {failed[0].data['hook']} failed: {failed[0].data['error']}"
+    told = next((event for event in record.of_kind(Kind.NOTE) if event.data.get("unseen") == what), None)
+    if told:
+        return str(told.data["text"])
     if record.history.source == "log":
         return f"there was no agent in the job, and its log does not tell of {what}"
     if not any(record.of_kind(Kind.AGENT_STARTED)) and record.history.source == "none":

@@ -12,8 +12,9 @@ def play(agent_module: Callable[[str], Any]) -> Callable[..., str]:
     """Plays a script and puts `.` where an iteration is over; `made` lists the optimizers that exist beforehand.
     `(` and `)` enclose a backward with steps in it; `[A` and `A]` a step with calls in it; `!` a failing backward."""
 
-    def run(script: str, made: str = "A") -> str:
+    def run(script: str, made: str = "A", uneven: bool = False) -> str:
         counter = agent_module("counter").StepCounter()
+        counter.uneven = uneven
         for key in made:
             counter.made(key)
         said = ""
@@ -52,18 +53,36 @@ def test_one_optimizer(play: Callable[..., str]) -> None:
 
 
 def test_gan(play: Callable[..., str]) -> None:
-    """Two optimizers with a backward each: the first round is told by the second, later ones close with their last."""
-    assert play("b A b B b A b B b A b B", "AB") == "bAbBb.AbB.bAbB."
+    """Two optimizers with a backward each: an iteration is over when both have stepped, the first one too."""
+    assert play("b A b B b A b B b A b B", "AB") == "bAbB.bAbB.bAbB."
 
 
 def test_two_optimizers_one_backward(play: Callable[..., str]) -> None:
     """A further optimizer without a backward of its own belongs to the same iteration."""
-    assert play("b A B b A B b A B", "AB") == "bABb.AB.bAB."
+    assert play("b A B b A B b A B", "AB") == "bAB.bAB.bAB."
 
 
-def test_last_round_of_unlearned_set(play: Callable[..., str]) -> None:
-    """A round that nothing followed is over when the job is."""
-    assert play("b A b B", "AB") == "bAbB,"
+def test_unequally_often(play: Callable[..., str]) -> None:
+    """Three steps of a critic for each of a generator: each is an iteration, and so wherever one begins."""
+    assert play("b A b A b A b B b A b A b A b B", "AB") == "bAb.A.bA.bB.bA.bA.bA.bB."
+    assert play("b A b B b A b A b A b B b A", "AB") == "bAbB.bAb.A.bA.bB.bA."
+    assert play("b A b B b A b A b A b B b A", "AB", uneven=True) == "bA.bB.bA.bA.bA.bB.bA."
+    assert play("b B b A b A b A b B b A", "AB", uneven=True) == "bB.bA.bA.bA.bB.bA."
+
+
+def test_unequally_often_with_two_optimizers_each(play: Callable[..., str]) -> None:
+    """What follows without a backward of its own is part of the iteration, also where they step unequally often."""
+    assert play("b A C b A C b B b A C b A C b B", "ABC") == "bACb.AC.bB.bAC.bAC.bB."
+
+
+def test_outer_optimizer(play: Callable[..., str]) -> None:
+    """One that steps now and then after several iterations, without a backward (DiLoCo's), is waited for by none."""
+    assert play("b A b A B b A b A B b A b A B", "AB") == "bAb.A.bA.bA.bA.bA."
+
+
+def test_last_iteration_that_waits(play: Callable[..., str]) -> None:
+    """An iteration that waited for another optimizer, and was followed by nothing, is over when the job is."""
+    assert play("b A", "AB") == "bA,"
 
 
 def test_idle_optimizer(play: Callable[..., str]) -> None:
@@ -73,7 +92,7 @@ def test_idle_optimizer(play: Callable[..., str]) -> None:
 
 def test_optimizer_that_went_away(play: Callable[..., str]) -> None:
     """An optimizer that is gone is waited for no more."""
-    assert play("b A b B b A b B gone b A b A", "AB") == "bAbBb.AbB.bA.bA."
+    assert play("b A b B b A b B gone b A b A", "AB") == "bAbB.bAbB.bA.bA."
 
 
 def test_backward_that_failed(play: Callable[..., str]) -> None:
@@ -116,4 +135,4 @@ def test_gradients_that_were_thrown_away(play: Callable[..., str]) -> None:
     of a step, or another optimizer may have wanted it."""
     assert play("0 b 0 b A 0 b A") == "bxbA.bA."
     assert play("[A 0 b A] 0 [A 0 b A]") == "bA.bA."
-    assert play("b 0 b A B b A b B", "AB") == "bbABb.AbB."
+    assert play("b 0 b A B b A b B", "AB") == "bbAB.bAbB."

@@ -190,6 +190,40 @@ for x, y in DataLoader(data, batch_size=4):
     assert [step["indices"] for step in ran.steps] == [list(range(n, n + 4)) for n in range(0, 16, 4)]
 
 
+def test_gan_of_unequal_steps(rank: Any) -> None:
+    """A process that resumes in the middle of a cycle tells the same steps as the first one did. One that begins afresh
+    counts as the first did, too."""
+    script = (
+        LOOP
+        + """
+import os, sys
+other = torch.nn.Linear(4, 1)
+second = torch.optim.SGD(other.parameters(), lr=0.5, momentum=0.9)
+path = os.environ["FOLDER"] + "/saved.pt"
+begin = int(os.environ.get("BEGIN", "0"))
+if begin:
+    second.load_state_dict(torch.load(path))
+for n, (x, y) in enumerate(DataLoader(data, batch_size=2)):
+    if n < begin:
+        continue
+    other(x).sum().backward(); second.step(); second.zero_grad()
+    if n % 3 == 0:
+        (10 * model(x)).sum().backward(); opt.step(); opt.zero_grad()
+    if n == 2:
+        torch.save(second.state_dict(), path)
+    print("END", n)
+"""
+    )
+    first = rank.run(script)
+    told = [(step["lr"], step["indices"]) for step in first.steps]
+    assert [len(lr) for lr, _ in told] == [2, *[1] * 9], first.output  # nobody knew at first what the cycle would be
+    assert first.failures == []
+    again = rank.run(script, attempt=1, env={"BEGIN": "3"})
+    assert [(step["lr"], step["indices"]) for step in again.steps[10:]] == told[3:]
+    afresh = rank.run(script, attempt=2)
+    assert [(step["lr"], step["indices"]) for step in afresh.steps[17:]] == told
+
+
 def test_parameters_of_several_optimizers(rank: Any) -> None:
     """Their check sum is made in the order in which the optimizers were made, so that equal ranks have equal sums."""
     ran = rank.run(
@@ -386,6 +420,61 @@ for _ in range(3):
     assert ran.code == 0, ran.output
     assert [step["indices"] for step in ran.steps] == [[2, 3], [4, 5], [6, 7]], ran.failures
     assert ran.failures == []
+
+
+FETCHES_AHEAD = (
+    DDP
+    + """
+import threading, time
+fetched, full = %s, threading.Event()
+def fetch():
+    for n, batch in enumerate(DataLoader(data, batch_size=2)):
+        fetched.put(batch)
+        full.set() if n == 5 else None
+threading.Thread(target=fetch, daemon=True).start()
+full.wait()
+for _ in range(6):
+    x, y = fetched.get()
+    model(x / 2).sum().backward(); opt.step()
+"""
+)
+
+
+def test_batches_that_a_thread_fetches(rank: Any) -> None:
+    """What a thread has fetched, the loop has not: a batch counts when it was taken from the queue, also where the loop
+    makes something else of it before the model is given it."""
+    ran = rank.run(FETCHES_AHEAD % "__import__('queue').Queue()")
+    assert [step["indices"] for step in ran.steps] == [[n, n + 1] for n in range(0, 12, 2)], ran.output
+    assert ran.failures == []
+
+
+def test_batches_that_nobody_sees_leave_a_thread(rank: Any) -> None:
+    """Where that can't be seen, nothing is said of what was trained on: it would be whatever was fetched last."""
+    ran = rank.run(FETCHES_AHEAD % "__import__('queue').SimpleQueue()")
+    assert [step["samples"] for step in ran.steps] == [None] * 6, ran.output
+    notes = [event.data["text"] for event in ran.of("run.note")]
+    assert len(notes) == 1
+    assert "thread" in notes[0]
+
+
+def test_a_mask_says_nothing(rank: Any) -> None:
+    """Batches that were drawn and left out are not taken for those trained on, because all have the same mask."""
+    ran = rank.run(
+        DDP
+        + """
+class Masked(torch.nn.Module):
+    def __init__(self): super().__init__(); self.inner = torch.nn.Linear(4, 1)
+    def forward(self, x, mask): return self.inner(x)
+model = torch.nn.parallel.DistributedDataParallel(Masked())
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+def with_mask(samples): return {"mask": torch.ones(5, 5), "x": torch.stack([x for x, y in samples])}
+for n, batch in enumerate(DataLoader(data, batch_size=4, collate_fn=with_mask)):
+    if n < 2:
+        continue  # to where it left off
+    model(batch["x"] / 2, batch["mask"]).sum().backward(); opt.step()
+"""
+    )
+    assert [step["indices"] for step in ran.steps] == [[8, 9, 10, 11], [12, 13, 14, 15]], ran.output
 
 
 def test_ddp_without_a_loader(rank: Any) -> None:

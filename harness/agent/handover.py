@@ -1,0 +1,41 @@
+"""When a loop takes a batch from a thread of the job's own that fetches ahead: as it leaves a `queue.Queue`."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from typing import Any
+
+from . import digests
+from .agent import Agent
+from .ring import Ring
+
+
+class Handover:
+    def __init__(self, agent: Agent, ring: Ring) -> None:
+        self._agent, self._ring = agent, ring
+        self._watching = False
+        self._taken = agent.careful("samples")(self._take)
+
+    def watch(self) -> None:
+        """From now on, since there is such a thread. Other jobs' queues are left as they are."""
+        if self._watching:
+            return
+        self._watching = True
+        kind: Any = queue.Queue
+        agent, taken, original = self._agent, self._taken, kind.get
+
+        @functools.wraps(original)
+        def get(this: Any, *args: Any, **kwargs: Any) -> Any:
+            item = original(this, *args, **kwargs)
+            if agent.on and threading.get_ident() == agent.thread:
+                taken(item)
+            return item
+
+        kind.get = get
+
+    def _take(self, item: Any) -> None:
+        views = digests.look(item)
+        if views:
+            self._ring.hand_over(views)

@@ -1,0 +1,59 @@
+"""Which rows of a batch are its samples."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def rows(agent_module: Callable[[str], Any]) -> Callable[..., int]:
+    """How many samples a batch is told to have."""
+    digests = agent_module("digests")
+
+    def count(batch: Any, drawn: int | None = None) -> int:
+        found = digests.digest(digests.look(batch), None if drawn is None else tuple(range(drawn)))
+        return len(found.rows)
+
+    return count
+
+
+def ones(*shape: int) -> Any:
+    return torch.ones(shape)
+
+
+def test_samples_are_as_many_as_were_drawn(rows: Callable[..., int]) -> None:
+    """Where indices are known, what has as many rows has the samples, whatever else the batch begins with."""
+    assert rows({"mask": ones(5, 5), "weights": ones(5), "x": ones(8, 16)}, drawn=8) == 8
+    assert rows({"ids": [ones(3), ones(3)], "x": ones(2, 4)}, drawn=2) == 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ({"mask": ones(5, 5), "x": ones(8, 16), "y": ones(8)}, 8),
+        ({"cu_seqlens": torch.arange(9), "tokens": ones(64), "labels": ones(64)}, 64),
+        ({"x": ones(4, 16), "attention": ones(4, 16), "labels": ones(64)}, 4),
+        ({"mask": ones(5, 5), "x": ones(8, 16)}, 8),
+        ([ones(10), ones(8, 16)], 8),
+        ({"mask": ones(50, 50), "texts": ["a text of some length", "another one"]}, 2),
+        ([ones(4, 2), [{"a": ones(4, 3)}, {"b": (ones(4),)}]], 4),
+    ],
+    ids=["mask", "packed", "labels of tokens", "mask alone", "weights of classes", "texts", "nested"],
+)
+def test_samples_are_what_most_of_a_batch_has(rows: Callable[..., int], batch: Any, samples: int) -> None:
+    """Where none are known (an IterableDataset): the most frequent number of rows, and of equals the widest rows."""
+    assert rows(batch) == samples
+
+
+def test_contents_of_samples_are_told_apart_behind_a_mask(agent_module: Callable[[str], Any]) -> None:
+    """Two batches with one mask and other samples have no digest in common."""
+    digests = agent_module("digests")
+    first, second = (
+        digests.digest(digests.look({"mask": ones(5, 5), "x": torch.arange(n, n + 8.0)[:, None].repeat(1, 4)})).rows
+        for n in (0, 8)
+    )
+    assert not set(first) & set(second)

@@ -27,7 +27,8 @@ _BLIND = "without a twin, samples that were skipped in steps done only once can'
 @dataclass(frozen=True)
 class SampleAccounting:
     """Compared per global step as a multiset over the ranks, so that the number of ranks may change. Digests of what
-    was trained on decide; indices, where there are any, serve for the words."""
+    was trained on decide, and indices too where a digest is not of one sample (a packed batch); elsewhere they serve
+    for the words."""
 
     name: ClassVar[str] = "sample_accounting"
     harm: ClassVar[Harm] = Harm.WRONG_RESULT
@@ -92,7 +93,7 @@ def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding |
 def _against(history: History, ours: Steps, theirs: Steps, early: Steps, blind: Collection[int]) -> Finding:
     whole = [step for step in early if step in theirs and early[step].keys() >= theirs[step].keys()]
     seen = [step for step in whole if _all_seen(early[step]) and _all_seen(theirs[step])]
-    invalid = next((step for step in seen if _count(early[step]) != _count(theirs[step])), None)
+    invalid = next((step for step in seen if not _same(early[step], theirs[step])), None)
     if invalid is not None:
         return inconclusive(
             f"the twin is no measure for this run: already before any fault other samples were consumed, first in step "
@@ -104,13 +105,25 @@ def _against(history: History, ours: Steps, theirs: Steps, early: Steps, blind: 
         mine, twins = ours.get(step, {}), theirs.get(step, {})
         if step in blind or not (_all_seen(mine) and _all_seen(twins)):
             unseen = unseen or inconclusive(f"the samples of step {step} were not all seen")
-        elif _count(mine) != _count(twins):
-            return _differs(history, ours, theirs, step)
-    total = sum(_count(by_rank).total() for by_rank in ours.values())
+        elif not _same(mine, twins):
+            return _uneven(theirs) or _differs(history, ours, theirs, step)
+    total = _total(ours.values(), _reader(ours)).total()
     return unseen or passed(
         f"all {total} samples of {len(ours)} steps were consumed exactly as in the twin: none skipped, none repeated",
         samples=total, skipped=0, repeated=0,
     )  # fmt: skip
+
+
+def _uneven(theirs: Steps) -> Finding | None:
+    """Ranks that make unequal numbers of steps have none in common: what is due in a step depends on where each was."""
+    made = Counter(rank for by_rank in theirs.values() for rank in by_rank).most_common()
+    (most, many), (least, few) = made[0], made[-1]
+    if many == few:
+        return None
+    return inconclusive(
+        f"in the twin rank {most} made {many} steps and rank {least} made {few}, as under DDP's Join. A step of one is "
+        "then no step of the other, and after a restart nobody can say which samples were due in which step"
+    )
 
 
 def _differs(history: History, ours: Steps, theirs: Steps, step: int) -> Finding:
@@ -127,12 +140,16 @@ def _differs(history: History, ours: Steps, theirs: Steps, step: int) -> Finding
         return failed(
             f"step {step} was done beyond the twin's last one ({max(theirs)}), with samples of its own", **measured
         )
-    story = f"{_story(history, ours, theirs, step, read)} {_sum(skipped, repeated)}"
+    story = f"{_story(history, ours, theirs, step, read, skipped)} {_sum(skipped, repeated)}"
     return failed(story, First(What.SAMPLES, step), **measured)
 
 
-def _story(history: History, ours: Steps, theirs: Steps, step: int, read: Read, other: str = "the twin") -> str:
-    """The likeliest story of the first step whose samples are others than those of `other`."""
+def _story(
+    history: History, ours: Steps, theirs: Steps, step: int, read: Read, skipped: Samples | None = None,
+    other: str = "the twin",
+) -> str:  # fmt: skip
+    """The likeliest story of the first step whose samples are others than those of `other`. `skipped`: those that did
+    not come later either; None: that is not known."""
     got, due = _count(ours[step], read), _count(theirs[step], read)
     attempt = history.attempt(next(iter(ours[step].values())).attempt)
     base = attempt.base if attempt and attempt.number else None
@@ -151,12 +168,15 @@ def _story(history: History, ours: Steps, theirs: Steps, step: int, read: Read, 
     if usual is None:
         return f"{_partly(ours, theirs, step, read, other, resumed)}."
     if usual > step:
-        lost = _named(_total((theirs[at] for at in range(step, usual) if at in theirs), read))
-        return f"{lost} were skipped {resumed}: step {step} consumed those of step {usual}."
-    again = base is not None and step == base + 1 and usual == 1
-    why = "the data starts over: likeliest the sampler restarted, or the RNG that draws the batches" if again else (
-        "the data was rewound"
-    )  # fmt: skip
+        lost = _total((theirs[at] for at in range(step, usual) if at in theirs), read)
+        made_good = skipped is not None and not lost & skipped
+        what = "came later than they were due," if made_good else "were skipped"
+        return f"{_named(lost)} {what} {resumed}: step {step} consumed those of step {usual}."
+    why = "the data was rewound"
+    if base is not None and step == base + 1 and usual == 1:
+        drawn = all(isinstance(one, int) for one in got)
+        likely = ": likeliest the sampler restarted, or the RNG that draws the batches"
+        why = f"the data starts over{likely if drawn else ''}"
     return f"{_named(got)} were consumed twice, in steps {usual} and {step}, {resumed}: {why}."
 
 
@@ -194,10 +214,10 @@ def _alone(run: Record, history: History) -> Finding:
         if len(by_rank) < size[attempt] or not _all_seen(by_rank):
             continue
         old = first.setdefault(step, by_rank)
-        if _count(old) != _count(by_rank):
+        if not _same(old, by_rank):
             earlier = {at: done for at, done in first.items() if attempt not in {one.attempt for one in done.values()}}
             read = _reader({step: by_rank}, earlier)
-            story = _story(history, {step: by_rank}, earlier, step, read, "the first execution")
+            story = _story(history, {step: by_rank}, earlier, step, read, other="the first execution")
             return failed(story, First(What.SAMPLES, step), step=step)
         if old is not by_rank:
             redone.add(step)
@@ -243,11 +263,29 @@ def _indices(one: Execution) -> tuple[Hashable, ...]:
     return one.indices
 
 
+def _by_index(one: Execution) -> tuple[Hashable, ...]:
+    return one.indices or _digests(one)
+
+
 def _reader(*histories: Steps) -> Read:
-    """By what samples are told from each other in words: by index where all are known, since contents may be drawn anew
-    each time. That they were the same is for the digests to say."""
-    every = [one for steps in histories for by_rank in steps.values() for one in by_rank.values()]
-    return _indices if all(one.indices and len(one.indices) == len(one.samples) for one in every) else _digests
+    """By what samples are told from each other in words: by index where it is known, since contents may be drawn anew
+    each time; but not where some side does not know it. That they were the same is not for this to say."""
+    knows: dict[int, set[bool]] = {}
+    for steps in histories:
+        for step, by_rank in steps.items():
+            knows.setdefault(step, set()).update(bool(one.indices) for one in by_rank.values())
+    return _digests if any(len(found) > 1 for found in knows.values()) else _by_index
+
+
+def _same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
+    """Whether they are of the same samples. Contents decide where each digest is of one sample, whatever its index.
+    Elsewhere they are of other things in the batch (tokens of packed samples), and indices have to be the same, too."""
+    if _count(mine) != _count(others):
+        return False
+    every = [*mine.values(), *others.values()]
+    if not all(one.indices for one in every) or all(len(one.indices) == len(one.samples) for one in every):
+        return True
+    return _count(mine, _indices) == _count(others, _indices)
 
 
 def _count(by_rank: Mapping[int, Execution], read: Read = _digests) -> Samples:
@@ -265,6 +303,8 @@ def _all_seen(by_rank: Mapping[int, Execution]) -> bool:
 def _sum(skipped: Samples, repeated: Samples) -> str:
     if not skipped and not repeated:
         return "In the end each sample was consumed as often as in the twin."
+    if not skipped:
+        return f"In all, none was skipped and {repeated.total()} were consumed too often."
     return f"In all, {skipped.total()} samples were skipped and {repeated.total()} consumed too often."
 
 

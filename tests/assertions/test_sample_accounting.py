@@ -185,3 +185,85 @@ def test_a_rank_that_is_ahead_by_a_part_of_a_batch_is_named(trainer: Any) -> Non
     assert finding.outcome is Outcome.FAILED
     assert "samples 124-125 were skipped on rank 1 alone, after the resume from step 15" in finding.reason
     assert "samples 132-133 of step 17 came in step 16" in finding.reason
+
+
+def _each(run: Any, change: Any) -> Any:
+    """The record with other data in each step: `change` gets the event and its global step."""
+
+    def changed(e: Any) -> Any:
+        step = (e.step or 0) + (15 if e.attempt else 0)
+        return replace(e, data={**e.data, **change(e, step)}) if e.kind is Kind.STEP else e
+
+    return replace(run, events=tuple(changed(e) for e in run.events))
+
+
+def test_samples_that_nobody_digested_are_told_apart_by_index(trainer: Any) -> None:
+    """Where the digests are of something that all batches hold, their indices show that the sampler restarted."""
+
+    def masked(run: Any) -> Any:
+        return _each(run, lambda e, step: {"samples": ["mask"] * 5})
+
+    twin = masked(trainer().record())
+    healthy = SampleAccounting().judge(masked(trainer(kills=KILL).record()), [twin])
+    assert (healthy.outcome, healthy.measured["samples"]) == (Outcome.PASSED, 240), healthy.reason
+    finding = SampleAccounting().judge(masked(trainer(kills=KILL, broken=frozenset({"sampler"})).record()), [twin])
+    assert finding.outcome is Outcome.FAILED
+    assert "samples 0-7 were consumed twice, in steps 1 and 16" in finding.reason
+    assert "the sampler restarted" in finding.reason
+
+
+def test_no_sampler_is_blamed_that_nobody_saw(trainer: Any) -> None:
+    """Without indices there may be no sampler at all: only that the data began again is said."""
+    runs = [trainer(kills=KILL, broken=frozenset({"sampler"})).record(), trainer().record()]
+    run, twin = (_each(one, lambda e, step: {"indices": None}) for one in runs)
+    reason = SampleAccounting().judge(run, [twin]).reason
+    assert reason.count("the data starts over") == 1
+    assert "sampler" not in reason
+
+
+def test_what_comes_later_is_not_skipped(trainer: Any) -> None:
+    """Every epoch has the same order, and the job goes on for longer: what it left out after the resume came later, so
+    that nothing is called skipped in one sentence, and none in the next."""
+
+    def in_epochs(run: Any, ahead: int) -> Any:
+        def one(e: Any, step: int) -> dict[str, Any]:
+            indices = [(index + (ahead if e.attempt else 0)) % 64 for index in e.data["indices"]]
+            return {"indices": indices, "samples": [f"d{index}" for index in indices]}
+
+        return _each(run, one)
+
+    run = in_epochs(trainer(kills=KILL, steps=37).record(), 24)
+    finding = SampleAccounting().judge(run, [in_epochs(trainer().record(), 0)])
+    assert finding.outcome is Outcome.FAILED
+    assert "came later than they were due, after the resume from step 15: step 16 consumed those of step 19" in (
+        finding.reason
+    )
+    assert finding.reason.endswith("In all, none was skipped and 56 were consumed too often.")
+    assert (finding.measured["skipped"], finding.measured["repeated"]) == (0, 56)
+
+
+def test_ranks_that_make_unequal_numbers_of_steps_share_none(trainer: Any) -> None:
+    """Under DDP's Join a rank with fewer batches is at another sample in the same step: what was due is not known."""
+    whole = trainer().record()
+    ends = [e for e in whole.events if not (e.kind is Kind.STEP and e.rank == 1 and (e.step or 0) > 20)]
+    twin = replace(whole, events=tuple(ends))
+    finding = SampleAccounting().judge(_shift(trainer(kills=KILL).record(), 16), [twin])
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+    assert "rank 0 made 30 steps and rank 1 made 20" in finding.reason
+
+
+def test_steps_without_indices_hide_none_of_the_others(trainer: Any) -> None:
+    """A generator is fed with noise in each second step, and the critic with samples: theirs are named by index."""
+
+    def fed(run: Any, renamed: str) -> Any:
+        def one(e: Any, step: int) -> dict[str, Any]:
+            if step % 2:
+                return {"indices": None, "samples": [f"noise{step}-{e.rank}"]}
+            return {"samples": [f"{renamed if e.attempt else 'd'}{index}" for index in e.data["indices"]]}
+
+        return _each(run, one)
+
+    run = fed(trainer(kills=KILL, broken=frozenset({"sampler"})).record(), "a")
+    finding = SampleAccounting().judge(run, [fed(trainer().record(), "d")])
+    assert finding.outcome is Outcome.FAILED
+    assert "samples 0-7 in step 16" in finding.reason

@@ -102,7 +102,7 @@ class Recovery:
     fault: str
     parts: Mapping[
         str, float | None
-    ]  # felt, detected, torn_down, rendezvous, workers_up, restored, first_step, caught_up
+    ]  # felt, detected, torn_down, rendezvous, workers_up, imported, set_up, restored, first_step, caught_up
     lost_steps: int | None
 
 

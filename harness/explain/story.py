@@ -24,7 +24,8 @@ from torchaos.harness.words import moment_in_words, seconds_in_words, target_in_
 _PARTS = {
     "felt": "the fault was felt", "detected": "torchelastic or the job's end told of it",
     "torn_down": "the last rank of that attempt was gone", "rendezvous": "the ranks had found each other again",
-    "workers_up": "all ranks were up", "restored": "the checkpoint was loaded",
+    "workers_up": "all ranks were up", "imported": "all had imported torch",
+    "set_up": "all had been set up and began to load", "restored": "the checkpoint was loaded",
     "first_step": "the first step was done", "caught_up": "the job had got further than before",
 }  # fmt: skip
 _VERBS = {

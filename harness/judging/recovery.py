@@ -18,7 +18,10 @@ from torchaos.harness.record import Record
 from torchaos.harness.result import Recovery
 
 # In the order in which they happen; seconds since the fault was applied.
-PARTS = ("felt", "detected", "torn_down", "rendezvous", "workers_up", "restored", "first_step", "caught_up")
+PARTS = (
+    "felt", "detected", "torn_down", "rendezvous", "workers_up", "imported", "set_up", "restored", "first_step",
+    "caught_up",
+)  # fmt: skip
 
 _DETECTED = (Kind.ELASTIC_FAILURE, Kind.ELASTIC_TEARDOWN, Kind.JOB_EXITED)
 
@@ -124,9 +127,20 @@ def _parts_of(back: Attempt, history: History, after: _After) -> dict[str, float
     return {
         "rendezvous": after.last(_is_rendezvous, up) or after.last(_is_start, up),
         "workers_up": up,
+        "imported": _by_all(back, after, lambda e: e.kind is Kind.AGENT_STARTED and bool(e.data["torch"])),
+        "set_up": _by_all(back, after, lambda e: e.kind is Kind.LOAD_BEGIN and (first is None or e.mono_s <= first)),
         "restored": max((at for at in loads if first is None or at <= first), default=None),
         "first_step": first,
     }
+
+
+def _by_all(back: Attempt, after: _After, wanted: Callable[[Event], bool]) -> float | None:
+    """When the last rank of the attempt had come to its first event of that kind; None where one never did."""
+    came: dict[int, float] = {}
+    for event in after.events:
+        if event.attempt == back.number and event.rank is not None and wanted(event):
+            came.setdefault(event.rank, event.mono_s)
+    return max(came.values()) if came and back.ranks.keys() <= came.keys() else None
 
 
 def _lost(history: History, attempt: int, reached: int | None) -> int | None:

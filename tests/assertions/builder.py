@@ -91,7 +91,7 @@ class Trainer:
             data = {"pid": self._pid(attempt, rank), "start_ticks": attempt, "local_rank": rank, "world_size": world}
             self.emit(Kind.RANK_UP, {**data, "node": 0}, rank, attempt, after=0.2)
             if not self.log_only:
-                self.emit(Kind.AGENT_STARTED, {**data, "python": "", "torch": "", "hooks": []}, rank, attempt)
+                self.emit(Kind.AGENT_STARTED, {**data, "python": "", "torch": "2.13.0", "hooks": []}, rank, attempt)
         base, state = self._resume(attempt, world)
         for step in range(base + 1, self.steps + 1):
             if self.freeze and attempt == 0 and step == self.freeze[0]:
@@ -116,6 +116,7 @@ class Trainer:
             return 0, state
         path = f"/job/checkpoints/step-{base}"
         for rank in range(world if self.loads_seen and not self.log_only else 0):
+            self.emit(Kind.LOAD_BEGIN, {"path": path, "format": "dcp"}, rank, attempt, 0)
             data = {"path": path, "format": "dcp", "ok": True, "numbers": {"step": base}}
             self.emit(Kind.LOAD_END, data, rank, attempt, 0)
         kept = {

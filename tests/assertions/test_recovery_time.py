@@ -49,6 +49,8 @@ def test_parts_come_in_order_and_from_the_right_events(trainer: Any) -> None:
     assert one.parts["torn_down"] == pytest.approx(at[Kind.RANK_EXITED][1] - hit)
     assert one.parts["rendezvous"] == pytest.approx(at[Kind.ELASTIC_RENDEZVOUS][0] - hit)
     assert one.parts["workers_up"] == pytest.approx(at[Kind.RANK_UP][-1] - hit)
+    assert one.parts["imported"] == pytest.approx(at[Kind.AGENT_STARTED][-1] - hit)
+    assert one.parts["set_up"] == pytest.approx(at[Kind.LOAD_BEGIN][-1] - hit)
     assert one.parts["restored"] == pytest.approx(at[Kind.LOAD_END][-1] - hit)
     later = [e for e in run.events if e.kind is Kind.STEP and e.attempt == 1]
     assert one.parts["first_step"] == pytest.approx(later[0].mono_s - hit)

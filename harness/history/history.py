@@ -89,11 +89,15 @@ class History:
         return dict(sorted(found.items()))
 
     def _put_back(self, part: Segment) -> bool:
-        """Whether a segment without steps put the job back: it loaded a checkpoint of this run and did not end well."""
+        """Whether a segment without steps put the job back: it loaded a checkpoint of this run. Not where it saved, so
+        that its steps were not seen, or ended well with an older one than it had, which may be for an evaluation."""
+        saved = any(save.attempt == part.number for save in self.saves)
+        if saved or part.base is None or not any(one.name == RECORD for one in part.witnesses):
+            return False
         attempt = self.attempt(part.number)
         ended_well = attempt is not None and set(attempt.exit_codes.values()) == {0}
-        own_checkpoint = any(one.name == RECORD for one in part.witnesses)
-        return part.base is not None and own_checkpoint and not ended_well
+        had = [one.global_step or 0 for one in self.saves if one.ok and one.attempt < part.number]
+        return not ended_well or part.base >= max(had, default=0)
 
     @property
     def segments(self) -> tuple[Segment, ...]:

@@ -269,15 +269,19 @@ def test_names_that_are_whole_stay_as_they_are() -> None:
 
 
 def test_a_resume_that_makes_no_step_is_placed_by_its_load() -> None:
-    """A job that dies right after its load has lost the steps since that checkpoint; one that ends well is done."""
+    """A job that makes no step after its load has lost the steps since that checkpoint, whether it dies or holds itself
+    done; not if it ends well with an older one than it had, which may have been for an evaluation."""
     run = Trainer(kills=[(18, 1)]).record()
     first = next(n for n, event in enumerate(run.events) if event.kind is Kind.STEP and event.attempt == 1)
-    events = run.events[:first]
+    events = list(run.events[:first])
     history = History.of(events)
     assert [one.base for one in history.attempts] == [0, 15]
     assert (history.last_step, history.highest_step()) == (15, 17)
     ends = [event for event in run.events[first:] if event.kind is Kind.RANK_EXITED]
-    assert History.of([*events, *ends]).last_step == 17
+    assert History.of([*events, *ends]).last_step == 15
+    older = [_with(e, path="/job/checkpoints/step-10") if e.kind is Kind.LOAD_END else e for e in events]
+    assert History.of([*older, *ends]).last_step == 17
+    assert History.of(older).last_step == 10
 
 
 def _inventory(step: int) -> dict[str, Any]:

@@ -81,3 +81,12 @@ def test_a_line_of_the_jobs_own_watchdog() -> None:
     both = list(reader.read(f"no progress for 5 s: {ABORT}", restarts=0))
     assert [one.data["cause"] for one in both] == ["teardown-abort", "own-watchdog"]
     assert list(reader.read("step 3 loss 1.0", restarts=0)) == []
+
+
+def test_the_page_says_which_tell_of_a_hang() -> None:
+    """What `hang_detected` takes for the job's own notice is said beside the table."""
+    page = PAGE.read_text()
+    sentence = page[page.index("`hang_detected: {by: job}`") : page.index("say that the job noticed a hang")]
+    assert {one.name for one in CAUSES if one.hang} == set(sentence.replace("`", " ").replace(",", " ").split()) & set(
+        BY_NAME
+    )

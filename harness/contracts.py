@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchaos.harness.network.link import Link
     from torchaos.harness.proxy.server import Endpoint
     from torchaos.harness.record import Record
+    from torchaos.harness.undo.touches import Touches
 
 Where = Literal["rank", "node"]
 # as_targeted: agents when the target names nodes, else ranks; the others: no process that can be named beforehand
@@ -61,6 +62,10 @@ class Handle(Protocol):
     """How to take one change back, as data: a frozen dataclass whose fields are JSON. Few, closed, in undo/handles."""
 
     kind: ClassVar[str]
+
+    def touches(self) -> Touches:
+        """What it may touch: checked before a fault lands, and before it is healed from a log."""
+        ...
 
     def restore(self) -> None:
         """Set the known-good state. Repeatable; spares strangers (checks identity first)."""

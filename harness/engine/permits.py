@@ -13,11 +13,7 @@ from pathlib import Path
 
 from torchaos.harness.contracts import ChaosError, Handle
 from torchaos.harness.plan import Plan
-from torchaos.harness.undo.containers import Container
-from torchaos.harness.undo.file import File
-from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
-from torchaos.harness.undo.network import Names
-from torchaos.harness.undo.space import Space
+from torchaos.harness.undo.touches import Touches
 
 
 class NotPermitted(ChaosError):
@@ -72,25 +68,25 @@ class Permits:
         that is the host's."""
         members: Mapping[int, int] | None = None
         for handle in changes:
-            if isinstance(handle, Process):
+            touches = _touches(handle)
+            if touches.process is not None:
                 members = self.members() if members is None else members
-                if members.get(handle.pid) != handle.start_ticks:
-                    raise NotPermitted(f"process {handle.pid} is not one of the job's, so it is left alone")
-            elif isinstance(handle, (JobProcesses, Container)) and not handle.run_id.startswith(self.run_id):
-                raise NotPermitted(f"{handle.run_id} is another run, so what is its is left alone")
-            elif isinstance(space := getattr(handle, "space", None), Space):
-                check_network(Path(f"/proc/{space.pid}/ns/net"), self.plan.consent)
-                if isinstance(handle, Names):
-                    self.check_path(Path(handle.path))
-            elif isinstance(handle, (File, PageSlot)) or hasattr(handle, "target"):
-                self.check_path(Path(getattr(handle, "path", "") or getattr(handle, "target", "")))
-            if isinstance(handle, File) and handle.copy:
-                self._check_copy(Path(handle.copy))
+                pid, start_ticks = touches.process
+                if members.get(pid) != start_ticks:
+                    raise NotPermitted(f"process {pid} is not one of the job's, so it is left alone")
+            if touches.run_id is not None and not touches.run_id.startswith(self.run_id):
+                raise NotPermitted(f"{touches.run_id} is another run, so what is its is left alone")
+            if touches.network is not None:
+                check_network(Path(f"/proc/{touches.network.pid}/ns/net"), self.plan.consent)
+            if touches.path is not None:
+                self.check_path(Path(touches.path))
+            if touches.own:
+                self._check_own(Path(touches.own))
 
-    def _check_copy(self, copy: Path) -> None:
+    def _check_own(self, path: Path) -> None:
         """Raises NotPermitted where whoever heals from the undo log would not believe that it is ours."""
-        if not copy.resolve().is_relative_to(self.folders[0].resolve()):
-            raise NotPermitted(f"{copy}: a copy outside the run directory; give File.of the site's undo_copies")
+        if not path.resolve().is_relative_to(self.folders[0].resolve()):
+            raise NotPermitted(f"{path}: outside the run directory; for a copy, give File.of the site's undo_copies")
 
     def check_path(self, path: Path) -> None:
         """Raises NotPermitted unless it is in the run directory or among the job's checkpoints, links resolved."""
@@ -98,6 +94,14 @@ class Permits:
         if not any(found.is_relative_to(folder.resolve()) for folder in self.folders):
             allowed = " or ".join(str(folder) for folder in self.folders)
             raise NotPermitted(f"{path}: it is not in {allowed}, and nothing else is touched")
+
+
+def _touches(handle: Handle) -> Touches:
+    """Raises NotPermitted where it doesn't say."""
+    try:
+        return handle.touches()
+    except (AttributeError, ValueError) as error:
+        raise NotPermitted(f"{type(handle).__name__} does not say what it touches: {error}") from error
 
 
 def check_network(namespace: Path, consent: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from torchaos.harness.undo import proc
+from torchaos.harness.undo.touches import Touches
 
 PERIOD_US = 10_000  # a rank is held back for a few milliseconds at a time
 _PREFIX = "torchaos-"
@@ -30,6 +31,9 @@ class CpuCgroup:
     def __post_init__(self) -> None:
         if not Path(self.path).name.startswith(_PREFIX) or ".." in Path(self.path).parts:
             raise ValueError(f"{self.path} is not a cgroup of torchaos")
+
+    def touches(self) -> Touches:
+        return Touches(marked=self.path)
 
     def restore(self) -> None:
         group, end = Path(self.path), time.monotonic() + _EMPTY_S

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from torchaos.harness.docker.engine import ANSWER_S, NODE, RUN, EngineError, engine, of_run
+from torchaos.harness.undo.touches import Touches
 
 _SETTLE_S = 0.3  # the engine may still be at what somebody asked before dying
 _QUIET_S = 3.0  # so long it may be at making a container
@@ -30,6 +31,9 @@ class _OfRun:
     def __post_init__(self) -> None:
         if not (self.run_id and self.engine.startswith("unix://")):
             raise ValueError("what a run made can't be told without its id, nor without the engine's socket")
+
+    def touches(self) -> Touches:
+        return Touches(run_id=self.run_id)
 
     def restore(self) -> None:
         """Raises EngineError, with what the engine says of the first that did not go within `_END_S` and a little."""
@@ -146,6 +150,9 @@ class Container:
     def __post_init__(self) -> None:
         if self.part not in ("running", "network", "limits") or not (self.id and self.run_id):
             raise ValueError(f"container {self.id} can't be guarded with the part {self.part!r}")
+
+    def touches(self) -> Touches:
+        return Touches(run_id=self.run_id)
 
     def restore(self) -> None:
         with engine(self.engine) as client:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from torchaos.harness.undo.disk import owner_only, sync_folder
+from torchaos.harness.undo.touches import Touches
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class File:
     made: str | None = None  # SHA-256 of what the fault puts in its place
     yields: bool = False
     removes: bool = False  # the fault itself removes it
+
+    def touches(self) -> Touches:
+        return Touches(path=self.path, own=self.copy)
 
     @classmethod
     def of(

@@ -22,6 +22,7 @@ from torchaos.harness.undo.file import File
 from torchaos.harness.undo.mount import Mount
 from torchaos.harness.undo.network import LinkUp, Names, NftTable, Qdisc, QueueRule
 from torchaos.harness.undo.proxy import Toxic
+from torchaos.harness.undo.touches import Touches
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Handle
@@ -42,6 +43,9 @@ class Process:
     def __post_init__(self) -> None:
         if self.action not in ("resume", "end") or self.pid <= 1:
             raise ValueError(f"process {self.pid} can't be guarded with the action {self.action!r}")
+
+    def touches(self) -> Touches:
+        return Touches(process=(self.pid, self.start_ticks))
 
     @classmethod
     def of(cls, pid: int, action: Literal["resume", "end"]) -> Process:
@@ -96,6 +100,9 @@ class JobProcesses:
         if not self.run_id:
             raise ValueError("a job's processes can't be told without its run id")
 
+    def touches(self) -> Touches:
+        return Touches(run_id=self.run_id)
+
     def restore(self) -> None:
         deadline = time.monotonic() + END_S
         while members := proc.family(self.run_id):  # again, for those born meanwhile
@@ -119,6 +126,9 @@ class PageSlot:
     kind: ClassVar[str] = "page_slot"
     path: str
     GO_ON: ClassVar[int] = 2**62  # releases every firing there will ever be
+
+    def touches(self) -> Touches:
+        return Touches(path=self.path, own=self.path)
 
     def restore(self) -> None:
         page = self._open()
@@ -159,7 +169,7 @@ class PageSlot:
 def check_within(handle: Handle, folders: Collection[Path]) -> None:
     """Raises ValueError where a page, a file of names or a saved copy is in none of the run's own folders: the log that
     says so was damaged, or is another run's."""
-    said = handle.copy if isinstance(handle, File) else handle.path if isinstance(handle, (PageSlot, Names)) else None
+    said = handle.touches().own
     if said is None:
         return
     found = Path(said)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from torchaos.harness.undo.touches import Touches
+
 _DETACH = 2  # MNT_DETACH of umount2(2): also while files in it are open
 _NO_FOLLOW = 8  # UMOUNT_NOFOLLOW
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -30,6 +32,9 @@ class Mount:
     def __post_init__(self) -> None:
         if not self.tag.startswith("torchaos-") or "/" in self.tag or not os.path.isabs(self.target):
             raise ValueError(f"{self.target} with the source {self.tag!r} is no mount of torchaos")
+
+    def touches(self) -> Touches:
+        return Touches(path=self.target)
 
     @classmethod
     def of(cls, target: Path, tag: str) -> Mount:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from torchaos.harness.undo.space import Space
+from torchaos.harness.undo.touches import Touches
 
 QDISC_MARK = "ca05:"  # the handle of a root qdisc that is ours
 _OURS = re.compile(r"torchaos_[a-z0-9_]{1,19}")
@@ -26,6 +27,9 @@ class _InSpace:
     @property
     def space(self) -> Space:
         return Space(self.pid, self.start_ticks)
+
+    def touches(self) -> Touches:
+        return Touches(network=self.space)
 
     def restore(self) -> None:
         """Again where it fails: a tool that the dead harness had just started may come in between."""
@@ -133,6 +137,9 @@ class Names(_InSpace):
     kind: ClassVar[str] = "names"
     path: str
     text: str
+
+    def touches(self) -> Touches:
+        return Touches(network=self.space, path=self.path, own=self.path)
 
     def _is_good(self) -> bool:
         try:

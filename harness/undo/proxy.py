@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchaos.harness.proxy.api import Api
+from torchaos.harness.undo.touches import Touches
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Toxic:
     def __post_init__(self) -> None:
         if not self.mark.startswith("torchaos_"):
             raise ValueError(f"{self.mark!r} does not bear our mark, so these toxics are not ours to take away")
+
+    def touches(self) -> Touches:
+        return Touches(marked=self.mark)
 
     @property
     def _api(self) -> Api:

@@ -21,6 +21,7 @@ from torchaos.harness.scenario import load
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
 from torchaos.harness.undo.network import LinkUp
+from torchaos.harness.undo.touches import Touches
 
 Planned = Callable[..., Plan]
 KILL = {"inject": "process.kill", "target": {"rank": 1}, "when": {"step": 3}}
@@ -170,12 +171,29 @@ def test_touches_nothing_that_is_not_the_jobs(planned: Planned, tmp_path: Path) 
         (replace(me, start_ticks=me.start_ticks + 1), "not one of the job's"),
         (JobProcesses("run-2"), "another run"),
         (File.of(outside / "data", outside, copies), "nothing else is touched"),
-        (File.of(inside / "data", inside, outside), "a copy outside the run directory"),
+        (File.of(inside / "data", inside, outside), "outside the run directory"),
         (PageSlot(str(inside / "link" / "data")), "nothing else is touched"),
         (LinkUp(me.pid, me.start_ticks, "eth0"), "network of the whole host"),
     ):
         with pytest.raises(NotPermitted, match=says):
             permits.check_changes([handle])
+
+
+def test_a_handle_that_does_not_say_what_it_touches_is_refused(planned: Planned, tmp_path: Path) -> None:
+    """A new kind of handle is not permitted by default: neither without a declaration, nor with an empty one."""
+
+    @dataclass(frozen=True)
+    class Silent:
+        kind = "silent"
+
+    class Empty(Silent):
+        def touches(self) -> Touches:
+            return Touches()
+
+    permits = Permits(planned(KILL), "run-1", [tmp_path], dict, lambda: 8)
+    for handle in (Silent(), Empty()):
+        with pytest.raises(NotPermitted, match="does not say what it touches"):
+            permits.check_changes([handle])  # type: ignore[list-item]
 
 
 def test_the_hosts_network_needs_consent() -> None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Harm, Need, Outcome, failed, inconclusive, passed
 from torchaos.harness.judging.contents import checkpoints_of
 from torchaos.harness.judging.replicas import each, why_no_steps
 from torchaos.harness.judging.resumes import Resume, name_of, resumes
+from torchaos.harness.judging.unrestarted import not_restarted
 from torchaos.harness.judging.unseen import why_unplaced, why_unseen
 from torchaos.harness.record import Record
 from torchaos.harness.replicas import records_of
@@ -34,7 +34,7 @@ class NoLostWork:
         found = resumes(run)
         if not found:
             if len(history.attempts) == 1:
-                return _not_restarted(run)
+                return not_restarted(run, "so no step was lost")
             return _not_resumed(run)
         finding = self._worst(run, found)
         lost = [one.reached - one.attempt.base for one in found if one.attempt.base is not None]
@@ -99,19 +99,6 @@ def _all_were_seen(run: Record) -> bool:
     """Whether every checkpoint that lies there in the end was seen saved, so that no other can have been missed."""
     there = checkpoints_of(run) or []
     return bool(there) and all(one.saved_s is not None for one in there)
-
-
-def _not_restarted(run: Record) -> Finding:
-    """One attempt was seen. It lost nothing if it went well, and if no other could have been missed."""
-    if run.history.source != "agent" or sum(1 for _ in run.of_kind(Kind.JOB_STARTED)) > 1:
-        return inconclusive("one attempt was seen, and without an agent in each nothing shows that there was no other")
-    on_purpose = any(event.data.get("enough") for event in run.of_kind(Kind.STOPPED))
-    codes = [event.data["exit_code"] for event in run.of_kind(Kind.JOB_EXITED)]
-    if not on_purpose and codes[-1:] != [0]:
-        unknown = not codes or codes[-1] is None
-        how = "nobody saw how it ended" if unknown else f"ended with exit code {codes[-1]}"
-        return inconclusive(f"the job was not restarted, and {how}: there is no resume to judge")
-    return passed("the job was not restarted, so no step was lost", resumes=0)
 
 
 def _not_resumed(run: Record) -> Finding:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from torchaos.harness.agent.check_sums import is_whole
 from torchaos.harness.contracts import Finding, First, Harm, Need, Outcome, What, failed, inconclusive, passed
 from torchaos.harness.history import Execution, History
 from torchaos.harness.judging.agreement import before, history_of, until
-from torchaos.harness.judging.corruption import SHARDED
 from torchaos.harness.judging.landings import landings
 from torchaos.harness.judging.parameters import AgainstTwins
 from torchaos.harness.judging.quantities import relative
@@ -185,7 +185,7 @@ class _Digests:
 def _differ(by_rank: Mapping[int, Execution]) -> bool | None:
     """Whether the ranks hold different parameters; None where that can't be told."""
     sums = [one.parameters for one in by_rank.values()]
-    if len(sums) < 2 or any(one is None or one.startswith(SHARDED) for one in sums):
+    if len(sums) < 2 or not all(one is not None and is_whole(one) for one in sums):
         return None
     return len(set(sums)) > 1
 

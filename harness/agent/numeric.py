@@ -11,8 +11,9 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
+from .check_sums import as_integers, local
 from .fault import Fault
-from .state import as_integers, local, parameters
+from .state import parameters
 from .wire import Kind
 
 if TYPE_CHECKING:

@@ -1,8 +1,5 @@
-"""What the training state is, in a few bytes: a check sum of the parameters after each step, and the gradient's norm.
-
-The check sum is the sum of each parameter's bits, taken as integers, so that any one flipped bit changes it; it is
-made where the parameters are, and read back once a step. Parameters that are spread over ranks have one each, marked
-as such.
+"""What the training state is, in a few bytes: check sums of the parameters and of the optimizers' moments after each
+step and before the first, and the gradient's norm. See check_sums.py for what a check sum is.
 
 A check sum tells that two runs differ, and not by how much. A *sketch* does: the norm of all parameters, and SUMS sums
 over them, each with other signs, one per parameter. Where two runs differ, each sum differs by about the norm of the
@@ -13,17 +10,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
 from .agent import Agent
+from .check_sums import check_sum, local
+from .tally import Shown
 from .wire import Kind
 
+_MOST_MOMENTS = 16  # of one parameter
 SPIKE, MEMORY = 10.0, 20  # a norm over so many times the mean of so many steps before is told of at once
 SUMS = 8  # of a sketch
-SHARDED = "shard-"  # before a check sum of what is one rank's own part
 
 
 class StateHook:
@@ -38,8 +36,7 @@ class StateHook:
         torch = self._torch
         grads = [local(one.grad) for one in parameters(self._agent.optimizers) if one.grad is not None]
         if self._fresh:
-            now = self._agent.tally.now
-            self._fresh, now.restored, now.restored_sketch = False, self._digest(), self._sketch()
+            self._fresh, self._agent.tally.now.before = False, self._shown()
         with torch.no_grad():
             if grads:  # at once, since the step may never be over
                 norms = torch.stack([torch.linalg.vector_norm(grad.detach(), dtype=torch.float32) for grad in grads])
@@ -54,23 +51,22 @@ class StateHook:
             self._agent.emit(Kind.NOTE, {"text": f"the norm of the gradient is {norm:.6g}", "norm": norm})
 
     def _note_parameters(self) -> None:
-        digest = self._digest()
-        if digest is not None:
+        shown = self._shown()
+        if shown is not None:
             self._agent.saw("state")
-            self._agent.tally.now.parameters, self._agent.tally.now.sketch = digest, self._sketch()
+            self._agent.tally.now.after = shown
 
-    def _digest(self) -> str | None:
-        torch, found = self._torch, parameters(self._agent.optimizers)
+    def _shown(self) -> Shown | None:
+        torch, optimizers = self._torch, self._agent.optimizers
+        found = parameters(optimizers)
         if not found:
             return None
-        with torch.no_grad():
-            sums = torch.stack([as_integers(torch, local(one)).sum(dtype=torch.int64) for one in found]).tolist()
-        sharded = any(local(one) is not one for one in found)
-        digest = blake2b(repr(sums).encode(), digest_size=6).hexdigest()
-        return f"{SHARDED}{digest}" if sharded else digest
+        return Shown(
+            check_sum(torch, list(enumerate(found))), check_sum(torch, list(moments(optimizers))), self._sketch(found)
+        )
 
-    def _sketch(self) -> list[float]:
-        torch, found = self._torch, [local(one).detach() for one in parameters(self._agent.optimizers)]
+    def _sketch(self, whole: Sequence[Any]) -> list[float]:
+        torch, found = self._torch, [local(one).detach() for one in whole]
         real = [torch.view_as_real(one) if one.is_complex() else one for one in found]
         exact = torch.float32 if any(one.device.type == "mps" for one in real) else torch.float64
         with torch.no_grad():
@@ -90,14 +86,9 @@ def parameters(optimizers: Sequence[Any]) -> list[Any]:
     return list({id(one): one for group in groups for one in group}.values())
 
 
-def local(tensor: Any) -> Any:
-    """This rank's part of a DTensor; any other tensor is whole."""
-    part = getattr(tensor, "_local_tensor", None)
-    return tensor if part is None else part
-
-
-def as_integers(torch: Any, tensor: Any) -> Any:
-    """The same memory, read as integers of the same size."""
-    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return real.detach().view(kinds[real.element_size()])
+def moments(optimizers: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """What these optimizers keep of each parameter, such as Adam's two averages, with a place for each."""
+    for place, one in enumerate(parameters(optimizers)):
+        states = (optimizer.state[one] for optimizer in optimizers if one in optimizer.state)
+        kept = {name: value for state in states for name, value in state.items() if getattr(value, "ndim", 0)}
+        yield from ((_MOST_MOMENTS * place + number, kept[name]) for number, name in enumerate(sorted(kept)))

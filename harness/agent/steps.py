@@ -206,13 +206,12 @@ class StepHooks:
         """A step that a job calls off, as torchft does where a replica is gone, is no iteration."""
         if self._counter.dropped(id(optimizer)):
             self._trained.drop()
-            now = self._agent.tally.now
-            self._agent.tally.now = Segment(restored=now.restored, restored_sketch=now.restored_sketch)
+            self._agent.tally.now = Segment(before=self._agent.tally.now.before)
 
     def _put_back(self) -> None:
         """Where a job loads a state in the midst of an iteration, that iteration never was."""
         self._trained.put_back()
-        self._agent.tally.now = Segment(restored=self._agent.tally.now.restored)
+        self._agent.tally.now = Segment(before=self._agent.tally.now.before)
 
     def _skipped(self, optimizer: Any) -> Closed:
         self._step_begins(optimizer)
@@ -256,9 +255,11 @@ class StepHooks:
             "phases": agent.phases.take(), "skipped": segment.skipped,
         }  # fmt: skip
         if self._state is not None:
-            data.update(parameters=segment.parameters, norm=segment.norm, sketch=segment.sketch)
-            if segment.restored is not None:
-                data.update(restored=segment.restored, restored_sketch=segment.restored_sketch)
+            data["norm"] = segment.norm
+            if (after := segment.after) is not None:
+                data.update(parameters=after.parameters, moments=after.moments, sketch=after.sketch)
+            if (before := segment.before) is not None:
+                data.update(restored=before.parameters, restored_moments=before.moments, restored_sketch=before.sketch)
         agent.emit(Kind.STEP, data, agent.steps_over)
         if segment.pending:
             self._losses.step_over(agent.steps_over, segment)

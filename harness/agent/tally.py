@@ -8,6 +8,15 @@ from typing import Any
 from .digests import Batch
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What the training state was, in a few bytes: see state.py."""
+
+    parameters: str  # a check sum
+    moments: str  # a check sum of what the optimizers keep of the parameters
+    sketch: list[float]  # of the parameters
+
+
 @dataclass
 class Segment:
     """From the first backward to the end of the optimizer step that used it."""
@@ -19,10 +28,8 @@ class Segment:
     opt_step: int | None = None
     sched_step: int | None = None
     skipped: bool | None = False  # None: only the GPU knows
-    parameters: str | None = None  # their check sum at its end
-    restored: str | None = None  # in the first of a process: their check sum before anything was trained
-    sketch: list[float] = field(default_factory=list)  # of the parameters at its end, see state.py
-    restored_sketch: list[float] = field(default_factory=list)
+    after: Shown | None = None  # the training state at its end
+    before: Shown | None = None  # in the first segment of a process: before anything was trained
     norm: float | None = None  # of the gradient, at the end of the last backward
 
 
@@ -48,9 +55,7 @@ class Tally:
             whole.losses += one.losses
             whole.batches += [batch for batch in one.batches if batch not in whole.batches]
             whole.lr += one.lr
-            whole.parameters, whole.norm, whole.sketch = one.parameters, one.norm, one.sketch
-            whole.restored = whole.restored or one.restored
-            whole.restored_sketch = whole.restored_sketch or one.restored_sketch
+            whole.after, whole.before, whole.norm = one.after, whole.before or one.before, one.norm
             whole.opt_step = one.opt_step if whole.opt_step is None else whole.opt_step
             whole.sched_step = one.sched_step if whole.sched_step is None else whole.sched_step
             # Only an iteration all of whose steps were skipped has left the parameters alone.

@@ -35,6 +35,8 @@ class Execution:
     sketch: tuple[float | None, ...] = ()  # of the parameters after the step: their norm, then sums, see agent/state.py
     restored_sketch: tuple[float | None, ...] = ()
     restored: str | None = None  # in the first step of a process: the check sum of the parameters before it
+    moments: str | None = None  # the check sum of what the optimizers keep of the parameters, after the step
+    restored_moments: str | None = None  # in the first step of a process: the same before it
     segment: int = 0  # the local steps before its segment
 
     @property
@@ -100,7 +102,8 @@ def _of_step(event: Event, key: Key) -> Execution:
         tuple(rate for rate in _floats(data.get("lr")) if rate is not None),
         _number(data.get("opt_step")), _number(data.get("sched_step")),
         bool(data.get("skipped")), data.get("phases") or {}, data.get("parameters"), _number(data.get("norm")),
-        _floats(data.get("sketch")), _floats(data.get("restored_sketch")), data.get("restored"),
+        _floats(data.get("sketch")), _floats(data.get("restored_sketch")), data.get("restored"), data.get("moments"),
+        data.get("restored_moments"),
     )  # fmt: skip
 
 

@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from torchaos.harness.agent.check_sums import is_whole
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Evidence
 from torchaos.harness.history import Execution
 from torchaos.harness.judging.landings import landings
 from torchaos.harness.record import Record
 
-SHARDED = "shard-"
 _EXITS = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE)
 
 
@@ -33,7 +33,7 @@ class Step:
     def replicas_differ(self) -> bool | None:
         """None where they can't be compared: unseen, or spread over the ranks."""
         sums = [one.parameters for one in self.ranks.values()]
-        if len(sums) < 2 or any(one is None or one.startswith(SHARDED) for one in sums):
+        if len(sums) < 2 or not all(one is not None and is_whole(one) for one in sums):
             return None
         return len(set(sums)) > 1
 

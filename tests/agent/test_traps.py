@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from hashlib import blake2b
 from typing import Any
 
 import pytest
+import torch
+
+from torchaos.harness.agent.check_sums import check_sum
 
 LOOP = """
 import torch
@@ -239,13 +241,11 @@ opts[3] = None; gc.collect()  # one that is gone is no part of it
 sum(one.sum() for one in parts).backward()
 for one in opts:
     if one: one.step()
-left = parts[:3] + parts[4:]
-print("SUMS", [int(one.view(torch.int32).sum(dtype=torch.int64)) for one in left])
 """,
         hooks=("steps", "state"),
     )
-    sums = next(line for line in ran.output.splitlines() if line.startswith("SUMS")).removeprefix("SUMS ")
-    assert ran.steps[-1]["parameters"] == blake2b(sums.encode(), digest_size=6).hexdigest(), ran.output
+    left = [torch.full((2,), n + 0.5) for n in range(12) if n != 3]
+    assert ran.steps[-1]["parameters"] == check_sum(torch, list(enumerate(left))), ran.output
 
 
 def test_optimizer_in_backward(rank: Any) -> None:

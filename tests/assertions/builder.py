@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchaos.harness.agent.check_sums import MODULUS, SHARD
 from torchaos.harness.agent.wire import FIELDS, Event, Kind
 from torchaos.harness.plan import Plan, PlannedJob
 from torchaos.harness.record import Record
@@ -57,6 +58,7 @@ class Trainer:
     state_seen: bool = False  # the parameters' check sums and the gradient's norm
     sketched: bool = False  # and the parameters' sketches
     off: float = 0.0  # by which part of itself the weight is off after a resume
+    sharded: bool = False  # as FSDP2: every rank has a part, and the check sums add up
     _events: list[Event] = field(default_factory=list)
     _now: float = 100.0
     _saved: dict[int, State] = field(default_factory=dict)
@@ -142,12 +144,12 @@ class Trainer:
             state.weight + 0.01 * state.rngs[rank].random() + 1e-4 * (sum(parts[rank]) % 97) + noise[rank]
             for rank in range(world)
         ]
-        begun = state.weight
+        begun, kept = state.weight, state.momentum
         state.opt_step, state.sched_step = state.opt_step + 1, state.sched_step + 1
         state.momentum = 0.9 * state.momentum + sum(losses) / world
         state.weight -= 0.01 * lr * state.momentum * (1 + 1 / state.opt_step)
         for rank in range(world):
-            own = f"-{rank}" if self.parts or (attempt and rank == self.apart) else ""
+            own = f"+{rank}" if self.parts or (attempt and rank == self.apart) else ""
             data: dict[str, Any] = {
                 "losses": [losses[rank]] if self.losses_seen else [],
                 "samples": [f"d{index}" for index in parts[rank]] if self.samples_seen else [None] * size,
@@ -156,8 +158,11 @@ class Trainer:
                 "sched_step": counted if self.counters_seen else None, "phases": {}, "skipped": False,
             }  # fmt: skip
             if self.state_seen:
-                data |= {"norm": losses[rank], "parameters": f"{state.weight!r}{own}"}
-                data |= {"restored": f"{begun!r}{own}"} if local == 1 else {}
+                own_sum = self._sum(state.weight, rank, world) if self.sharded else f"{state.weight!r}{own}"
+                data |= {"norm": losses[rank], "parameters": own_sum, "moments": self._sum(state.momentum, rank, world)}
+            if self.state_seen and local == 1:
+                own_sum = self._sum(begun, rank, world) if self.sharded else f"{begun!r}{own}"
+                data |= {"restored": own_sum, "restored_moments": self._sum(kept, rank, world)}
             if self.sketched:
                 data |= {"sketch": _sketch(state.weight)}
                 data |= {"restored_sketch": _sketch(begun)} if local == 1 else {}
@@ -167,6 +172,15 @@ class Trainer:
             self.emit(Kind.LOG_STEP, {"step": step, "adapter": "regex", "loss": losses[0], "lr": lr})
         if step % self.every == 0:
             self._save(attempt, world, state, step, local)
+
+    def _sum(self, value: float, rank: int, world: int) -> str:
+        """A check sum of a number that this rank holds as a whole, or a part of."""
+        whole = int(value * 2**40) % MODULUS
+        if not self.sharded:
+            return f"{whole:016x}{whole:016x}"
+        share = whole // world
+        own = whole - share * (world - 1) if rank == 0 else share
+        return f"{SHARD}{own:016x}{own:016x}"
 
     def _save(self, attempt: int, world: int, state: State, step: int, local: int) -> None:
         self._saved[step] = copy.deepcopy(state)

@@ -29,7 +29,7 @@ REPOSITORY = HOME.parents[1]
 STEPS, SEEDS_OF = 24, 20  # so many runs of a healthy trainer share a seed, and so a twin
 ASSERTIONS = (
     "recovery_time", "completed", "restarts", "loss_continuity", "lr_continuity", "sample_accounting",
-    "checkpoint_integrity", "parameter_digest", "no_lost_work", "clean_exit",
+    "checkpoint_integrity", "parameter_digest", "state_restored", "no_lost_work", "clean_exit",
 )  # fmt: skip
 # Those of the README's scenario, the smallest.
 SMALLEST = ("recovery_time", "loss_continuity", "sample_accounting", "no_lost_work", "completed")

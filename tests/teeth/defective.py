@@ -3,6 +3,7 @@
 Each defect is a function; its docstring says what is wrong. A ready scenario that such a job passes proves nothing.
 """
 
+import json
 import os
 import runpy
 import statistics
@@ -25,6 +26,26 @@ def forgets_optimizer():
     import fault_tolerance
 
     fault_tolerance.OptimizerState.load_state_dict = lambda self, state: None
+
+
+def forgets_moments_on_another_world():
+    """Begins the optimizer's moments anew when it comes back on another number of ranks."""
+    import fault_tolerance
+
+    restore = fault_tolerance.Checkpoints.restore
+
+    def resharded(self, parts):
+        done = restore(self, parts)
+        folder = self.folder / f"step-{done}"
+        then = json.loads((folder / "manifest.json").read_text())["world_size"] if done else 0
+        if done and then != fault_tolerance.dist.get_world_size():
+            for state in parts["optimizer"].optimizer.state.values():
+                for value in state.values():
+                    if value.ndim:
+                        value.zero_()
+        return done
+
+    fault_tolerance.Checkpoints.restore = resharded
 
 
 def forgets_rng():
@@ -143,6 +164,21 @@ def is_impatient():
         return args
 
     gpt.options = hurried
+
+
+def watches_nothing():
+    """Has no watchdog, and a process group that waits for an hour."""
+    import gpt
+
+    gpt.watch = lambda timeout: None
+    options = gpt.options
+
+    def patient():
+        args = options()
+        args.step_timeout = 3600.0
+        return args
+
+    gpt.options = patient
 
 
 def gives_up_when_it_is_late():

@@ -1,0 +1,63 @@
+"""Did every resume begin with the parameters and the optimizer's moments that the job had when it saved them?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
+from torchaos.harness.judging.carried import Carried, resumes_carried
+from torchaos.harness.judging.replicas import each
+from torchaos.harness.judging.unrestarted import not_restarted
+from torchaos.harness.judging.unseen import why_unplaced, why_unseen
+from torchaos.harness.record import Record
+
+
+@dataclass(frozen=True)
+class StateRestored:
+    """Each attempt that resumed after step N began with the parameters, and with the moments of the optimizers, that an
+    earlier attempt had after step N: bit for bit, by check sums that add up over the ranks, whatever their number. It
+    needs no twin. Parts that are not DTensors, as in FSDP1, DeepSpeed and Megatron, can't be added up: inconclusive."""
+
+    name: ClassVar[str] = "state_restored"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS})
+
+    def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
+        history = run.history
+        if not history.executions:
+            return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
+        if not any(one.parameters for one in history.executions):
+            return inconclusive("no parameters were seen: no optimizer of torch's made a step in a rank with the agent")
+        if history.unplaced:
+            return inconclusive(why_unplaced(run, history.unplaced))
+        found = list(resumes_carried(history))
+        if not found:
+            if len(history.attempts) == 1:
+                return not_restarted(run, "so nothing had to be put back")
+            return inconclusive("no attempt resumed from a step that this run had done, so nothing was put back")
+        lost = next((one for one in found if one.lost), None)
+        if lost:
+            return _lost(lost)
+        blind = next((one for one in found if one.parameters is None or one.moments is None), None)
+        if blind:
+            return inconclusive(
+                f"over {blind.in_words}, the check sums of the ranks can't be added up: not all ranks reported one, or "
+                "they hold parts of the model that are not DTensors"
+            )
+        return passed(
+            f"parameters and moments of the optimizer are bit for bit what they were, over {found[-1].in_words}"
+            + (f" and {len(found) - 1} more before it" if len(found) > 1 else ""),
+            resumes=len(found),
+        )
+
+    judge_replicas = each
+
+
+def _lost(one: Carried) -> Finding:
+    what = " and the ".join(one.lost)
+    return failed(
+        f"the {what} with which attempt {one.attempt.number} began are not those that attempt {one.saver.number} had "
+        f"after step {one.step}: they were not put back as they were, over {one.in_words}",
+        First(What.PARAMETERS, one.step), step=one.step, lost=len(one.lost),
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Check sums of parameters and moments: any bit changes them, and they add up over the ranks that share tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from torchaos.harness.agent.check_sums import COPY, MIXED, SHARD, check_sum, is_whole, over_all, plain
+
+
+@dataclass
+class Placement:
+    replicate: bool
+
+    def is_replicate(self) -> bool:
+        return self.replicate
+
+
+@dataclass
+class Mesh:
+    place: tuple[int, ...]
+
+    def get_coordinate(self) -> tuple[int, ...]:
+        return self.place
+
+
+@dataclass
+class Part:
+    """As a DTensor shows itself."""
+
+    _local_tensor: torch.Tensor
+    placements: tuple[Placement, ...]
+    device_mesh: Mesh
+
+
+def shards(tensors: list[torch.Tensor], ranks: int, copies: int = 1) -> list[str]:
+    """What each of copies * ranks ranks reports that share the rows of these tensors."""
+    told: list[str] = []
+    for copy in range(copies):
+        for rank in range(ranks):
+            parts: list[tuple[int, Any]] = [
+                (
+                    place,
+                    Part(torch.tensor_split(one, ranks)[rank], (Placement(True), Placement(False)), Mesh((copy, rank))),
+                )
+                for place, one in enumerate(tensors)
+            ]
+            told.append(check_sum(torch, parts))
+    return told
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+def test_the_shares_of_any_number_of_ranks_add_up_to_the_whole(dtype: torch.dtype) -> None:
+    """Seven rows on two, three or four ranks, and with hybrid sharding, have the check sum that one rank would have."""
+    drawn = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(7, 3, generator=drawn).to(dtype), torch.randn(5, generator=drawn).to(dtype)]
+    whole = check_sum(torch, list(enumerate(tensors)))
+    assert is_whole(whole)
+    assert over_all([whole, whole]) == whole
+    for ranks in (2, 3, 4):
+        told = shards(tensors, ranks)
+        assert all(one.startswith(SHARD) for one in told)
+        assert over_all(told) == whole
+        hybrid = shards(tensors, ranks, copies=2)
+        assert sum(one.startswith(COPY) for one in hybrid) == ranks
+        assert over_all(hybrid) == whole
+
+
+def test_any_flipped_bit_changes_it_and_so_do_tensors_that_change_places() -> None:
+    """Two tensors of one shape that are swapped keep the sum of their bits, and not their check sum."""
+    one, other = torch.randn(4, 4), torch.randn(4, 4)
+    whole = check_sum(torch, [(0, one), (1, other)])
+    swapped = check_sum(torch, [(0, other), (1, one)])
+    assert swapped != whole
+    assert plain(swapped) == plain(whole)
+    for bit in range(32):
+        flipped = one.clone()
+        flipped.view(torch.int32)[2, 3] ^= (1 << bit) - (1 << 32) * (bit == 31)
+        assert check_sum(torch, [(0, flipped), (1, other)]) != whole
+
+
+def test_what_does_not_add_up_is_not_added_up() -> None:
+    """Replicas that differ, a rank that reported nothing, and whole tensors beside parts."""
+    tensor = torch.randn(4, 4)
+    part = Part(tensor[:2], (Placement(False),), Mesh((0,)))
+    mixed = check_sum(torch, [(0, tensor), (1, part)])
+    assert mixed.startswith(MIXED)
+    assert over_all([mixed, mixed]) is None
+    assert over_all(["0" * 16, "1" * 16]) is None
+    assert over_all(["0" * 16, None]) is None
+    assert over_all([]) is None

@@ -1,0 +1,65 @@
+"""What a resume put back, compared with what had been saved, on whatever number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torchaos.assertions.state_restored import StateRestored
+from torchaos.harness.contracts import Finding, Outcome
+
+
+def judged(trainer: Any, **more: Any) -> Finding:
+    run = trainer(kills=((13, 1),), state_seen=True, global_batch=True, **more)
+    return StateRestored().judge(run.record(), ())
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("worlds", [{0: 2, 1: 2}, {0: 4, 1: 2}, {0: 2, 1: 4}])
+def test_a_resume_that_puts_all_back_passes(trainer: Any, sharded: bool, worlds: dict[int, int]) -> None:
+    """Replicas and shards, on as many ranks as before, on fewer and on more: no twin is asked for."""
+    found = judged(trainer, world=worlds[0], worlds=worlds, sharded=sharded)
+    assert found.outcome is Outcome.PASSED, found.reason
+    assert "resume from step 10" in found.reason
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("worlds", [{0: 2, 1: 2}, {0: 4, 1: 2}])
+@pytest.mark.parametrize("forgotten", ["momentum", "weights"])
+def test_what_is_not_put_back_fails(trainer: Any, sharded: bool, worlds: dict[int, int], forgotten: str) -> None:
+    """Moments that are lost when the job shrinks show in no other assertion; lost weights are named too."""
+    found = judged(trainer, world=worlds[0], worlds=worlds, sharded=sharded, broken=frozenset({forgotten}))
+    assert found.outcome is Outcome.FAILED, found.reason
+    assert {"momentum": "the moments of the optimizer", "weights": "the parameters"}[forgotten] in found.reason
+    assert "after step 10" in found.reason
+
+
+def test_parts_that_do_not_add_up_are_inconclusive(trainer: Any) -> None:
+    """Every rank holds other parameters under no scheme that is known: nobody can say what the whole was."""
+    found = judged(trainer, parts=True)
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert "can't be added up" in found.reason
+
+
+def test_a_job_that_started_from_scratch_is_inconclusive(trainer: Any) -> None:
+    """No step was resumed from, so there is nothing to compare with: no_lost_work says what that means."""
+    found = judged(trainer, every=50)
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert "nothing was put back" in found.reason
+
+
+def test_a_job_that_was_not_restarted_passes_when_it_went_well(trainer: Any) -> None:
+    """Nothing had to be put back, and nobody could have missed a restart."""
+    record = trainer(state_seen=True).record()
+    found = StateRestored().judge(record, ())
+    assert "the job was not restarted" in found.reason
+
+
+def test_a_journal_of_an_agent_without_moments_is_inconclusive(trainer: Any) -> None:
+    """Journals from before the moments were recorded are still read."""
+    record = trainer(kills=((13, 1),), state_seen=True).record()
+    for event in record.events:
+        for name in ("moments", "restored_moments"):
+            event.data.pop(name, None)
+    assert StateRestored().judge(record, ()).outcome is Outcome.INCONCLUSIVE

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, First, Need, What, failed, inconclusive, passed
+from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.carried import Carried, resumes_carried
 from torchaos.harness.judging.replicas import each
 from torchaos.harness.judging.unrestarted import not_restarted
@@ -22,6 +22,7 @@ class StateRestored:
 
     name: ClassVar[str] = "state_restored"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS})
+    harm: ClassVar[Harm] = Harm.WRONG_RESULT
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         history = run.history

@@ -20,7 +20,7 @@ def but(made: Compared, run: Record) -> str:
         told.append(f"within the tolerance, at most {made.within:.1g} apart")
     if made.learned:
         far = max(made.learned.values())
-        told.append(f"but for {listed(made.learned)}, at most {far:.1g} apart, and the twins are so too")
+        told.append(f"but for {listed(made.learned)}, at most {far:.1g} apart, which is as much as the twins are")
     if made.unsized:
         told.append(
             f"but for {len(made.unsized)} entries in which the twins differ among themselves ({listed(made.unsized)})"

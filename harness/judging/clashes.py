@@ -19,6 +19,7 @@ from torchaos.harness.judging.pairing import Pair, family, lacking, moved, pairs
 from torchaos.harness.judging.rounding import LOW_PRECISION, rounding
 from torchaos.harness.judging.tolerance import CAP, CERTAIN, LEARNED_FACTOR
 
+_LAST_BIT = 1e-7  # relative: of a float32
 _RESTARTS = re.compile(
     r"(?:^|[._:])(?:n_?|num_?|is_?|was_?)?(?:restart|resum)[a-z]*(?:_?(?:count|from|path|step))?$", re.I
 )
@@ -72,13 +73,15 @@ def compare(
     """`found`: ours and the first twin's; `twins`: the checkpoints of each; `history`: of the run; `tolerance`:
     relative, in place of what is learned and of rounding; `ignore`: patterns of names."""
     made, noise = Compared(), {} if tolerance is not None else noise_of(twins)
+    least = _LAST_BIT if any(noise.values()) else 0.0  # twins may have an entry's last bit in common by chance
     for one, other in found:
         kin = family(one.path)
         made.entries |= {(kin, name) for name in (*one.tensors, *one.values) if not _is_any(name, ignore)}
         made.ignored |= {name for name in (*one.tensors, *one.values) if _is_any(name, ignore)}
         for clash in differing(one, other):
             if not _is_any(clash.name, ignore):
-                _sort(clash, one, noise.get((kin, clash.name), 0.0), rounding(history, one.step), tolerance, made)
+                theirs = _at_least(least, noise.get((kin, clash.name), 0.0))
+                _sort(clash, one, theirs, rounding(history, one.step), tolerance, made)
     made.entries -= {entry for entry, size in noise.items() if size is None or LEARNED_FACTOR * size > CAP}
     return made
 
@@ -93,6 +96,10 @@ def noise_of(twins: Sequence[Sequence[Checkpoint]]) -> Mapping[Entry, float | No
                 size = found.get(entry, 0.0)
                 found[entry] = None if size is None or clash.distance is None else max(size, clash.distance)
     return found
+
+
+def _at_least(least: float, noise: float | None) -> float | None:
+    return None if noise is None else max(least, noise)
 
 
 def _sort(

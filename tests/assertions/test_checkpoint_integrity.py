@@ -259,7 +259,12 @@ def test_noise_of_an_entry_is_a_size_and_no_name(trainer: Any) -> None:
     twins = [_inventory(_sized(20, 1.0, 0.5, -0.5 + 1e-7 * n, digest=f"m{n}")) for n in range(3)]
     near = _judge(trainer, _inventory(_sized(20, 1.0, 0.5, -0.5 + 3e-7, digest="near")), *twins)
     assert near.outcome is Outcome.PASSED, near.reason
-    assert "but for model.mean, at most 2e-07 apart, and the twins are so too" in near.reason
+    assert "but for model.mean, at most 2e-07 apart, which is as much as the twins are" in near.reason
+    equal = [_one(20, tensors={**one["tensors"], "ema": "e"}, sketches={**one["sketches"], "ema": [1, 1.0, 0.5, 0.5]})
+             for one in (_sized(20, 1.0, 0.5, -0.5 + 1e-7 * n, digest=f"m{n}") for n in range(3))]  # fmt: skip
+    tensors, sketches = {**equal[0]["tensors"], "ema": "f"}, {**equal[0]["sketches"], "ema": [1, 1.0, 0.5, 0.5 + 5e-8]}
+    bit = _judge(trainer, _inventory(_one(20, tensors=tensors, sketches=sketches)), *map(_inventory, equal))
+    assert bit.outcome is Outcome.PASSED, bit.reason  # the twins have a last bit in common by chance
     doubt = _judge(trainer, _inventory(_sized(20, 1.0, 0.5, -0.5 + 1.2e-6, digest="doubt")), *twins)
     assert (doubt.outcome, "may be chance" in doubt.reason) == (Outcome.INCONCLUSIVE, True), doubt.reason
     lost = _judge(trainer, _inventory(_sized(20, 0.0, 0.0, 0.0, digest="zero")), *twins)

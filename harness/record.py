@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Iterator, Mapping
@@ -16,6 +17,9 @@ from torchaos.harness.history import History
 from torchaos.harness.journal import read_events
 from torchaos.harness.plan import Plan
 from torchaos.harness.rundir import RunDir
+from torchaos.harness.secrecy import mask
+
+_LOG_END = 1 << 14  # bytes
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,7 @@ class Record:
     artifacts: Mapping[str, Any]  # by file name without .json: "inventory", "environment"
     damaged: tuple[str, ...] = ()  # whole lines of the journal that can't be read: nobody knows what they said
     gaps: tuple[str, ...] = ()  # events that are missing, in words
+    log_end: tuple[str, ...] = ()  # the last lines of the job's log, without secrets
 
     @cached_property
     def history(self) -> History:
@@ -43,9 +48,20 @@ class Record:
             artifacts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.artifacts.glob("*.json"))}
             damaged, gaps = list[str](), Gaps()
             events = tuple(read_events(folder.events, damaged, gaps))
-            return cls(_checked(Plan.read(folder.plan)), events, artifacts, tuple(damaged), tuple(gaps.in_words()))
+            plan, missing = _checked(Plan.read(folder.plan)), tuple(gaps.in_words())
+            return cls(plan, events, artifacts, tuple(damaged), missing, _log_end(folder))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{folder.root}: it can't be judged, a file is missing or damaged: {error}") from error
+
+
+def _log_end(folder: RunDir) -> tuple[str, ...]:
+    """Of the last submission's log; empty where there is none."""
+    logs = sorted(folder.logs.glob("job-*.log"), key=lambda path: (len(path.name), path.name))
+    if not logs:
+        return ()
+    with open(logs[-1], "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END))
+        return tuple(mask(file.read(_LOG_END).decode(errors="replace")).splitlines())
 
 
 def _checked(plan: Plan) -> Plan:

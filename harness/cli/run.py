@@ -39,6 +39,7 @@ from torchaos.harness.engine.commands import at_work
 from torchaos.harness.engine.scenario_run import ScenarioRun, error_result
 from torchaos.harness.plan import Plan
 from torchaos.harness.planner import make_plan
+from torchaos.harness.planner.job import check_script
 from torchaos.harness.repeats.ask import Ask, ask_of
 from torchaos.harness.repeats.judged import Repeats
 from torchaos.harness.repeats.series import Series
@@ -142,6 +143,7 @@ def _planned(
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     for number in range(ask.times):
         plan = make_plan(scenario, file, first + number, attach, consent)
+        check_script(plan.job, file)
         name = f"{plan.scenario}-s{plan.seed}-{stamp}-{os.getpid()}"
         options = tuple(word for text in overrides for word in ("--set", text))
         options += ("--attach", str(attach)) if attach is not None else ()

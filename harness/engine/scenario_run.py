@@ -74,7 +74,7 @@ class ScenarioRun:
         twins = Twins(self.plan, self._execute, None, lambda: self._stopped is not None, self._note)
         wanted = int(self.plan.twin.get("runs", 0))
         has_twin = wanted > 0 and not self._stopped and twins.give(0, self.folder)
-        unfinished = self._stopped
+        unfinished = self._stopped or (f"the fault-free twin failed: {twins.died}" if twins.died else None)
         if not unfinished:
             self._execute(self.plan, self.folder)
             unfinished = self._more_twins(twins, wanted) if has_twin else None

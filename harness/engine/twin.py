@@ -24,6 +24,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.engine.inputs import Inputs
 from torchaos.harness.engine.twin_key import key_of
+from torchaos.harness.judging.unstarted import died_at_start
 from torchaos.harness.plan import Plan
 from torchaos.harness.record import Record
 from torchaos.harness.rundir import RunDir
@@ -49,6 +50,7 @@ class Twins:
         self._execute, self._given_up, self._tell = execute, given_up, tell
         self._home = (cache or user_cache_path("torchaos")) / "twins" / key_of(self._plan)
         self._first: Inputs | None = None  # of the generation that was given
+        self.died = ""  # what the twin's job said, where it died before its first step
         self.refused = ""  # why no further twin of it can be had
 
     def give(self, number: int, to: RunDir) -> bool:
@@ -114,6 +116,7 @@ class Twins:
             shutil.rmtree(self._home / "failed", ignore_errors=True)
             folder.root.rename(self._home / "failed")
             if last_exit_code(record) != 0 or _was_stopped(record):
+                self.died = died_at_start(record)
                 return False
         else:
             return False

@@ -23,6 +23,7 @@ from torchaos.harness.judging.missing import missing_in_words
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.judging.replicas import judged
 from torchaos.harness.judging.split import split_brain
+from torchaos.harness.judging.unstarted import died_at_start
 from torchaos.harness.plan import Named, Plan
 from torchaos.harness.record import Record
 from torchaos.harness.replicas import records_of as replicas_of
@@ -65,7 +66,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     rollback = _rollback_case(run)
     verdict, reason, decided_by = _overall(run, twins, cases, proved=all(fault.proved for fault in faults))
     if verdict is not Verdict.PASSED:
-        reason += because(run)
+        reason = (died_at_start(run) or reason) + because(run)
     elif rollback.verdict is not Verdict.PASSED:
         verdict, reason, decided_by = Verdict.ERROR, f"rollback: {rollback.reason}", rollback.name
     first, last = (run.events[0], run.events[-1]) if run.events else (None, None)

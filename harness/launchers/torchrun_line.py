@@ -59,3 +59,12 @@ def _own(words: Sequence[str]) -> Sequence[str]:
     """Without the script, or module, and its arguments."""
     ends = (n for n, word in enumerate(words) if word in _ENDS or word.endswith(".py"))
     return words[: next(ends, len(words))]
+
+
+def script_of(command: Sequence[str]) -> str | None:
+    """The Python script that torchrun, or Python itself, runs; None where it is a module, or can't be told."""
+    after = next((n + 1 for n, word in enumerate(command[:4]) if _is_torchrun(word)), 1)
+    if after == 1 and "python" not in command[0].rpartition("/")[2] and not _is_torchrun(command[0]):
+        return None
+    first = next((word for word in command[after:] if word in _ENDS or word.endswith(".py")), None)
+    return None if first in _ENDS else first

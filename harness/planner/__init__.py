@@ -48,7 +48,7 @@ def make_plan(
     scenario: Scenario, file: Path, seed: int, attach: int | None = None, consent: Sequence[str] = ()
 ) -> Plan:
     """Raises UsageError where the scenario can't be carried out here; the text names the file and the fault."""
-    job = planned_job(scenario.job, file.parent.absolute(), attach)
+    job = planned_job(scenario.job, file, attach)
     if job.replicas > 1:
         check_replicas(scenario, file)
     faults = told_of_each_other(

@@ -13,12 +13,13 @@ from typing import Any
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.environment import resolve_program
 from torchaos.harness.gpu import library
-from torchaos.harness.launchers.torchrun_line import most_nodes, world_of
+from torchaos.harness.launchers.torchrun_line import most_nodes, script_of, world_of
 from torchaos.harness.plan import PlannedJob
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.job import Job
 from torchaos.harness.scenario.placeholders import fill
 from torchaos.harness.scenario.sizes import size_in_words
+from torchaos.harness.scenario.yaml_source import read
 from torchaos.harness.storage.own_disk import memory_left
 
 
@@ -26,7 +27,9 @@ def placeholders(here: Path) -> dict[str, str]:
     return {"jobs": str(files("torchaos.scenarios") / "jobs"), "here": str(here), "python": sys.executable}
 
 
-def planned_job(job: Job, here: Path, attach: int | None) -> PlannedJob:
+def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
+    """Raises UsageError, with the place of the command where it names no number of ranks."""
+    here = file.parent.absolute()
     values = placeholders(here)
     if any("{nvml}" in value for value in job.env.values()):  # only then: it may have to be compiled
         values["nvml"] = str(library.folder())
@@ -44,7 +47,8 @@ def planned_job(job: Job, here: Path, attach: int | None) -> PlannedJob:
     nodes = job.nodes or nodes or 1
     world = job.world_size or (per_node * nodes * job.replicas if per_node else None)
     if world is None:
-        raise UsageError("how many ranks the job has can't be read from job.command; write job.world_size")
+        what = "how many ranks the job has can't be read from job.command"
+        raise UsageError(f"{_at_the_command(file)}: {what}; write job.world_size")
     if job.replicas > 1:
         nodes = _replicas(job, nodes, world, attach)
     return PlannedJob(
@@ -65,6 +69,19 @@ def planned_job(job: Job, here: Path, attach: int | None) -> PlannedJob:
         container=_container(job, here, values),
         busy_nodes=_busy_nodes(most_nodes(command, {**os.environ, **job.env}), nodes, world, per_node),
     )
+
+
+def check_script(job: PlannedJob, file: Path) -> None:
+    """Raises UsageError with the place of the command where it names a script that is not there."""
+    script = script_of(job.command) if job.attach_pid is None and job.container.get("image", "host") == "host" else None
+    if script and "{" not in script and not (Path(job.cwd) / script).is_file():
+        missing = f"{Path(job.cwd) / script}: there is no such file"
+        raise UsageError(f"{_at_the_command(file)}: {missing}; mend job.command or job.cwd")
+
+
+def _at_the_command(file: Path) -> str:
+    place = read(file).place(("job", "command"))
+    return f"{file}:{place.line}:{place.column}"
 
 
 def _replicas(job: Job, nodes: int, world: int, attach: int | None) -> int:

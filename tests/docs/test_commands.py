@@ -113,6 +113,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     judged(recorded(folder / "recorded"))
     docs = REPOSITORY / "docs"
+    (folder / "train.py").touch()
     (folder / "kill-rank.yaml").write_text(blocks("yaml", [docs / "write-a-scenario.md"])[0].text)
     (folder / "night.yaml").write_text(blocks("yaml", [docs / "gamedays.md"])[0].text)
     shutil.copytree(REPOSITORY / "tests" / "checkpoints" / "samples" / "torchtitan", folder / "checkpoints")

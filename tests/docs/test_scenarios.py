@@ -109,11 +109,12 @@ def test_plan_shows_the_smallest_scenario(torchaos: Torchaos, tmp_path: Path) ->
     """The scenario of the README is planned by the command that the README gives for it."""
     (block,) = blocks("yaml", [REPOSITORY / "README.md"])
     (tmp_path / "kill-rank.yaml").write_text(block.text)
+    (tmp_path / "train.py").touch()
     done = torchaos("plan", "kill-rank.yaml")
     assert done.returncode == 0, done.stderr
     assert "step 18, backward" in done.stdout
     assert "nothing has been changed" in done.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["kill-rank.yaml"]
+    assert {path.name for path in tmp_path.iterdir()} == {"kill-rank.yaml", "train.py"}
 
 
 @pytest.mark.job

@@ -294,6 +294,7 @@ def test_a_plan_says_how_often(tmp_path: Path) -> None:
     """`torchaos plan` tells of the repetitions that the scenario asks for, and plans the first."""
     path = tmp_path / "kill.yaml"
     path.write_text(YAML + "repeat: {times: 30, at_least: 29}\n")
+    (tmp_path / "train.py").touch()
     done = CliRunner().invoke(cli, ["plan", str(path)])
     assert done.exit_code == 0, done.output
     assert done.output.count("seed 0") == 1

@@ -1,0 +1,79 @@
+"""A job that dies before its first step: the reason is what it said, and nothing is run in vain."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from torchaos.harness.cli import cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.judging.verdict import judge
+from torchaos.harness.launchers.torchrun_line import script_of
+from torchaos.harness.result import Verdict
+from torchaos.harness.rundir import RunDir
+
+RUNS = Path(__file__).parents[1] / "data" / "runs"
+LOG = """\
+{"name": "torchelastic.worker.status.START", "source": "WORKER"}
+python3: can't open file '/job/trian.py': [Errno 2] No such file or directory
+python3: can't open file '/job/trian.py': [Errno 2] No such file or directory
+E1122 20:29:55 1 torch/elastic/multiprocessing/api.py:1] failed (exitcode: 2) local_rank: 0 (pid: 5) of binary: python3
+Traceback (most recent call last):
+  File "torchrun", line 8, in <module>
+"""
+SCENARIO = """\
+scenario: typo
+job:
+  command: {command}
+faults:
+  - inject: process.kill
+    target: {{rank: 1}}
+    when: {{step: 18, phase: backward}}
+assert: [completed]
+"""
+
+
+def test_the_reason_is_what_the_job_said(tmp_path: Path) -> None:
+    """The exit code of the rank, and the end of the log without torchrun's own lines, each line once."""
+    run = RunDir(Path(shutil.copytree(RUNS / "no-such-script", tmp_path / "run")))
+    run.logs.mkdir()
+    (run.logs / "job-0.log").write_text(LOG)
+    result = judge(run)
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert result.reason == (
+        "the job died before its first step was seen (exit code 2); its log ends with: python3: can't open file "
+        "'/job/trian.py': [Errno 2] No such file or directory"
+    )
+
+
+def test_a_job_that_made_steps_keeps_its_reason() -> None:
+    """A job that died later is judged by what it did."""
+    assert "first step" not in judge(RunDir(RUNS / "stale-store")).reason
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("torchrun --nproc-per-node 2 trian.py", r":3:12: \S+/trian.py: there is no such file"),
+        ("accelerate launch train.py", ":3:12: how many ranks the job has can't be read"),
+    ],
+)
+def test_a_plan_names_the_place(tmp_path: Path, command: str, says: str) -> None:
+    """A script that is not there, and a command that names no number of ranks, are refused before anything is run."""
+    file = tmp_path / "typo.yaml"
+    command = command.replace("accelerate", "true")
+    file.write_text(SCENARIO.format(command=command))
+    with pytest.raises(UsageError, match=says):
+        CliRunner().invoke(cli, ["plan", str(file)], catch_exceptions=False)
+
+
+def test_which_word_is_the_script() -> None:
+    """Of torchrun and of Python; a module and a shell's line name none that can be looked for."""
+    assert script_of(["torchrun", "--nproc-per-node", "2", "train.py", "--config", "x.py"]) == "train.py"
+    assert script_of(["python", "-m", "torch.distributed.run", "train.py"]) == "train.py"
+    assert script_of(["/usr/bin/python3", "train.py"]) == "train.py"
+    assert script_of(["torchrun", "-m", "package.train", "x.py"]) is None
+    assert script_of(["bash", "-c", "torchrun train.py"]) is None

@@ -15,21 +15,17 @@ from .ring import Ring
 class Handover:
     def __init__(self, agent: Agent, ring: Ring) -> None:
         self._agent, self._ring = agent, ring
-        self._watching = False
         self._taken = agent.careful("samples")(self._take)
 
-    def watch(self) -> None:
-        """From now on, since there is such a thread. Other jobs' queues are left as they are."""
-        if self._watching:
-            return
-        self._watching = True
+    def patch(self) -> None:
+        """queue.Queue, before there is such a thread: the loop may wait for its first batch already."""
         kind: Any = queue.Queue
-        agent, taken, original = self._agent, self._taken, kind.get
+        agent, ring, taken, original = self._agent, self._ring, self._taken, kind.get
 
         @functools.wraps(original)
         def get(this: Any, *args: Any, **kwargs: Any) -> Any:
             item = original(this, *args, **kwargs)
-            if agent.on and threading.get_ident() == agent.thread:
+            if ring.has_fetched and agent.on and threading.get_ident() == agent.thread:
                 taken(item)
             return item
 

@@ -42,6 +42,7 @@ class LoaderHook:
     def patch(self, module: ModuleType) -> None:
         """torch.utils.data.dataloader."""
         self._cover(module._BaseDataLoaderIter)
+        self._handover.patch()
 
     def patch_stateful(self, module: ModuleType) -> None:
         """torchdata's loader, whose iterators have a `__next__` of their own."""
@@ -116,7 +117,6 @@ class LoaderHook:
             index = None  # batches come as they are ready
         batch = digests.digest(digests.look(value), _indices(index))
         if ahead is None:
-            self._handover.watch()
             self._ring.fetch(batch)
         else:
             self._ring.receive(batch, ahead)

@@ -38,6 +38,10 @@ class Ring:
         """A thread of the job's own has it: it is in hand when the loop takes it."""
         self._fetched.append(batch)
 
+    @property
+    def has_fetched(self) -> bool:
+        return bool(self._fetched)
+
     def hand_over(self, views: Sequence[View]) -> None:
         """The loop takes from a thread what consists of these."""
         batch = _of_all(views, list(self._fetched))

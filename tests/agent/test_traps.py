@@ -425,8 +425,9 @@ for _ in range(3):
 FETCHES_AHEAD = (
     DDP
     + """
-import threading, time
+import threading
 fetched, full = %s, threading.Event()
+take = fetched.get  # as a loop has it that waits already
 def fetch():
     for n, batch in enumerate(DataLoader(data, batch_size=2)):
         fetched.put(batch)
@@ -434,7 +435,7 @@ def fetch():
 threading.Thread(target=fetch, daemon=True).start()
 full.wait()
 for _ in range(6):
-    x, y = fetched.get()
+    x, y = take()
     model(x / 2).sum().backward(); opt.step()
 """
 )

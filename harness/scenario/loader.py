@@ -27,6 +27,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
 def load_as(model: type[Model], path: Path, overrides: Sequence[str], check: Callable[[Model, Tell], None]) -> Model:
     """`model`: what such a file holds; `check` tells what must hold between its parts. Raises ScenarioError."""
     source = read(path)
+    _check_kind(model, source)
     set_in_file = [_override(source, text) for text in overrides]
     problems: list[Problem] = []
 
@@ -40,6 +41,19 @@ def load_as(model: type[Model], path: Path, overrides: Sequence[str], check: Cal
     if problems or found is None:
         raise ScenarioError(path, problems)
     return found
+
+
+_OTHER_KINDS = {
+    "gameday": "a game day; use `torchaos gameday FILE`, with --plan to look at it only",
+    "gate": "a gate; use `torchaos gate FILE`",
+}
+
+
+def _check_kind(model: type[BaseModel], source: Source) -> None:
+    """One line for a file that is of another command."""
+    kind = next((name for name in _OTHER_KINDS if name in source.data), None)
+    if model is Scenario and kind and "scenario" not in source.data:
+        raise ScenarioError(source.path, [Problem(source.place((kind,), True), f"this is {_OTHER_KINDS[kind]}")])
 
 
 def _override(source: Source, text: str) -> Keys:

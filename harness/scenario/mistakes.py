@@ -20,6 +20,12 @@ _EXPECTED = {
 }  # fmt: skip
 
 
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"), "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"), "less_than": ("less than", "lt"),
+}  # fmt: skip
+
+
 def most_telling(source: Source, error: ValidationError) -> dict[Keys, Any]:
     """One error per place: where a value may be several things, that of the thing it was meant to be."""
     best: dict[Keys, Any] = {}
@@ -62,6 +68,9 @@ def words(found: Any, keys: Keys, model: type[BaseModel] = Scenario) -> str:
         )
     if kind == "string_pattern_mismatch":
         return f"{name} is made of small letters, digits, dots and dashes, not {found['input']!r}"
+    if kind in _BOUNDS:
+        words, bound = _BOUNDS[kind]
+        return f"{name} is {words} {found['ctx'][bound]}, not {_shown(found['input'])}"
     if kind in _EXPECTED:
         return f"{name} is {_EXPECTED[kind]}, not {_shown(found['input'])}"
     return f"{name}: {found['msg'][:1].lower()}{found['msg'][1:]}, not {_shown(found['input'])}"

@@ -77,3 +77,20 @@ def test_which_word_is_the_script() -> None:
     assert script_of(["/usr/bin/python3", "train.py"]) == "train.py"
     assert script_of(["torchrun", "-m", "package.train", "x.py"]) is None
     assert script_of(["bash", "-c", "torchrun train.py"]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gameday: night\nround: {faults: 3}\n", ":1:1: this is a game day; use `torchaos gameday FILE`"),
+        ("gate: nightly\nwaivers: []\n", ":1:1: this is a gate; use `torchaos gate FILE`"),
+        (SCENARIO.format(command="torchrun x.py").replace("18", "0"), "step is at least 1, not 0"),
+    ],
+)
+def test_a_file_that_is_no_scenario_is_told_in_one_line(tmp_path: Path, text: str, says: str) -> None:
+    """A game day, a gate, and a step that there is not: one line of our own words each."""
+    file = tmp_path / "night.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=says) as told:
+        CliRunner().invoke(cli, ["validate", str(file)], catch_exceptions=False)
+    assert len(str(told.value).splitlines()) == 1

@@ -192,7 +192,7 @@ def _scenario(path: Path, checkpoints: dict[str, str] | None, fault: str = "stor
         ({"path": "{run}/../../out", "size": "64MB"}, "nothing is mounted outside the run's own folder"),
         ({"path": "{run}", "size": "64MB"}, "nothing is mounted outside the run's own folder"),
         ({"path": "{run}/out", "size": "64"}, "is not a size"),
-        ({"path": "{run}/out", "size": "0B"}, "greater than or equal to 1"),
+        ({"path": "{run}/out", "size": "0B"}, "at least 1"),
         ({"path": "{run}/out", "size": "1000TB"}, "would lie in memory"),
     ],
 )

@@ -260,7 +260,7 @@ assert: [completed]
         ("repeat: {times: 30, at_least: 31}", "at least 31 of 30 can never pass"),
         ("repeat: {times: 30, at_least: 1, rate: 0.5}", "write one of them"),
         ("repeat: {at_least: 2}", "'times' is missing"),
-        ("repeat: 0", "greater than or equal to 1"),
+        ("repeat: 0", "at least 1"),
         ("repeat: often", "mapping"),
     ],
 )

@@ -42,11 +42,11 @@ def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path,
             f"{file}: fault {name}: times counts landings at a point of the training loop, and what is seen from "
             "outside comes once; write several faults"
         )
+    if wrong := misfit(found, scenario.launcher):
+        raise UsageError(f"{file}: fault {name}: {wrong}")
     if target.nodes == () and found.hits in ("agents", "nodes"):
         what = "a node's agent" if found.hits == "agents" else "whole nodes"
         raise UsageError(f"{file}: fault {name}: {fault.inject} hits {what}; write target: {{node: 0}}")
-    if wrong := misfit(found, scenario.launcher):
-        raise UsageError(f"{file}: fault {name}: {wrong}")
     if getattr(found, "on_collectives", False) and not fault.with_.get("ports"):
         over = transport_of({**os.environ, **job.env}, job.nodes, Machine.this())
         if not over.is_tcp:

@@ -70,6 +70,16 @@ def test_a_plan_names_the_place(tmp_path: Path, command: str, says: str) -> None
         CliRunner().invoke(cli, ["plan", str(file)], catch_exceptions=False)
 
 
+def test_the_launcher_is_named_before_the_target(tmp_path: Path) -> None:
+    """A network fault at a rank of a local job: a node as the target would not help, another launcher does."""
+    (tmp_path / "train.py").touch()
+    file = tmp_path / "cut.yaml"
+    text = SCENARIO.format(command="torchrun --nproc-per-node 2 train.py").replace("process.kill", "network.partition")
+    file.write_text(text)
+    with pytest.raises(UsageError, match="launcher"):
+        CliRunner().invoke(cli, ["plan", str(file)], catch_exceptions=False)
+
+
 def test_which_word_is_the_script() -> None:
     """Of torchrun and of Python; a module and a shell's line name none that can be looked for."""
     assert script_of(["torchrun", "--nproc-per-node", "2", "train.py", "--config", "x.py"]) == "train.py"

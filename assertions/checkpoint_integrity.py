@@ -40,7 +40,7 @@ class CheckpointIntegrity:
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN})
 
     tolerance: float | None = None
-    ignore: tuple[str, ...] = ()
+    ignore: Sequence[str] = ()
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         ours = checkpoints_of(run)

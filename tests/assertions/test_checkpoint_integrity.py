@@ -341,3 +341,13 @@ def test_a_save_that_raced_with_training_is_not_called_damage(trainer: Any) -> N
     finding = _judge(trainer, _inventory(_one(20, **raced)), _inventory())
     assert finding.outcome is Outcome.FAILED
     assert "loads, and is not what was in memory when it was saved: it changed" in finding.reason
+
+
+def test_a_scenario_may_list_what_is_ignored() -> None:
+    """As YAML gives it."""
+    from torchaos.harness.scenario.parameters import check_parameters
+
+    told: list[object] = []
+    given = {"ignore": ["args.*"], "tolerance": 1e-3}
+    assert check_parameters(CheckpointIntegrity, given, (), lambda *problem: told.append(problem)) == given
+    assert not told

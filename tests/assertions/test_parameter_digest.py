@@ -232,3 +232,30 @@ def test_uneven_ranks_are_not_failed(trainer: Any) -> None:
     finding = ParameterDigest().judge(trainer(kills=KILL, broken=frozenset({"weights"})).record(), [uneven])
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
     assert "different numbers of steps" in finding.reason
+
+
+def test_a_fault_before_the_restart_makes_no_rounding(trainer: Any) -> None:
+    """Parameters that a fault of the first attempt changed in a last bit were not summed in another order."""
+    run = trainer(kills=KILL, world=3, freeze=(10, 1, 0.1), sketched=True).record()
+    finding = ParameterDigest().judge(
+        _moved(run, lambda step: 1 + 1e-8 * (step > 11), (0, 1)), [trainer(world=3, sketched=True).record()]
+    )
+    assert finding.outcome is Outcome.FAILED, finding.reason
+    assert "first after step 12" in finding.reason
+
+
+@pytest.mark.parametrize(("by", "attempts", "outcome", "words"), [
+    (lambda step: 1 + 1e-3 * (step > 19), (1,), Outcome.FAILED, "after step 20 the parameters are 0.001 of their norm"),
+    (lambda step: 1 + 1.5e-7 * (step > 19), (1,), Outcome.INCONCLUSIVE, "a defect, or chance"),
+    (lambda step: 1 + 1e-3 * (step == 20), (1,), Outcome.INCONCLUSIVE, "a defect, or chance"),
+    (lambda step: 1 + 1e-3 * (step == 3), (0,), Outcome.INCONCLUSIVE, "before any fault, after step 3"),
+], ids=["beyond", "between", "one step", "before the fault"])  # fmt: skip
+def test_noise_is_judged_by_how_far_the_twins_are_apart(
+    trainer: Any, by: Any, attempts: tuple[int, ...], outcome: Outcome, words: str
+) -> None:
+    """Beyond them is failed, somewhat farther may be chance, and before the fault no run may be so far."""
+    twins = [trainer(noise=n, sketched=True).record() for n in (1, 2, 3)]
+    run = _moved(trainer(kills=KILL, noise=4, sketched=True).record(), by, attempts)
+    finding = ParameterDigest().judge(run, twins)
+    assert finding.outcome is outcome, finding.reason
+    assert words in finding.reason

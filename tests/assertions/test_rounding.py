@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.judging.rounding import ROUNDING, but_for_rounding, rounded_from, rounding
+from torchaos.harness.judging.rounding import ROUNDING, but_for_rounding, may_be_rounding, rounded_from, rounding
 
 KILL = [(18, 1)]
 
@@ -34,3 +34,12 @@ def test_the_words_say_how_much_and_since_when(trainer: Any) -> None:
     """A reason names the largest difference and the first step that it may concern."""
     words = but_for_rounding(3.2e-7, trainer(world=3, kills=KILL).record().history)
     assert "at most 3e-07, from step 16 on" in words
+
+
+def test_rounding_begins_with_the_restart(trainer: Any) -> None:
+    """A difference in an earlier step is none, however small; nor is one where there are only two ranks."""
+    many, two = (trainer(world=world, kills=KILL).record().history for world in (3, 2))
+    assert may_be_rounding({10: 0.0, 16: 1e-7}, many) is True
+    assert may_be_rounding({10: 1e-7, 16: 1e-7}, many) is None
+    assert may_be_rounding({16: 1e-7}, two) is None
+    assert may_be_rounding({16: 0.0}, two) is True

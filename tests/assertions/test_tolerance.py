@@ -125,11 +125,12 @@ def test_a_run_is_measured_from_the_nearest_twin() -> None:
     ({10: 1.0}, None),
     ({10: 1.0, 11: 1.0}, None),
     ({10: 1.0, 11: 1.0, 12: 1.0}, None),
+    ({29: 1.0, 30: 1.0}, None),
     (dict.fromkeys(range(10, 31), 1.0), 10),
     (dict.fromkeys(range(28, 31), 1.0), 28),
     (dict.fromkeys(range(10, 31), 0.005), None),
     ({step: 1.0 if step in (10, 15, 20) else 5e-3 for step in range(10, 31)}, 10),
-], ids=["none", "a spike", "two", "three", "all", "the last three", "between", "three, others between"])  # fmt: skip
+], ids=["none", "a spike", "two", "three", "last two", "all", "last three", "between", "mixed"])  # fmt: skip
 def test_beyond_noise_is_what_lasts(far: dict[int, float], first: int | None) -> None:
     """A spike is not, nor what may be chance: several steps far beyond the twins, and at least half beyond what is
     allowed from there on."""

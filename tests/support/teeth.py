@@ -14,8 +14,6 @@ from typing import Any
 
 import yaml
 
-from torchaos.harness.scenario.yaml_source import dumped
-
 REPOSITORY = Path(__file__).parents[2]
 SCENARIOS, HOME = REPOSITORY / "scenarios", REPOSITORY / "tests" / "teeth"
 DEFECTIVE = HOME / "defective.py"
@@ -92,7 +90,9 @@ def bite(name: str, tooth: Tooth | None, out: Path) -> Bite:
     path.write_text(with_defect(text, tooth.defect) if tooth and tooth.defect else text)
     results.unlink(missing_ok=True)
     sets = [
-        word for key, value in (tooth.set if tooth else {}).items() for word in ("--set", f"{key}={_inline(value)}")
+        word
+        for key, value in (tooth.set if tooth else {}).items()
+        for word in ("--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}")
     ]
     consent = [part for word in yaml.safe_load(text).get("consent", ()) for part in ("--consent", word)]
     begun = time.monotonic()
@@ -113,7 +113,3 @@ def bite(name: str, tooth: Tooth | None, out: Path) -> Bite:
         name, tooth.name if tooth else "", tooth.fails if tooth else "", found[0]["verdict"], found[0]["reason"], cases,
         seconds, found[0]["run_dir"],
     )  # fmt: skip
-
-
-def _inline(value: Any) -> str:
-    return dumped(value).strip().removesuffix("...").strip() if not isinstance(value, str) else value

@@ -14,6 +14,16 @@ from pathlib import Path
 LATE_S = 0.5  # seconds more than usual, after which an impatient job gives up
 
 
+class FinalFromTheStart(type(Path())):
+    """A folder that has no other name while it is written."""
+
+    def with_suffix(self, suffix):
+        return self
+
+    def rename(self, target):
+        return self
+
+
 def ignores_checkpoints():
     """Begins with step 1 after each restart, whatever lies in the folder of the checkpoints."""
     import fault_tolerance
@@ -93,18 +103,9 @@ def names_before_it_writes():
     """Writes a checkpoint under its final name from the first byte on."""
     import fault_tolerance
 
-    path_type = type(Path())
-
-    class Final(path_type):
-        def with_suffix(self, suffix):
-            return self
-
-        def rename(self, target):
-            return self
-
     def save(self, step, parts):
         self.wait()
-        folder = Final(self.folder / f"step-{step}")
+        folder = FinalFromTheStart(self.folder / f"step-{step}")
         writing = fault_tolerance.async_save(dict(parts), checkpoint_id=folder, process_group=self.group)
         self.pending = self.finisher.submit(self._finish, writing, folder, step)
 

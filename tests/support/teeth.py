@@ -89,11 +89,9 @@ def bite(name: str, tooth: Tooth | None, out: Path) -> Bite:
     path, results = folder / "scenario.yaml", folder / "results.json"
     path.write_text(with_defect(text, tooth.defect) if tooth and tooth.defect else text)
     results.unlink(missing_ok=True)
-    sets = [
-        word
-        for key, value in (tooth.set if tooth else {}).items()
-        for word in ("--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}")
-    ]
+    changes = tooth.set.items() if tooth else ()
+    words = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changes]
+    sets = [part for word in words for part in ("--set", word)]
     consent = [part for word in yaml.safe_load(text).get("consent", ()) for part in ("--consent", word)]
     begun = time.monotonic()
     done = subprocess.run(

@@ -110,7 +110,7 @@ def _judged(
     cases = [*extra, *_untold(views), *(one.case for name, one in applied.items() if name not in unsaid)]
     first = run.told
     result = _result(wanted.name, wanted.scenario.description, first.seed if first else wanted.scenario.seed,
-                     str(run.folder.root), cases, [view.exit_code for view in views])  # fmt: skip
+                     str(run.folder.root), cases, views)  # fmt: skip
     if first:
         result = replace(
             result, started=first.started, duration_s=first.duration_s, faults=first.faults, versions=first.versions,
@@ -151,24 +151,26 @@ def _untold(views: Sequence[Result]) -> list[Case]:
 
 
 def _result(
-    scenario: str, description: str, seed: int, run_dir: str, cases: Sequence[Case], codes: Sequence[int] = ()
+    scenario: str, description: str, seed: int, run_dir: str, cases: Sequence[Case], views: Sequence[Result] = ()
 ) -> Result:  # fmt: skip
-    """Verdict, reason and exit code from the cases alone; `codes`: of the results that they were taken from."""
-    red = sorted((case for case in cases if case.verdict is not Verdict.PASSED), key=_order)
+    """Verdict, reason and exit code from the cases alone; `views`: the results that they were taken from."""
+    red = sorted((case for case in cases if case.verdict is not Verdict.PASSED), key=lambda case: _order(case, views))
     verdict = red[0].verdict if red else Verdict.PASSED
     waived = [case.name for case in cases if waivers.is_waived(case)]
     reason = f"{red[0].name}: {red[0].reason}" if red else "; ".join(waived) or "all that is asked holds"
     code = verdict.exit_code
     if verdict is Verdict.ERROR:
-        errors = [ExitCode(one) for one in codes if one in (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)]
+        codes = (ExitCode(view.exit_code) for view in views)
+        errors = [one for one in codes if one in (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)]
         undone = any(case.kind == "rollback" for case in red)
         code = worst(errors or [ExitCode.ROLLBACK if undone else ExitCode.FAILED])
     return Result(scenario, description, seed, verdict, code, reason, run_dir, "", 0.0, cases=tuple(cases),
                   decided_by=red[0].name if red else "")  # fmt: skip
 
 
-def _order(case: Case) -> int:
-    """A run that is no evidence goes before what it seems to have failed."""
-    if case.verdict is Verdict.ERROR:
-        return 0
-    return 1 if case.verdict is Verdict.INCONCLUSIVE and case.kind == "faults" else 2 + (case.verdict.value != "failed")
+def _order(case: Case, views: Sequence[Result]) -> tuple[int, bool]:
+    """As the run's own verdict has it: doubt about the faults goes before failures only where no view of the run is
+    failed; and of several cases alike, the one that decided in a view goes first."""
+    doubted = case.kind == "faults" and not any(view.verdict is Verdict.FAILED for view in views)
+    places = (Verdict.ERROR, Verdict.INCONCLUSIVE if doubted else None, Verdict.FAILED, Verdict.INCONCLUSIVE)
+    return places.index(case.verdict), all(case.name != view.decided_by for view in views)

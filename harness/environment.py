@@ -72,6 +72,20 @@ print(json.dumps([(d.metadata["Name"], d.version, folder(d)) for d in m.distribu
         return []
 
 
+@lru_cache
+def ranks_per_node(python: str, word: str, env: frozenset[tuple[str, str]]) -> int | None:
+    """What torchrun makes of `--nproc-per-node gpu`, `cpu` or `auto` on this machine, with the job's own torch; None
+    where it refuses the word, or can't be asked."""
+    code = "import sys, torch.distributed.run as r; print(r.determine_local_world_size(sys.argv[1]))"
+    try:
+        done = subprocess.run(
+            [python, "-c", code, word], capture_output=True, text=True, timeout=120, check=False, env=dict(env)
+        )  # fmt: skip
+        return int(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+
+
 def describe(plan: Plan) -> dict[str, Any]:
     python = job_python(plan.job.command)
     versions = installed(python)

@@ -60,6 +60,6 @@ def main() -> None:
 
 
 def _fail(text: str, code: ExitCode) -> None:
-    text = mask(text)
-    click.echo(f"error: {text}" if "\n" not in text else text, err=True)
+    for line in mask(text).splitlines():
+        click.echo(f"error: {line}", err=True)
     sys.exit(code)

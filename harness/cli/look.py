@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -15,6 +15,7 @@ from torchaos.harness.cli.options import FILES, JSON, JUNIT, PATH, SET, cli
 from torchaos.harness.cli.run import write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.verdict import judge as judge_folder
+from torchaos.harness.planner.job import check_script
 from torchaos.harness.report import console as show
 from torchaos.harness.result import ExitCode, worst
 from torchaos.harness.rundir import RunDir
@@ -39,17 +40,28 @@ def judge(folders: Sequence[Path], junit_file: Path | None, json_file: Path | No
 @FILES
 @SET
 def validate(files: Sequence[Path], overrides: Sequence[str]) -> None:
-    """Check scenarios without looking at the machine."""
+    """Check scenarios, or all of a folder, without looking at the machine."""
     errors = []
-    for file in files:
+    for file in _files_in(files):
         try:
-            load(file, overrides)
+            check_script(load(file, overrides).job, file)
         except UsageError as error:
             errors.append(str(error))
         else:
             click.echo(f"{file}: well-formed")
     if errors:
         raise UsageError("\n".join(errors))
+
+
+def _files_in(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            found = sorted(one for one in path.iterdir() if one.suffix in (".yaml", ".yml"))
+            if not found:
+                raise UsageError(f"{path}: it holds no scenario files (*.yaml); give a file, or another folder")
+            yield from found
+        else:
+            yield path
 
 
 @cli.command("list")

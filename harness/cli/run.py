@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import Counter
@@ -40,6 +41,7 @@ from torchaos.harness.engine.scenario_run import ScenarioRun, error_result
 from torchaos.harness.plan import Plan
 from torchaos.harness.planner import make_plan
 from torchaos.harness.planner.job import check_script
+from torchaos.harness.planner.warnings import warnings_of
 from torchaos.harness.repeats.ask import Ask, ask_of
 from torchaos.harness.repeats.judged import Repeats
 from torchaos.harness.repeats.series import Series
@@ -65,6 +67,7 @@ class Planned:
     source: Path
     options: tuple[str, ...]  # of the command line, as far as they change what is run
     ask: Ask
+    warnings: tuple[str, ...]
 
 
 @cli.command()
@@ -93,6 +96,7 @@ def run(
     series = Series([(one.source, one.plan, one.ask, one.folder.root) for one in runs])
     # Gates fail closed: until a scenario is judged, it is an error.
     write_reports(pending, junit_file, json_file, series.judged([]))
+    show.warnings(dict.fromkeys(text for one in runs for text in one.warnings), console)
     results: list[Result] = []
     with signals() as interrupted, _at_work(runs):
         care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
@@ -143,13 +147,16 @@ def _planned(
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     for number in range(ask.times):
         plan = make_plan(scenario, file, first + number, attach, consent)
-        check_script(plan.job, file)
+        if attach is None:
+            check_script(scenario.job, file)
         name = f"{plan.scenario}-s{plan.seed}-{stamp}-{os.getpid()}"
         options = tuple(word for text in overrides for word in ("--set", text))
         options += ("--attach", str(attach)) if attach is not None else ()
         options += tuple(word for name in consent for word in ("--consent", name))
         options += ("--repeat", "1") if scenario.repeat is not None else ()
-        yield Planned(plan, RunDir((out / name).absolute()), file, options, ask)
+        yield Planned(
+            plan, RunDir((out / name).absolute()), file, options, ask, tuple(warnings_of(plan, scenario, file))
+        )
 
 
 def _apart(runs: Sequence[Planned]) -> list[Planned]:
@@ -208,8 +215,10 @@ def plan(
     for file in files:
         one = next(_planned(file, overrides, seed, ask_of, attach, Path(), consent))
         if as_json:
-            click.echo(one.plan.masked().to_json())
+            shown = json.loads(one.plan.masked().to_json()) | {"warnings": [*map(mask, one.warnings)]}
+            click.echo(json.dumps(shown, indent=1, sort_keys=True))
             continue
         show.plan(one.plan.masked(), Console())
+        show.warnings(one.warnings, Console())
         if one.ask.times > 1:
             click.echo(f" Repeated {one.ask.times} times, with seeds counted up: {one.ask.in_words}.\n")

@@ -27,6 +27,7 @@ from torchaos.harness.engine.twin_key import key_of
 from torchaos.harness.judging.unstarted import died_at_start
 from torchaos.harness.plan import Plan
 from torchaos.harness.record import Record
+from torchaos.harness.replicas import records_of
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.undo.client import UndoError, heal_from_log
 
@@ -188,6 +189,17 @@ def fault_free(plan: Plan) -> Plan:
     """Its agents record what the job reads, too."""
     hooks = tuple(sorted({*plan.hooks, "reads"}))
     return replace(plan, faults=(), stop=(), steady_state=(), asserts=(), twin={}, hooks=hooks)
+
+
+def last_step_of(plan: Plan, cache: Path | None = None) -> int | None:
+    """At which step the job ends by itself, as its twin in the cache says; None where there is none of this job."""
+    kept = (cache or user_cache_path("torchaos")) / "twins" / key_of(fault_free(plan)) / "0"
+    made = made_of(kept)
+    try:
+        steps = [one.history.last_step for one in records_of(Record.load(RunDir(kept)))] if made else []
+        return None if made is None or made.changed() else max(step for step in steps if step is not None)
+    except (ChaosError, OSError, ValueError):  # it is being removed, or it is damaged: the run makes another
+        return None
 
 
 def made_of(twin: Path) -> Inputs | None:

@@ -160,8 +160,8 @@ def _result(
     reason = f"{red[0].name}: {red[0].reason}" if red else "; ".join(waived) or "all that is asked holds"
     code = verdict.exit_code
     if verdict is Verdict.ERROR:
-        codes = (ExitCode(view.exit_code) for view in views)
-        errors = [one for one in codes if one in (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)]
+        wrong = (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)
+        errors = [code for view in views for code in ExitCode if code == view.exit_code and code in wrong]
         undone = any(case.kind == "rollback" for case in red)
         code = worst(errors or [ExitCode.ROLLBACK if undone else ExitCode.FAILED])
     return Result(scenario, description, seed, verdict, code, reason, run_dir, "", 0.0, cases=tuple(cases),

@@ -47,8 +47,7 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
     wrong = landed_wrong(run, fault, hits)
     verdict, reason = Verdict.PASSED, "landed where and when it was planned, and was felt"
     if not hits:
-        missed = [str(event.data["reason"]) for event in run.of_fault(fault.id, Kind.MISSED)]
-        verdict, reason = Verdict.INCONCLUSIVE, f"it never landed: {missed[0] if missed else 'no trace of it'}"
+        verdict, reason = Verdict.INCONCLUSIVE, f"it never landed: {_why_missed(run, fault)}"
     elif wrong:
         verdict, reason = Verdict.INCONCLUSIVE, wrong
     elif evidence is None:
@@ -69,6 +68,16 @@ def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must
         proved=proved,
         measured=_measured(run, fault),
     )
+
+
+def _why_missed(run: Record, fault: PlannedFault) -> str:
+    missed = next((event.data for event in run.of_fault(fault.id, Kind.MISSED)), None)
+    if missed is None:
+        return "no trace of it"
+    step, last = getattr(fault.trigger, "step", None), run.history.highest_step()
+    if missed.get("ended_before") and step is not None and last is not None and step > last:
+        return f"the job ended at step {last}; the fault was planned for step {step}"
+    return str(missed["reason"])
 
 
 def _measured(run: Record, fault: PlannedFault) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""How many ranks and nodes a torchrun command line asks for.
+"""How many ranks, nodes and restarts a torchrun command line asks for.
 
 The options, their abbreviations and the environment are torch.distributed.run's; what follows the script is the
 trainer's own, whatever it is called.
@@ -6,7 +6,7 @@ trainer's own, whatever it is called.
 
 from __future__ import annotations
 
-from argparse import ArgumentError, ArgumentParser
+from argparse import ArgumentError, ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -22,33 +22,48 @@ class _Parser(ArgumentParser):
 def world_of(command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, int | None]:
     """Ranks per node and (least) nodes; None where it does not say a number. Without a word of it torchrun starts one
     rank on one node."""
-    ranks, nodes = _asked(command, env)
-    return _number(ranks), _number(nodes.partition(":")[0])
+    found = _asked(command, env)
+    return (_number(found.ranks), _number(found.nodes.partition(":")[0])) if found else (None, None)
 
 
 def most_nodes(command: Sequence[str], env: Mapping[str, str]) -> int | None:
     """How many nodes take part at most: any beyond these waits. None where it does not say a number."""
-    return _number(_asked(command, env)[1].rpartition(":")[2])
+    found = _asked(command, env)
+    return _number(found.nodes.rpartition(":")[2]) if found else None
+
+
+def ranks_in_words(command: Sequence[str], env: Mapping[str, str]) -> str:
+    """Ranks per node as they are written, such as gpu; empty where it can't be told."""
+    found = _asked(command, env)
+    return str(found.ranks) if found else ""
+
+
+def restarts_of(command: Sequence[str], env: Mapping[str, str]) -> int | None:
+    """How often torchrun starts the ranks again; None where it can't be told."""
+    found = _asked(command, env)
+    return _number(found.restarts) if found else None
 
 
 def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _asked(command: Sequence[str], env: Mapping[str, str]) -> tuple[str, str]:
-    """Ranks per node, and nodes (say 1:3); empty where it can't be told."""
+def _asked(command: Sequence[str], env: Mapping[str, str]) -> Namespace | None:
+    """`ranks` per node, `nodes` (say 1:3) and `restarts`, as text; None where it can't be told."""
     first = next((n for n, word in enumerate(command[:4]) if _is_torchrun(word)), None)
     if first is None:
-        return "", ""
+        return None
     parser = _Parser(add_help=False)
-    default = env.get("PET_NPROC_PER_NODE", "1")
-    parser.add_argument("--nproc-per-node", "--nproc_per_node", dest="ranks", default=default)
+    parser.add_argument(
+        "--nproc-per-node", "--nproc_per_node", dest="ranks", default=env.get("PET_NPROC_PER_NODE", "1")
+    )
     parser.add_argument("--nnodes", dest="nodes", default=env.get("PET_NNODES", "1"))
+    parser.add_argument("--max-restarts", "--max_restarts", dest="restarts", default=env.get("PET_MAX_RESTARTS", "0"))
     try:
         found, _rest = parser.parse_known_args(_own(command[first + 1 :]))
     except ArgumentError:
-        return "", ""
-    return str(found.ranks), str(found.nodes)
+        return None
+    return found
 
 
 def _is_torchrun(word: str) -> bool:

@@ -111,8 +111,13 @@ def _check_words(given: Sequence[str]) -> None:
     """A word that is misspelt would allow nothing, and look as if it did."""
     if not given:
         return
-    known = sorted({one for found in registry.injectors().values() if (one := getattr(found, "consent", ""))})
+    known = consents()
     if unknown := [word for word in given if word not in known]:
         near = registry.suggest(unknown[0], known)
         hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
         raise UsageError(f"--consent {unknown[0]}: no fault asks for that; {hint}")
+
+
+def consents() -> list[str]:
+    """The words that some fault asks for."""
+    return sorted({one for found in registry.injectors().values() if (one := getattr(found, "consent", ""))})

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.environment import resolve_program
+from torchaos.harness.environment import job_python, ranks_per_node, resolve_program
 from torchaos.harness.gpu import library
-from torchaos.harness.launchers.torchrun_line import most_nodes, script_of, world_of
+from torchaos.harness.launchers.torchrun_line import most_nodes, ranks_in_words, script_of, world_of
 from torchaos.harness.plan import PlannedJob
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.job import Job
@@ -21,6 +21,8 @@ from torchaos.harness.scenario.placeholders import fill
 from torchaos.harness.scenario.sizes import size_in_words
 from torchaos.harness.scenario.yaml_source import read
 from torchaos.harness.storage.own_disk import memory_left
+
+_COUNTED = ("gpu", "cpu", "auto")
 
 
 def placeholders(here: Path) -> dict[str, str]:
@@ -33,17 +35,18 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
     values = placeholders(here)
     if any("{nvml}" in value for value in job.env.values()):  # only then: it may have to be compiled
         values["nvml"] = str(library.folder())
-    words = shlex.split(job.command) if isinstance(job.command, str) else job.command
-    if not words:
+    command, cwd = _line(job, here, values)
+    if not command:
         raise UsageError("job.command is empty; write the torchrun command line")
-    cwd = (here / fill(job.cwd, values)).absolute()
-    command = [fill(word, values) for word in words]
     if attach is None:
         if not cwd.is_dir():
             raise UsageError(f"job.cwd: {cwd} is no folder")
-        if job.container is None or job.container.image == "host":
+        if _is_of_this_machine(job):
             command[0] = resolve_program(command[0], cwd)
-    per_node, nodes = world_of(command, {**os.environ, **job.env})
+    env = {**os.environ, **job.env}
+    per_node, nodes = world_of(command, env)
+    if job.world_size is None and _is_of_this_machine(job):
+        per_node = per_node or _counted(command, env)
     nodes = job.nodes or nodes or 1
     world = job.world_size or (per_node * nodes * job.replicas if per_node else None)
     if world is None:
@@ -67,16 +70,35 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
         attach_pid=attach,
         replicas=job.replicas,
         container=_container(job, here, values),
-        busy_nodes=_busy_nodes(most_nodes(command, {**os.environ, **job.env}), nodes, world, per_node),
+        busy_nodes=_busy_nodes(most_nodes(command, env), nodes, world, per_node),
     )
 
 
-def check_script(job: PlannedJob, file: Path) -> None:
+def check_script(job: Job, file: Path) -> None:
     """Raises UsageError with the place of the command where it names a script that is not there."""
-    script = script_of(job.command) if job.attach_pid is None and job.container.get("image", "host") == "host" else None
-    if script and "{" not in script and not (Path(job.cwd) / script).is_file():
-        missing = f"{Path(job.cwd) / script}: there is no such file"
+    here = file.parent.absolute()
+    command, cwd = _line(job, here, placeholders(here))
+    script = script_of(command) if _is_of_this_machine(job) else None
+    if script and "{" not in script and not (cwd / script).is_file():
+        missing = f"{cwd / script}: there is no such file"
         raise UsageError(f"{_at_the_command(file)}: {missing}; mend job.command or job.cwd")
+
+
+def _is_of_this_machine(job: Job) -> bool:
+    """Whether it runs with this machine's own programs."""
+    return job.container is None or job.container.image == "host"
+
+
+def _counted(command: Sequence[str], env: Mapping[str, str]) -> int | None:
+    """Of `--nproc-per-node gpu`, `cpu` and `auto`: as many as torchrun counts here."""
+    word = ranks_in_words(command, env)
+    return ranks_per_node(job_python(command), word, frozenset(env.items())) if word in _COUNTED else None
+
+
+def _line(job: Job, here: Path, values: Mapping[str, str]) -> tuple[list[str], Path]:
+    """The words of the command, and where it runs."""
+    words = shlex.split(job.command) if isinstance(job.command, str) else job.command
+    return [fill(word, values) for word in words], (here / fill(job.cwd, values)).absolute()
 
 
 def _at_the_command(file: Path) -> str:

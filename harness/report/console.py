@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from torchaos.harness.report import timeline
-from torchaos.harness.report.dryrun import catalogue, plan
+from torchaos.harness.report.dryrun import catalogue, plan, warnings
 from torchaos.harness.report.pen import COLOURS, Pen
 from torchaos.harness.report.text import (
     masked_command,
@@ -22,7 +22,7 @@ from torchaos.harness.report.text import (
 from torchaos.harness.result import Case, FaultResult, Recovery, Result, Verdict, root_first
 from torchaos.harness.words import seconds_in_words
 
-__all__ = ["catalogue", "plan", "show", "summary"]
+__all__ = ["catalogue", "plan", "show", "summary", "warnings"]
 
 _LABEL = 10  # columns of a label such as "rollback"
 _LONGEST_BAR, _LONGEST_NAME = 60, 28

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, is_dataclass
 from typing import Any
 
@@ -18,9 +18,10 @@ from torchaos.harness.contracts import Irreversible, UsageError
 from torchaos.harness.network.transport import Machine, transport_of
 from torchaos.harness.plan import Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.report.pen import Pen
-from torchaos.harness.report.text import masked, masked_command, name_in_words, pairs_in_words
+from torchaos.harness.report.text import masked, masked_command, name_in_words, pairs_in_words, printable
 from torchaos.harness.scenario.parameters import parameters_of
 from torchaos.harness.scenario.sizes import size_in_words
+from torchaos.harness.secrecy import mask
 from torchaos.harness.words import moment_in_words, seconds_in_words, target_in_words
 
 _LABEL = 12
@@ -53,6 +54,12 @@ def plan(plan: Plan, console: Console) -> None:
     _rows(pen, {one.name: given("assertions", one) or "no bounds given" for one in plan.asserts}, width=22)
     _rows(pen, {"against": against if twins else "no twin"}, width=22)
     pen.gap()
+
+
+def warnings(texts: Iterable[str], console: Console) -> None:
+    """A line each."""
+    for text in texts:
+        console.print(Text.assemble(("warning: ", "bold yellow"), printable(mask(text))), soft_wrap=True)
 
 
 def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None:

@@ -79,6 +79,6 @@ def _typed(model: type[Model], source: Source, tell: Tell) -> Model | None:
     try:
         return model.model_validate(source.data)
     except ValidationError as error:
-        for keys, found in most_telling(source, error).items():
+        for keys, found in most_telling(source, error, model).items():
             tell(keys, words(found, keys, model), key=found["type"] == "extra_forbidden")
         return None

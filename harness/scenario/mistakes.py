@@ -26,14 +26,16 @@ _BOUNDS = {
 }  # fmt: skip
 
 
-def most_telling(source: Source, error: ValidationError) -> dict[Keys, Any]:
-    """One error per place: where a value may be several things, that of the thing it was meant to be."""
+def most_telling(source: Source, error: ValidationError, model: type[BaseModel]) -> dict[Keys, Any]:
+    """One error per place: where a value may be several things, that of the thing it was meant to be. A key that is
+    misspelt is not missing too."""
     best: dict[Keys, Any] = {}
     for found in error.errors():
         keys = _in_file(source, tuple(found["loc"]), found["type"])
         if keys not in best or _rank_of(found) > _rank_of(best[keys]):
             best[keys] = found
-    return best
+    meant = {(*keys[:-1], _near(found, model)) for keys, found in best.items() if found["type"] == "extra_forbidden"}
+    return {keys: found for keys, found in best.items() if found["type"] != "missing" or keys not in meant}
 
 
 def _rank_of(found: Any) -> int:
@@ -54,9 +56,9 @@ def _in_file(source: Source, loc: Keys, kind: str) -> Keys:
 def words(found: Any, keys: Keys, model: type[BaseModel] = Scenario) -> str:
     kind, name = found["type"], next((key for key in reversed(keys) if isinstance(key, str)), "scenario")
     if kind == "extra_forbidden":
-        known = _keys_beside(found["loc"], model)
-        near = registry.suggest(name, known)
-        return f"unknown key {name!r}; {f'did you mean {near!r}?' if near else 'there are ' + ', '.join(known)}"
+        near = _near(found, model)
+        known = f"there are {', '.join(_keys_beside(found['loc'], model))}"
+        return f"unknown key {name!r}; {f'did you mean {near!r}?' if near else known}"
     if kind == "missing":
         return f"the key {found['loc'][-1]!r} is missing; add it"
     if kind == "value_error":
@@ -80,6 +82,11 @@ def _shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "empty", True: "true", False: "false"}[value]
     return "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else repr(value)
+
+
+def _near(found: Any, model: type[BaseModel]) -> str | None:
+    """What an unknown key was meant to be."""
+    return registry.suggest(str(found["loc"][-1]), _keys_beside(found["loc"], model))
 
 
 def _keys_beside(loc: Keys, whole: type[BaseModel]) -> list[str]:

@@ -30,9 +30,7 @@ def told(result: Result, verdict: Verdict, decided_by: str, cases: Mapping[str, 
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("verdict", "decided_by"), [(Verdict.FAILED, "completed"), (Verdict.INCONCLUSIVE, "faults")]
-)
+@pytest.mark.parametrize(("verdict", "decided_by"), [(Verdict.FAILED, "completed"), (Verdict.INCONCLUSIVE, "faults")])
 def test_a_failed_assertion_is_hidden_only_by_a_fault_that_proves_nothing(
     release: Release, monkeypatch: pytest.MonkeyPatch, verdict: Verdict, decided_by: str
 ) -> None:

@@ -310,6 +310,17 @@ def test_what_never_came_does_not_excuse_a_job_that_is_stuck(trainer: Any) -> No
         assert judged(replace(run, events=(*dead, ended)), KILL, later, asserts=()).verdict is verdict, trigger
 
 
+def test_a_trigger_beyond_the_end_of_the_job_says_both_steps(trainer: Any) -> None:
+    """The job was over before the fault's step came: whoever reads that chooses an earlier step."""
+    run = trainer().record()
+    end_s = run.events[-1].mono_s
+    missed = {"fault": "kill", "reason": ENDED_BEFORE, "ended_before": True}
+    late = replace(KILL, trigger=Moment(1, 500, None))
+    result = judged(plus(run, Event(Kind.MISSED, "harness", 9999, 0.0, end_s, data=missed)), late, asserts=())
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert "the job ended at step 30; the fault was planned for step 500" in result.reason
+
+
 def test_a_run_that_was_ended_in_a_recovery_is_no_failure(trainer: Any) -> None:
     """On purpose, a second after the kill: nobody knows whether the job would have come back."""
     run = trainer(kills=[(18, 1)]).record()

@@ -1,0 +1,165 @@
+"""What `plan` and `run` warn of, since it can be carried out and will not do what was meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from torchaos.harness import environment, planner
+from torchaos.harness.cli import cli, main
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.planner import job, warnings
+from torchaos.harness.scenario import load
+
+Capture = pytest.CaptureFixture[str]
+READY = Path(__file__).parents[2] / "scenarios"
+GOOD = """\
+scenario: kill-rank
+job:
+  command: torchrun --nproc-per-node 2 --max-restarts 3 train.py --out {run}
+  checkpoints: {path: "{run}/checkpoints"}
+faults:
+  - inject: process.kill
+    target: {rank: 1}
+    when: {step: 18, phase: backward}
+assert: [completed, checkpoint_integrity]
+"""
+
+
+def planned(folder: Path, text: str, *more: str) -> Result:
+    (folder / "train.py").touch()
+    (folder / "kill.yaml").write_text(text)
+    return CliRunner().invoke(cli, ["plan", str(folder / "kill.yaml"), *more], catch_exceptions=False)
+
+
+def warned(folder: Path, text: str) -> list[str]:
+    """Without the path of the file."""
+    found = json.loads(planned(folder, text, "--json").stdout)["warnings"]
+    return [str(one).removeprefix(f"{folder}/kill.yaml") for one in found]
+
+
+def test_nothing_is_warned_of_without_a_cause(tmp_path: Path) -> None:
+    """A scenario as the tutorial writes it has no warning, and the console has no such line."""
+    assert warned(tmp_path, GOOD) == []
+    assert "arning" not in planned(tmp_path, GOOD).stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (" --out {run}", "", ":3:12: nothing tells the job to write its checkpoints below {run}"),
+        (" --max-restarts 3", "", ":3:12: process.kill ends a rank, and torchrun starts none again (--max-restarts 0)"),
+        ('checkpoints: {path: "{run}/checkpoints"}', "timeout: 60s",
+         ":9:21: checkpoint_integrity can't read the checkpoints; write job.checkpoints.path"),
+        ("assert:", "consent: [kmsgs]\nassert:", ":9:11: consent: no fault asks for 'kmsgs'; did you mean 'kmsg'?"),
+    ],
+)  # fmt: skip
+def test_what_is_warned_of(tmp_path: Path, old: str, new: str, said: str) -> None:
+    """Each of these is one warning with its place and what to do, in the JSON and on the console."""
+    text = GOOD.replace(old, new)
+    (warning,) = warned(tmp_path, text)
+    assert warning.startswith(said)
+    shown = " ".join(planned(tmp_path, text).stdout.split())
+    assert "warning:" in shown
+    assert said.partition(": ")[2] in shown
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("  checkpoints:", "  resubmit: {times: 1}\n  checkpoints:"),
+        ("  checkpoints:", "  env: {PET_MAX_RESTARTS: '2'}\n  checkpoints:"),
+        ("process.kill", "process.freeze"),
+        ("[completed, checkpoint_integrity]", "[restarts: {gives_up_within: 60s}]"),
+    ],
+)
+def test_a_job_that_need_not_restart(tmp_path: Path, old: str, new: str) -> None:
+    """No restart by torchrun is no mistake where something else starts the job again, nobody dies, or it is to fail."""
+    assert warned(tmp_path, GOOD.replace(" --max-restarts 3", "").replace(old, new)) == []
+
+
+def test_the_run_folder_may_stand_in_the_environment(tmp_path: Path) -> None:
+    """A job that reads its folder from a variable is told by that."""
+    text = GOOD.replace(" --out {run}", "").replace("  checkpoints:", '  env: {OUT: "{run}"}\n  checkpoints:')
+    assert warned(tmp_path, text) == []
+
+
+@pytest.mark.parametrize(("last", "many"), [(17, 1), (18, 0), (None, 0)])
+def test_a_step_that_the_twin_never_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int | None, many: int
+) -> None:
+    """A trigger beyond the last step of the twin in the cache can't be reached; without a twin nobody knows."""
+    monkeypatch.setattr(warnings, "last_step_of", lambda plan: last)
+    found = warned(tmp_path, GOOD)
+    assert len(found) == many
+    assert all(one.startswith(":8:18: process.kill comes in step 18, and the job ends at step 17") for one in found)
+
+
+@pytest.mark.parametrize("folder", ["process", "checkpoint"])
+def test_the_ready_scenarios_warn_of_nothing(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each does what it means."""
+    monkeypatch.setattr(planner, "_check_machine", lambda needs, file: None)
+    monkeypatch.setattr(warnings, "last_step_of", lambda plan: None)
+    found = []
+    for file in sorted((READY / folder).glob("*.yaml")):
+        scenario = load(file)
+        plan = planner.make_plan(scenario, file, 0, None, scenario.consent)
+        found += warnings.warnings_of(plan, scenario, file)
+    assert found == []
+    assert list((READY / folder).glob("*.yaml"))
+
+
+def test_validate_looks_for_the_script(tmp_path: Path) -> None:
+    """As `plan` does."""
+    (tmp_path / "kill.yaml").write_text(GOOD)
+    with pytest.raises(UsageError, match=r":3:12: \S+/train.py: there is no such file"):
+        CliRunner().invoke(cli, ["validate", str(tmp_path / "kill.yaml")], catch_exceptions=False)
+
+
+def test_validate_takes_a_folder(tmp_path: Path) -> None:
+    """All scenario files of the folder are checked; a folder that has none is a mistake."""
+    (tmp_path / "train.py").touch()
+    for name in ("one.yaml", "two.yml"):
+        (tmp_path / name).write_text(GOOD)
+    (tmp_path / "notes.txt").touch()
+    done = CliRunner().invoke(cli, ["validate", str(tmp_path)], catch_exceptions=False)
+    assert done.stdout.splitlines() == [f"{tmp_path / name}: well-formed" for name in ("one.yaml", "two.yml")]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="no scenario files"):
+        CliRunner().invoke(cli, ["validate", str(tmp_path / "empty")], catch_exceptions=False)
+
+
+def test_a_misspelt_key_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """`asserts` is `assert` misspelt, and `assert` is not missing besides. Every line begins with `error:`."""
+    (tmp_path / "kill.yaml").write_text(GOOD.replace("assert:", "asserts:").replace("rank: 1", "rank: one"))
+    monkeypatch.setattr("sys.argv", ["torchaos", "validate", str(tmp_path / "kill.yaml")])
+    with pytest.raises(SystemExit):
+        main()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("kill.yaml")[2][:5] for line in lines] == [":7:20", ":9:1:"]
+    assert lines[1].endswith("unknown key 'asserts'; did you mean 'assert'?")
+    assert all(line.startswith(f"error: {tmp_path}") for line in lines)
+
+
+@pytest.mark.parametrize("word", ["cpu", "auto", "gpu"])
+def test_ranks_are_counted_as_torchrun_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    """By the job's own torch. What torchrun would refuse needs world_size, said at the place of the command."""
+    monkeypatch.setattr(job, "ranks_per_node", lambda python, word, env: {"cpu": 6, "auto": 4, "gpu": None}[word])
+    text = GOOD.replace("--nproc-per-node 2", f"--nproc-per-node {word}")
+    if word == "gpu":
+        with pytest.raises(UsageError, match=r":3:12: how many ranks .* write job.world_size"):
+            planned(tmp_path, text)
+    else:
+        assert json.loads(planned(tmp_path, text, "--json").stdout)["job"]["world_size"] == (6 if word == "cpu" else 4)
+
+
+def test_torch_itself_is_asked() -> None:
+    """The number of processors, and nothing for a word that torchrun does not know."""
+    env = frozenset(os.environ.items())
+    assert (environment.ranks_per_node(sys.executable, "cpu", env) or 0) >= 1
+    assert environment.ranks_per_node(sys.executable, "tpus", env) is None

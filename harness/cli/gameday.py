@@ -71,7 +71,7 @@ def gameday(
     if only_plan:
         click.echo(json.dumps(plan.to_json(), indent=1)) if as_json else console.print(Markdown(report.drawn(plan)))
         sys.exit(ExitCode.PASSED)
-    nothing = result_of(plan.name, plan.seed, str(folder), "", 0.0, cases_of(total([]), day.score, [], ""))
+    nothing = result_of(plan.name, plan.seed, str(folder), "", 0.0, cases_of(total([]), day.score, []))
     write_reports([not_finished(nothing)], junit_file, None)  # gates fail closed
     if resume is None:
         assert file is not None
@@ -106,7 +106,7 @@ def _run(
         interrupted.ends(run)
         rounds, cut_short = run()
     score = total(rounds)
-    cases = cases_of(score, day.score, rounds, cut_short)
+    cases = cases_of(score, day.score, rounds, cut_short, report.faults_of(plan.rounds))
     started, commit = _first(folder)
     result = result_of(plan.name, plan.seed, str(folder), started, score.clock.wall_s, cases)
     code, why = verdict_of(cases)
@@ -118,7 +118,7 @@ def _run(
     _write_pages(plan, folder, rounds, score, cases)
     write_reports([result], junit_file, None)
     with suppress(*GONE):
-        console.print(Markdown(report.page(plan, str(folder), rounds, score, code, why)))
+        console.print(Markdown(report.page(plan, str(folder), rounds, score, cases)))
     again = ["torchaos", "gameday", "--resume", str(folder), *(["--junit", str(junit_file)] if junit_file else [])]
     _tell(f"Files: {folder}" + (f"; go on: {shlex.join(again)}" if cut_short else ""))
     return code
@@ -134,10 +134,9 @@ def _write_pages(
     plan: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cases: Sequence[Case]
 ) -> None:  # fmt: skip
     """What a person reads of the day, and its line in the history."""
-    code, why = verdict_of(cases)
-    write_atomically(folder / "report.md", report.page(plan, str(folder), rounds, score, code, why), private=True)
+    write_atomically(folder / "report.md", report.page(plan, str(folder), rounds, score, cases), private=True)
     try:
-        html = page.text(plan, folder, rounds, score, code, why)
+        html = page.text(plan, folder, rounds, score, cases)
         write_atomically(folder / "report.html", html, private=True)
     except Exception as error:  # a page is no part of the verdict, whatever it stumbles over
         _tell(f"report.html can't be written: {type(error).__name__}: {error}")

@@ -14,6 +14,7 @@ from torchaos.harness.record import Record
 from torchaos.harness.result import Case, FaultResult, Recovery, Result, Verdict
 
 _SLOWER = 1.5  # times the steps before the round's first fault
+_SLOWER_S = 0.02  # and by this much at least: less is the noise of a small machine
 _FEW = 10  # steps that are needed to say how long one takes
 
 
@@ -106,4 +107,4 @@ def _slower(run: Record) -> str:
     if len(before) <= _FEW or len(after) <= _FEW:
         return ""
     was, now = usual_s(before), usual_s(after)
-    return f"a step takes {now:.3f} s, and took {was:.3f} s before" if now > _SLOWER * was else ""
+    return f"a step takes {now:.3f} s, and took {was:.3f} s before" if now > max(_SLOWER * was, was + _SLOWER_S) else ""

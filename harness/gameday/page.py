@@ -12,10 +12,11 @@ from torchaos.harness.gameday.clock import Clock
 from torchaos.harness.gameday.day import Day
 from torchaos.harness.gameday.draw import Drawn
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
-from torchaos.harness.gameday.report import VERDICTS, again_in_words, faults_of, score_rows
+from torchaos.harness.gameday.report import VERDICTS, again_in_words, bound_rows, faults_of, score_rows
 from torchaos.harness.gameday.score import RoundScore, Score
+from torchaos.harness.gameday.verdict import verdict_of
 from torchaos.harness.report.html.page import render
-from torchaos.harness.result import ExitCode
+from torchaos.harness.result import Case
 from torchaos.harness.rundir import RunDir
 from torchaos.harness.words import seconds_in_words
 
@@ -23,12 +24,13 @@ _PARTS = ("productive", "lost", "checkpoint", "stalled", "down")  # of Clock, in
 _LANE, _WIDTH = 22, 1000  # of the strip, in units of its picture
 
 
-def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, code: ExitCode, why: Sequence[str]) -> str:
+def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cases: Sequence[Case]) -> str:
     """`folder`: of the game day; reports of rounds that were kept are linked relative to it."""
+    code, why = verdict_of(cases)
     found = [*_faults(day, rounds)]
     return render("day.html", {}, {
         "name": day.name, "seed": day.seed, "verdict": VERDICTS.get(code, "error"), "why": why,
-        "score": score_rows(score), "clock": _shares(score.clock), "strip": _strip(found),
+        "score": score_rows(score), "bounds": bound_rows(cases), "clock": _shares(score.clock), "strip": _strip(found),
         "kinds": sorted(score.kinds.items()), "seen": [one.value for one in Outcome if score.outcomes.get(one.value)],
         "parts": {part.replace("_", " "): spread for part, spread in score.parts.items() if spread},
         "lost": score.lost_steps, "rounds": [_round(day, one, folder) for one in rounds], "faults": found,

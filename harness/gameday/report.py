@@ -9,15 +9,19 @@ from torchaos.harness.gameday.day import Day
 from torchaos.harness.gameday.draw import Round
 from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.score import RoundScore, Score, Spread
-from torchaos.harness.result import ExitCode
+from torchaos.harness.gameday.verdict import AT_LEAST, verdict_of
+from torchaos.harness.report.text import name_in_words, value_in_words
+from torchaos.harness.result import Case, ExitCode
 from torchaos.harness.words import seconds_in_words
 
 VERDICTS = {ExitCode.PASSED: "passed", ExitCode.FAILED: "failed", ExitCode.INCONCLUSIVE: "inconclusive"}
 
 
-def page(day: Day, folder: str, rounds: Sequence[RoundScore], score: Score, code: ExitCode, why: Sequence[str]) -> str:
+def page(day: Day, folder: str, rounds: Sequence[RoundScore], score: Score, cases: Sequence[Case]) -> str:
+    code, why = verdict_of(cases)
     parts = [
         [f"# {day.name}: {VERDICTS.get(code, 'error')}", "", *(f"- {text}" for text in why)],
+        _bounds(cases),
         _score(score),
         _kinds(score),
         _parts(score),
@@ -62,6 +66,23 @@ def score_rows(score: Score) -> list[tuple[str, str]]:
         ("checkpoint interval in use", seconds_in_words(score.interval_s)),
         ("best one for that (Young, Daly)", seconds_in_words(score.best_interval_s)),
     ]
+
+
+def bound_rows(cases: Sequence[Case]) -> list[tuple[str, str, str, str]]:
+    """Of each bound: its name, what was measured, what was asked, and whether it holds."""
+    rows = []
+    for case in cases:
+        for name, bound in case.bound.items():
+            measured = value_in_words(name, case.measured.get(name), case.seconds)
+            side = "at least" if name in AT_LEAST else "at most"
+            asked = f"{side} {value_in_words(name, bound, case.seconds)}"
+            rows.append((name_in_words(name), measured, asked, case.verdict.value))
+    return rows
+
+
+def _bounds(cases: Sequence[Case]) -> list[str]:
+    rows = [f"| {' | '.join(row)} |" for row in bound_rows(cases)]
+    return ["", "| bound | measured | asked | |", "|---|---|---|---|", *rows] if rows else []
 
 
 def _score(score: Score) -> list[str]:

@@ -11,12 +11,15 @@ from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.score import RoundScore, Score
 from torchaos.harness.result import Case, ExitCode, Result, Verdict
 
-_AT_LEAST, _SECONDS = ("ettr", "goodput"), ("mttr", "mttr_p90")
+AT_LEAST = ("ettr", "goodput")  # other bounds are upper ones
+_SECONDS = ("mttr", "mttr_p90")
 
 
-def cases_of(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str) -> list[Case]:
-    """`cut_short`: why the day ended early."""
-    return [_faults(score, bounds, rounds, cut_short), *_bounds(score, bounds), _rollback(rounds)]
+def cases_of(
+    score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str = "", planned: int = 0
+) -> list[Case]:
+    """`cut_short`: why the day ended early; `planned`: how many faults were drawn for it."""
+    return [_faults(score, bounds, rounds, cut_short, planned), *_bounds(score, bounds), _rollback(rounds)]
 
 
 def verdict_of(cases: Sequence[Case]) -> tuple[ExitCode, list[str]]:
@@ -46,7 +49,7 @@ def not_finished(result: Result) -> Result:
     )
 
 
-def _faults(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str) -> Case:
+def _faults(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str, planned: int) -> Case:
     faults, doubt = sum(score.outcomes.values()), ""
     unproved = score.outcomes.get(Outcome.UNPROVED.value, 0)
     if cut_short:
@@ -58,7 +61,10 @@ def _faults(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_shor
     elif len(score.unjudged) > bounds.unproved * len(rounds):
         doubt = f"{len(score.unjudged)} of {len(rounds)} rounds are no evidence: {'; '.join(score.unjudged[:3])}"
     verdict = Verdict.INCONCLUSIVE if doubt else Verdict.PASSED
-    reason = doubt or f"{faults - unproved} of {faults} faults landed and were felt"
+    felt = f"{faults - unproved} of {faults} faults landed and were felt"
+    if faults < planned:
+        felt = f"{faults} of {planned} faults were begun; {faults - unproved} landed and were felt"
+    reason = doubt or felt
     return Case("faults", "faults", verdict, reason, score.outcomes)
 
 
@@ -85,8 +91,8 @@ def _bounds(score: Score, bounds: Bounds) -> Iterator[Case]:
             reason = f"nothing was seen that tells the {words}"
             yield Case(name, "assertion", Verdict.INCONCLUSIVE, reason, {}, {name: bound}, seconds)
             continue
-        holds = value >= bound if name in _AT_LEAST else value <= bound
-        is_to_be = f"{'at least' if name in _AT_LEAST else 'at most'} {bound:g}"
+        holds = value >= bound if name in AT_LEAST else value <= bound
+        is_to_be = f"{'at least' if name in AT_LEAST else 'at most'} {bound:g}"
         reason = f"{words} is {value:.4g}, and is to be {is_to_be}"
         if name == "damaged" and not holds:
             reason += f": {'; '.join(score.problems[:3])}"

@@ -285,3 +285,11 @@ def test_the_command_writes_it(run: RunDir, tmp_path: Path) -> None:
     assert (tmp_path / "x.html").read_text() == moved.report.read_text()
     with pytest.raises(UsageError, match=r"no plan\.json in it"):
         CliRunner().invoke(cli, ["report", str(tmp_path)], catch_exceptions=False)
+
+
+def test_the_longest_part_is_not_shown_as_a_failure() -> None:
+    """Red means that something is wrong; that a part of a recovery took longest is nothing wrong."""
+    css = (Path(html.__file__).parent / "static" / "page.css").read_text()
+    rules = re.findall(r"\.longest rect \{([^}]*)\}", css)
+    assert rules
+    assert all("--bad" not in rule and "--failed" not in rule for rule in rules)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from torchaos.harness.gameday import page
+import pytest
+
+from torchaos.harness.gameday import page, report
 from torchaos.harness.gameday.clock import Clock
 from torchaos.harness.gameday.day import Day
 from torchaos.harness.gameday.draw import Drawn, Round
 from torchaos.harness.gameday.grammar import Bounds, Risk
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
 from torchaos.harness.gameday.score import RoundScore, total
-from torchaos.harness.gameday.verdict import cases_of, verdict_of
+from torchaos.harness.gameday.verdict import cases_of
 
 CLOCK = Clock(productive_s=60.0, lost_s=20.0, checkpoint_s=5.0, stalled_s=5.0, down_s=10.0)
 
 
-def of(tmp_path: Path, *came: tuple[Outcome, str], planned: int = 0, cause: str = "a rank dies") -> str:
+def of(
+    tmp_path: Path, *came: tuple[Outcome, str], planned: int = 0, cause: str = "a rank dies", markdown: bool = False,
+    **bounds: object,
+) -> str:  # fmt: skip
     """A page of one round with these outcomes; `planned`: so many more faults were drawn."""
     risk = Risk.model_validate({"inject": "process.kill", "target": {"rank": "any"}, "cause": cause})
     faults = [Drawn(f"f{n:03d}-process.kill", 30.0 * (n + 1), risk) for n in range(len(came) + planned)]
@@ -27,21 +32,32 @@ def of(tmp_path: Path, *came: tuple[Outcome, str], planned: int = 0, cause: str 
     run = tmp_path / "rounds" / "000" / "run" / "one"
     rounds = [RoundScore(0, "passed", "", 0, str(run), 2, CLOCK, tuple(outcomes))] if came else []
     score = total(rounds)
-    code, why = verdict_of(cases_of(score, Bounds(), rounds, ""))
-    return page.text(day, tmp_path, rounds, score, code, why)
+    cases = cases_of(score, Bounds.model_validate(bounds), rounds, planned=len(faults))
+    if markdown:
+        return report.page(day, str(tmp_path), rounds, score, cases)
+    return page.text(day, tmp_path, rounds, score, cases)
 
 
 def test_the_page_holds_the_day(tmp_path: Path) -> None:
     """The verdict, the ratio, each fault with what came of it and where it lies, each round, and what was left out."""
     found = of(tmp_path, (Outcome.RECOVERED, "pid 1 ended"), (Outcome.DEGRADED, "slower"), planned=1)
     assert '<span class="badge passed">passed</span> night' in found
-    assert "2 of 3 faults; the others have no outcome" in found
+    assert "2 of 3 faults were begun; 2 landed and were felt" in found
     assert "<th>effective training time ratio (ETTR)</th>" in found
     assert ">60.0%</td>" in found
     marks = re.findall(r'<rect class="(\w+)" x="[\d.-]+" y="[\d.-]+" width="6"', found)
     assert marks == ["recovered", "degraded"]
     for words in ("f000-process.kill", "f001-process.kill", "pid 1 ended", "slower", "a rank dies", "a fan (3)"):
         assert words in found
+
+
+@pytest.mark.parametrize("markdown", [False, True])
+def test_each_bound_stands_beside_its_figure(tmp_path: Path, markdown: bool) -> None:
+    """What was asked of the score is shown with what was measured, and whether it holds; times have their unit."""
+    found = of(tmp_path, (Outcome.RECOVERED, ""), markdown=markdown, ettr=0.5, mttr="30s", lost_steps=3)
+    text = " ".join(re.sub(r"<[^>]+>|\|", " ", found).split())
+    for words in ("ettr 0.6 at least 0.5 passed", "mttr 6 s at most 30 s passed", "lost steps 12 at most 3 failed"):
+        assert words in text
 
 
 def test_the_parts_of_the_bar_fill_it(tmp_path: Path) -> None:

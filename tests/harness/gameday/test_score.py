@@ -11,6 +11,7 @@ import pytest
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Harm, Target
+from torchaos.harness.gameday import outcomes
 from torchaos.harness.gameday.clock import Clock, clock_of
 from torchaos.harness.gameday.grammar import Bounds
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome, outcomes_of
@@ -157,6 +158,26 @@ def test_a_smaller_job_is_degraded(trainer: Any) -> None:
     assert scored(run).faults[0].outcome is Outcome.DEGRADED
 
 
+@pytest.mark.parametrize(("before_s", "after_s", "slow"), [(0.012, 0.019, False), (0.12, 0.19, True)])
+def test_a_few_milliseconds_are_no_degradation(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch, before_s: float, after_s: float, slow: bool
+) -> None:
+    """Steps that take half as long again are a slower job; where that is some milliseconds, it is a busy machine."""
+    usual = iter((before_s, after_s))
+    monkeypatch.setattr(outcomes, "usual_s", lambda steps: next(usual))
+    monkeypatch.setattr(outcomes, "_FEW", 3)
+    run = with_kill(trainer(kills=[(18, 1)]).record())
+    assert (outcomes._slower(run) != "") is slow
+
+
+def test_the_headline_counts_what_was_begun(trainer: Any) -> None:
+    """Of four faults that were drawn three were begun."""
+    found = rounds(Outcome.RECOVERED, Outcome.RECOVERED, Outcome.UNPROVED)
+    _, why = verdict(found, planned=4, unproved=0.5)
+    assert why == ["3 of 4 faults were begun; 2 landed and were felt"]
+    assert verdict(found, planned=3, unproved=0.5)[1] == ["2 of 3 faults landed and were felt"]
+
+
 def test_round_scores_survive_the_disk(trainer: Any) -> None:
     """As JSON and back they are the same."""
     one = scored(with_kill(trainer(kills=[(18, 1)]).record()))
@@ -172,8 +193,10 @@ def rounds(*outcomes: Outcome, **more: Any) -> list[RoundScore]:
     return [RoundScore(0, "passed", "", 0, "/run", 2, **given)]
 
 
-def verdict(found: list[RoundScore], cut_short: str = "", **bounds: Any) -> tuple[ExitCode, list[str]]:
-    return verdict_of(cases_of(total(found), Bounds(**bounds), found, cut_short))
+def verdict(
+    found: list[RoundScore], cut_short: str = "", planned: int = 0, **bounds: Any
+) -> tuple[ExitCode, list[str]]:
+    return verdict_of(cases_of(total(found), Bounds(**bounds), found, cut_short, planned))
 
 
 def test_a_day_within_its_bounds_passes() -> None:

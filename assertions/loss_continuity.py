@@ -77,7 +77,8 @@ class LossContinuity:
                 every = {one.global_step or 0: {one.rank: one} for one, _new in pairs if one.rank == new.rank}
                 again = {one.global_step or 0: {one.rank: one} for _old, one in pairs if one.rank == new.rank}
                 cause = likeliest_cause(history, {**again, **ours}, {**every, **theirs}, first)
-                return failed(f"{in_words(first, 'the first time')} {cause}", first_of(first), **measured_of(first))
+                words = f"{in_words(first, 'the first time')} {cause.words}"
+                return replace(failed(words, first_of(first), **measured_of(first)), cause=cause.short)
         steps = sorted({new.global_step or 0 for _old, new in seen})
         return passed(
             f"all {len(steps)} steps that were done again ({steps[0]} to {steps[-1]}) gave the losses of the first "

@@ -362,6 +362,7 @@ class Finding:
     measured: Mapping[str, Any] = field(default_factory=dict)
     bound: Mapping[str, Any] = field(default_factory=dict)
     first: First | None = None
+    cause: str = ""  # the likeliest, in a few words; the reason has it too
 
 
 def passed(reason: str, **measured: Any) -> Finding:

@@ -63,6 +63,7 @@ class Case:
     bound: Mapping[str, Any] = field(default_factory=dict)
     seconds: tuple[str, ...] = ()  # which of these figures are durations
     follows: str | None = None  # the failed case that this failure follows from
+    cause: str = ""  # the likeliest, in a few words; the reason has it too
 
     @property
     def told(self) -> str:

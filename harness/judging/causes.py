@@ -25,13 +25,17 @@ class _Fact(NamedTuple):
     clause: str
 
 
-def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Difference) -> str:
-    """A sentence about the attempt in which the first difference lies."""
+class Cause(NamedTuple):
+    words: str  # a sentence about the attempt in which the first difference lies
+    short: str = ""  # the cause alone; empty where it is not known
+
+
+def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Difference) -> Cause:
     attempt = history.attempt(next(iter(ours[first.step].values())).attempt)
     if attempt is None or attempt.base is None:
-        return "From which step that attempt went on is not known, and so neither is the cause."
+        return Cause("From which step that attempt went on is not known, and so neither is the cause.")
     if attempt.base == 0 and attempt is history.attempts[0]:
-        return (
+        return Cause(
             "The job had not been restarted by then: either the fault itself changed the numbers, or the job is not "
             "deterministic."
         )
@@ -46,13 +50,14 @@ def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Differe
     acted = [fact.clause for fact in facts if fact not in late]
     besides = f" Besides, {'; '.join(fact.clause for fact in late)}." if late else ""
     if acted:
-        return f"Likeliest cause, in the attempt that resumed after step {base}: {'; '.join(acted)}.{besides}"
+        causes = "; ".join(acted)
+        return Cause(f"Likeliest cause, in the attempt that resumed after step {base}: {causes}.{besides}", causes)
     differ = {fact.what for fact in facts}
     seen = [what for what in _compared(since, ours, theirs, weights) if what not in differ]
     told = _by_elimination(base, ours, theirs, first, weights, "samples" in seen)
     same = f"what was compared is the same ({', '.join(seen)}), and so " if seen else ""
     unseen = "" if "samples" in seen else " (the samples were not seen)"
-    return f"In the attempt that resumed after step {base}, {same}{told}{unseen}.{besides}"
+    return Cause(f"In the attempt that resumed after step {base}, {same}{told}{unseen}.{besides}", told)
 
 
 def _accumulation(base: int, first: Difference) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torchaos.harness.contracts import Finding, First, What, failed, inconclusive, passed
 from torchaos.harness.history import History
@@ -108,7 +109,8 @@ class Comparison:
         if odd := uneven(self._twins[0]):
             return inconclusive(f"{words} But {odd}: whether the difference is a defect can't be told.")
         cause = likeliest_cause(self._history, self._ours, self._twins[0], first)
-        return failed(f"{words} {cause}", first_of(first), **measured_of(first))
+        finding = failed(f"{words} {cause.words}", first_of(first), **measured_of(first))
+        return replace(finding, cause=cause.short)
 
     def _all_nearest(self, ours: Steps, limits: Tolerances, factor: float = LEARNED_FACTOR) -> list[Difference]:
         """Differences that there are from every twin, in order of step; as that from the first one."""

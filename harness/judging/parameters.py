@@ -168,7 +168,7 @@ class AgainstTwins:
     def _why_other(self, first: int, rank: int) -> str:
         found = next(differences(self._ours, self._theirs, 0.0), None)
         if found is not None:
-            return likeliest_cause(self._history, self._ours, self._theirs, found)
+            return likeliest_cause(self._history, self._ours, self._theirs, found).words
         mine, twins = self._ours[first][rank], self._theirs[first][rank]
         losses = "The losses agree" if mine.loss_seen and twins.loss_seen else "The losses were not seen"
         life = self._history.attempt(mine.attempt)

@@ -117,7 +117,8 @@ def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
 def _case(named: Named, finding: Finding) -> Case:
     outcome, seconds = _OF_OUTCOME[finding.outcome], registry.seconds_of(registry.find("assertions", named.name))
     return Case(
-        named.name, "assertion", outcome, finding.reason, finding.measured, finding.bound, tuple(sorted(seconds))
+        named.name, "assertion", outcome, finding.reason, finding.measured, finding.bound, tuple(sorted(seconds)),
+        cause=finding.cause,
     )  # fmt: skip
 
 

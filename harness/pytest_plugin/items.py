@@ -18,6 +18,8 @@ from torchaos.harness.pytest_plugin.telling import told
 from torchaos.harness.pytest_plugin.variations import Variation, of_options
 from torchaos.harness.scenario.yaml_source import Source, read
 
+_FIRST = pytest.StashKey[dict[str, str]]()  # by run directory, the test that told its story
+
 
 class ScenarioFile(pytest.File):
     def collect(self) -> Iterator[pytest.Collector]:
@@ -82,11 +84,11 @@ class CaseItem(pytest.Item):
         self.user_properties += [("torchaos.verdict", case["verdict"] if case else "error"), *_properties(run, case)]
         nothing = run.proves_nothing()
         if case is None:
-            raise Broken(told(run, nothing or f"the run has no verdict on {self.name}: {run.reason}", line=self._line))
+            raise Broken(self._told(run, nothing or f"the run has no verdict on {self.name}: {run.reason}"))
         if case["verdict"] == "inconclusive":
-            raise Inconclusive(told(run, case["reason"], case, self._line))
+            raise Inconclusive(self._told(run, case["reason"], case))
         if case["verdict"] == "error":
-            raise Broken(told(run, case["reason"], case, self._line))
+            raise Broken(self._told(run, case["reason"], case))
         if nothing and case["verdict"] == "passed" and self._kind != "rollback":
             kind = Inconclusive if run.verdict == "inconclusive" else Broken
             raise kind(f"it would have passed, but the run proves nothing: {nothing}")
@@ -96,7 +98,12 @@ class CaseItem(pytest.Item):
         case = self._case(run)
         if case is None or case["verdict"] != "passed":
             follows = f"(follows from {case['follows']}) " if case and case.get("follows") else ""
-            raise Failed(told(run, follows + (case["reason"] if case else run.reason), case, self._line))
+            raise Failed(self._told(run, follows + (case["reason"] if case else run.reason), case))
+
+    def _told(self, run: Run, reason: str, case: Mapping[str, Any] | None = None) -> str:
+        """Of several tests of a run, the first that fails has its story."""
+        first = self.config.stash.setdefault(_FIRST, {}).setdefault(str(run.result.get("run_dir")), self.nodeid)
+        return told(run, reason, case, self._line, story=first == self.nodeid)
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, self._line - 1, f"{self.parent.name}: {self.name}"

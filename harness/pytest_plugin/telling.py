@@ -14,10 +14,14 @@ _BEFORE_S, _AFTER_S, _MOST_LINES = 5.0, 120.0, 30
 _AROUND = 3  # lines of the scenario
 
 
-def told(run: Run, reason: str, case: Mapping[str, Any] | None = None, line: int | None = None) -> str:
-    """`line`: where in the scenario the assertion stands, from 1."""
-    blocks = [[reason], list(_figures(case)) if case else [], list(_around(run)), list(_excerpt(run.scenario, line))]
-    blocks.append(list(_pointers(run)))
+def told(
+    run: Run, reason: str, case: Mapping[str, Any] | None = None, line: int | None = None, story: bool = True
+) -> str:
+    """`line`: where in the scenario the assertion stands, from 1; `story`: with what happened around the fault. The
+    likeliest cause comes first: pytest's summary shows the beginning alone."""
+    cause = [case["cause"]] if case and case.get("cause") else []
+    blocks = [[*cause, reason], list(_figures(case)) if case else [], list(_around(run)) if story else []]
+    blocks += [list(_excerpt(run.scenario, line)), list(_pointers(run))]
     return mask("\n\n".join("\n".join(lines) for lines in blocks if lines))
 
 
@@ -25,8 +29,8 @@ def _figures(case: Mapping[str, Any]) -> Iterator[str]:
     from torchaos.harness.report.text import name_in_words, value_in_words
 
     measured, bound, seconds = case["measured"], case["bound"], case.get("seconds", ())
-    for name in dict.fromkeys((*bound, *measured)):
-        found = value_in_words(name, measured[name], seconds) if name in measured else "not measured"
+    for name in sorted(measured, key=lambda name: name not in bound):
+        found = value_in_words(name, measured[name], seconds)
         against = f"  (bound: {value_in_words(name, bound[name], seconds)})" if name in bound else ""
         yield f"  {name_in_words(name):<16} {found}{against}"
 

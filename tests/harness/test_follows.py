@@ -45,6 +45,15 @@ def test_the_loss_follows_from_the_samples(trainer: Any, asserts: list[str]) -> 
     assert [case.name for case in root_first(result.cases)] == ["sample_accounting", "loss_continuity", "rollback"]
 
 
+def test_the_cause_is_told_apart_from_what_was_seen(trainer: Any) -> None:
+    """In a few words, for whoever has no room for the whole reason; a case that passed has none."""
+    run = trainer(kills=[(18, 1)], broken=frozenset({"optimizer"})).record()
+    result = judged(run, trainer().record(), ["loss_continuity", "sample_accounting"])
+    causes = {case.name: case.cause for case in result.cases}
+    assert causes["loss_continuity"].startswith("the optimizer's state was not restored")
+    assert causes["sample_accounting"] == ""
+
+
 def test_a_schedule_is_a_cause_of_its_own(trainer: Any) -> None:
     """Sampler and schedule both start over: neither follows from the other."""
     run = trainer(kills=[(18, 1)], broken=frozenset({"sampler", "schedule"})).record()

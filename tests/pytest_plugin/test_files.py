@@ -93,6 +93,21 @@ def test_a_failure_shows_what_its_reader_needs(project: Project) -> None:
     assert "def " not in story
 
 
+def test_several_failures_of_a_run_do_not_repeat_its_story(project: Project) -> None:
+    """What happened around the fault is shown once, with the first failure. The cause comes first where it is known, so
+    that it is seen in a summary that is cut; a bound beside which nothing was measured is not shown."""
+    project.scenario("bad-data")
+    project.env["COLUMNS"] = "80"
+    done = project.pytest("bad-data.yaml")
+    assert done.counts()["failed"] == 2, done
+    assert done.text.count("around the fault:") == 1
+    assert done.text.count("\nfiles:  ") == 2
+    assert "\nthe sampler restarted\nthe loss of rank 0 in step 16 is 2.5" in done.text
+    (line,) = [line for line in done.text.splitlines() if line.startswith("FAILED") and "loss_continuity" in line]
+    assert "- Failed: the sampler" in line
+    assert "not measured" not in done.text
+
+
 def test_an_assertion_alone_does_not_pass_in_a_run_that_proves_nothing(project: Project) -> None:
     """Chosen by -k, an assertion that holds in a run whose fault was not felt is inconclusive; one beside an assertion
     that could not be judged passes; and on a machine that was not put in order, nothing does."""

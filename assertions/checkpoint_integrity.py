@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
-from torchaos.harness.judging.agreement import before, differences
+from torchaos.harness.judging.agreement import differences, history_of
 from torchaos.harness.judging.clash_words import also, but, left_out, listed, meaning, words
 from torchaos.harness.judging.clashes import compare, in_order, strays
 from torchaos.harness.judging.contents import Checkpoint, Clash, checkpoints_of, is_below, root_of, unread_of
 from torchaos.harness.judging.damage import Damage, Did, counts, meetings
 from torchaos.harness.judging.landings import landings
+from torchaos.harness.judging.losses import apart_before
 from torchaos.harness.judging.pairing import pairs
+from torchaos.harness.judging.points import points_of
 from torchaos.harness.judging.schedule import saves_vary
 from torchaos.harness.judging.teardown import teardown_aborts
 from torchaos.harness.judging.unseen import why_unplaced
@@ -178,10 +180,10 @@ def _as_in_the_twin(
     both = pairs(ours, theirs[0])
     alike = [(one, other) for one, other in both if not _of_another_world(run, twins[0], one.step)]
     made = compare(alike, theirs, run.history, tolerance, ignore)
-    strange = [] if vary else _strange(run, twins, ours, theirs)
-    found = in_order([*made.clashes, *strange])
+    strange = _strange(run, twins, ours, theirs)
+    found = in_order([*made.clashes, *([] if vary else strange)])
     if found:
-        return _clash(run, twins, found)
+        return _clash(run, twins, found, tolerance)
     if not made.entries:
         why = "the twins differ among themselves in all"
         if not alike:
@@ -196,6 +198,9 @@ def _as_in_the_twin(
             f"{well}; {listed(made.doubtful)} differ from the twin's by {far:.1g} of their norm at most, which may be "
             "chance or rounding: a tolerance decides"
         )
+    aside = next((one for one in strange if vary and one.ours is not None and _is_aside(run, one)), None)
+    if aside:
+        return inconclusive(f"{well}; {words(aside)}, and the steps of checkpoints are others in each run")
     if (more or vary) and not any((one.saved_s or 0.0) > run.history.attempts[-1].started_s for one, _other in alike):
         by_time = (
             "the steps of checkpoints are others in each run"
@@ -229,6 +234,11 @@ def _strange(
     ]
 
 
+def _is_aside(run: Record, clash: Clash) -> bool:
+    """Whether the job does not resume from it, as from `best.pt`: then a metric may decide when it is saved."""
+    return not points_of(run).has(posixpath.join(root_of(run), clash.path))
+
+
 def _of_another_world(run: Record, twin: Record, step: int | None) -> bool:
     """Whether it was saved on another number of ranks than the twin's: sums come in another order then, and each rank's
     own state is of other ranks."""
@@ -239,12 +249,12 @@ def _of_another_world(run: Record, twin: Record, step: int | None) -> bool:
     return bool(saved or made) and sizes.get((saved or made)[-1]) not in theirs
 
 
-def _clash(run: Record, twins: Sequence[Record], found: list[Clash]) -> Finding:
+def _clash(run: Record, twins: Sequence[Record], found: list[Clash], tolerance: float | None) -> Finding:
     first, steps = found[0], twins[0].history.by_step()
     landed = landings(run)
-    invalid = next(differences(before(run.history, landed[0].at_s), steps, 0.0), None) if landed else None
+    invalid = apart_before(run, history_of(run, twins), twins, tolerance)
     if invalid or not landed:
-        where = f"the losses differ in step {invalid.step}" if invalid else "no fault landed"
+        where = f"the {invalid.what} differs in step {invalid.step}" if invalid else "no fault landed"
         return inconclusive(f"the twin is no measure for this run: {where}, and {words(first)}")
     if len(twins) == 1 and all(clash.kind == "value" and _CLOCK.search(clash.name) for clash in found):
         return inconclusive(f"{words(first)}: it may be a clock, which a second twin would tell", entries=len(found))

@@ -130,7 +130,8 @@ def _counts_restarts(clash: Clash, one: Checkpoint) -> bool:
     if clash.kind != "value" or not one.attempt or clash.theirs not in _NOTHING or not _RESTARTS.search(clash.name):
         return False
     expected = {"0": str(one.attempt), "False": "True"}.get(clash.theirs)
-    return clash.ours == expected if expected else bool(one.root) and one.root in (clash.ours or "")
+    folders = [folder for folder in (one.root, one.named) if folder]
+    return clash.ours == expected if expected else any(folder in (clash.ours or "") for folder in folders)
 
 
 def _is_any(name: str, patterns: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchaos.harness.history import saved_as
+from torchaos.harness.plan import PlannedJob
 from torchaos.harness.record import Record
 
 
@@ -26,6 +27,7 @@ class Checkpoint:
     sketches: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of tensors; see checkpoints/sketch.py
     attempt: int | None = None  # that saved it, where that was seen
     root: str = ""  # the checkpoint folder
+    named: str = ""  # likewise, with the placeholder of the run's own folder, as in `values`
     raced: bool = False  # its problem is that memory changed while it was saved, as far as can be told
 
     @property
@@ -154,6 +156,13 @@ def _own_folders(one: str, other: str) -> tuple[str, str]:
     return ("/".join(ours), "/".join(theirs)) if ours and theirs else ("", "")
 
 
+def _named(job: PlannedJob) -> str:
+    """The checkpoint folder as the plan has it, from the run's own folder or the root on; empty where it is not known."""
+    parts = [job.cwd, job.checkpoints] if job.checkpoints else []
+    start = max((n for n, part in enumerate(parts) if part.startswith(("{run}", "/"))), default=0)
+    return posixpath.normpath(posixpath.join(*parts[start:])) if parts else ""
+
+
 def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpoint:
     path = str(raw["path"])
     save = saved_as(posixpath.join(root, path), record.history.saves)
@@ -165,5 +174,6 @@ def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpo
         bool(raw.get("loadable")), str(raw["problem"]) if raw.get("problem") else None,
         tensors if isinstance(tensors, Mapping) else {}, values if isinstance(values, Mapping) else {},
         "" if tensors or values else _closed(raw),
-        sketches if isinstance(sketches, Mapping) else {}, save.attempt if save else None, root, _raced(raw),
+        sketches if isinstance(sketches, Mapping) else {}, save.attempt if save else None, root,
+        _named(record.plan.job), _raced(raw),
     )  # fmt: skip

@@ -26,24 +26,34 @@ from torchaos.harness.judging.tolerance import (
 from torchaos.harness.record import Record
 
 
+def apart_before(run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> Difference | None:
+    """Where the run is certainly not what its twins are before its first fault already: then they are no measure for
+    it. None: they are one. The tolerance is learned from the steps before the fault alone, where none is given."""
+    theirs, landed = _steps_of(twins), landings(run)
+    early = before(history, landed[0].at_s if landed else float("inf"))
+    blind = untold(history, early, twins[0].history, theirs[0])
+    early = {step: by_rank for step, by_rank in early.items() if step not in blind}
+    if tolerance is None:
+        limits = Tolerances.learned(theirs, max(early, default=0))
+    else:
+        limits = Tolerances.given(tolerance, LOSS.typical(theirs))
+    return next(iter(_from_all(early, theirs, limits, CERTAIN)), None)
+
+
 class Comparison:
     """One run against its twins. What lies before the first fault says whether the twins are any measure for it."""
 
     def __init__(self, run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> None:
-        self._history, self._twins = history, [until(twin.history.by_step(), final_step(twin)) for twin in twins]
+        self._history, self._twins = history, _steps_of(twins)
+        self._invalid = apart_before(run, history, twins, tolerance)
         last = max(self._twins[0], default=0)
         self._done = until(history.by_step(), last if teardown_aborts(run, last) else None)
         self._untold = untold(history, self._done, twins[0].history, self._twins[0])
         self._ours = {step: by_rank for step, by_rank in self._done.items() if step not in self._untold}
-        landed = landings(run)
-        early = before(history, landed[0].at_s if landed else float("inf"))
-        blind = untold(history, early, twins[0].history, self._twins[0])
-        self._before = {step: by_rank for step, by_rank in early.items() if step not in blind}
         if tolerance is None:
             self._limits = Tolerances.learned(self._twins)
-            self._early = Tolerances.learned(self._twins, max(self._before, default=0))
         else:
-            self._limits = self._early = Tolerances.given(tolerance, LOSS.typical(self._twins))
+            self._limits = Tolerances.given(tolerance, LOSS.typical(self._twins))
 
     @property
     def _loss(self) -> Tolerance:
@@ -58,8 +68,7 @@ class Comparison:
         return {"tolerance": self._loss.largest, "basis": basis}
 
     def finding(self) -> Finding:
-        invalid = next(iter(self._all_nearest(self._before, self._early, CERTAIN)), None)
-        if invalid:
+        if invalid := self._invalid:
             return inconclusive(
                 f"the twin is no measure for this run: before any fault, {in_words(invalid, 'in the twin')} Give the "
                 "job a fixed seed, more twins, or a tolerance.",
@@ -70,7 +79,7 @@ class Comparison:
 
     def _different(self) -> Finding | None:
         """Where the twins are bitwise equal, or a tolerance was given."""
-        found = self._all_nearest(self._ours, self._limits)
+        found = _from_all(self._ours, self._twins, self._limits)
         if not found:
             return None
         far = self._distances(self._twins[:1])
@@ -89,7 +98,7 @@ class Comparison:
 
     def _beyond_noise(self) -> Finding | None:
         """A loss must be beyond it in several steps; all else, in one."""
-        found, since = self._all_nearest(self._ours, self._limits, CERTAIN), None
+        found, since = _from_all(self._ours, self._twins, self._limits, CERTAIN), None
         if any(_of_a_rank(one) for one in found):
             since = certainly_beyond(self._distances(self._twins), self._loss)
         first = next((one for one in found if not _of_a_rank(one) or (since and one.step >= since)), None)
@@ -111,15 +120,6 @@ class Comparison:
         cause = likeliest_cause(self._history, self._ours, self._twins[0], first)
         finding = failed(f"{words} {cause.words}", first_of(first), **measured_of(first))
         return replace(finding, cause=cause.short)
-
-    def _all_nearest(self, ours: Steps, limits: Tolerances, factor: float = LEARNED_FACTOR) -> list[Difference]:
-        """Differences that there are from every twin, in order of step; as that from the first one."""
-        by_twin = [
-            {(one.step, one.rank, one.what): one for one in differences(ours, twin, limits, factor=factor)}
-            for twin in self._twins
-        ]
-        common = set(by_twin[0]).intersection(*by_twin[1:])
-        return [one for where, one in by_twin[0].items() if where in common]
 
     def _too_noisy(self) -> Finding | None:
         """Whether what the twins tell is too little to say that the run is like them."""
@@ -227,6 +227,22 @@ def in_words(first: Difference, other: str) -> str:
         f"the {first.what} differs first in step {first.step} {where}: {first.ours:.9g} instead of {first.theirs:.9g} "
         f"{other}{by}."
     )
+
+
+def _steps_of(twins: Sequence[Record]) -> list[Steps]:
+    return [until(twin.history.by_step(), final_step(twin)) for twin in twins]
+
+
+def _from_all(
+    ours: Steps, twins: Sequence[Steps], limits: Tolerances, factor: float = LEARNED_FACTOR
+) -> list[Difference]:
+    """Differences that there are from every twin, in order of step; as that from the first one."""
+    by_twin = [
+        {(one.step, one.rank, one.what): one for one in differences(ours, twin, limits, factor=factor)}
+        for twin in twins
+    ]
+    common = set(by_twin[0]).intersection(*by_twin[1:])
+    return [one for where, one in by_twin[0].items() if where in common]
 
 
 def _of_a_rank(one: Difference) -> bool:

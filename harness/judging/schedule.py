@@ -6,9 +6,12 @@ import posixpath
 from collections.abc import Sequence
 from itertools import pairwise
 
+from torchaos.harness.history import Save
+from torchaos.harness.history.checkpoints import number_in_name
 from torchaos.harness.judging.contents import is_below, root_of
 from torchaos.harness.judging.landings import landings
 from torchaos.harness.judging.pairing import family
+from torchaos.harness.judging.points import points_of
 from torchaos.harness.record import Record
 
 _ENOUGH, _REGULAR = 3, 1.5  # gaps between saves; the longest over the shortest, in seconds
@@ -16,13 +19,16 @@ _ENOUGH, _REGULAR = 3, 1.5  # gaps between saves; the longest over the shortest,
 
 def saves_vary(run: Record, twins: Sequence[Record]) -> bool:
     """Whether it was seen that checkpoints are of other steps in each run: twins differ, the run differed before its
-    first fault already, or the time between saves is the same while the steps between them are not."""
+    first fault already, no count of steps explains the first save after a resume, or the time between saves is the
+    same while the steps between them are not."""
     last = min((twin.history.last_step or 0 for twin in twins), default=0)
     if any(_saved(twin, last - 1) != _saved(twins[0], last - 1) for twin in twins[1:]):
         return True
     landed = landings(run)
     reached = run.history.highest_step(before_s=landed[0].at_s) if landed else run.history.last_step
     if twins and reached and _saved(run, reached - 1, first=True) != _saved(twins[0], reached - 1):
+        return True
+    if twins and _leaves_the_grid(run, twins[0]):
         return True
     gaps = [gap for record in (run, *twins) for gap in _gaps(record)]
     if len(gaps) < _ENOUGH or len({steps for steps, _seconds in gaps}) == 1:
@@ -33,13 +39,49 @@ def saves_vary(run: Record, twins: Sequence[Record]) -> bool:
 
 def _saved(record: Record, until: int, first: bool = False) -> set[tuple[str, int]]:
     """What was saved up to that step; `first`: by the first attempt."""
-    root = root_of(record)
     return {
-        (family(posixpath.relpath(save.path, root) if root else save.path), save.global_step)
+        (_kin(save, record), save.global_step)
         for save in record.history.saves
-        if save.global_step is not None and save.global_step <= until and is_below(save.path, root)
+        if save.global_step is not None and save.global_step <= until and is_below(save.path, root_of(record))
         if not (first and save.attempt)
     }
+
+
+def _kin(save: Save, record: Record) -> str:
+    """The family of its path, which a run and its twin have in common."""
+    root = root_of(record)
+    return family(posixpath.relpath(save.path, root) if root else save.path)
+
+
+def _leaves_the_grid(run: Record, twin: Record) -> bool:
+    """Whether the twin saved every so many steps, and the run, after a resume, first at a step that is on that grid
+    neither from the start of the job nor from where it resumed. Only of what the job resumes from: when another file is
+    written, such as the best one, a metric may decide. A landing may make a job save at once, and is no timer either.
+    A name that speaks of another step than in the twin shows a wrong count."""
+    last = max(record.history.last_step or 0 for record in (run, twin))
+    points, bases = points_of(run), {one.number: one.base for one in run.history.attempts[1:]}
+    firsts: dict[tuple[int, str], Save] = {}
+    for save in sorted(run.history.saves, key=lambda one: one.begun_s):
+        if save.attempt in bases and is_below(save.path, root_of(run)) and points.has(save.path):
+            firsts.setdefault((save.attempt, _kin(save, run)), save)
+    for (number, kin), save in firsts.items():
+        hit = any(one.attempt == number and one.at_s <= save.begun_s for one in landings(run))
+        theirs = [one for one in twin.history.saves if _kin(one, twin) == kin]
+        steps, base = sorted({one.global_step or 0 for one in theirs} - {last}), bases[number]
+        every = {b - a for a, b in pairwise(steps)}
+        if hit or base is None or save.global_step in (None, last) or len(steps) < _ENOUGH or len(every) > 1:
+            continue
+        period, at = every.pop(), save.global_step or 0
+        on_it = {steps[0] % period, base % period, (base + steps[0]) % period}
+        if at % period not in on_it and _ahead(save) in {_ahead(one) for one in theirs}:
+            return True
+    return False
+
+
+def _ahead(save: Save) -> int | None:
+    """By how many steps its name is ahead of the step at which it was saved; None: its name tells of no step."""
+    named = number_in_name(save.path)
+    return None if named is None else named - (save.global_step or 0)
 
 
 def _gaps(record: Record) -> list[tuple[int, float]]:

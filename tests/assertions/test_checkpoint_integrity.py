@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Finding, Outcome
 from torchaos.harness.judging.agreement import wants_more
 from torchaos.harness.judging.contents import checkpoints_of
 from torchaos.harness.judging.verdict import verdict_of
+from torchaos.harness.plan import PlannedJob
+from torchaos.harness.record import Record
 from torchaos.harness.result import Verdict
 
 KILL = [(18, 1)]
@@ -333,6 +335,93 @@ def test_saves_by_time_are_not_failed_for_their_steps(trainer: Any) -> None:
     run = trainer(every=7, kills=KILL).record(inventory=_inventory(steps=(7, 14, 21, 28)))
     finding = CheckpointIntegrity().judge(run, [trainer().record(inventory=_inventory())])
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
+def _saved_earlier(run: Record, named_so: bool = True) -> Record:
+    """All saves after the restart one step earlier, as a timer may have it; and by other names, or not."""
+
+    def moved(event: Event) -> Event:
+        if event.kind not in (Kind.SAVE_BEGIN, Kind.SAVE_END) or event.attempt != 1 or event.step is None:
+            return event
+        head, _dash, number = event.data["path"].rpartition("-")
+        path = f"{head}-{int(number) - named_so}"
+        return replace(event, step=event.step - 1, data={**event.data, "path": path})
+
+    return replace(run, events=tuple(map(moved, run.events)))
+
+
+def _by_time(trainer: Any, ours: dict[str, Any], theirs: dict[str, Any], named_so: bool = True) -> Finding:
+    """Saves of steps 7, 13, 20 and 27 after a resume from step 7, where the twin's are 7, 14, 21 and 28."""
+    run = _saved_earlier(trainer(every=7, kills=[(12, 1)]).record(inventory=ours), named_so)
+    return CheckpointIntegrity().judge(run, [trainer(every=7).record(inventory=theirs)])
+
+
+def test_no_count_of_steps_saves_off_the_grid(trainer: Any) -> None:
+    """The twin saved every 7 steps. After a resume from step 7 a count of steps gives 14, and only a timer gives 13.
+    Names that still speak of 14 do not: then the job counts wrongly."""
+    ours, theirs = _inventory(steps=(7, 13, 20, 27)), _inventory(steps=(7, 14, 21, 28))
+    finding = _by_time(trainer, ours, theirs)
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+    assert "the steps of checkpoints are others in each run" in finding.reason
+    finding = _by_time(trainer, theirs, theirs, named_so=False)
+    assert finding.outcome is Outcome.FAILED, finding.reason
+
+
+def test_a_best_checkpoint_is_not_saved_by_time(trainer: Any) -> None:
+    """It is of another step than the twin's because the best metric was lost: failed where all else is saved by steps.
+    Where all else is saved by time, nothing tells which of the two it was."""
+
+    def with_best(run: Record, local_step: int) -> Record:
+        first = [e for e in run.of_kind(Kind.SAVE_BEGIN, Kind.SAVE_END) if e.attempt == 1][:4]
+        best = [replace(e, step=local_step, data={**e.data, "path": "/job/checkpoints/best.pt"}) for e in first]
+        return replace(run, events=tuple(sorted((*run.events, *best), key=lambda e: e.mono_s)))
+
+    new, old = (_one(step, path="best.pt") for step in (17, 6))
+    ours, theirs = _listing(*_inventory()["checkpoints"], new), _listing(*_inventory()["checkpoints"], old)
+    run = with_best(trainer(kills=KILL).record(inventory=ours), 2)
+    finding = CheckpointIntegrity().judge(run, [trainer().record(inventory=theirs)])
+    assert (finding.outcome, "best.pt is of step 17" in finding.reason) == (Outcome.FAILED, True), finding.reason
+    timed, twin = (_listing(*_inventory(steps=steps)["checkpoints"], best)
+                   for steps, best in (((7, 13, 20, 28), _one(20, path="best.pt")), ((7, 14, 21, 28), old)))  # fmt: skip
+    finding = _by_time(trainer, timed, twin)
+    assert (finding.outcome, "best.pt" in finding.reason) == (Outcome.INCONCLUSIVE, True), finding.reason
+
+
+def test_twins_that_differ_before_the_fault_are_a_measure_all_the_same(trainer: Any) -> None:
+    """In a job whose losses are never the same twice, a lost tensor is failed: what counts is whether the run was
+    further from its twins before the fault than they are from each other, as for the losses."""
+    ours = _inventory(_one(20, tensors={"model.weight": "w20"}))
+    run = trainer(kills=KILL, noise=1.0).record(inventory=ours)
+    twins = [trainer(noise=float(n)).record(inventory=_inventory()) for n in (2, 3, 4)]
+    finding = CheckpointIntegrity().judge(run, twins)
+    assert (finding.outcome, "ema.weight" in finding.reason) == (Outcome.FAILED, True), finding.reason
+    another = trainer(kills=KILL, noise=1.0, seed=8).record(inventory=ours)
+    finding = CheckpointIntegrity().judge(another, twins)
+    assert (finding.outcome, "no measure" in finding.reason) == (Outcome.INCONCLUSIVE, True), finding.reason
+
+
+def test_a_resume_from_the_runs_own_folder_counts_the_restart(trainer: Any) -> None:
+    """Values name the folder of a run by its placeholder: each run has its own, and both look alike."""
+    names = {"root": "/runs/one/job/out"}
+    both = [_one(20, values={"step": "20", "args.resume": value}) for value in ("'{run}/out/step-15'", "''")]
+    ours, theirs = ({**_inventory(one), **names} for one in both)
+    run, twin = trainer(kills=KILL).record(inventory=ours), trainer().record(inventory=theirs)
+    job = replace(run.plan.job, checkpoints="{run}/out")
+    ours_at, theirs_at = (_below(one, "/runs/one/job/out", job) for one in (run, twin))
+    finding = CheckpointIntegrity().judge(ours_at, [theirs_at])
+    assert finding.outcome is Outcome.PASSED, finding.reason
+    assert "but for args.resume, which count the restart" in finding.reason
+    elsewhere = replace(ours_at, plan=replace(run.plan, job=replace(job, checkpoints="{run}/other")))
+    assert CheckpointIntegrity().judge(elsewhere, [theirs_at]).outcome is Outcome.FAILED
+
+
+def _below(run: Record, root: str, job: PlannedJob) -> Record:
+    """The record of a job that saved in this folder."""
+    events = (
+        replace(e, data={**e.data, "path": e.data["path"].replace("/job/checkpoints", root)}) if "path" in e.data else e
+        for e in run.events
+    )
+    return replace(run, plan=replace(run.plan, job=job), events=tuple(events))
 
 
 def test_a_save_that_raced_with_training_is_not_called_damage(trainer: Any) -> None:

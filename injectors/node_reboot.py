@@ -36,7 +36,10 @@ class Reboot(NodeDeath):
         finally:
             for live in site.nodes:
                 pid = live.start_again()
-                site.emit(Kind.EFFECT, {"fault": site.fault, "effect": f"node {live.node.index} is back, pid {pid}"})
+                site.emit(
+                    Kind.EFFECT,
+                    {"fault": site.fault, "effect": f"node {live.node.index} is back, pid {pid}", "what": "back"},
+                )
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         from torchaos.harness.network.nodes import ended

@@ -157,7 +157,7 @@ def _own_folders(one: str, other: str) -> tuple[str, str]:
 
 
 def _named(job: PlannedJob) -> str:
-    """The checkpoint folder as the plan has it, from the run's own folder or the root on; empty where it is not known."""
+    """The checkpoint folder as the plan has it, from `{run}` or the root on; empty where it is not known."""
     parts = [job.cwd, job.checkpoints] if job.checkpoints else []
     start = max((n for n, part in enumerate(parts) if part.startswith(("{run}", "/"))), default=0)
     return posixpath.normpath(posixpath.join(*parts[start:])) if parts else ""

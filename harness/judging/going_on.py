@@ -3,8 +3,9 @@
 One more step is no proof: after an ECC error a job may end a step before it drains its ranks, and a collective may
 stall a step later. So the attempt that was hit goes on by itself only if it does not end in a restart that no other
 landing explains. It has gone on with the step that ends the last halt, of those that begin while the fault is on or
-soon after. Otherwise a later attempt has to get past all steps of the earlier ones. After the last step there is none
-to get past: then what the job still had to save has to become whole.
+soon after. Otherwise a later attempt has to get past all steps of the earlier ones; one that ends because the job grows
+again, now that the fault is over, has not. After the last step there is none to get past: then what the job still had
+to save has to become whole.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torchaos.harness.judging.landings import Landing, Told, landings
 from torchaos.harness.judging.last_save import made_good_s, owed
 from torchaos.harness.judging.pace import Pace, pace_of
 from torchaos.harness.judging.teardown import aborts_at_exit
+from torchaos.harness.judging.ways_back import growths, way_back_s
 
 _SOON = 5  # usual steps: a halt that begins so soon after the fault was taken back is still its doing
 SETTLED = 3  # steps that have to follow before a live run is said to have gone on
@@ -95,8 +97,8 @@ def _within(told: Told, landing: Landing, until_s: float, pace: Pace) -> Executi
 
 def _later(told: Told, landing: Landing, until_s: float) -> Execution | None:
     """The first step beyond all of the attempt that was hit and those before it, in an attempt that did not itself end
-    in a restart while the fault was on."""
-    history, attempt = told.history, landing.attempt
+    in a restart while the fault was on, or because it was over."""
+    history, attempt, grew = told.history, landing.attempt, growths(told)
     while True:
         reached = highest_up_to(history, attempt) or 0
         beyond = [one for one in history.executions if one.attempt > attempt and (one.global_step or 0) > reached]
@@ -104,18 +106,18 @@ def _later(told: Told, landing: Landing, until_s: float) -> Execution | None:
         if back is None:
             return None
         last_s = max(one.mono_s for one in history.executions if one.attempt == back.attempt)
-        if last_s > until_s or not _ended_in_a_restart(told, back.attempt, landing.at_s):
+        its_own = grew[back.attempt] == landing if back.attempt in grew else last_s <= until_s
+        if not its_own or not _ended_in_a_restart(told, back.attempt, landing.at_s):
             return back
         attempt = back.attempt
 
 
 def _until(told: Told, landing: Landing, lasting: bool, pace: Pace) -> float:
     """Until when a halt that begins is put down to this landing, CLOCK_MONOTONIC."""
-    back = [
-        event.mono_s for event in told.events
-        if event.kind is Kind.ROLLED_BACK and event.data["fault"] == landing.fault and event.mono_s > landing.at_s
-    ]  # fmt: skip
-    off_s = min(back, default=float("inf")) if lasting else landing.at_s
+    off_s = way_back_s(told, landing, Kind.EFFECT)
+    if off_s is None:
+        off_s = way_back_s(told, landing, Kind.ROLLED_BACK) if lasting else landing.at_s
+    off_s = float("inf") if off_s is None else off_s
     others = [one.at_s for one in landings(told) if one.at_s > landing.at_s and one.fault != landing.fault]
     return min([off_s + _SOON * pace.usual_s, *others])
 

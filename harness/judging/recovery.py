@@ -14,6 +14,7 @@ from torchaos.harness.judging.going_on import End, highest_up_to, put_back, step
 from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.judging.last_save import owed
 from torchaos.harness.judging.teardown import final_step
+from torchaos.harness.judging.ways_back import growths
 from torchaos.harness.record import Record
 from torchaos.harness.result import Recovery
 
@@ -101,7 +102,7 @@ def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()
         return _recovery(landing, seen, None)
     seen.update(_parts_of(came_back, history, after))
     seen["caught_up"] = end.mono_s if end else None
-    return _recovery(landing, seen, _lost(history, landing.attempt, reached))
+    return _recovery(landing, seen, _lost(history, landing.attempt, reached, _again(record, landing, end)))
 
 
 def _put_back(record: Record, landing: Landing) -> tuple[dict[str, float | None], int | None]:
@@ -143,8 +144,19 @@ def _by_all(back: Attempt, after: _After, wanted: Callable[[Event], bool]) -> fl
     return max(came.values()) if came and back.ranks.keys() <= came.keys() else None
 
 
-def _lost(history: History, attempt: int, reached: int | None) -> int | None:
-    """Steps that had been done and were lost: from the base of the next attempt that made steps up to the highest."""
+def _again(record: Record, landing: Landing, end: End | None) -> list[int]:
+    """Later attempts that ended because the fault was over, before training really went on."""
+    mine = [attempt for attempt, owner in growths(record).items() if owner == landing]
+    return [attempt for attempt in mine if end is None or attempt < end.attempt]
+
+
+def _lost(history: History, attempt: int, reached: int | None, again: Sequence[int] = ()) -> int | None:
+    """Steps that had been done and were lost: from the base of the next attempt that made steps up to the highest.
+    `again`: attempts that ended later, of which the like is added."""
+    more = [_lost(history, one, highest_up_to(history, one)) for one in again]
+    if more:
+        first = _lost(history, attempt, reached)
+        return None if first is None or None in more else first + sum(one or 0 for one in more)
     bases = [one.base for one in history.attempts if one.number > attempt and one.first_step is not None]
     if reached is None:
         return 0

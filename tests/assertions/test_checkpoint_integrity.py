@@ -381,8 +381,9 @@ def test_a_best_checkpoint_is_not_saved_by_time(trainer: Any) -> None:
     run = with_best(trainer(kills=KILL).record(inventory=ours), 2)
     finding = CheckpointIntegrity().judge(run, [trainer().record(inventory=theirs)])
     assert (finding.outcome, "best.pt is of step 17" in finding.reason) == (Outcome.FAILED, True), finding.reason
-    timed, twin = (_listing(*_inventory(steps=steps)["checkpoints"], best)
-                   for steps, best in (((7, 13, 20, 28), _one(20, path="best.pt")), ((7, 14, 21, 28), old)))  # fmt: skip
+    timed, twin = _inventory(steps=(7, 13, 20, 28)), _inventory(steps=(7, 14, 21, 28))
+    timed["checkpoints"].append(_one(20, path="best.pt"))
+    twin["checkpoints"].append(old)
     finding = _by_time(trainer, timed, twin)
     assert (finding.outcome, "best.pt" in finding.reason) == (Outcome.INCONCLUSIVE, True), finding.reason
 

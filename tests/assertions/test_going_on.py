@@ -13,7 +13,8 @@ from torchaos.assertions.recovery_time import RecoveryTime
 from torchaos.assertions.restart_tier import RestartTier
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Outcome, Target
-from torchaos.harness.judging.recovery import recoveries
+from torchaos.harness.judging.landings import landings
+from torchaos.harness.judging.recovery import end_of, recoveries
 from torchaos.harness.judging.verdict import records_of
 from torchaos.harness.plan import After, PlannedFault
 from torchaos.harness.record import Record
@@ -169,3 +170,63 @@ def test_a_last_save_that_nobody_made_good(trainer: Any, names: str, outcome: Ou
     assert "after" in finding.reason
     unseen = RecoveryTime().judge(killed_in_the_last_save(trainer, made_good=False), [twin])
     assert (unseen.outcome, "nothing shows whether" in unseen.reason) == (Outcome.INCONCLUSIVE, True)
+
+
+def _grown(trainer: Any, *backs: tuple[float, str], hits: tuple[str, ...] = ("kill",), kills: Any = None) -> Record:
+    """A node dies in step 18, and the job shrinks to two ranks; attempt 1 ends in step 25, and the next one has three
+    ranks again. `backs`: after which step of attempt 1 which fault's node is back; `hits`: what hit attempt 0."""
+    run: Record = trainer(world=3, kills=kills or [(18, 1), (25, 1)], worlds={0: 3, 1: 2}).record()
+    kill = next(run.of_kind(Kind.APPLYING))
+    own = [e for e in run.events if e.kind is not Kind.APPLYING]
+    own += [replace(kill, data={**kill.data, "fault": fault}) for fault in hits]
+    ends = {e.step: e.mono_s for e in run.of_kind(Kind.STEP) if e.attempt == 1}
+    for step, fault in backs:
+        data = {"fault": fault, "effect": "node 1 is back", "what": "back"}
+        own.append(Event(Kind.EFFECT, "harness", 9_000 + len(own), 0.0, ends[step] + 0.001, data=data))
+    faults = tuple(
+        PlannedFault(fault, "node.reboot", "node", Target((1,)), After(), {}, "", "") for fault in dict.fromkeys(hits)
+    )
+    own.sort(key=lambda e: e.mono_s)
+    return replace(run, events=tuple(own), plan=replace(run.plan, faults=faults))
+
+
+def _went_on_in(run: Record) -> list[int | None]:
+    """The attempt in which training went on, of each landing."""
+    ends = [end_of(run, landing) for landing in landings(run)]
+    return [end.attempt if end else None for end in ends]
+
+
+def test_a_node_that_comes_back_interrupts_again(trainer: Any) -> None:
+    """The job shrinks, and grows with another restart when the node is back: that one is of the recovery too."""
+    run = _grown(trainer, (4, "kill"))
+    assert _went_on_in(run) == [2]
+    (one,) = recoveries(run)
+    last = max(e.mono_s for e in run.of_kind(Kind.STEP) if e.attempt == 1)
+    hit_s = next(run.of_kind(Kind.APPLYING)).mono_s
+    assert (one.parts["caught_up"] or 0.0) > last - hit_s
+    assert one.lost_steps == 6  # 17 to 15, and 24 to 20
+    assert _went_on_in(_grown(trainer)) == [1]  # nothing came back: nobody knows why it grew
+
+
+def test_a_restart_of_a_later_attempt_is_no_part_without_growth(trainer: Any) -> None:
+    """What crashes after the node is back crashes by itself."""
+    run = _grown(trainer, (1, "kill"))
+    assert _went_on_in(run) == [2]
+    same = tuple(
+        replace(e, data={**e.data, "world_size": 2}) if e.attempt == 2 and "world_size" in e.data else e
+        for e in run.events if e.attempt != 2 or e.rank != 2
+    )  # fmt: skip
+    assert _went_on_in(replace(run, events=same)) == [1]
+
+
+def test_one_restart_is_of_one_way_back(trainer: Any) -> None:
+    """Two nodes die at once and one restart takes in both; a restart that another landing explains is that one's."""
+    both = _grown(trainer, (3, "kill"), (4, "other"), hits=("kill", "other"))
+    assert sorted(one or 0 for one in _went_on_in(both)) == [1, 2]
+    run = _grown(trainer, (4, "kill"))
+    hit = next(run.of_kind(Kind.APPLYING))
+    late_s = max(e.mono_s for e in run.of_kind(Kind.STEP) if e.attempt == 1)
+    data = {**hit.data, "fault": "other", "pid": 1011}
+    other = replace(hit, attempt=1, mono_s=late_s + 0.0001, data=data)
+    explained = replace(run, events=tuple(sorted((*run.events, other), key=lambda e: e.mono_s)))
+    assert _went_on_in(explained) == [1, 2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from torchaos.harness.history import Save
@@ -55,27 +55,35 @@ def _kin(save: Save, record: Record) -> str:
 
 def _leaves_the_grid(run: Record, twin: Record) -> bool:
     """Whether the twin saved every so many steps, and the run, after a resume, first at a step that is on that grid
-    neither from the start of the job nor from where it resumed. Only of what the job resumes from: when another file is
-    written, such as the best one, a metric may decide. A landing may make a job save at once, and is no timer either.
-    A name that speaks of another step than in the twin shows a wrong count."""
+    neither from the start of the job nor from where it resumed. A name that speaks of another step than in the twin
+    shows a wrong count, and no timer."""
     last = max(record.history.last_step or 0 for record in (run, twin))
-    points, bases = points_of(run), {one.number: one.base for one in run.history.attempts[1:]}
-    firsts: dict[tuple[int, str], Save] = {}
-    for save in sorted(run.history.saves, key=lambda one: one.begun_s):
-        if save.attempt in bases and is_below(save.path, root_of(run)) and points.has(save.path):
-            firsts.setdefault((save.attempt, _kin(save, run)), save)
-    for (number, kin), save in firsts.items():
-        hit = any(one.attempt == number and one.at_s <= save.begun_s for one in landings(run))
-        theirs = [one for one in twin.history.saves if _kin(one, twin) == kin]
-        steps, base = sorted({one.global_step or 0 for one in theirs} - {last}), bases[number]
-        every = {b - a for a, b in pairwise(steps)}
-        if hit or base is None or save.global_step in (None, last) or len(steps) < _ENOUGH or len(every) > 1:
+    for base, save in _first_after_resumes(run):
+        theirs = [one for one in twin.history.saves if _kin(one, twin) == _kin(save, run)]
+        steps = sorted({one.global_step or 0 for one in theirs} - {last})
+        every, at = {b - a for a, b in pairwise(steps)}, save.global_step
+        if at in (None, last) or len(steps) < _ENOUGH or len(every) > 1:
             continue
-        period, at = every.pop(), save.global_step or 0
-        on_it = {steps[0] % period, base % period, (base + steps[0]) % period}
-        if at % period not in on_it and _ahead(save) in {_ahead(one) for one in theirs}:
+        offsets = {(at - start) % max(every) for start in (0, steps[0], base, base + steps[0])}
+        if 0 not in offsets and _ahead(save) in {_ahead(one) for one in theirs}:
             return True
     return False
+
+
+def _first_after_resumes(run: Record) -> Iterator[tuple[int, Save]]:
+    """The first save of each family in each later attempt, with the step from which that resumed. Only of what the job
+    resumes from: when the best checkpoint is written, a metric decides. Not after a landing in that attempt, which may
+    make a job save at once."""
+    points, landed, root = points_of(run), landings(run), root_of(run)
+    bases = {one.number: one.base for one in run.history.attempts[1:]}
+    seen: set[tuple[int, str]] = set()
+    for save in sorted(run.history.saves, key=lambda one: one.begun_s):
+        base, key = bases.get(save.attempt), (save.attempt, _kin(save, run))
+        if base is None or key in seen or not is_below(save.path, root) or not points.has(save.path):
+            continue
+        seen.add(key)
+        if not any(one.attempt == save.attempt and one.at_s <= save.begun_s for one in landed):
+            yield base, save
 
 
 def _ahead(save: Save) -> int | None:

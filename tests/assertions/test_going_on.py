@@ -172,7 +172,7 @@ def test_a_last_save_that_nobody_made_good(trainer: Any, names: str, outcome: Ou
     assert (unseen.outcome, "nothing shows whether" in unseen.reason) == (Outcome.INCONCLUSIVE, True)
 
 
-def _grown(trainer: Any, *backs: tuple[float, str], hits: tuple[str, ...] = ("kill",), kills: Any = None) -> Record:
+def _grown(trainer: Any, *backs: tuple[int, str], hits: tuple[str, ...] = ("kill",), kills: Any = None) -> Record:
     """A node dies in step 18, and the job shrinks to two ranks; attempt 1 ends in step 25, and the next one has three
     ranks again. `backs`: after which step of attempt 1 which fault's node is back; `hits`: what hit attempt 0."""
     run: Record = trainer(world=3, kills=kills or [(18, 1), (25, 1)], worlds={0: 3, 1: 2}).record()

@@ -25,6 +25,7 @@ class Reboot(NodeDeath):
     irreversible: ClassVar[str] = "what was in memory is lost; the node itself comes back"
 
     def apply(self, site: Site) -> None:
+        from torchaos.harness.judging.ways_back import BACK
         from torchaos.harness.network.nodes import kill
 
         for live in site.nodes:
@@ -38,7 +39,7 @@ class Reboot(NodeDeath):
                 pid = live.start_again()
                 site.emit(
                     Kind.EFFECT,
-                    {"fault": site.fault, "effect": f"node {live.node.index} is back, pid {pid}", "what": "back"},
+                    {"fault": site.fault, "effect": f"node {live.node.index} is back, pid {pid}", "what": BACK},
                 )
 
     def felt(self, record: Record, fault: str) -> Evidence | None:

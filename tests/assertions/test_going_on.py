@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from torchaos.assertions.recovery_time import RecoveryTime
 from torchaos.assertions.restart_tier import RestartTier
+from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Outcome, Target
-from torchaos.harness.judging.landings import landings
+from torchaos.harness.judging.landings import Landing, landings
 from torchaos.harness.judging.recovery import end_of, recoveries
 from torchaos.harness.judging.verdict import records_of
+from torchaos.harness.judging.ways_back import way_back_s
+from torchaos.harness.network import nodes
 from torchaos.harness.plan import After, PlannedFault
 from torchaos.harness.record import Record
 from torchaos.harness.rundir import RunDir
@@ -230,3 +234,19 @@ def test_one_restart_is_of_one_way_back(trainer: Any) -> None:
     other = replace(hit, attempt=1, mono_s=late_s + 0.0001, data=data)
     explained = replace(run, events=tuple(sorted((*run.events, other), key=lambda e: e.mono_s)))
     assert _went_on_in(explained) == [1, 2]
+
+
+def test_a_reboot_tells_when_its_node_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its effect is the way back that a recovery looks for; that of the kill is none."""
+    told: list[Event] = []
+
+    def emit(kind: Kind, data: dict[str, Any]) -> None:
+        told.append(Event(kind, "harness", len(told), 0.0, 10.0 + len(told), data=data))
+
+    node = SimpleNamespace(node=SimpleNamespace(index=2), keep_place=lambda: None, start_again=lambda: 7)
+    site = SimpleNamespace(fault="f", nodes=(node,), emit=emit, release=lambda: None)
+    monkeypatch.setattr(nodes, "kill", lambda site: nodes.tell(site, [5], "killed"))
+    registry.find("injectors", "node.reboot")(away=0.0).apply(site)
+    run = SimpleNamespace(events=told)
+    landing = Landing("f", 9.0, 0, frozenset(), frozenset())
+    assert way_back_s(run, landing, Kind.EFFECT) == 11.0

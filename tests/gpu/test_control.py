@@ -22,11 +22,20 @@ from torchaos.injectors.gpu_xid import Xid
 REPOSITORY = Path(__file__).parents[2]
 
 
+def started(env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A process that waits to be killed. It runs already: right after exec(2), /proc does not show its environment yet."""
+    line = ["sh", "-c", "echo ready; read _"]
+    process = subprocess.Popen(line, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
 @pytest.fixture
 def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process with the environment of local rank 1, and of a job whose orders are in tmp_path."""
     env = {**os.environ, "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,6", "TORCHAOS_NVML_CONTROL": str(tmp_path)}
-    process = subprocess.Popen(["sleep", "600"], env=env)
+    process = started(env)
     yield process
     process.kill()
     process.wait()
@@ -99,7 +108,7 @@ def test_each_node_has_orders_of_its_own(tmp_path: Path) -> None:
     for node, folder in enumerate(folders):
         folder.mkdir()
         env = {**os.environ, "LOCAL_RANK": str(node), "TORCHAOS_NVML_CONTROL": str(folder)}
-        ranks.append(subprocess.Popen(["sleep", "600"], env=env))
+        ranks.append(started(env))
     try:
         one, both = site(ranks[1]), site(ranks[0], "both")
         both.pids = [process.pid for process in ranks]

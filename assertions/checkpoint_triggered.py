@@ -40,6 +40,9 @@ class CheckpointTriggered:
             return failed(f"no checkpoint was taken in the {death_s - hit.at_s:.2f} s before the death; {begun}")
         regular = {save.global_step for twin in twins for save in twin.history.saves}
         own = [save for save in whole if save.global_step not in regular]
+        if twins and len(whole) > 1 and not own:
+            before = f"{death_s - hit.at_s:.2f} s before the death"
+            return failed(f"the {len(whole)} checkpoints of the {before} are all regular: the twin has them too")
         if twins and not own:
             return inconclusive(
                 f"the checkpoint after step {whole[0].global_step} was taken in that time, but the twin has it too: "

@@ -44,7 +44,8 @@ def went_on(told: Told, landing: Landing, *, lethal: bool, lasting: bool, twins:
         return End(alive.number, whole_s) if alive and whole_s is not None else None
     pace = pace_of(history, landings(told)[0].at_s, twins)
     until_s = _until(told, landing, lasting, pace)
-    step = (None if lethal else _within(told, landing, until_s, pace)) or _later(told, landing, until_s)
+    last = max((twin.last_step or 0 for twin in twins), default=None)
+    step = (None if lethal else _within(told, landing, until_s, pace)) or _later(told, landing, until_s, last)
     return End(step.attempt, step.mono_s) if step else None
 
 
@@ -95,13 +96,15 @@ def _within(told: Told, landing: Landing, until_s: float, pace: Pace) -> Executi
     return halts[-1] if halts else own[0]
 
 
-def _later(told: Told, landing: Landing, until_s: float) -> Execution | None:
+def _later(told: Told, landing: Landing, until_s: float, last: int | None) -> Execution | None:
     """The first step beyond all of the attempt that was hit and those before it, in an attempt that did not itself end
-    in a restart while the fault was on, or because it was over."""
+    in a restart while the fault was on, or because it was over. If the `last` step of the twins had been done, as by a
+    job that died in its last save, that step done again."""
     history, attempt, grew = told.history, landing.attempt, growths(told)
     while True:
         reached = highest_up_to(history, attempt) or 0
-        beyond = [one for one in history.executions if one.attempt > attempt and (one.global_step or 0) > reached]
+        due = reached + (last is None or reached < last)
+        beyond = [one for one in history.executions if one.attempt > attempt and (one.global_step or 0) >= due]
         back = min(beyond, key=lambda one: one.mono_s, default=None)
         if back is None:
             return None

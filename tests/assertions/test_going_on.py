@@ -250,3 +250,15 @@ def test_a_reboot_tells_when_its_node_is_back(monkeypatch: pytest.MonkeyPatch) -
     run = SimpleNamespace(events=told)
     landing = Landing("f", 9.0, 0, frozenset(), frozenset())
     assert way_back_s(run, landing, Kind.EFFECT) == 11.0
+
+
+def test_a_job_that_died_in_its_last_save_has_recovered_when_its_last_step_is_done_again(trainer: Any) -> None:
+    """All steps were done while the fault was on, which then broke the last save: no step is left to get past."""
+    made = trainer(steps=31, every=20, freeze=(25, 1, 0.1), kills=[(31, 1)]).record()
+    kept = [e for e in made.events if not (e.kind is Kind.STEP and e.attempt == 1 and e.step == 11)]
+    run = lasting(replace(made, events=tuple(e for e in kept if e.data.get("fault") != "kill")))
+    twin = trainer(steps=30, every=20).record()
+    again_s = max(e.mono_s for e in run.events if e.kind is Kind.STEP and e.attempt == 1)
+    hit_s = next(e.mono_s for e in run.events if e.kind is Kind.APPLYING)
+    assert caught_up(run, [twin]) == pytest.approx(again_s - hit_s, abs=0.1)
+    assert caught_up(run, [trainer(steps=31, every=20).record()]) is None

@@ -14,6 +14,7 @@ from torchaos.harness import registry
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome, Target
+from torchaos.harness.judging.landings import landings
 from torchaos.harness.plan import PlannedFault
 from torchaos.harness.record import Record
 from torchaos.injectors.gpu_xid import Xid
@@ -154,3 +155,20 @@ def test_a_regular_checkpoint_and_a_job_that_lives_show_nothing(trainer: Any) ->
     assert "the twin has it too" in regular.reason
     assert CheckpointTriggered().judge(sick(trainer, leaves=False), [often]).outcome is Outcome.INCONCLUSIVE
     assert CheckpointTriggered(sign="other").judge(sick(trainer), [often]).outcome is Outcome.INCONCLUSIVE
+
+
+def test_several_regular_checkpoints_are_no_triggered_one(trainer: Any) -> None:
+    """A job that goes on with its regular checkpoints until it is ended has not heeded the sign."""
+    run, often = sick(trainer), trainer(every=1).record()
+    first = next(e for e in run.events if e.kind is Kind.SAVE_BEGIN and e.mono_s >= landings(run)[0].at_s)
+    ended = next(e for e in run.events if e.kind is Kind.SAVE_END and e.mono_s >= first.mono_s)
+    more = [
+        replace(
+            e, mono_s=e.mono_s + 1e-4, step=(e.step or 0) - 1, seq=e.seq + 5_000, data={**e.data, "path": "/job/other"}
+        )
+        for e in (first, ended)
+    ]
+    both = replace(run, events=tuple(sorted((*run.events, *more), key=lambda e: e.mono_s)))
+    finding = CheckpointTriggered().judge(both, [often])
+    assert finding.outcome is Outcome.FAILED, finding.reason
+    assert "all regular" in finding.reason

@@ -196,13 +196,13 @@ def test_a_killed_harness_leaves_no_process_and_a_closed_gate(
 
 
 def test_a_job_that_dies_by_itself_is_inconclusive(torchaos: RunScenario, tmp_path: Path) -> None:
-    """A job that crashes before its fault could land proves nothing about recovery, and the reason says so."""
+    """A job that crashes before its first step proves nothing about recovery: its own last words are the reason."""
     script = tmp_path / "crash.py"
     script.write_text("raise SystemExit('no such data set')\n")
     run = torchaos(kill_rank({"command": f"torchrun --nproc-per-node 2 {script}"}, when={"step": 5}))
     assert run.exit_code == 2, run
-    assert "never landed" in run.result["reason"], run
-    assert "exit code 1" in run.case("completed")["reason"], run
+    assert "the job died before its first step was seen (exit code 1)" in run.result["reason"], run
+    assert "no such data set" in run.result["reason"], run
 
 
 def test_a_command_that_does_not_exist_is_bad_usage(torchaos: RunScenario) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.engine.scenario_run import ScenarioRun
-from torchaos.harness.engine.twin import Twins, finished_well
+from torchaos.harness.engine.twin import Twins, finished_well, last_step_of
 from torchaos.harness.engine.twin_key import key_of
 from torchaos.harness.judging.verdict import judge
 from torchaos.harness.plan import Named, Plan, PlannedJob
@@ -63,6 +63,19 @@ def test_a_twin_that_was_ended_early_is_not_kept(trainer: Any, tmp_path: Path) -
     assert not Twins(plan, leaves(cut), tmp_path / "cache").give(0, to)
     assert Twins(plan, leaves(run), tmp_path / "cache").give(0, to)
     assert (to.twins / "0" / "plan.json").is_file()
+
+
+def test_the_cache_knows_where_the_job_ends(trainer: Any, tmp_path: Path) -> None:
+    """By its twin, while that is of this job as it is: before there is one, and after a file changed, nobody knows."""
+    to, read = RunDir(tmp_path / "run").create(), tmp_path / "settings"
+    read.write_text("1")
+    os.utime(read, (0, 0))
+    plan, cache = plan_of("train"), tmp_path / "cache"
+    assert last_step_of(plan, cache) is None
+    assert Twins(plan, reads(leaves(trainer(steps=30).record()), f"r{read}"), cache).give(0, to)
+    assert last_step_of(plan, cache) == 30
+    read.write_text("22")
+    assert last_step_of(plan, cache) is None
 
 
 def test_what_a_killed_harness_left_is_no_hindrance(trainer: Any, tmp_path: Path) -> None:

@@ -44,8 +44,11 @@ def went_on(told: Told, landing: Landing, *, lethal: bool, lasting: bool, twins:
         return End(alive.number, whole_s) if alive and whole_s is not None else None
     pace = pace_of(history, landings(told)[0].at_s, twins)
     until_s = _until(told, landing, lasting, pace)
-    last = max((twin.last_step or 0 for twin in twins), default=None)
-    step = (None if lethal else _within(told, landing, until_s, pace)) or _later(told, landing, until_s, last)
+    step = None if lethal else _within(told, landing, until_s, pace)
+    if step is None:
+        last = max((twin.last_step or 0 for twin in twins), default=None)
+        back = _later(told, landing, until_s, last)
+        step = _past_halts(told, landing, back, pace) if back else None
     return End(step.attempt, step.mono_s) if step else None
 
 
@@ -113,6 +116,18 @@ def _later(told: Told, landing: Landing, until_s: float, last: int | None) -> Ex
         if not its_own or not _ended_in_a_restart(told, back.attempt, landing.at_s):
             return back
         attempt = back.attempt
+
+
+def _past_halts(told: Told, landing: Landing, back: Execution, pace: Pace) -> Execution:
+    """The step that ends the last halt, of those that begin soon after the job came back and before any other fault."""
+    others = [one.at_s for one in landings(told) if one.at_s > landing.at_s and one.fault != landing.fault]
+    soon_s = min([back.mono_s + _SOON * pace.usual_s, *(at_s for at_s in others if at_s > back.mono_s)])
+    own = [
+        one for one in told.history.executions
+        if (one.attempt, one.rank) == (back.attempt, back.rank) and one.mono_s >= back.mono_s
+    ]  # fmt: skip
+    halts = [b for a, b in pairwise(own) if a.mono_s <= soon_s and pace.is_halt(b.mono_s - a.mono_s, b.global_step)]
+    return halts[-1] if halts else back
 
 
 def _until(told: Told, landing: Landing, lasting: bool, pace: Pace) -> float:

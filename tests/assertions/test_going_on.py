@@ -262,3 +262,16 @@ def test_a_job_that_died_in_its_last_save_has_recovered_when_its_last_step_is_do
     hit_s = next(e.mono_s for e in run.events if e.kind is Kind.APPLYING)
     assert caught_up(run, [twin]) == pytest.approx(again_s - hit_s, abs=0.1)
     assert caught_up(run, [trainer(steps=31, every=20).record()]) is None
+
+
+def test_a_halt_right_after_the_job_came_back_is_part_of_the_recovery(trainer: Any) -> None:
+    """The job catches up, makes two steps more and stands still for six seconds: it is not back before it goes on."""
+    run = trainer(kills=[(13, 1)]).record()
+    caught = caught_up(run)
+    assert caught is not None
+    for step, part_of_it in ((5, True), (15, False)):  # steps 15 and 25 of the job: it catches up with step 13
+        at_s = max(e.mono_s for e in run.events if e.kind is Kind.STEP and e.attempt == 1 and e.step == step)
+        late = replace(run, events=tuple(_moved(e, 6.0) if e.mono_s > at_s else e for e in run.events))
+        later = caught_up(late)
+        assert later is not None
+        assert (later > caught + 5.0) == part_of_it

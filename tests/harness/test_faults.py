@@ -415,7 +415,12 @@ def test_several_landings_of_a_trigger_from_outside_are_refused(tmp_path: Path) 
 def test_one_scenario_given_twice_has_two_folders(tmp_path: Path) -> None:
     """Two files with one name and seed in one call: the second must not find the folder of the first."""
     one = Planned(
-        Plan("x", "", 0, PlannedJob(("a",), "/", {}, 1, 1, 1.0), (), ()), RunDir(tmp_path / "x"), tmp_path, (), Ask()
+        Plan("x", "", 0, PlannedJob(("a",), "/", {}, 1, 1, 1.0), (), ()),
+        RunDir(tmp_path / "x"),
+        tmp_path,
+        (),
+        Ask(),
+        (),
     )
     assert [each.folder.root.name for each in _apart([one, one, one])] == ["x", "x-2", "x-3"]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
+from torchaos.harness.history import Attempt
 from torchaos.harness.judging.agreement import differences, history_of
 from torchaos.harness.judging.clash_words import also, but, left_out, listed, meaning, words
 from torchaos.harness.judging.clashes import compare, in_order, strays
@@ -50,7 +51,7 @@ class CheckpointIntegrity:
             return inconclusive(
                 "the checkpoints were not looked at: say in the scenario where they are (job.checkpoints)"
             )
-        resumed = _resumed(run)
+        resumed = _resumed(run, twins, ours)
         if resumed:
             return resumed
         unread = run.artifacts["inventory"].get("problem")
@@ -76,13 +77,14 @@ class CheckpointIntegrity:
         return replace(finding, bound=bound)
 
 
-def _resumed(run: Record) -> Finding | None:
+def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -> Finding | None:
     """What is wrong with how the job resumed while a checkpoint was damaged. Only attempts whose steps count: what a
     later one took back is no harm."""
     met = meetings(run)
     back = [one for one in met if counts(run, one.attempt.number)]
     for one in back:
-        if one.did is Did.LOADED and one.damage.contents:
+        harmful = one.did is Did.LOADED and one.damage.contents
+        if harmful and not _was_mended(one.damage, one.attempt, twins, ours):
             return failed(
                 f"the job resumed from damaged data: attempt {one.attempt.number} loaded {_of_step(one.damage)}, in "
                 f"which {one.damage.words}, and did not notice",
@@ -110,6 +112,18 @@ def _resumed(run: Record) -> Finding | None:
     if unknown:
         return inconclusive(f"nothing shows from which checkpoint attempt {unknown.attempt.number} resumed")
     return None
+
+
+def _was_mended(damage: Damage, attempt: Attempt, twins: Sequence[Record], ours: Sequence[Checkpoint]) -> bool:
+    """Whether all tensors that were saved since the attempt began are the twin's bit for bit, the damaged one among
+    them: a job that keeps two copies may read a damaged file and take the other."""
+    since = [one for one in ours if one.good and (one.saved_s or 0.0) > attempt.started_s]
+    theirs = [found for twin in twins[:1] if (found := checkpoints_of(twin))]
+    both = pairs(since, theirs[0]) if theirs else []
+    part = str(damage.event.data.get("part"))
+    return bool(both) and len(both) == len(since) and all(
+        part in one.tensors and one.tensors == other.tensors for one, other in both
+    )  # fmt: skip
 
 
 def _none(run: Record, twins: Sequence[Record]) -> Finding:

@@ -97,10 +97,12 @@ class Placing:
         if self.uneven and attempt is not self.found[0]:
             base, conflicts = None, ()
         whole = whole_loads(loads)
-        if whole and base is not None:
-            self._correct(whole[-1], base)
-        loaded = whole[-1].path if whole else None
-        return Segment(attempt.number, place, since_s, base, tuple(witnesses), conflicts, loaded)
+        used = _used(whole, scene.saves, base)
+        if used and base is not None:
+            self._correct(used, base)
+        return Segment(
+            attempt.number, place, since_s, base, tuple(witnesses), conflicts, used.path if used else None
+        )  # fmt: skip
 
     def _put(self, own: Sequence[Execution], after: int, up_to: int, segment: Segment) -> None:
         part = [one for one in own if after < one.local_step <= up_to]
@@ -146,3 +148,11 @@ class Placing:
         lead = log_lead(lines, [(at, step) for at, step in steps if step is not None]) if lines else None
         if lead is not None:
             self.log_offset = lead
+
+
+def _used(loads: Sequence[Load], saves: Sequence[Save], base: int | None) -> Load | None:
+    """Of several checkpoints that were loaded, the last that is known to be of the step that the job went on from; else
+    the last."""
+    made = [(load, saved_as(load.path, saves, load.mono_s)) for load in loads]
+    fitting = [load for load, save in made if save is not None and save.global_step == base]
+    return next(reversed(fitting or list(loads)), None)

@@ -99,11 +99,14 @@ def _grouped(name: str, said: Mapping[int, Said], preferred: bool = False) -> li
 
 
 def _of_loads(name: str, scene: Scene, tell: Callable[[Load, Sequence[Save]], Said | None]) -> list[Witness]:
+    """A rank that loaded several checkpoints may have gone on from any; from the last, if nothing else tells."""
     said: dict[int, Said] = {}
     for load in scene.loads:
         found = tell(load, scene.saves) if load.ok else None
         if found:
-            said[load.rank] = found  # the last one counts: a fallback comes after what failed
+            fits, rests_on = found
+            earlier = said[load.rank][0] if load.rank in said else ()
+            said[load.rank] = tuple(dict.fromkeys((*fits, *earlier))), rests_on
     return _grouped(name, said, preferred=True)
 
 

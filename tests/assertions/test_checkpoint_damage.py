@@ -71,6 +71,21 @@ def test_resumed_from_damaged_data(trainer: Any) -> None:
     assert "and it loaded step-15" in evidence.what
 
 
+@pytest.mark.parametrize(
+    ("part", "saved", "outcome"), [("w", "w", "passed"), ("w", "x", "failed"), ("v", "w", "failed")]
+)
+def test_a_damaged_file_that_was_read_and_not_used(trainer: Any, part: str, saved: str, outcome: str) -> None:
+    """A job with two copies reads the damaged one and takes the other: all that it saves later is the twin's. It is not
+    so when a later tensor differs, or when what was damaged is in no later checkpoint."""
+    run, twin = _record(trainer), trainer().record(inventory=_inventory())
+    events = [replace(e, data={**e.data, "part": part}) if e.data.get("what") == "damaged" else e for e in run.events]
+    ours = _inventory()
+    for one in ours["checkpoints"]:
+        one["tensors"] = {"w": one["tensors"]["w"].replace("w", saved)}
+    run = replace(run, events=tuple(events), artifacts={**run.artifacts, "inventory": ours})
+    assert CheckpointIntegrity().judge(run, [twin]).outcome.value == outcome
+
+
 def test_fell_back_to_the_newest_whole_one(trainer: Any) -> None:
     """That is what it should do."""
     record = _record(trainer, back=1)

@@ -344,3 +344,14 @@ def test_nothing_was_lost_before_the_first_step() -> None:
     finding = NoLostWork().judge(run, [])
     assert finding.outcome is Outcome.PASSED
     assert "no step had been done when attempt 1 began" in finding.reason
+
+
+def test_a_job_that_loads_two_checkpoints_goes_on_from_the_right_one() -> None:
+    """It looks into both of its files and takes the newer: what it does next tells which, not the order of loading."""
+    run = Trainer(kills=[(13, 1)]).record()
+    first = {e.rank: e for e in reversed(run.events) if e.kind is Kind.STEP and e.attempt == 1}
+    older = [_load("/job/checkpoints/step-5", first[rank], 0, rank, 5) for rank in first]
+    found = _attempt(sorted((*run.events, *older), key=lambda e: e.mono_s))
+    assert found.base == 10
+    assert found.loaded == "/job/checkpoints/step-10"
+    assert found.conflicts == ()

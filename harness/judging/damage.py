@@ -191,13 +191,21 @@ def _touches(path: str, one: Damage) -> bool:
 
 
 def _best(record: Record, one: Damage, all_: Sequence[Damage], by_s: float) -> tuple[str, int] | None:
-    bad = {other.checkpoint for other in all_ if other.op != "text" and other.at_s <= by_s}
+    hit = [other for other in all_ if other.op != "text" and other.at_s <= by_s]
+    bad, kin = {other.checkpoint for other in hit}, {_kin(other.checkpoint, other.step) for other in hit}
     whole = [*_surveyed(record, one), *_saved_since(record, one.at_s, by_s)]
     points = points_of(record)
     sound = (
-        found for found in whole if points.has(found[0]) and not any(_is_part(final_path(found[0]), one) for one in bad)
-    )
+        found for found in whole
+        if points.has(found[0]) and not any(_is_part(final_path(found[0]), one) for one in bad)
+        and _kin(*found) not in kin - {None}
+    )  # fmt: skip
     return max(sound, key=lambda found: found[1], default=None)
+
+
+def _kin(path: str, step: int | None) -> tuple[str, int | None] | None:
+    """What the files of one checkpoint share when their folder has no name that tells of one; None for a folder."""
+    return (posixpath.dirname(path), step) if posixpath.splitext(path)[1] else None
 
 
 def _is_part(path: str, checkpoint: str) -> bool:

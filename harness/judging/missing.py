@@ -15,7 +15,7 @@ def missing_in_words(run: Record, twins: Sequence[Record]) -> str:
     seen, ended = set[int](), set[int]()
     for record in records:
         seen |= {rank for rank, _ in _who(record, Kind.AGENT_STARTED)}
-        ended |= {rank for rank, _ in _who(record, Kind.AGENT_ENDED)}
+        ended |= {rank for rank, _ in set(_ended_well(record)) & set(_who(record, Kind.AGENT_ENDED))}
     for whose, record in (("the journal", run), *(("the journal of a twin", twin) for twin in twins)):
         if why := next(chain(record.gaps, _cut(record, seen, ended)), None):
             return f"{whose} is damaged: {why}"
@@ -23,9 +23,9 @@ def missing_in_words(run: Record, twins: Sequence[Record]) -> str:
 
 
 def _cut(record: Record, seen: set[int], ended: set[int]) -> Iterator[str]:
-    """Ranks that ended well in a job that did, without the last event of their agent, or without any, though the agent
-    was in this rank in other attempts. (A job may leave by os._exit, which no agent survives: then it does so every
-    time, or when it is asked to end, in an attempt that is not the last.)"""
+    """Ranks that ended well in a job that did, without the last event of their agent though the same rank has it where
+    it `ended` well in another record, or without any event though the agent was in this rank in other attempts. (A job
+    may leave by os._exit, which no agent survives: then it does so whenever it ends well.)"""
     has, whole = set(_who(record, Kind.AGENT_STARTED, Kind.STEP)), set(_who(record, Kind.AGENT_ENDED))
     excused = set(_who(record, Kind.AGENT_FAILED, Kind.APPLYING))
     for rank, attempt in sorted(set(_ended_well(record)) - whole - excused):

@@ -109,6 +109,25 @@ def test_fell_back_too_far(trainer: Any, op: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("sibling", "outcome"), [("00015/dense.pt", "passed"), ("step-15", "failed")])
+def test_a_checkpoint_of_several_files_is_not_whole_without_one_of_them(
+    trainer: Any, sibling: str, outcome: str
+) -> None:
+    """Its folder is a bare number, so that each file looks like a checkpoint: none of them is one by itself. Another one of
+    the same step may be."""
+    made = _record(trainer, back=1)
+    events = []
+    for event in made.events:
+        if event.data.get("what") == "survey":
+            there = [{"path": f"{ROOT}/00015/sparse.pt", "step": 15}, {"path": f"{ROOT}/{sibling}", "step": 15}]
+            event = replace(event, data={**event.data, "checkpoints": there})
+        elif event.data.get("what") == "damaged":
+            file = f"{ROOT}/00015/sparse.pt"
+            event = replace(event, data={**event.data, "file": file, "checkpoint": file, "step": 15})
+        events.append(event)
+    assert _judge(replace(made, events=tuple(events))).outcome.value == outcome
+
+
 def test_never_came_back(trainer: Any) -> None:
     """A job that ends over the damage did not resume, though an older checkpoint was whole."""
     made = _record(trainer)

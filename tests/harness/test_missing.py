@@ -88,6 +88,14 @@ def test_a_job_that_leaves_without_cleaning_up(run: Path) -> None:
     assert judged(run).verdict is Verdict.PASSED
 
 
+def test_a_job_that_leaves_without_cleaning_up_only_when_it_ends_well(run: Path) -> None:
+    """By os._exit at its very end. A rank that died of an error cleaned up, and that shows nothing for the others."""
+    for path in (*files(run, "rank*-a1-*"), *files(run / "twins" / "0", "rank*")):
+        keep(path, lambda event: event["kind"] != "agent.ended")
+    assert any(b'"agent.ended"' in path.read_bytes() for path in files(run, "rank*-a0-*"))
+    assert judged(run).verdict is Verdict.PASSED
+
+
 def test_a_rank_that_leaves_at_once_when_it_is_asked_to(run: Path) -> None:
     """On SIGTERM it saves and calls os._exit(0): that its attempt has no last event is no matter, another one has."""
     (harness,) = files(run, "harness*")

@@ -109,22 +109,15 @@ def test_fell_back_too_far(trainer: Any, op: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("sibling", "outcome"), [("00015/dense.pt", "passed"), ("step-15", "failed")])
+@pytest.mark.parametrize(("other", "step", "outcome"), [("step-15", 15, "passed"), ("step-14", 14, "failed")])
 def test_a_checkpoint_of_several_files_is_not_whole_without_one_of_them(
-    trainer: Any, sibling: str, outcome: str
+    trainer: Any, other: str, step: int, outcome: str
 ) -> None:
-    """Its folder is a bare number, so that each file looks like a checkpoint: none of them is one by itself. Another one of
-    the same step may be."""
-    made = _record(trainer, back=1)
-    events = []
-    for event in made.events:
-        if event.data.get("what") == "survey":
-            there = [{"path": f"{ROOT}/00015/sparse.pt", "step": 15}, {"path": f"{ROOT}/{sibling}", "step": 15}]
-            event = replace(event, data={**event.data, "checkpoints": there})
-        elif event.data.get("what") == "damaged":
-            file = f"{ROOT}/00015/sparse.pt"
-            event = replace(event, data={**event.data, "file": file, "checkpoint": file, "step": 15})
-        events.append(event)
+    """Where each file was taken for a checkpoint, none of one folder is whole alone. A file of another folder is."""
+    made, file = _record(trainer, back=1), f"{ROOT}/step-15/sparse.pt"
+    there = [{"path": file, "step": 15}, {"path": f"{ROOT}/{other}/dense.pt", "step": step}]
+    new = {"survey": {"checkpoints": there}, "damaged": {"file": file, "checkpoint": file, "step": 15}}
+    events = [replace(e, data={**e.data, **new.get(str(e.data.get("what")), {})}) for e in made.events]
     assert _judge(replace(made, events=tuple(events))).outcome.value == outcome
 
 

@@ -116,7 +116,10 @@ def test_a_checkpoint_of_several_files_is_not_whole_without_one_of_them(
     """Where each file was taken for a checkpoint, none of one folder is whole alone. A file of another folder is."""
     made, file = _record(trainer, back=1), f"{ROOT}/step-15/sparse.pt"
     there = [{"path": file, "step": 15}, {"path": f"{ROOT}/{other}/dense.pt", "step": step}]
-    new = {"survey": {"checkpoints": there}, "damaged": {"file": file, "checkpoint": file, "step": 15}}
+    new: dict[str, dict[str, Any]] = {
+        "survey": {"checkpoints": there},
+        "damaged": {"file": file, "checkpoint": file, "step": 15},
+    }
     events = [replace(e, data={**e.data, **new.get(str(e.data.get("what")), {})}) for e in made.events]
     assert _judge(replace(made, events=tuple(events))).outcome.value == outcome
 

@@ -96,7 +96,8 @@ def run(
     series = Series([(one.source, one.plan, one.ask, one.folder.root) for one in runs])
     # Gates fail closed: until a scenario is judged, it is an error.
     write_reports(pending, junit_file, json_file, series.judged([]))
-    show.warnings(dict.fromkeys(text for one in runs for text in one.warnings), console)
+    with suppress(*GONE):
+        show.warnings(dict.fromkeys(text for one in runs for text in one.warnings), console)
     results: list[Result] = []
     with signals() as interrupted, _at_work(runs):
         care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 import torch
 
-from torchaos.harness.agent.check_sums import COPY, MIXED, SHARD, check_sum, is_whole, over_all, plain
+
+@pytest.fixture
+def sums(agent_module: Callable[[str], Any]) -> Any:
+    """The module under test."""
+    return agent_module("check_sums")
 
 
 @dataclass
@@ -36,7 +40,7 @@ class Part:
     device_mesh: Mesh
 
 
-def shards(tensors: list[torch.Tensor], ranks: int, copies: int = 1) -> list[str]:
+def shards(sums: Any, tensors: list[torch.Tensor], ranks: int, copies: int = 1) -> list[str]:
     """What each of copies * ranks ranks reports that share the rows of these tensors."""
     told: list[str] = []
     for copy in range(copies):
@@ -48,47 +52,47 @@ def shards(tensors: list[torch.Tensor], ranks: int, copies: int = 1) -> list[str
                 )
                 for place, one in enumerate(tensors)
             ]
-            told.append(check_sum(torch, parts))
+            told.append(sums.check_sum(torch, parts))
     return told
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
-def test_the_shares_of_any_number_of_ranks_add_up_to_the_whole(dtype: torch.dtype) -> None:
+def test_the_shares_of_any_number_of_ranks_add_up_to_the_whole(sums: Any, dtype: torch.dtype) -> None:
     """Seven rows on two, three or four ranks, and with hybrid sharding, have the check sum that one rank would have."""
     drawn = torch.Generator().manual_seed(0)
     tensors = [torch.randn(7, 3, generator=drawn).to(dtype), torch.randn(5, generator=drawn).to(dtype)]
-    whole = check_sum(torch, list(enumerate(tensors)))
-    assert is_whole(whole)
-    assert over_all([whole, whole]) == whole
+    whole = sums.check_sum(torch, list(enumerate(tensors)))
+    assert sums.is_whole(whole)
+    assert sums.over_all([whole, whole]) == whole
     for ranks in (2, 3, 4):
-        told = shards(tensors, ranks)
-        assert all(one.startswith(SHARD) for one in told)
-        assert over_all(told) == whole
-        hybrid = shards(tensors, ranks, copies=2)
-        assert sum(one.startswith(COPY) for one in hybrid) == ranks
-        assert over_all(hybrid) == whole
+        told = shards(sums, tensors, ranks)
+        assert all(one.startswith(sums.SHARD) for one in told)
+        assert sums.over_all(told) == whole
+        hybrid = shards(sums, tensors, ranks, copies=2)
+        assert sum(one.startswith(sums.COPY) for one in hybrid) == ranks
+        assert sums.over_all(hybrid) == whole
 
 
-def test_any_flipped_bit_changes_it_and_so_do_tensors_that_change_places() -> None:
+def test_any_flipped_bit_changes_it_and_so_do_tensors_that_change_places(sums: Any) -> None:
     """Two tensors of one shape that are swapped keep the sum of their bits, and not their check sum."""
     one, other = torch.randn(4, 4), torch.randn(4, 4)
-    whole = check_sum(torch, [(0, one), (1, other)])
-    swapped = check_sum(torch, [(0, other), (1, one)])
+    whole = sums.check_sum(torch, [(0, one), (1, other)])
+    swapped = sums.check_sum(torch, [(0, other), (1, one)])
     assert swapped != whole
-    assert plain(swapped) == plain(whole)
+    assert sums.plain(swapped) == sums.plain(whole)
     for bit in range(32):
         flipped = one.clone()
         flipped.view(torch.int32)[2, 3] ^= (1 << bit) - (1 << 32) * (bit == 31)
-        assert check_sum(torch, [(0, flipped), (1, other)]) != whole
+        assert sums.check_sum(torch, [(0, flipped), (1, other)]) != whole
 
 
-def test_what_does_not_add_up_is_not_added_up() -> None:
+def test_what_does_not_add_up_is_not_added_up(sums: Any) -> None:
     """Replicas that differ, a rank that reported nothing, and whole tensors beside parts."""
     tensor = torch.randn(4, 4)
     part = Part(tensor[:2], (Placement(False),), Mesh((0,)))
-    mixed = check_sum(torch, [(0, tensor), (1, part)])
-    assert mixed.startswith(MIXED)
-    assert over_all([mixed, mixed]) is None
-    assert over_all(["0" * 16, "1" * 16]) is None
-    assert over_all(["0" * 16, None]) is None
-    assert over_all([]) is None
+    mixed = sums.check_sum(torch, [(0, tensor), (1, part)])
+    assert mixed.startswith(sums.MIXED)
+    assert sums.over_all([mixed, mixed]) is None
+    assert sums.over_all(["0" * 16, "1" * 16]) is None
+    assert sums.over_all(["0" * 16, None]) is None
+    assert sums.over_all([]) is None

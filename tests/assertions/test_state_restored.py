@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from torchaos.assertions.state_restored import StateRestored
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Outcome
 
 
@@ -53,7 +55,10 @@ def test_a_job_that_was_not_restarted_passes_when_it_went_well(trainer: Any) -> 
     """Nothing had to be put back, and nobody could have missed a restart."""
     record = trainer(state_seen=True).record()
     found = StateRestored().judge(record, ())
+    assert found.outcome is Outcome.PASSED, found.reason
     assert "the job was not restarted" in found.reason
+    unseen = replace(record, events=tuple(e for e in record.events if e.kind is not Kind.JOB_EXITED))
+    assert StateRestored().judge(unseen, ()).outcome is Outcome.INCONCLUSIVE
 
 
 def test_a_journal_of_an_agent_without_moments_is_inconclusive(trainer: Any) -> None:

@@ -14,6 +14,20 @@ from pathlib import Path
 LATE_S = 0.5  # seconds more than usual, after which an impatient job gives up
 
 
+def _with_options(**values):
+    """The job has these options, whatever its command says."""
+    import gpt
+
+    options = gpt.options
+
+    def changed():
+        args = options()
+        vars(args).update(values)
+        return args
+
+    gpt.options = changed
+
+
 class FinalFromTheStart(type(Path())):
     """A folder that has no other name while it is written."""
 
@@ -155,16 +169,7 @@ def believes_every_number():
 
 def is_impatient():
     """Ends itself when a step, or a collective, takes two seconds."""
-    import gpt
-
-    options = gpt.options
-
-    def hurried():
-        args = options()
-        args.step_timeout = 2.0
-        return args
-
-    gpt.options = hurried
+    _with_options(step_timeout=2.0)
 
 
 def watches_nothing():
@@ -172,14 +177,7 @@ def watches_nothing():
     import gpt
 
     gpt.watch = lambda timeout: None
-    options = gpt.options
-
-    def patient():
-        args = options()
-        args.step_timeout = 3600.0
-        return args
-
-    gpt.options = patient
+    _with_options(step_timeout=3600.0)
 
 
 def gives_up_when_it_is_late():

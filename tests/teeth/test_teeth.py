@@ -16,7 +16,7 @@ TABLE = teeth.table()
 DEFECTS = {
     node.name: ast.get_docstring(node) or ""
     for node in ast.parse(teeth.DEFECTIVE.read_text()).body
-    if isinstance(node, ast.FunctionDef) and node.name not in ("main", "watch")
+    if isinstance(node, ast.FunctionDef) and node.name not in ("main", "watch") and node.name[0] != "_"
 }
 SCENARIOS = {name: yaml.safe_load((teeth.SCENARIOS / f"{name}.yaml").read_text()) for name in teeth.names()}
 

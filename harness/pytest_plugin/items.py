@@ -14,7 +14,7 @@ import pytest
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run
 from torchaos.harness.pytest_plugin.running import runs_of
-from torchaos.harness.pytest_plugin.telling import told
+from torchaos.harness.pytest_plugin.telling import Shown, told
 from torchaos.harness.pytest_plugin.variations import Variation, of_options
 from torchaos.harness.scenario.yaml_source import Source, read
 
@@ -104,6 +104,11 @@ class CaseItem(pytest.Item):
         """Of several tests of a run, the first that fails has its story."""
         first = self.config.stash.setdefault(_FIRST, {}).setdefault(str(run.result.get("run_dir")), self.nodeid)
         return told(run, reason, case, self._line, story=first == self.nodeid)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *more: Any, **options: Any) -> Any:
+        if isinstance(excinfo.value, Failed):
+            return Shown(excinfo.typename, str(excinfo.value))
+        return super().repr_failure(excinfo, *more, **options)
 
     def reportinfo(self) -> tuple[Path, int, str]:
         return self.path, self._line - 1, f"{self.parent.name}: {self.name}"

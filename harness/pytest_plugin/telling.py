@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from torchaos.harness.pytest_plugin.outcome import Run
@@ -12,6 +13,19 @@ from torchaos.harness.secrecy import mask
 
 _BEFORE_S, _AFTER_S, _MOST_LINES = 5.0, 120.0, 30
 _AROUND = 3  # lines of the scenario
+_BETWEEN = "\n\n"  # two paragraphs
+
+
+class Shown:
+    """A failure's text, for pytest. Its summary and JUnit's `message` show the first paragraph alone: on a CI machine
+    pytest does not cut its summary, and would show the whole story a second time."""
+
+    def __init__(self, outcome: str, text: str) -> None:
+        self._text = text
+        self.reprcrash = SimpleNamespace(message=f"{outcome}: {text.partition(_BETWEEN)[0]}")
+
+    def __str__(self) -> str:
+        return self._text
 
 
 def told(
@@ -22,7 +36,7 @@ def told(
     cause = [case["cause"]] if case and case.get("cause") else []
     blocks = [[*cause, reason], list(_figures(case)) if case else [], list(_around(run)) if story else []]
     blocks += [list(_excerpt(run.scenario, line)), list(_pointers(run))]
-    return mask("\n\n".join("\n".join(lines) for lines in blocks if lines))
+    return mask(_BETWEEN.join("\n".join(lines) for lines in blocks if lines))
 
 
 def _figures(case: Mapping[str, Any]) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import pytest
+
 from torchaos.harness.pytest_plugin.outcome import Run
 from torchaos.harness.pytest_plugin.telling import told
 
@@ -93,11 +95,13 @@ def test_a_failure_shows_what_its_reader_needs(project: Project) -> None:
     assert "def " not in story
 
 
-def test_several_failures_of_a_run_do_not_repeat_its_story(project: Project) -> None:
-    """What happened around the fault is shown once, with the first failure. The cause comes first where it is known, so
+@pytest.mark.parametrize("on_ci", ["", "true"])
+def test_several_failures_of_a_run_do_not_repeat_its_story(project: Project, on_ci: str) -> None:
+    """What happened around the fault is shown once, with the first failure, also on a CI machine, where pytest does not
+    cut its summary. The cause comes first where it is known, so
     that it is seen in a summary that is cut; a bound beside which nothing was measured is not shown."""
     project.scenario("bad-data")
-    project.env["COLUMNS"] = "80"
+    project.env |= {"COLUMNS": "80", "CI": on_ci, "BUILD_NUMBER": ""}
     done = project.pytest("bad-data.yaml")
     assert done.counts()["failed"] == 2, done
     assert done.text.count("around the fault:") == 1

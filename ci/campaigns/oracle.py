@@ -1,13 +1,13 @@
 """Run the bench of broken, healthy and noisy trainers, and count how often the verdict was right: docs/score.md.
 
     python ci/campaigns/oracle.py [--only NAME ...] [--kind KIND ...] [--sample N] [--healthy N] [--first N]
-                                  [--out DIR] [--minutes M] [--again] [--write docs/score.md]
+                                  [--out DIR] [--minutes M] [--keep] [--again] [--write docs/score.md]
 
 All results are lines in DIR/results.jsonl, and what is there is not run again: a call that was interrupted goes on
 where it was. --only and --kind choose trainers, --sample draws N of them; --healthy is the number of healthy runs in
 all, and --first the number at which they begin: another one draws other seeds and faults. The run directory of a
-verdict that was not the right one is kept; with --again those are judged anew first, by the assertions as they are
-now. Exit code 1 where a verdict was wrong.
+verdict that was not the right one is kept, with --keep each; with --again those are judged anew first, by the
+assertions as they are now. Exit code 1 where a verdict was wrong.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="where their numbers begin (default 0)")
     parser.add_argument("--out", type=Path, default=Path("oracle"), help="results and kept run directories")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so long")
+    parser.add_argument("--keep", action="store_true", help="keep each run directory")
     parser.add_argument("--again", action="store_true", help="judge the kept run directories again")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table into this page")
     options = parser.parse_args()
@@ -56,7 +57,7 @@ def main() -> int:
     for trainer, shot in oracle.due(there, oracle.read(results), options.healthy, options.first):
         if time.monotonic() > end_s:
             break
-        told = oracle.run(trainer, shot, options.out / "runs")
+        told = oracle.run(trainer, shot, options.out / "runs", options.keep)
         with open(results, "a") as file:
             file.write(told.to_json() + "\n")
         by_luck = trainer.kind == "broken" and trainer.repeat > 1

@@ -1,6 +1,7 @@
 """Every damage × every format: what the format's own loader does, and what `torchaos verify` says.
 
-python ci/campaigns/damage_matrix.py [--seeds 10] [--out docs/checkpoint-damage.md] [--formats dcp,...] [--state FILE]
+python ci/campaigns/damage_matrix.py [--seeds 10] [--formats dcp,...] [--state FILE]
+                                     [--out docs/measured/checkpoint-damage.md]
 
 Each format's checkpoints are saved under the agent, which takes the manifest; then, for each damage and seed, an
 injector damages the newest one, the loader loads it, `verify` looks at it with and without the manifest, and the
@@ -227,23 +228,31 @@ def _missed(table: Mapping[str, list[Cell]]) -> str:
     ]
     listed = "\n".join(left) or "Nothing."
     return (
-        f"\n## In all\n\n{trials} damages: the loaders took {wrong} of them and went on with wrong values. `verify` "
-        f"found {plain} without a manifest, and {known} with one. What it misses even with one:\n\n{listed}\n\n"
-        "A stale tracker names a checkpoint that is whole, so there is no damage to find: what tells is that the job "
-        "went back further than it had to (`checkpoint_integrity`). A file that only Python's `open` wrote, such as an "
-        "index of safetensors, is in no manifest.\n"
+        f"\n## Totals\n\n{trials} damages. The loaders loaded wrong values from {wrong} of them. `verify` found "
+        f"{plain} without a manifest, and {known} with a manifest. With a manifest it misses:\n\n{listed}\n\n"
+        "A stale tracker names a checkpoint that is whole, so `verify` has no damage to find. `checkpoint_integrity` "
+        "finds it: the job went back further than it had to. A file that only Python's `open` wrote, such as an index "
+        "of safetensors, is in no manifest.\n"
     )
 
 
-HEAD = """# Damage × format: what loaders do, and what `verify` finds
+HEAD = """# Damage by format: what loaders do, and what `verify` finds
 
-Made by `python ci/campaigns/damage_matrix.py --seeds {seeds}`; don't edit it by hand. {versions}.
+This page shows, for each checkpoint format and each kind of damage, whether the format's own loader notices and whether
+`torchaos verify` does. It is for engineers who choose a format, or who trust a loader to refuse damaged data.
 
-Each cell is {seeds} random damages of the newest checkpoint, by the [injectors](write-a-scenario.md#faults)
-`checkpoint.*`. *Loads wrong values*: it returned without an error, and something of what it returned was not what had
-been saved, or was missing. *Loads it right*: the damaged bytes were of no use to it. *·*: nothing in this format could
-be damaged so. DeepSpeed's layout, with the names and sizes that are in its own files, was written and read by `torch`.
-What Megatron and TorchTitan wrote themselves is damaged in `tests/injectors/test_samples.py`.
+It is written by `python ci/campaigns/damage_matrix.py --seeds {seeds} --out docs/measured/checkpoint-damage.md`: change
+that script, not the page. Versions: {versions}.
+
+Each cell is {seeds} random damages of the newest checkpoint, made by the [injectors](../write-a-scenario.md#faults)
+`checkpoint.*`.
+
+- *Loads wrong values*: the loader returned without an error, and a value was not the saved value, or was missing.
+- *Loads it right*: the loader does not need the damaged bytes.
+- *·*: the format has nothing that can be damaged in this way.
+
+The column of DeepSpeed's layout has the names and sizes of DeepSpeed's own files, written and read by `torch`. Files
+that Megatron and TorchTitan wrote themselves are damaged in `tests/injectors/test_samples.py`.
 """
 
 

@@ -1,7 +1,7 @@
-"""Run the bench of broken, healthy and noisy trainers, and count how often the verdict was right: docs/score.md.
+"""Run the bench of broken, healthy and noisy trainers; count how often the verdict was right: docs/measured/score.md.
 
     python ci/campaigns/oracle.py [--only NAME ...] [--kind KIND ...] [--sample N] [--healthy N] [--first N]
-                                  [--out DIR] [--minutes M] [--keep] [--again] [--write docs/score.md]
+                                  [--out DIR] [--minutes M] [--keep] [--again] [--write docs/measured/score.md]
 
 All results are lines in DIR/results.jsonl, and what is there is not run again: a call that was interrupted goes on
 where it was. --only and --kind choose trainers, --sample draws N of them; --healthy is the number of healthy runs in

@@ -1,7 +1,7 @@
-"""Run every ready scenario as it is, and with the defects and changes that it must fail: docs/teeth.md.
+"""Run every ready scenario as it is, and with the defects and changes that it must fail: docs/measured/teeth.md.
 
     python ci/campaigns/teeth.py [--only FAMILY/NAME ...] [--family FAMILY ...] [--kind as-is|teeth]
-                                 [--out DIR] [--minutes M] [--write docs/teeth.md]
+                                 [--out DIR] [--minutes M] [--write docs/measured/teeth.md]
 
 Results are lines in DIR/results.jsonl. A run that was right is not repeated: an interrupted call goes on where it was.
 Exit code 1 where a scenario did not pass as it is, or was not failed by the assertion that the table names.

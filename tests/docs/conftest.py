@@ -16,7 +16,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = tuple(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md"))
-PAGES += tuple(sorted((REPOSITORY / "docs").glob("*.md")))
+PAGES += tuple(sorted((REPOSITORY / "docs").rglob("*.md")))
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -36,7 +36,7 @@ class Block:
 
     @property
     def where(self) -> str:
-        return f"{self.page.name}:{self.line}"
+        return f"{self.page.relative_to(REPOSITORY)}:{self.line}"
 
 
 def blocks(language: str, pages: Sequence[Path] = PAGES) -> list[Block]:

@@ -16,7 +16,7 @@ from recorded import judged, recorded
 from torchaos.harness import pytest_plugin
 from torchaos.harness.cli import cli
 
-from .conftest import REPOSITORY, Block, Torchaos, blocks
+from .conftest import PAGES, REPOSITORY, Block, Torchaos, blocks
 
 # Why a command is not run here. Of those of torchaos the command line still reads each as it stands.
 NOT_RUN = {
@@ -76,8 +76,7 @@ def test_every_fence_says_what_it_is() -> None:
     known = {"console", "sh", "yaml", "python", "toml", "ini", "text"}
     unknown = [block.where for block in blocks("") + blocks("bash") + blocks("shell")]
     assert unknown == []
-    pages = (REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"))
-    languages = {found for page in pages for found in re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE)}
+    languages = {found for page in PAGES for found in re.findall(r"^```(\w+)$", page.read_text(), re.MULTILINE)}
     assert languages <= known
 
 
@@ -147,7 +146,7 @@ def test_python_and_settings_are_read() -> None:
 
 def test_every_command_that_is_named_exists() -> None:
     """`torchaos NAME`, wherever a page, a docstring or a message speaks of it."""
-    sources = [*(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"]
+    sources = [*PAGES, REPOSITORY / "CHANGELOG.md"]
     for name in ("harness", "injectors", "assertions", "ci"):
         sources += [path for path in (REPOSITORY / name).rglob("*") if path.suffix in (".py", ".md", ".yaml", ".html")]
     named = {(path.name, found) for path in sources for found in re.findall(r"`torchaos ([a-z]+)", path.read_text())}

@@ -19,7 +19,7 @@ def heading(line: str) -> str:
     return re.sub(r"[^\w\- ]", "", line.lstrip("# ").strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(REPOSITORY)) for page in PAGES])
 def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link is to a file that is there, and to a heading in it."""
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):

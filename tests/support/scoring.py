@@ -1,4 +1,4 @@
-"""The score of the verdicts: from the results of the bench (oracle.py) to the tables of docs/score.md."""
+"""The score of the verdicts: from the results of the bench (oracle.py) to the tables of docs/measured/score.md."""
 
 from __future__ import annotations
 

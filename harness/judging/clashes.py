@@ -20,6 +20,7 @@ from torchaos.harness.judging.rounding import LOW_PRECISION, rounding
 from torchaos.harness.judging.tolerance import CAP, CERTAIN, LEARNED_FACTOR
 
 _LAST_BIT = 1e-7  # relative: of a float32
+_LEAST = 1e-9  # relative: what differs by less has equal sketches
 _RESTARTS = re.compile(
     r"(?:^|[._:])(?:n_?|num_?|is_?|was_?)?(?:restart|resum)[a-z]*(?:_?(?:count|from|path|step))?$", re.I
 )
@@ -106,14 +107,14 @@ def _sort(
     clash: Clash, one: Checkpoint, noise: float | None, rounded: float, tolerance: float | None, made: Compared
 ) -> None:
     size = clash.distance
-    if size is not None and tolerance is not None and 0 < size <= tolerance:
+    if size is not None and tolerance and size <= tolerance:
         made.within = max(made.within, size)
     elif noise is None:
         made.unsized.add(clash.name)
     elif LEARNED_FACTOR * noise > CAP:
         (made.noisy if clash.kind == "tensor" else made.unsized).add(clash.name)
-    elif size is not None and tolerance is None and 0 < size <= rounded:
-        made.rounded = max(made.rounded, size)
+    elif size is not None and tolerance is None and rounded and size <= rounded:
+        made.rounded = max(made.rounded, size, _LEAST)
     elif size is not None and noise > 0 and size <= LEARNED_FACTOR * noise:
         made.learned[clash.name] = max(size, made.learned.get(clash.name, 0.0))
     elif size is not None and tolerance is None and 0 < size <= max(CERTAIN * noise, LOW_PRECISION if rounded else 0.0):

@@ -103,7 +103,8 @@ def differing(one: Checkpoint, other: Checkpoint) -> list[Clash]:
 
 def distance(one: Checkpoint, other: Checkpoint, name: str) -> float | None:
     """Between two tensors, relative to the larger one: the norm of their difference, as their sketches estimate it (see
-    checkpoints/sketch.py). None where that is not known: whole numbers, NaN, or no sketch."""
+    checkpoints/sketch.py), which do not tell a billionth from nothing. None where that is not known: whole numbers,
+    NaN, or no sketch."""
     ours, theirs = one.sketches.get(name, ())[1:], other.sketches.get(name, ())[1:]
     if len(ours) < 2 or len(ours) != len(theirs):
         return None

@@ -291,6 +291,8 @@ def test_rounding_after_a_restart_of_three_ranks_is_no_failure(trainer: Any) -> 
     finding = judged(20, 1e-7, 3)
     assert finding.outcome is Outcome.PASSED, finding.reason
     assert "equal but for rounding, at most 7e-08" in finding.reason
+    assert judged(20, 0.0, 3).outcome is Outcome.PASSED  # bits differ, by less than a sketch tells
+    assert judged(20, 0.0, 2).outcome is Outcome.FAILED
     assert judged(20, 1e-7, 2).outcome is Outcome.FAILED
     assert judged(10, 1e-7, 3).outcome is Outcome.FAILED
     assert judged(20, 1e-3, 3).outcome is Outcome.INCONCLUSIVE  # that of low precision is as large

@@ -29,9 +29,13 @@ Emit = Callable[[Kind, Mapping[str, Any]], Event]
 class ChaosError(Exception):
     """An error whose text is meant for the user: where, what, and what to do. Never shown as a traceback."""
 
+    exit_code = 5
+
 
 class UsageError(ChaosError):
-    """The command line, the scenario or the machine can't do what is asked. Exit code 3."""
+    """The command line, the scenario or the machine can't do what is asked."""
+
+    exit_code = 3
 
 
 @dataclass(frozen=True)

@@ -12,54 +12,33 @@ import traceback
 
 import click
 
-from torchaos.harness.cli import care, diagnose, exec, explain, gameday, gate, look, repro, results, run, shrink, verify
 from torchaos.harness.cli.options import cli
-from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.contracts import ChaosError
 from torchaos.harness.result import ExitCode
 from torchaos.harness.secrecy import mask
-from torchaos.harness.undo.recovery import LeftBehind
 
-__all__ = [
-    "care",
-    "cli",
-    "diagnose",
-    "exec",
-    "explain",
-    "gameday",
-    "gate",
-    "look",
-    "main",
-    "repro",
-    "results",
-    "run",
-    "shrink",
-    "verify",
-]  # a module of commands adds them to `cli` when it is imported
+__all__ = ["cli", "main"]
 
 
 def main() -> None:
-    """The entry point: an error meant for the user is one message and exit code 3, never a traceback."""
-    # Events are many, stay, and have no cycles: looking for those took half of the time that a long history takes.
+    """The entry point: an error meant for the user is one message and an exit code, never a traceback."""
+    # Events are many, stay, and have no cycles: looking for cycles took half of the time that a long history takes.
     gc.set_threshold(50_000, 20, 50)
     try:
         cli.main(standalone_mode=False)
-    except UsageError as error:
-        _fail(str(error), ExitCode.USAGE)
-    except LeftBehind as error:
-        _fail(str(error), ExitCode.ROLLBACK)
     except click.ClickException as error:
         error.show()
         sys.exit(ExitCode.USAGE)
     except click.Abort:
         sys.exit(ExitCode.INCONCLUSIVE)
     except ChaosError as error:
-        _fail(str(error), ExitCode.INTERNAL)
+        _fail(str(error), error.exit_code)
     except Exception:  # a bug of ours: here, and only here, the traceback is what the reader needs
         traceback.print_exc()
         _fail("internal error: please report it with the lines above", ExitCode.INTERNAL)
 
 
-def _fail(text: str, code: ExitCode) -> None:
+def _fail(text: str, code: int) -> None:
     for line in mask(text).splitlines():
         click.echo(f"error: {line}", err=True)
     sys.exit(code)

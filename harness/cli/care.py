@@ -29,7 +29,7 @@ _REAPERS_S = 120.0
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def status(as_json: bool) -> None:
-    """All your runs that are alive or left over."""
+    """Show your runs that are alive or left something behind."""
     runs, problems = overview()
     if as_json:
         click.echo(json.dumps({"runs": [asdict(run) for run in runs], "problems": [one.problem for one in problems]}))
@@ -46,7 +46,7 @@ def status(as_json: bool) -> None:
 @cli.command()
 @click.option("--now", is_flag=True, help="Roll back at once: no grace for the job, no more evidence.")
 def halt(now: bool) -> None:
-    """End all your runs, in order and with rollback."""
+    """End all your runs in order, with rollback."""
     try:
         ended, recovered = halt_all(now, click.echo)
     except OSError as error:
@@ -60,7 +60,7 @@ def halt(now: bool) -> None:
 @click.option("--forget", is_flag=True, help="Forget what can't be taken back: you have put it in order yourself.")
 @click.option("--any-host", is_flag=True, help="Also runs of another machine: this one had another name then.")
 def recover_(folders: Sequence[Path], forget: bool, any_host: bool) -> None:
-    """Take back what runs left that were killed, wherever their directories are; also after a reboot."""
+    """Undo what killed runs left behind, also after a reboot. FOLDERS: the run directories, if not all."""
     if not folders:
         await_reapers(lambda: find(())[0], _REAPERS_S)
     runs, bad = find([folder.absolute() for folder in folders])
@@ -85,7 +85,7 @@ def recover_(folders: Sequence[Path], forget: bool, any_host: bool) -> None:
 @click.option("--beyond", metavar="SIZE", help="Then the oldest, until the rest is no more than this, such as 20GB.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 def prune(out: Path, older_than: str | None, beyond: str | None, dry_run: bool) -> None:
-    """Remove finished run directories in OUT by age and size."""
+    """Remove finished run directories by age and size."""
     if older_than is None and beyond is None:
         raise UsageError("prune removes nothing unless it is told what: give --older-than or --beyond")
     try:

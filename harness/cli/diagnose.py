@@ -26,7 +26,7 @@ from torchaos.harness.rundir import RunDir
 def diagnose(
     folder: Path | None, pid: int | None, kernel: float | None, functions: tuple[str, ...], as_json: bool
 ) -> None:
-    """Name the ranks that hold the others up, with the evidence.
+    """Name the ranks that hold up a job that hangs, with the evidence.
 
     DIR holds the Flight Recorder dumps of all ranks (files that end in the rank's number), or is a run directory.
     """

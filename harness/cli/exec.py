@@ -26,8 +26,11 @@ from torchaos.harness.scenario import load
 @click.option("--node", type=click.IntRange(0), help="Which node this is; else as the scheduler says.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(folder: Path, scenario: Path | None, node: int | None, command: Sequence[str]) -> None:
-    """Run one node's COMMAND (torchrun ...) with its part of the record in a shared run directory, as in
-    `srun torchaos exec --run DIR -- torchrun ...`. Afterwards `torchaos judge DIR` judges the run."""
+    """Record one node's part of a job that a scheduler starts.
+
+    COMMAND is what the node runs, such as `srun torchaos exec --run DIR -- torchrun ...`; all nodes share DIR.
+    Afterwards `torchaos judge DIR` judges the run.
+    """
     index = node_index(os.environ) if node is None else node
     run = RunDir(folder.absolute())
     if index == 0 and scenario is not None and not is_made(run):

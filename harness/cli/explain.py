@@ -17,9 +17,10 @@ from torchaos.harness.rundir import RunDir
 @cli.command()
 @click.argument("folders", nargs=-1, required=True, type=PATH, metavar="RUN_DIR...")
 def explain(folders: Sequence[Path]) -> None:
-    """Tell the story of runs in plain words: what was planned, what happened when, what was seen, why the verdict.
+    """Tell the story of a run in plain words.
 
-    Offline, from the run directory alone. Exit code 0, whatever the verdict.
+    What was planned, what happened and when, what was seen, and why the verdict; from the run directory alone. Exit
+    code 0, whatever the verdict.
     """
     for folder in folders:
         tell(story_of(RunDir(folder.absolute()).check()), Console())

@@ -53,7 +53,7 @@ def gameday(
     file: Path | None, out: Path, seed: int | None, overrides: Sequence[str], consent: Sequence[str],
     junit_file: Path | None, only_plan: bool, as_json: bool, resume: Path | None, keep: bool, list_presets: bool,
 ) -> None:  # fmt: skip
-    """Draw faults as a cluster does, for hours, and keep score."""
+    """Inject faults for hours, at the rates of a real cluster."""
     console = Console()
     if list_presets:
         console.print(Markdown(_tables()))

@@ -42,7 +42,7 @@ def gate(
     context: click.Context, file: Path, runs: Sequence[Path], environment: str | None, commit: str | None,
     run_missing: bool, consent: Sequence[str], junit_file: Path | None, json_file: Path | None,
 ) -> None:  # fmt: skip
-    """Judge what was run against a gate: its bounds, and its waivers.
+    """Decide on a release: judge runs by a gate's bounds and waivers.
 
     RUNS: folders of run directories, however deep [default: torchaos-runs]. Exit code 0: it may be released; 1: it may
     not; 2: the runs are no evidence; 3: the gate's file is wrong; 4: a run left something behind; 5: an error.

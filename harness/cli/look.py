@@ -40,7 +40,7 @@ def judge(folders: Sequence[Path], junit_file: Path | None, json_file: Path | No
 @FILES
 @SET
 def validate(files: Sequence[Path], overrides: Sequence[str]) -> None:
-    """Check scenarios, or all of a folder, without looking at the machine."""
+    """Check scenario files without looking at the machine. FILES: files, or folders of *.yaml files."""
     errors = []
     for file in _files_in(files):
         try:
@@ -66,13 +66,13 @@ def _files_in(paths: Sequence[Path]) -> Iterator[Path]:
 
 @cli.command("list")
 def list_() -> None:
-    """What there is to use: injectors, assertions, conditions and launchers, with their parameters."""
+    """List all injectors, assertions, conditions and launchers."""
     show.catalogue({group: registry.all_of(group) for group in registry.GROUPS}, Console())
 
 
 @cli.command()
 def doctor() -> None:
-    """What this machine can do, what is missing, and how to get it."""
+    """Show what this machine can do, what is missing, and how to get it."""
     findings = [capabilities.check(name) for name in capabilities.CHECKS]
     for one in findings:
         click.echo(
@@ -84,5 +84,5 @@ def doctor() -> None:
 
 @cli.command()
 def schema() -> None:
-    """The JSON Schema of scenario files, for editors."""
+    """Print the JSON Schema of scenario files, for editors."""
     click.echo(json.dumps(json_schema(), indent=1))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from torchaos.harness.cli.commands import Commands
+
 PATH = click.Path(path_type=Path)
 
 
@@ -40,7 +42,7 @@ RATE = click.option("--rate", type=_SHARE, help="The share that passes must be s
 CONFIDENCE = click.option("--confidence", type=_SHARE, help="Of the bounds of that share.  [default: 0.95]")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="torchaos")
 def cli() -> None:
     """Chaos engineering for distributed PyTorch training."""

@@ -24,7 +24,7 @@ from torchaos.harness.rundir import RunDir
 )
 @click.option("--promise", default="", metavar="TEXT", help="What the trainer's documentation says, and where.")
 def repro(folder: Path, out: Path | None, promise: str) -> None:
-    """Write a script that shows a finding with plain torchrun and kill, without torchaos and its agent.
+    """Write a script that shows a finding without torchaos.
 
     The script runs the job once as a control and three times with the kill, and exits with 0 where the finding shows
     each time. Where it takes torchaos to show it, that is said, and the exit code is 3.

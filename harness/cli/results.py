@@ -52,7 +52,7 @@ def keep(result: Result, folder: RunDir, records: Records | None = None) -> list
 @click.argument("folders", nargs=-1, required=True, type=PATH)
 @click.option("-o", "--output", type=PATH, help="Write the page here, not into the run directory; of one run alone.")
 def report(folders: Sequence[Path], output: Path | None) -> None:
-    """Write report.html for run directories: one file each, which opens offline."""
+    """Write report.html, which opens offline, for run directories."""
     if output and len(folders) > 1:
         raise UsageError("--output names one file; give one run directory")
     for path in folders:
@@ -76,7 +76,7 @@ def report(folders: Sequence[Path], output: Path | None) -> None:
 def history(
     scenarios: Sequence[str], out: Path, db: Path | None, last: int, as_json: bool, page: Path | None
 ) -> None:  # fmt: skip
-    """What runs and game days came to, from one to the next and commit to commit: of SCENARIOS by name, or of all."""
+    """Show the results of past runs and game days over time. SCENARIOS: their names, if not all."""
     kept = Store(db or path_of(out))
     runs = kept.runs(scenarios, beside=store.found_in(out))
     days = nights.kept(kept.path, scenarios, beside=nights.found_in(out))
@@ -105,8 +105,9 @@ def history(
 @click.option("--tolerance", type=click.FloatRange(0), default=TOLERANCE, show_default=True,
               help="Recovery may take so much longer, as a share.")  # fmt: skip
 def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: float) -> None:
-    """Is B worse than A? Each is a run directory or that of a game day, a folder of them, a file that --json wrote, or
-    a commit.
+    """Compare two runs, game days or commits: is B worse than A?
+
+    A and B are each the directory of a run or a game day, a folder of them, a file that --json wrote, or a commit.
 
     Exit code 0: nothing got worse; 1: something did; 2: it can't be told.
     """

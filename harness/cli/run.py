@@ -212,7 +212,7 @@ def plan(
     files: Sequence[Path], seed: int | None, overrides: Sequence[str], attach: int | None, consent: Sequence[str],
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Resolve everything and change nothing: what a run would do, to whom, and when."""
+    """Show what a run would do, and change nothing."""
     for file in files:
         one = next(_planned(file, overrides, seed, ask_of, attach, Path(), consent))
         if as_json:

@@ -27,7 +27,7 @@ from torchaos.harness.scenario.yaml_source import dumped
 )
 @click.option("--out", type=PATH, default=Path("torchaos-shrink"), show_default=True, help="Where the tries go.")
 def shrink(folder: Path, tries: int, fails: int, output: Path, out: Path) -> None:
-    """Take away every fault that a failure does not need.
+    """Find the smallest set of a game day's faults that still fails.
 
     RUN_DIR is a run that failed, or a game day: then its first round that failed.
     """

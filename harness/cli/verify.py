@@ -31,10 +31,11 @@ _SHOWN = 20  # problems of one checkpoint
 @click.option("--manifest", type=PATH, metavar="DIR", help="The run directory (or a folder of manifests) of the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None:
-    """Check a checkpoint, or the newest of those under a path or URL, for damage.
+    """Check a checkpoint for damage.
 
-    Its structure, the CRCs in it, NaN, and the digests that were taken when it was saved. Nothing in it is run. Exit
-    code 0: whole; 1: damaged; 2: it can't be told, and why.
+    PATH is a checkpoint, or a folder or URL whose newest checkpoint is meant. Checked are its structure, the CRCs in
+    it, NaN, and the digests that were taken when it was saved. Nothing in it is executed. Exit code 0: whole; 1:
+    damaged; 2: unknown, with the reason.
     """
     manifests = Manifests.load(manifest) if manifest else None
     files, where = locate(path)

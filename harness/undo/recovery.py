@@ -25,7 +25,9 @@ _LOOK_S = 0.05
 
 
 class LeftBehind(ChaosError):
-    """Something of an earlier run could not be taken back. Exit code 4."""
+    """Something of an earlier run could not be taken back."""
+
+    exit_code = 4
 
 
 @dataclass(frozen=True)

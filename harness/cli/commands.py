@@ -1,0 +1,74 @@
+"""The commands by group, each with its module and its summary. A command's module is imported when the command is used:
+`torchaos --help` and shell completion import none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+
+class Listed(NamedTuple):
+    module: str  # beside this one
+    summary: str  # the first sentence of the command's own help
+
+
+GROUPS: Mapping[str, Mapping[str, Listed]] = {
+    "Inject faults": {
+        "run": Listed("run", "Run scenarios against live jobs and judge them."),
+        "plan": Listed("run", "Show what a run would do, and change nothing."),
+        "validate": Listed("look", "Check scenario files without looking at the machine."),
+        "gameday": Listed("gameday", "Inject faults for hours, at the rates of a real cluster."),
+        "shrink": Listed("shrink", "Find the smallest set of a game day's faults that still fails."),
+        "exec": Listed("exec", "Record one node's part of a job that a scheduler starts."),
+    },
+    "Read results": {
+        "report": Listed("results", "Write report.html, which opens offline, for run directories."),
+        "explain": Listed("explain", "Tell the story of a run in plain words."),
+        "judge": Listed("look", "Judge run directories again, offline."),
+        "compare": Listed("results", "Compare two runs, game days or commits: is B worse than A?"),
+        "history": Listed("results", "Show the results of past runs and game days over time."),
+        "gate": Listed("gate", "Decide on a release: judge runs by a gate's bounds and waivers."),
+        "repro": Listed("repro", "Write a script that shows a finding without torchaos."),
+    },
+    "Look at jobs and checkpoints": {
+        "diagnose": Listed("diagnose", "Name the ranks that hold up a job that hangs, with the evidence."),
+        "verify": Listed("verify", "Check a checkpoint for damage."),
+    },
+    "This machine": {
+        "doctor": Listed("look", "Show what this machine can do, what is missing, and how to get it."),
+        "list": Listed("look", "List all injectors, assertions, conditions and launchers."),
+        "schema": Listed("look", "Print the JSON Schema of scenario files, for editors."),
+        "status": Listed("care", "Show your runs that are alive or left something behind."),
+        "halt": Listed("care", "End all your runs in order, with rollback."),
+        "recover": Listed("care", "Undo what killed runs left behind, also after a reboot."),
+        "prune": Listed("care", "Remove finished run directories by age and size."),
+    },
+}
+ALL: Mapping[str, Listed] = {name: listed for group in GROUPS.values() for name, listed in group.items()}
+
+
+class Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(ALL)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in ALL:
+            import_module(f"{__package__}.{ALL[cmd_name].module}")  # it adds its commands to this group
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, listed.summary) for name, listed in group.items()], col_spacing=2)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [*self._completed(incomplete), *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def _completed(self, incomplete: str) -> Iterator[CompletionItem]:
+        for name, listed in ALL.items():
+            if name.startswith(incomplete):
+                yield CompletionItem(name, help=listed.summary)

@@ -1,0 +1,52 @@
+"""The table of commands, and what the start of the command line imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+from torchaos.harness import cli as package
+from torchaos.harness.cli import cli
+from torchaos.harness.cli.commands import ALL
+
+MODULES = sorted(path.stem for path in Path(package.__file__).parent.glob("*.py") if path.stem != "__init__")
+PRINT = "import atexit, sys; atexit.register(lambda: print(*sorted(sys.modules)))"
+
+
+def test_the_table_lists_every_command() -> None:
+    """Each command that a module adds is in the table, under the module that adds it."""
+    for module in MODULES:
+        import_module(f"{package.__name__}.{module}")
+    found = {name: (command.callback.__module__ if command.callback else "") for name, command in cli.commands.items()}
+    assert found == {name: f"{package.__name__}.{listed.module}" for name, listed in ALL.items()}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_summary_is_the_first_sentence_of_the_command_s_help(name: str) -> None:
+    """`torchaos --help` and `torchaos COMMAND --help` say the same, and a summary fits a line of 80 columns."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert (command.help or "").startswith(ALL[name].summary)
+    assert len(ALL[name].summary) <= 66
+
+
+@pytest.mark.parametrize("start", ["help", "completion"])
+def test_help_and_completion_import_no_command(start: str) -> None:
+    """Neither a command's module nor a large library is imported to list the commands: the start stays fast."""
+    completion = {"_TORCHAOS_COMPLETE": "bash_complete", "COMP_WORDS": "torchaos re", "COMP_CWORD": "1"}
+    main = "import sys; sys.argv = ['torchaos', '--help']; from torchaos.harness.cli import main; main()"
+    if start == "completion":
+        main = main.replace("main()", "cli(prog_name='torchaos')").replace("import main", "import cli")
+    done = subprocess.run(
+        [sys.executable, "-c", f"{PRINT}; {main}"],
+        env=completion if start == "completion" else {}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    *shown, imported = done.stdout.splitlines()
+    assert any("recover" in line for line in shown)
+    heavy = {f"{package.__name__}.{listed.module}" for listed in ALL.values()} | {"numpy", "pydantic", "rich", "torch"}
+    assert heavy & set(imported.split()) == set()

@@ -16,7 +16,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Evidence
 from torchaos.harness.history import Attempt, Load, saved_as
 from torchaos.harness.history.checkpoints import final_path, whole_loads
-from torchaos.harness.judging.points import points_of
+from torchaos.harness.judging.points import are_copies, points_of
 from torchaos.harness.record import Record
 
 
@@ -192,20 +192,21 @@ def _touches(path: str, one: Damage) -> bool:
 
 def _best(record: Record, one: Damage, all_: Sequence[Damage], by_s: float) -> tuple[str, int] | None:
     hit = [other for other in all_ if other.op != "text" and other.at_s <= by_s]
-    bad, kin = {other.checkpoint for other in hit}, {_kin(other.checkpoint, other.step) for other in hit}
     whole = [*_surveyed(record, one), *_saved_since(record, one.at_s, by_s)]
     points = points_of(record)
     sound = (
         found for found in whole
-        if points.has(found[0]) and not any(_is_part(final_path(found[0]), one) for one in bad)
-        and _kin(*found) not in kin - {None}
+        if points.has(found[0]) and not any(_is_part(final_path(found[0]), other.checkpoint) for other in hit)
+        and not any(_is_beside(*found, other) and not are_copies(record, found[0], other.checkpoint) for other in hit)
     )  # fmt: skip
     return max(sound, key=lambda found: found[1], default=None)
 
 
-def _kin(path: str, step: int | None) -> tuple[str, int | None] | None:
-    """What the files of one checkpoint share when their folder has no name that tells of one; None for a folder."""
-    return (posixpath.dirname(path), step) if posixpath.splitext(path)[1] else None
+def _is_beside(path: str, step: int | None, one: Damage) -> bool:
+    """Whether a file lies in one folder with the damaged one, and is of the same step: a part of one checkpoint, or a
+    copy of it."""
+    folders = {posixpath.dirname(path), posixpath.dirname(one.checkpoint)}
+    return len(folders) == 1 and step == one.step and bool(posixpath.splitext(path)[1])
 
 
 def _is_part(path: str, checkpoint: str) -> bool:

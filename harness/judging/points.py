@@ -8,7 +8,8 @@ family that holds every entry that the loaded one holds: to pass over it is a ch
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.history import History, Save
@@ -51,6 +52,19 @@ def points_of(run: Record) -> Points:
     alike = sorted(one for one in saved - loaded if least and held.get(one, set()) >= least)
     kinds = (frozenset(loaded), *(frozenset((one,)) for one in alike)) if loaded else ()
     return Points(kinds, frozenset(family(posixpath.basename(path)) for path in paths))
+
+
+def are_copies(run: Record, one: str, other: str) -> bool:
+    """Whether files of these two families are one checkpoint twice: after some step they held the same tensors, bit for
+    bit. Files of one family, whose names differ in a number such as that of the rank, are parts."""
+    families = {_family(one), _family(other)}
+    found: dict[int | None, dict[str, Mapping[str, str]]] = defaultdict(dict)
+    for kept in checkpoints_of(run) or []:
+        name = _family(posixpath.join(root_of(run), kept.path))
+        if name in families and kept.good and kept.tensors:
+            found[kept.step][name] = kept.tensors
+    both = [tuple(held.values()) for held in found.values() if len(held) == 2]
+    return any(ours == theirs for ours, theirs in both)
 
 
 def _loaded(history: History) -> Iterable[str]:

@@ -20,13 +20,15 @@ _ENDS = (Kind.ROLLED_BACK, Kind.RANK_EXITED, Kind.JOB_EXITED, Kind.STOPPED)
 
 def all_waited(record: Record, fault: str) -> Evidence | None:
     """Each time that the fault landed, no other rank ended a step for most of the time until it was taken back, the
-    rank died or the run ended; and that was clearly longer than their steps take."""
+    rank died or the run ended; and that was clearly longer than their steps take. In an attempt without any step of
+    theirs: one of them failed in that time."""
     found = [_wait(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
     if not found or None in found:
         return None
     words = ", ".join(f"{seconds:.2f}" for seconds, _ in filter(None, found))
-    events = tuple((end.source, end.seq) for _, end in filter(None, found))
-    return Evidence(f"no other rank ended a step for {words} s", events)
+    ends = [end for _, end in filter(None, found)]
+    failed = "".join(f", and then rank {end.rank} left" for end in ends if end.kind is Kind.AGENT_ENDED)
+    return Evidence(f"no other rank ended a step for {words} s{failed}", tuple((end.source, end.seq) for end in ends))
 
 
 def slower(record: Record, fault: str, by_s: float = 0.0, factor: float = 1.4) -> Evidence | None:
@@ -114,8 +116,10 @@ def _wait(record: Record, hit: Event) -> tuple[float, Event] | None:
     """Seconds of the peers' silence while the fault was on, and what ended it; None where it proves nothing."""
     end = next((event for event in record.of_kind(*_ENDS) if event.mono_s > hit.mono_s and _ends(event, hit)), None)
     peers = [e for e in record.of_kind(Kind.STEP) if e.attempt == hit.attempt and e.rank != hit.rank]
-    if end is None or not peers:
+    if end is None:
         return None
+    if not peers:
+        return _gave_up(record, hit, end)
     later = [event for event in peers if event.mono_s > hit.mono_s]
     inside = [event for event in later if event.mono_s <= end.mono_s]
     after = next((event for event in later if event.mono_s > end.mono_s), None)
@@ -124,6 +128,21 @@ def _wait(record: Record, hit: Event) -> tuple[float, Event] | None:
     usual = _usual(peers, hit.mono_s)
     enough = silence >= _SHARE * (end.mono_s - hit.mono_s) and silence >= 2 * usual
     return (silence, last) if enough else None
+
+
+def _gave_up(record: Record, hit: Event, end: Event) -> tuple[float, Event] | None:
+    """Seconds until a rank that was not hit left while the fault was on, and that: it failed, and nobody ended it."""
+    torn_down = {event.data["pid"] for event in record.of_kind(Kind.ELASTIC_TEARDOWN)}
+    failed = {
+        event.rank: event for event in record.of_kind(Kind.RANK_EXITED)
+        if event.attempt == hit.attempt and event.rank != hit.rank
+        and event.data["exit_code"] not in (0, None) and event.data["pid"] not in torn_down
+    }  # fmt: skip
+    # The interpreter takes seconds to end after the agent's last word.
+    last_words = (e for e in record.of_kind(Kind.AGENT_ENDED) if e.attempt == hit.attempt and e.rank in failed)
+    left = (event for event in (*last_words, *failed.values()) if hit.mono_s < event.mono_s <= end.mono_s)
+    first = min(left, key=lambda event: event.mono_s, default=None)
+    return None if first is None else (first.mono_s - hit.mono_s, first)
 
 
 def _ends(event: Event, hit: Event) -> bool:

@@ -124,6 +124,37 @@ def test_a_checkpoint_of_several_files_is_not_whole_without_one_of_them(
     assert _judge(replace(made, events=tuple(events))).outcome.value == outcome
 
 
+@pytest.mark.parametrize(
+    ("copy", "outcome"), [({"w": "w30"}, "failed"), ({"w": "another"}, "passed"), ({"v": "v30"}, "passed")]
+)
+def test_a_second_copy_in_the_same_folder_is_no_part(trainer: Any, copy: dict[str, str], outcome: str) -> None:
+    """`ckpt-15.bak.pt`, which holds what `ckpt-15.pt` holds as later ones of their names show, is whole alone, and was
+    passed over. Other tensors beside it, or other values under the same names (an average), are parts."""
+    made = _record(trainer, back=1)
+    file, other = f"{ROOT}/ckpt-15.pt", f"{ROOT}/ckpt-15.bak.pt"
+    new: dict[str, dict[str, Any]] = {
+        "survey": {"checkpoints": [{"path": path, "step": 15} for path in (file, other)]},
+        "damaged": {"file": file, "checkpoint": file, "step": 15},
+    }
+    events = [replace(e, data={**e.data, **new.get(str(e.data.get("what")), {})}) for e in made.events]
+    events = [one for event in events for one in _in_files(event)]
+    about = {"format": "torch", "step": 30, "complete": True, "loadable": True, "problem": None, "values": {}}
+    tensors = {"ckpt-30.pt": {"w": "w30"}, "ckpt-30.bak.pt": copy}
+    inventory = {"root": ROOT, "checkpoints": [{**about, "path": path, "tensors": tensors[path]} for path in tensors]}
+    run = replace(made, events=tuple(events), artifacts={**made.artifacts, "inventory": inventory})
+    assert [one.damage.checkpoint for one in damage.meetings(run)] == [file]
+    assert _judge(run).outcome.value == outcome, _judge(run).reason
+
+
+def _in_files(event: Event) -> list[Event]:
+    """Each checkpoint as a file, and all that is saved a second time beside it."""
+    if event.kind not in (Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.LOAD_END):
+        return [event]
+    file = str(event.data["path"]).replace("step-", "ckpt-")
+    both = (".pt",) if event.kind is Kind.LOAD_END else (".pt", ".bak.pt")
+    return [replace(event, data={**event.data, "path": f"{file}{end}"}) for end in both]
+
+
 def test_never_came_back(trainer: Any) -> None:
     """A job that ends over the damage did not resume, though an older checkpoint was whole."""
     made = _record(trainer)

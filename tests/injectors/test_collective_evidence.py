@@ -88,6 +88,21 @@ def test_a_watchdog_that_ends_the_rank_ends_the_wait() -> None:
     assert "4.95" in found.what
 
 
+def test_a_rank_that_gives_up_before_the_first_step_of_all_was_kept_waiting() -> None:
+    """No rank has ended a step yet; another one leaves during the stall, and fails. Its process may take longer to be
+    gone than the stall lasts. One that ends well, or that torchelastic ends, proves nothing."""
+    left = event(Kind.AGENT_ENDED, 12.05, {"unseen": []}, 0)
+    down = event(Kind.ELASTIC_TEARDOWN, 13.1, {"pid": 100, "signal": "SIGTERM"})
+    found = all_waited(record(left, rolled_back(13.05), exited(14.0, 100, 1, 0)), "f")
+    assert found is not None
+    assert "2.00 s, and then rank 0 left" in found.what
+    assert found.events == ((left.source, left.seq),)
+    assert all_waited(record(exited(11.0, 100, -9, 0), rolled_back(13.05)), "f") is not None
+    assert all_waited(record(left, rolled_back(13.05), exited(14.0, 100, 0, 0)), "f") is None
+    assert all_waited(record(left, rolled_back(13.05), down, exited(14.0, 100, -15, 0)), "f") is None
+    assert all_waited(record(rolled_back(13.05), exited(14.0, 100, 1, 0)), "f") is None
+
+
 @pytest.mark.parametrize(
     ("during", "by_s", "factor", "felt"),
     [(0.32, 0.0, 3.0, True), (0.32, 0.2, 1.4, True), (0.32, 0.5, 1.4, False), (0.13, 0.0, 3.0, False)],

@@ -119,9 +119,9 @@ def names_before_it_writes():
 
     def save(self, step, parts):
         self.wait()
-        folder = FinalFromTheStart(self.folder / f"step-{step}")
+        folder = self.folder / f"step-{step}"
         writing = fault_tolerance.async_save(dict(parts), checkpoint_id=folder, process_group=self.group)
-        self.pending = self.finisher.submit(self._finish, writing, folder, step)
+        self.pending = self.finisher.submit(self._finish, writing, FinalFromTheStart(folder), step)
 
     fault_tolerance.Checkpoints.save = save
     trusts_the_newest()

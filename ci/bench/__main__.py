@@ -13,6 +13,7 @@ SHORT = {
     "exactness.py": ["--runs", "6"],
     "collect.py": ["--pairs", "10"],
     "nvml_xid.py": [],
+    "start.py": ["--rounds", "10"],
     "verify.py": ["--gb", "1", "--repeats", "3", "--pairs", "2"],
 }
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import platformdirs
 
+from torchaos import harness
 from torchaos.harness.agent.nvtx import ENV_NVTX
 from torchaos.harness.contracts import UsageError
 
 NAME = "torchaos_nvtx.so"
-SOURCE = Path(__file__).resolve().parent.parent / "injectors" / "native" / "nvtx" / "stall.c"
+SOURCE = Path(harness.__path__[0]).resolve().parent / "injectors" / "native" / "nvtx" / "stall.c"
 ENV_INJECTION = "NVTX_INJECTION64_PATH"  # NVTX loads the library that it names, at the first call
 
 

@@ -16,12 +16,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchaos.harness import contracts
 from torchaos.harness.agent.wire import Phase
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.undo.handles import REGISTRY as HANDLES
+
+if TYPE_CHECKING:
+    from torchaos.harness.plan import PlannedFault
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,12 @@ def unknown(group: str, name: str) -> str:
 def suggest(word: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant."""
     return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)), None)
+
+
+def injector_of(fault: PlannedFault) -> contracts.Injector:
+    """The injector with the parameters that were planned."""
+    found: contracts.Injector = find("injectors", fault.inject)(**fault.params)
+    return found
 
 
 def seconds_of(found: type[Any]) -> frozenset[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from torchaos.harness.contracts import RankProcess, UsageError
 from torchaos.harness.diagnosis import live
 from torchaos.harness.diagnosis.verdict import Diagnosis
-from torchaos.harness.launchers.attach import check_agent
+from torchaos.harness.probes.agents import check_agent
 from torchaos.harness.probes.census import Census
 from torchaos.harness.probes.processes import find_ranks, rank_process
 

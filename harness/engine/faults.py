@@ -19,7 +19,7 @@ from torchaos.harness import registry
 from torchaos.harness.agent.page import ControlPage, State
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import ChaosError, Handle, Injector, Irreversible, RankProcess
+from torchaos.harness.contracts import ChaosError, Handle, Irreversible, RankProcess
 from torchaos.harness.engine.arming import Slots
 from torchaos.harness.engine.due import after_is_due
 from torchaos.harness.engine.permits import Permits
@@ -68,7 +68,7 @@ class FaultLife:
 
     def __init__(self, fault: PlannedFault, slots: Slots, on: Field) -> None:
         self.fault, self._slots, self._on = fault, slots, on
-        self._injector = injector_of(fault)
+        self._injector = registry.injector_of(fault)
         self._late = getattr(self._injector, "late", False)
         self._guards, self._record = 0, ""
         self._guarded_for: Sequence[Victim] = ()
@@ -280,9 +280,3 @@ class FaultLife:
 
     def _emit(self, kind: Kind, data: Mapping[str, Any]) -> Event:
         return self._on.journal.emit(kind, data)
-
-
-def injector_of(fault: PlannedFault) -> Injector:
-    """The injector with the parameters that were planned."""
-    found: Injector = registry.find("injectors", fault.inject)(**fault.params)
-    return found

@@ -118,7 +118,7 @@ class Run:
         self._guards = Guards(self.folder.root)
         self._watches = Watches(plan, Watched(self.folder.root, root, self.run_id + PROBES), self.journal.emit)
         stack.callback(self._watches.stop)
-        self._hangs = hangs_of(plan, self.folder, self._job, self.journal.emit)
+        self._hangs = hangs_of(plan, self.folder, self._job.ranks, self.journal.emit)
         stack.callback(self._hangs.stop)
         permits = Permits(
             plan, self.run_id, [self.folder.root, *([root] if root else [])], self._job.members, self._world_size

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import platformdirs
 
+from torchaos import harness
 from torchaos.harness.contracts import UsageError
 
 SONAME = "libnvidia-ml.so.1"
-SOURCES = Path(__file__).resolve().parents[1].parent / "injectors" / "native" / "nvml"
+SOURCES = Path(harness.__path__[0]).resolve().parent / "injectors" / "native" / "nvml"
 ENV_PATH = "TORCHAOS_NVML_PATH"  # the folder of the overlay, for LD_LIBRARY_PATH of the processes that are to see it
 ENV_CONTROL = "TORCHAOS_NVML_CONTROL"  # a file of orders, or a folder of files *.nvml
 

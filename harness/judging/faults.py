@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, Evidence
-from torchaos.harness.engine.faults import injector_of
 from torchaos.harness.judging.gates import landed_wrong, not_outlived
 from torchaos.harness.judging.whom import hit_target
 from torchaos.harness.plan import PlannedFault
 from torchaos.harness.record import Record
+from torchaos.harness.registry import injector_of
 from torchaos.harness.replicas import records_of as replicas_of
 from torchaos.harness.result import Case, FaultResult, Verdict
 from torchaos.harness.words import moment_in_words, target_in_words

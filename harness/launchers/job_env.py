@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from torchaos.harness import agent
 from torchaos.harness.agent.wire import (
     ENV_ARMED,
     ENV_ATTEMPT_BASE,
@@ -16,7 +17,7 @@ from torchaos.harness.agent.wire import (
     ENV_RUN_ID,
 )  # fmt: skip
 
-BOOTSTRAP = Path(__file__).resolve().parent.parent / "agent" / "bootstrap"
+BOOTSTRAP = Path(agent.__path__[0]).resolve() / "bootstrap"
 
 # What a user sets wins. The event log and the restart lines (INFO) are where attempts and pids come from.
 _UNLESS_SET = {"PET_EVENT_LOG_HANDLER": "console", "LOGLEVEL": "INFO", "PYTHONUNBUFFERED": "1"}

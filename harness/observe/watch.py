@@ -10,8 +10,6 @@ from pathlib import Path
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Emit, Need, RankProcess
 from torchaos.harness.diagnosis import live
-from torchaos.harness.launchers.attach import Attached
-from torchaos.harness.launchers.job import Job
 from torchaos.harness.observe.collectives import Overdue
 from torchaos.harness.observe.log import LogSilence
 from torchaos.harness.observe.metrics import Idle
@@ -139,9 +137,9 @@ class Watching:
             self._emit(Kind.NOTE, {"text": text})
 
 
-def hangs_of(plan: Plan, folder: RunDir, job: Job | Attached, emit: Emit) -> Watching:
+def hangs_of(plan: Plan, folder: RunDir, ranks: Callable[[], Mapping[int, RankProcess]], emit: Emit) -> Watching:
     """What watches a run for hangs, where one of its assertions wants that."""
     if Need.HANGS not in plan.collect:
         return Watching(None, emit)
     stamps = folder.stamps if plan.job.attach_pid is None else None
-    return Watching(HangWatch(job.ranks, lambda: sorted(folder.logs.glob("*.log")), stamps), emit)
+    return Watching(HangWatch(ranks, lambda: sorted(folder.logs.glob("*.log")), stamps), emit)

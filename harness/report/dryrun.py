@@ -139,11 +139,10 @@ def _fault(fault: PlannedFault) -> dict[str, str]:
 
 def _no_undo(fault: PlannedFault) -> str | None:
     """Why the fault can't be taken back; None where it can, or where that shows only on a live job."""
-    from torchaos.harness.engine.faults import injector_of  # the engine; other reports do without it
     from torchaos.harness.engine.site import NodeSite
 
     try:
-        changes = injector_of(fault).changes(NodeSite(fault.id, (), lambda *_: None))  # type: ignore[arg-type]
+        changes = registry.injector_of(fault).changes(NodeSite(fault.id, (), lambda *_: None))  # type: ignore[arg-type]
     except Exception:  # an injector that has to look at a live job first
         return None
     return changes.why if isinstance(changes, Irreversible) else None

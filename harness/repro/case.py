@@ -10,7 +10,6 @@ from typing import Any
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.engine.faults import injector_of
 from torchaos.harness.history.witnesses import log_lead
 from torchaos.harness.judging.agreement import differences, history_of, until
 from torchaos.harness.judging.clashes import clashes
@@ -20,6 +19,7 @@ from torchaos.harness.judging.teardown import final_step
 from torchaos.harness.plan import PlannedFault
 from torchaos.harness.probes.log_adapters import ADAPTERS
 from torchaos.harness.record import Record
+from torchaos.harness.registry import injector_of
 from torchaos.harness.result import Result, Verdict
 from torchaos.harness.secrecy import MASK
 

@@ -151,7 +151,8 @@ class Site(Protocol):
 class Injector(Protocol):
     """One kind of fault. A frozen dataclass: its fields are the parameters that the scenario gives under `with`.
 
-    The module imports only the standard library and `wire` when it is loaded, since the agent loads it by path.
+    The module of a fault in the rank imports only the standard library and the agent when it is loaded, since the agent
+    loads it by path.
     """
 
     name: ClassVar[str]

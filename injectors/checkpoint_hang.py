@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchaos.harness.agent.fault import WaitingFault
+from torchaos.injectors.waiting import WaitingFault
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import CheckpointFault
 from torchaos.harness.agent.quantities import Count
+from torchaos.harness.checkpoints.damage import CheckpointFault
 
 if TYPE_CHECKING:
     from torchaos.harness.checkpoints.edits import Edit

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torchaos.harness.agent.fault import OutsideFault
+from torchaos.harness.gpu.control import OverlayFault
 
 _REASONS = {"software": 0x20, "hardware": 0x40 | 0x8, "power_brake": 0x80 | 0x8}  # nvmlClocksEventReason*
 
 
 @dataclass(frozen=True)
-class ThermalSlowdown(OutsideFault):
+class ThermalSlowdown(OverlayFault):
     """Clocks are held down, for a `reason`: by the driver, by the GPU itself, or by the power supply. `celsius` is its
     temperature."""
 
@@ -22,8 +22,6 @@ class ThermalSlowdown(OutsideFault):
     gpu: int | None = None
 
     name: ClassVar[str] = "gpu.thermal_slowdown"
-    needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
-    mechanics: ClassVar[str] = "torchaos.harness.gpu.control"
 
     def orders(self) -> Sequence[str]:
         return [f"clocks_event_reasons = {_REASONS[self.reason]}", f"temperature = {self.celsius}"]

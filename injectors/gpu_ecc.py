@@ -6,22 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchaos.harness.agent.fault import OutsideFault
-
-NEEDS = frozenset({"nvml_overlay"})
-MECHANICS = "torchaos.harness.gpu.control"
+from torchaos.harness.gpu.control import OverlayFault
 
 
 @dataclass(frozen=True)
-class EccDoubleBit(OutsideFault):
+class EccDoubleBit(OverlayFault):
     """`count` errors that ECC could not correct, in the GPU's memory; a row is marked to be remapped."""
 
     count: int = 1
     gpu: int | None = None
 
     name: ClassVar[str] = "gpu.ecc_double_bit"
-    needs: ClassVar[frozenset[str]] = NEEDS
-    mechanics: ClassVar[str] = MECHANICS
 
     def orders(self) -> Sequence[str]:
         counts = [f"ecc.{kind}.uncorrected += {self.count}" for kind in ("volatile", "aggregate")]
@@ -29,15 +24,13 @@ class EccDoubleBit(OutsideFault):
 
 
 @dataclass(frozen=True)
-class EccSingleBitStorm(OutsideFault):
+class EccSingleBitStorm(OverlayFault):
     """`count` errors that ECC did correct: no harm yet, and usually the announcement of it."""
 
     count: int = 100_000
     gpu: int | None = None
 
     name: ClassVar[str] = "gpu.ecc_single_bit_storm"
-    needs: ClassVar[frozenset[str]] = NEEDS
-    mechanics: ClassVar[str] = MECHANICS
 
     def orders(self) -> Sequence[str]:
         counts = [f"ecc.{kind}.corrected += {self.count}" for kind in ("volatile", "aggregate")]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchaos.harness.agent.fault import OutsideFault
+from torchaos.harness.gpu.control import OverlayFault
 
 
 @dataclass(frozen=True)
-class NvlinkDown(OutsideFault):
+class NvlinkDown(OverlayFault):
     """The first `links` links of the GPU are inactive, their error counters went up by `errors`, and Xid 74 came."""
 
     links: int = 1
@@ -18,8 +18,6 @@ class NvlinkDown(OutsideFault):
     gpu: int | None = None
 
     name: ClassVar[str] = "gpu.nvlink_down"
-    needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
-    mechanics: ClassVar[str] = "torchaos.harness.gpu.control"
 
     def orders(self) -> Sequence[str]:
         lines = []

@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchaos.harness.agent.fault import OutsideFault
+from torchaos.harness.gpu.control import OverlayFault
 
 
 @dataclass(frozen=True)
-class Lost(OutsideFault):
+class Lost(OverlayFault):
     """Every NVML call about the GPU returns NVML_ERROR_GPU_IS_LOST, handles included, and Xid 79 comes."""
 
     gpu: int | None = None
 
     name: ClassVar[str] = "gpu.lost"
-    needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
-    mechanics: ClassVar[str] = "torchaos.harness.gpu.control"
 
     def orders(self) -> Sequence[str]:
         return ["lost = 1", "recovery_action = 2", "xid = 79", "xid = 154"]

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchaos.harness.agent.fault import OutsideFault
+from torchaos.harness.gpu.control import OverlayFault
 
 
 @dataclass(frozen=True)
-class RowRemapFailure(OutsideFault):
+class RowRemapFailure(OverlayFault):
     """`banks` banks of the memory have used all their spare rows, and a row could not be remapped (Xid 64)."""
 
     banks: int = 1
     gpu: int | None = None
 
     name: ClassVar[str] = "gpu.row_remap_failure"
-    needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
-    mechanics: ClassVar[str] = "torchaos.harness.gpu.control"
 
     def orders(self) -> Sequence[str]:
         counts = ["remap.uncorrected += 8", "remap.failure = 1", f"remap.histogram.none += {self.banks}"]

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torchaos.harness.agent.fault import OutsideFault
+from torchaos.harness.gpu.control import OverlayFault
 
 Number = Literal[48, 63, 64, 74, 79, 94, 95, 119, 120, 121, 140, 143, 144, 145, 146, 147, 148, 149, 150]
 
 
 @dataclass(frozen=True)
-class Xid(OutsideFault):
+class Xid(OverlayFault):
     """Xid `number`: an event for all who wait for one, and, with `kernel_log`, its lines in `kernel.log` beside the
     orders."""
 
@@ -21,8 +21,6 @@ class Xid(OutsideFault):
     kernel_log: bool = False
 
     name: ClassVar[str] = "gpu.xid"
-    needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
-    mechanics: ClassVar[str] = "torchaos.harness.gpu.control"
 
     def orders(self) -> Sequence[str]:
         from torchaos.harness.gpu.xids import XIDS

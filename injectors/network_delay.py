@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchaos.harness.agent.fault import ShapedFault
 from torchaos.harness.agent.quantities import Seconds
+from torchaos.harness.network.shapes import ShapedFault
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from torchaos.harness.agent.fault import CutFault
+from torchaos.harness.network.cuts import CutFault
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,3 @@ class Loss(CutFault):
     name: ClassVar[str] = "network.loss"
     direction: ClassVar[str] = "both"
     ports: ClassVar[tuple[int, ...]] = ()
-
-    def asked(self) -> dict[str, float]:
-        return {"loss_percent": self.percent}

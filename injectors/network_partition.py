@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from torchaos.harness.agent.fault import CutFault
+from torchaos.harness.network.cuts import CutFault
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,3 @@ class Partition(CutFault):
 
     name: ClassVar[str] = "network.partition"
     percent: ClassVar[float] = 100.0
-
-    def asked(self) -> dict[str, float]:
-        return {"loss_percent": 100.0}

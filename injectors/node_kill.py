@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import NodeDeath
+from torchaos.harness.network.nodes import NodeDeath
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Site

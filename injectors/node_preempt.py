@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import NodeDeath
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
+from torchaos.harness.network.nodes import NodeDeath
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Site

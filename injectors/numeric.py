@@ -1,7 +1,4 @@
-"""What the `numeric.*` injectors share: silent corruption of one number, in the tensors of a training step.
-
-Imported by injectors at module level, like fault.py: the standard library only; torch is the job's.
-"""
+"""What the `numeric.*` injectors share: silent corruption of one number, in the tensors of a training step."""
 
 from __future__ import annotations
 
@@ -11,20 +8,18 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from .check_sums import as_integers, local
-from .fault import Fault
-from .state import parameters
-from .wire import Kind
+from torchaos.harness.agent.check_sums import as_integers, local
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.state import parameters
+from torchaos.harness.agent.wire import Kind
 
 if TYPE_CHECKING:
+    from torchaos.harness.agent.calls import Call
     from torchaos.harness.contracts import Evidence, Irreversible, Target, Where
     from torchaos.harness.record import Record
 
-    from .calls import Call
-
 Change = Literal["flip", "nan", "inf", "zero"]
 Self = TypeVar("Self")
-_JUDGING = "torchaos.harness.judging.corruption"  # only in the harness, never in a rank
 _VALUES = {"nan": float("nan"), "inf": float("inf"), "zero": 0.0}
 
 
@@ -42,14 +37,19 @@ class Corruption(Fault):
         return replace(self, **{**drawn, **given})  # type: ignore[type-var]
 
     def changes(self, site: Any) -> Sequence[Any] | Irreversible:
-        why = "a number that was computed with can't be taken back; the job has to notice"
-        return import_module("torchaos.harness.contracts").Irreversible(why)  # type: ignore[no-any-return]
+        from torchaos.harness.contracts import Irreversible
+
+        return Irreversible("a number that was computed with can't be taken back; the job has to notice")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        return import_module(_JUDGING).seen_by_others(record, fault)  # type: ignore[no-any-return]
+        from torchaos.harness.judging.corruption import seen_by_others
+
+        return seen_by_others(record, fault)
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
-        return import_module(_JUDGING).seen_by_twin(record, twins, fault)  # type: ignore[no-any-return]
+        from torchaos.harness.judging.corruption import seen_by_twin
+
+        return seen_by_twin(record, twins, fault)
 
 
 def corrupt(site: Any, what: str, tensors: Sequence[Any], injector: Any) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
-from torchaos.harness.agent.numeric import Change, Corruption, corrupt
+from torchaos.injectors.numeric import Change, Corruption, corrupt
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchaos.harness.agent.numeric import Corruption, gradients
 from torchaos.harness.agent.wire import Kind
+from torchaos.injectors.numeric import Corruption, gradients
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Handle

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torchaos.harness.agent.numeric import Change, Corruption, corrupt, gradients, trained
+from torchaos.injectors.numeric import Change, Corruption, corrupt, gradients, trained
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torchaos.harness.agent.numeric import Change, Corruption, corrupt, trained
+from torchaos.injectors.numeric import Change, Corruption, corrupt, trained
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torchaos.harness.agent.fault import ProxyFault
 from torchaos.harness.agent.quantities import Count, Seconds
+from torchaos.harness.proxy.toxics import ProxyFault
 
 
 @dataclass(frozen=True)

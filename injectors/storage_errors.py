@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torchaos.harness.agent.fault import StorageFault, drawn
+from torchaos.harness.agent.fault import drawn
 from torchaos.harness.agent.quantities import Size
+from torchaos.harness.storage.mounted import StorageFault
 
 if TYPE_CHECKING:
     from torchaos.harness.storage.rules import Rules

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from contextlib import contextmanager
 from types import ModuleType
@@ -14,7 +15,7 @@ from . import page, plan, wire
 def load(source: str, injector: str, params: Mapping[str, Any]) -> Any:
     """An instance of the class `injector` of the file `source`. Raises whatever importing or making it raises."""
     name = f"_torchaos_injector_{abs(hash(source)):x}"
-    with _our_names():
+    with _our_names(os.path.dirname(source)):
         module = sys.modules.get(name)
         if module is None:
             spec = importlib.util.spec_from_file_location(name, source)
@@ -27,8 +28,9 @@ def load(source: str, injector: str, params: Mapping[str, Any]) -> Any:
 
 
 @contextmanager
-def _our_names() -> Iterator[None]:
-    """While an injector is imported, `torchaos.harness.agent` is this very package; afterwards all is as it was."""
+def _our_names(folder: str) -> Iterator[None]:
+    """While an injector is imported, `torchaos.harness.agent` is this very package, and what injectors share is in
+    `folder`; afterwards all is as it was."""
 
     def ours() -> dict[str, ModuleType]:
         return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torchaos"}
@@ -37,9 +39,9 @@ def _our_names() -> Iterator[None]:
     try:
         for name in before:
             del sys.modules[name]
-        for name in ("torchaos", "torchaos.harness"):
+        for name, path in (("torchaos", []), ("torchaos.harness", []), ("torchaos.injectors", [folder])):
             sys.modules[name] = ModuleType(name)
-            sys.modules[name].__path__ = []
+            sys.modules[name].__path__ = path
         sys.modules["torchaos.harness.agent"] = own
         for module in (page, plan, wire):
             sys.modules[f"torchaos.harness.agent.{module.__name__.rpartition('.')[2]}"] = module

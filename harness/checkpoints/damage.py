@@ -13,33 +13,24 @@ import glob
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind, Phase
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.edits import Edit, Remove, in_words
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.layout import Checkpoint, Trouble
-from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Site
+from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Hits, Site, Target, Where
 from torchaos.harness.history.checkpoints import final_path
 from torchaos.harness.undo.file import File
 
 if TYPE_CHECKING:
     from torchaos.harness.record import Record
 
-
-class Damager(Protocol):
-    """An injector of damage. `newest`: it hits so many of the newest complete checkpoints."""
-
-    newest: int
-    seed: int | None
-
-    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        """What it does to one checkpoint; `others` are the complete ones, newest first. Raises ChaosError where there
-        is nothing in it that could be hit so."""
-        ...
+Self = TypeVar("Self")
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,7 @@ class Decided:
     edits: Sequence[tuple[Checkpoint, Edit]]
 
 
-def decide(injector: Damager, root: Path | None, during_save: bool = False) -> Decided:
+def decide(injector: CheckpointFault, root: Path | None, during_save: bool = False) -> Decided:
     """Raises ChaosError where no checkpoint is there, or none that could be hit so."""
     if root is None:
         raise ChaosError("the scenario does not say where the checkpoints are; write job.checkpoints.path")
@@ -103,24 +94,52 @@ def _written_ns(one: Checkpoint) -> int:
     return max((os.stat(file.path).st_mtime_ns for file in one.files if os.path.exists(file.path)), default=0)
 
 
-def changes(injector: Damager, site: Site) -> Sequence[Handle]:
-    """The files as they are, saved to be put back. The decision is kept for `apply`."""
-    decided = decide(injector, site.checkpoints, site.phase is Phase.CHECKPOINT_WRITTEN)
-    vars(injector)["_decided"] = decided  # no field: it is neither a parameter nor part of the plan
-    removed = {edit.path for _one, edit in decided.edits if isinstance(edit, Remove)}
-    paths = dict.fromkeys(edit.path for _one, edit in decided.edits)
-    return [File.of(path, decided.root, site.undo_copies, yields=True, removes=path in removed) for path in paths]
+class CheckpointFault(Fault):
+    """Damage to checkpoints. `newest`: it hits so many of the newest complete checkpoints."""
 
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset()
+    hits: ClassVar[Hits] = "files"
+    late: ClassVar[bool] = True  # which checkpoint is the newest shows at the Moment
 
-def apply(injector: Damager, site: Site) -> None:
-    decided: Decided = vars(injector)["_decided"]
-    there = [{"path": one.path, "step": one.step} for one in decided.whole]
-    said = f"{len(there)} complete checkpoints are there, the newest is {Path(decided.whole[0].path).name}"
-    site.emit(Kind.EFFECT, {"fault": site.fault, "what": "survey", "effect": said, "checkpoints": there})
-    for one, edit in decided.edits:
-        told = {"file": str(edit.path), "checkpoint": str(one.path), "step": one.step, "op": edit.op, **edit.data()}
-        _as_if_untouched(edit)
-        site.emit(Kind.EFFECT, {"fault": site.fault, "what": "damaged", "effect": in_words(told), **told})
+    newest: int
+    seed: int | None  # None until it is drawn
+
+    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        """What it does to one checkpoint; `others` are the complete ones, newest first. Raises ChaosError where there
+        is nothing in it that could be hit so."""
+        raise NotImplementedError
+
+    def plan(self: Self, target: Target, draw: random.Random) -> Self:
+        drawn = draw.getrandbits(32)
+        return replace(self, seed=drawn) if vars(self)["seed"] is None else self  # type: ignore[type-var]
+
+    def changes(self, site: Site) -> Sequence[Handle]:
+        """The files as they are, saved to be put back. The decision is kept for `apply`."""
+        decided = decide(self, site.checkpoints, site.phase is Phase.CHECKPOINT_WRITTEN)
+        vars(self)["_decided"] = decided  # no field: it is neither a parameter nor part of the plan
+        removed = {edit.path for _one, edit in decided.edits if isinstance(edit, Remove)}
+        paths = dict.fromkeys(edit.path for _one, edit in decided.edits)
+        return [File.of(path, decided.root, site.undo_copies, yields=True, removes=path in removed) for path in paths]
+
+    def apply(self, site: Site) -> None:
+        decided: Decided = vars(self)["_decided"]
+        there = [{"path": one.path, "step": one.step} for one in decided.whole]
+        said = f"{len(there)} complete checkpoints are there, the newest is {Path(decided.whole[0].path).name}"
+        site.emit(Kind.EFFECT, {"fault": site.fault, "what": "survey", "effect": said, "checkpoints": there})
+        for one, edit in decided.edits:
+            told = {"file": str(edit.path), "checkpoint": str(one.path), "step": one.step, "op": edit.op, **edit.data()}
+            _as_if_untouched(edit)
+            site.emit(Kind.EFFECT, {"fault": site.fault, "what": "damaged", "effect": in_words(told), **told})
+
+    def probes(self, site: Site) -> Sequence[StillThere]:
+        decided: Decided = vars(self)["_decided"]
+        return [StillThere(site.fault, list(dict.fromkeys(edit.path for _one, edit in decided.edits)))]
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        from torchaos.harness.judging import damage
+
+        return damage.felt(record, fault)
 
 
 def _as_if_untouched(edit: Edit) -> None:
@@ -130,17 +149,6 @@ def _as_if_untouched(edit: Edit) -> None:
     for path, found in before.items():
         if path.exists():
             os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
-
-
-def probes(injector: Damager, site: Site) -> Sequence[StillThere]:
-    decided: Decided = vars(injector)["_decided"]
-    return [StillThere(site.fault, list(dict.fromkeys(edit.path for _one, edit in decided.edits)))]
-
-
-def felt(injector: Damager, record: Record, fault: str) -> Evidence | None:
-    from torchaos.harness.judging import damage
-
-    return damage.felt(record, fault)
 
 
 @dataclass

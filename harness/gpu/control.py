@@ -12,10 +12,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
+from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Probe, Site
+from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Probe, Site, Where
 from torchaos.harness.gpu.library import ENV_CONTROL
 from torchaos.harness.probes.census import environ_of, gpu_of
 from torchaos.harness.record import Record
@@ -27,35 +28,55 @@ _SERVED = re.compile(
 )
 
 
-class Ordered(Protocol):
-    """What an injector that works by the overlay has."""
+class OverlayFault(Fault):
+    """A fault that the NVML overlay is ordered to show. It may also have `kernel_lines(gpu)`, for `kernel.log`."""
 
-    @property
-    def gpu(self) -> int | None:
-        """NVML's index; None: the GPU of the target rank."""
-        ...
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
+
+    gpu: int | None  # NVML's index; None: the GPU of the target rank
 
     def orders(self) -> Sequence[str]:
         """Lines without the GPU they are about, such as `ecc.volatile.uncorrected += 1`."""
-        ...
+        raise NotImplementedError
 
+    def changes(self, site: Site) -> Sequence[Handle]:
+        """One new file in the folder of orders of each target node; taken back, it is gone."""
+        found = []
+        for folder, pids in folders_of(site.pids).items():
+            made = hashlib.sha256(_text(self, pids).encode()).hexdigest()
+            found.append(File.of(_path(folder, site.fault), folder, site.undo_copies, made=made))
+        return found
 
-def changes(injector: Ordered, site: Site) -> Sequence[Handle]:
-    """One new file in the folder of orders of each target node; taken back, it is gone."""
-    found = []
-    for folder, pids in folders_of(site.pids).items():
-        made = hashlib.sha256(_text(injector, pids).encode()).hexdigest()
-        found.append(File.of(_path(folder, site.fault), folder, site.undo_copies, made=made))
-    return found
+    def apply(self, site: Site) -> None:
+        lines = getattr(self, "kernel_lines", None)
+        for folder, pids in folders_of(site.pids).items():
+            _write(_path(folder, site.fault), _text(self, pids).encode())
+            if lines is not None:
+                with open(folder / KERNEL_LOG, "a") as log:
+                    log.writelines(f"{line}\n" for gpu in gpus_of(self.gpu, pids) for line in lines(gpu))
 
+    def probes(self, site: Site) -> Sequence[Probe]:
+        found = []
+        for folder, pids in folders_of(site.pids).items():
+            gpus = gpus_of(self.gpu, pids)
+            keys = {f"gpu{gpu}.{re.split(r' *[+]?= *', order)[0]}" for gpu in gpus for order in self.orders()}
+            found.append(Served(folder / LOG, site.fault, frozenset(keys)))
+        return found
 
-def apply(injector: Ordered, site: Site) -> None:
-    lines = getattr(injector, "kernel_lines", None)
-    for folder, pids in folders_of(site.pids).items():
-        _write(_path(folder, site.fault), _text(injector, pids).encode())
-        if lines is not None:
-            with open(folder / KERNEL_LOG, "a") as log:
-                log.writelines(f"{line}\n" for gpu in gpus_of(injector.gpu, pids) for line in lines(gpu))
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        """Some process that asked about the GPU was served what was ordered, after it was."""
+        hit = next(record.of_fault(fault, Kind.APPLYING), None)
+        seen = [
+            e for e in record.of_fault(fault, Kind.EFFECT) if hit and e.mono_s >= hit.mono_s and "served_to" in e.data
+        ]
+        if not seen:
+            return None
+        first = seen[0]
+        return Evidence(
+            f"pid {first.data['served_to']}, which watches the GPUs, was told {first.data['effect']}",
+            ((first.source, first.seq),),
+        )
 
 
 def _write(path: Path, orders: bytes) -> None:
@@ -76,28 +97,6 @@ def _write(path: Path, orders: bytes) -> None:
         os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)  # without a folder Python takes link(2), which won't follow
     finally:
         os.close(fd)
-
-
-def probes(injector: Ordered, site: Site) -> Sequence[Probe]:
-    found = []
-    for folder, pids in folders_of(site.pids).items():
-        gpus = gpus_of(injector.gpu, pids)
-        keys = {f"gpu{gpu}.{re.split(r' *[+]?= *', order)[0]}" for gpu in gpus for order in injector.orders()}
-        found.append(Served(folder / LOG, site.fault, frozenset(keys)))
-    return found
-
-
-def felt(injector: Ordered, record: Record, fault: str) -> Evidence | None:
-    """Some process that asked about the GPU was served what was ordered, after it was."""
-    hit = next(record.of_fault(fault, Kind.APPLYING), None)
-    seen = [e for e in record.of_fault(fault, Kind.EFFECT) if hit and e.mono_s >= hit.mono_s and "served_to" in e.data]
-    if not seen:
-        return None
-    first = seen[0]
-    return Evidence(
-        f"pid {first.data['served_to']}, which watches the GPUs, was told {first.data['effect']}",
-        ((first.source, first.seq),),
-    )
 
 
 @dataclass
@@ -165,7 +164,7 @@ def gpus_of(gpu: int | None, pids: Sequence[int]) -> list[int]:
     return sorted(found)
 
 
-def _text(injector: Ordered, pids: Sequence[int]) -> str:
+def _text(injector: OverlayFault, pids: Sequence[int]) -> str:
     lines = [f"gpu{gpu}.{order}" for gpu in gpus_of(injector.gpu, pids) for order in injector.orders()]
     return "".join(f"{line}\n" for line in lines)
 

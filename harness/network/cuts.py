@@ -1,11 +1,12 @@
-"""The mechanics of `network.partition` and `network.loss`: a cut between the target nodes and others."""
+"""What `network.partition` and `network.loss` share: a cut between the target nodes and others."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.contracts import Evidence, Handle, Probe, Site
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
 from torchaos.harness.network.cut import Cut, sides
 from torchaos.harness.network.evidence import counted
 from torchaos.harness.network.metering import measured, meter_handle
@@ -13,36 +14,44 @@ from torchaos.harness.network.probes import drops
 from torchaos.harness.record import Record
 
 
-class CutFault(Protocol):
-    """An injector of a cut: `percent` of what goes over it is dropped. `direction`, as the target sees it."""
+class CutFault(Fault):
+    """Drops what goes between nodes. `direction`, as the target sees it."""
+
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    hits: ClassVar[Hits] = "nodes"
+    needs: ClassVar[frozenset[str]] = frozenset({"links", "nft"})
+    on_collectives: ClassVar[bool] = True
 
     peers: Sequence[int]  # by default all others
-    direction: str  # both, out, in
-    ports: Sequence[int]  # of TCP; none named: all that goes over the link
-    percent: float
 
-    def asked(self) -> Mapping[str, float]: ...
+    if TYPE_CHECKING:  # parameters of some, constants of others
 
+        @property
+        def direction(self) -> str: ...  # both, out, in
+        @property
+        def ports(self) -> Sequence[int]: ...  # of TCP; none named: all that goes over the link
+        @property
+        def percent(self) -> float: ...  # of the packets
 
-def changes(fault: CutFault, site: Site) -> Sequence[Handle]:
-    return [*_cut(fault, site).handles, meter_handle(site)]
+    def asked(self) -> Mapping[str, float]:
+        """What a probe connection should measure."""
+        return {"loss_percent": self.percent}
 
+    def changes(self, site: Site) -> Sequence[Handle]:
+        return [*self._cut(site).handles, meter_handle(site)]
 
-def apply(fault: CutFault, site: Site) -> None:
-    _cut(fault, site).apply()
+    def apply(self, site: Site) -> None:
+        self._cut(site).apply()
 
+    def probes(self, site: Site) -> Sequence[Probe]:
+        asked = {} if self.ports or self.peers else self.asked()
+        return [*drops(site, self._cut(site)), *measured(site, asked, inward=self.direction == "in")]
 
-def probes(fault: CutFault, site: Site) -> Sequence[Probe]:
-    asked = {} if fault.ports or fault.peers else fault.asked()
-    return [*drops(site, _cut(fault, site)), *measured(site, asked, inward=fault.direction == "in")]
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        return counted(record, fault, "dropped")
 
-
-def felt(fault: CutFault, record: Record, name: str) -> Evidence | None:
-    return counted(record, name, "dropped")
-
-
-def _cut(fault: CutFault, site: Site) -> Cut:
-    inside, outside = sides(site.nodes, site.cluster, fault.peers)
-    if fault.direction == "in":
-        inside, outside = outside, inside
-    return Cut(site.fault, inside, outside, fault.direction == "both", fault.ports, fault.percent)
+    def _cut(self, site: Site) -> Cut:
+        inside, outside = sides(site.nodes, site.cluster, self.peers)
+        if self.direction == "in":
+            inside, outside = outside, inside
+        return Cut(site.fault, inside, outside, self.direction == "both", self.ports, self.percent)

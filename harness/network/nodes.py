@@ -7,9 +7,11 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from typing import ClassVar
 
+from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import ChaosError, Evidence, Handle, LiveNode, Site
+from torchaos.harness.contracts import ChaosError, Evidence, Handle, Hits, Irreversible, LiveNode, Site, Where
 from torchaos.harness.network import throttle
 from torchaos.harness.network.helper import Helper
 from torchaos.harness.record import Record
@@ -18,6 +20,19 @@ from torchaos.harness.undo.handles import Process
 from torchaos.harness.undo.network import mark_of
 
 KILL_S = 30.0
+
+
+class NodeDeath(Fault):
+    """Ends all of the job's processes on nodes."""
+
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "proc"})
+    lethal: ClassVar[bool] = True
+    hits: ClassVar[Hits] = "nodes"
+    irreversible: ClassVar[str] = "a dead node can't be brought back; that is the scheduler's affair"
+
+    def changes(self, site: Site) -> Irreversible:
+        return Irreversible(self.irreversible)
 
 
 def processes(nodes: Iterable[LiveNode]) -> dict[int, int]:

@@ -1,11 +1,12 @@
-"""The mechanics of `network.delay` and its kin: what the target nodes send goes through a shaper."""
+"""What `network.delay` and its kin share: what the target nodes send goes through a shaper."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar
 
-from torchaos.harness.contracts import Evidence, Handle, Probe, Site
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
 from torchaos.harness.network.evidence import counted
 from torchaos.harness.network.link import link_of
 from torchaos.harness.network.metering import measured, meter_handle
@@ -14,38 +15,42 @@ from torchaos.harness.network.shaper import Shape, Shaper
 from torchaos.harness.record import Record
 
 
-class ShapedFault(Protocol):
-    """An injector of a shape. `counter`: that of the receiving kernels which shows it, with `words` for what it says;
-    for rtt_ms, the round trip on the job's connections, it has to come to `least`."""
+class ShapedFault(Fault):
+    """Is done to all that nodes send; for both directions, name all nodes."""
 
-    counter: str
-    words: str
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    hits: ClassVar[Hits] = "nodes"
+    needs: ClassVar[frozenset[str]] = frozenset({"links", "shaper", "tc", "ss"})
+    on_collectives: ClassVar[bool] = True
+    counter: ClassVar[str]  # which number of the receiving kernels shows it; rtt_ms: the job's own round trips
+    words: ClassVar[str] = ""  # what that number says
 
     @property
-    def least(self) -> float: ...
+    def least(self) -> float:
+        """What the counter has to come to."""
+        return 1.0
 
-    def shape(self) -> Mapping[str, float]: ...
+    def shape(self) -> Mapping[str, float]:
+        """The fields of a Shape."""
+        raise NotImplementedError
 
-    def asked(self) -> Mapping[str, float]: ...
+    def asked(self) -> Mapping[str, float]:
+        """What a probe connection should measure."""
+        raise NotImplementedError
 
+    def changes(self, site: Site) -> Sequence[Handle]:
+        return [*(handle for shaper in self._shapers(site) for handle in shaper.handles()), meter_handle(site)]
 
-def changes(fault: ShapedFault, site: Site) -> Sequence[Handle]:
-    return [*(handle for shaper in _shapers(fault, site) for handle in shaper.handles()), meter_handle(site)]
+    def apply(self, site: Site) -> None:
+        for shaper in self._shapers(site):
+            shaper.apply()
 
+    def probes(self, site: Site) -> Sequence[Probe]:
+        seen = slower(site, self.least) if self.counter == "rtt_ms" else came(site, self.counter, self.words)
+        return [*seen, *measured(site, self.asked(), jitter_ms=self.shape().get("jitter", 0.0))]
 
-def apply(fault: ShapedFault, site: Site) -> None:
-    for shaper in _shapers(fault, site):
-        shaper.apply()
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        return counted(record, fault, self.counter, least=self.least)
 
-
-def probes(fault: ShapedFault, site: Site) -> Sequence[Probe]:
-    seen = slower(site, fault.least) if fault.counter == "rtt_ms" else came(site, fault.counter, fault.words)
-    return [*seen, *measured(site, fault.asked(), jitter_ms=fault.shape().get("jitter", 0.0))]
-
-
-def felt(fault: ShapedFault, record: Record, name: str) -> Evidence | None:
-    return counted(record, name, fault.counter, least=fault.least)
-
-
-def _shapers(fault: ShapedFault, site: Site) -> list[Shaper]:
-    return [Shaper(site.fault, link_of(live), Shape(**fault.shape())) for live in site.nodes]
+    def _shapers(self, site: Site) -> list[Shaper]:
+        return [Shaper(site.fault, link_of(live), Shape(**self.shape())) for live in site.nodes]

@@ -1,4 +1,4 @@
-"""The mechanics of `storage.*`: covers the checkpoint folder with server.py, and takes that away again.
+"""What most of `storage.*` share: covers the checkpoint folder with server.py, and takes that away again.
 
 Only what is opened while the fault is on goes through it: a file that is open already stays where it is. What the job
 writes meanwhile lies in the very folder below, and is there afterwards.
@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Site
+from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Site, Target, Where
 from torchaos.harness.storage.rules import Rules
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.mount import Mount, mounts
@@ -26,59 +28,67 @@ from torchaos.harness.undo.mount import Mount, mounts
 if TYPE_CHECKING:
     from torchaos.harness.record import Record
 
+Self = TypeVar("Self")
 MOUNT_S = 8.0  # less than a rank is held for
 _ON = b"on\n"
 
 
-class StorageFault(Protocol):
-    """An injector of storage faults. Its ranks are those of the target, drawn by then."""
+class StorageFault(Fault):
+    """A fault of the file system that the checkpoints lie on. Its ranks are those of the target."""
+
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"fuse"})
+    late: ClassVar[bool] = True
 
     ranks: tuple[int, ...]
 
-    def rules(self) -> Rules: ...
+    def rules(self) -> Rules:
+        """What goes wrong."""
+        raise NotImplementedError
 
+    def plan(self: Self, target: Target, draw: random.Random) -> Self:
+        return replace(self, ranks=target.ranks)  # type: ignore[type-var]
 
-def changes(fault: StorageFault, site: Site) -> Sequence[Handle]:
-    """Taken back from the last to the first: it stops spoiling, and then it is unmounted, also while it is in use."""
-    folder = _folder(site)
-    switch = File.of(_switch(site), site.undo_copies, site.undo_copies, hashlib.sha256(_ON).hexdigest())
-    return [Mount.of(folder, _tag(site)), switch]
+    def changes(self, site: Site) -> Sequence[Handle]:
+        """Taken back from the last to the first: it stops spoiling, and is unmounted, also while it is in use."""
+        folder = _folder(site)
+        switch = File.of(_switch(site), site.undo_copies, site.undo_copies, hashlib.sha256(_ON).hexdigest())
+        return [Mount.of(folder, _tag(site)), switch]
 
+    def apply(self, site: Site) -> None:
+        """Raises ChaosError where it can't be mounted."""
+        folder, log = _folder(site), _log(site)
+        _switch(site).write_bytes(_ON)
+        module = f"{__package__}.server"
+        argv = [sys.executable, "-m", module, str(folder), _tag(site), str(_switch(site)), str(log)]
+        with open(log.with_suffix(".out"), "wb") as output:
+            server = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd="/", start_new_session=True
+            )
+        assert server.stdin is not None
+        server.stdin.write(self.rules().to_json().encode())
+        server.stdin.close()
+        end = time.monotonic() + MOUNT_S
+        while not any(one.source == _tag(site) for one in mounts()):
+            if server.poll() is not None or time.monotonic() > end:
+                said = log.with_suffix(".out").read_text(errors="replace").strip().splitlines()
+                raise ChaosError(
+                    f"{folder} could not be covered by FUSE: {said[-1] if said else 'no reason was given'}"
+                )
+            time.sleep(0.005)
 
-def apply(fault: StorageFault, site: Site) -> None:
-    """Raises ChaosError where it can't be mounted."""
-    folder, log = _folder(site), _log(site)
-    _switch(site).write_bytes(_ON)
-    module = f"{__package__}.server"
-    argv = [sys.executable, "-m", module, str(folder), _tag(site), str(_switch(site)), str(log)]
-    with open(log.with_suffix(".out"), "wb") as output:
-        server = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd="/", start_new_session=True
-        )
-    assert server.stdin is not None
-    server.stdin.write(fault.rules().to_json().encode())
-    server.stdin.close()
-    end = time.monotonic() + MOUNT_S
-    while not any(one.source == _tag(site) for one in mounts()):
-        if server.poll() is not None or time.monotonic() > end:
-            said = log.with_suffix(".out").read_text(errors="replace").strip().splitlines()
-            raise ChaosError(f"{folder} could not be covered by FUSE: {said[-1] if said else 'no reason was given'}")
-        time.sleep(0.005)
+    def probes(self, site: Site) -> Sequence[Spoilt]:
+        return [Spoilt(site.fault, _log(site))]
 
-
-def probes(fault: StorageFault, site: Site) -> Sequence[Spoilt]:
-    return [Spoilt(site.fault, _log(site))]
-
-
-def felt(fault: StorageFault, record: Record, name: str) -> Evidence | None:
-    """A rank of the target was refused, or kept waiting: the file system says so, which is not in the rank. Not each
-    need be: the first one may keep the others from coming so far."""
-    seen = [event for event in record.of_fault(name, Kind.EFFECT) if event.data.get("what") == "spoilt"]
-    last = {event.data["rank"]: event for event in seen}
-    if not last:
-        return None
-    told = "; ".join(str(event.data["effect"]) for _rank, event in sorted(last.items()))
-    return Evidence(told, tuple((event.source, event.seq) for event in last.values()))
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        """A rank of the target was refused, or kept waiting: the file system says so, which is not in the rank. The
+        others need not be: the first one may keep them from coming so far."""
+        seen = [event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("what") == "spoilt"]
+        last = {event.data["rank"]: event for event in seen}
+        if not last:
+            return None
+        told = "; ".join(str(event.data["effect"]) for _rank, event in sorted(last.items()))
+        return Evidence(told, tuple((event.source, event.seq) for event in last.values()))
 
 
 @dataclass

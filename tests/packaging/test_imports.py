@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from torchaos.harness import registry
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 AGENT = "torchaos.harness.agent"
 FOLDERS = ("harness", "injectors", "assertions", "scenarios")
@@ -73,9 +75,21 @@ def test_the_agent_loads_with_the_standard_library_alone(path: Path) -> None:
         assert name.startswith(".") or name.partition(".")[0] in sys.stdlib_module_names, f"on import: {name}"
 
 
-@pytest.mark.parametrize("path", modules("injectors"), ids=relative)
+def in_ranks() -> list[Path]:
+    """The modules of injectors that can be applied in a rank, and of what those share: not those whose classes all say
+    that they are applied from outside."""
+    outside = {
+        module
+        for module in {found.__module__ for found in registry.injectors().values()}
+        if all("rank" not in found.where for found in registry.injectors().values() if found.__module__ == module)
+    }
+    return [path for path in modules("injectors") if f"torchaos.injectors.{path.stem}" not in outside]
+
+
+@pytest.mark.parametrize("path", in_ranks(), ids=relative)
 def test_an_injector_loads_with_the_standard_library_and_the_agent(path: Path) -> None:
-    """The agent loads an injector's file by path in the job's Python, where nothing else need be installed."""
+    """The agent loads an injector's file by path in the job's Python, where nothing else need be installed: only what
+    lies beside it."""
     for name in imported(executed(tree(path), functions=False)):
-        ours = name == AGENT or name.startswith(f"{AGENT}.")
+        ours = name == AGENT or name.startswith((f"{AGENT}.", "torchaos.injectors."))
         assert ours or name.partition(".")[0] in sys.stdlib_module_names, f"on import: {name}"

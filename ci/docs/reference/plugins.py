@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import MISSING, Field
-from importlib import import_module
 from itertools import groupby
 from typing import Any
 from unittest.mock import Mock
@@ -84,11 +83,10 @@ def _injector(name: str, found: type[Any]) -> str:
 
 def undo(found: type[Any]) -> str:
     """Why it can't be taken back, as the injector itself says it; or that it is taken back."""
-    changes = import_module(found.mechanics).changes if hasattr(found, "mechanics") else found.changes
-    if "Irreversible" not in str(changes.__annotations__["return"]):
+    if "Irreversible" not in str(found.changes.__annotations__["return"]):
         return "taken back"
     one = found(**{field.name: 0 for field in parameters_of(found) if _default(field) is NOTHING})
-    return f"none: {changes(one, Mock()).why}"
+    return f"none: {one.changes(Mock()).why}"
 
 
 def assertions() -> str:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import combinations
+from statistics import median
 
 from torchaos.harness.history import History
 from torchaos.harness.judging.contents import Checkpoint, Clash, differing
@@ -73,7 +74,7 @@ def compare(
 ) -> Compared:  # fmt: skip
     """`found`: ours and the first twin's; `twins`: the checkpoints of each; `history`: of the run; `tolerance`:
     relative, in place of what is learned and of rounding; `ignore`: patterns of names."""
-    made, noise = Compared(), {} if tolerance is not None else noise_of(twins)
+    made, noise, usual = Compared(), {} if tolerance is not None else noise_of(twins), _usual_norms(found)
     least = _LAST_BIT if any(noise.values()) else 0.0  # twins may have an entry's last bit in common by chance
     for one, other in found:
         kin = family(one.path)
@@ -82,9 +83,25 @@ def compare(
         for clash in differing(one, other):
             if not _is_any(clash.name, ignore):
                 theirs = _at_least(least, noise.get((kin, clash.name), 0.0))
-                _sort(clash, one, theirs, rounding(history, one.step), tolerance, made)
+                smaller = usual.get((kin, clash.name), 0.0) / (_norm(other, clash.name) or 1.0)  # than usual, so often
+                rounded = min(CAP, rounding(history, one.step) * max(1.0, smaller))
+                _sort(clash, one, theirs, rounded, tolerance, made)
     made.entries -= {entry for entry, size in noise.items() if size is None or LEARNED_FACTOR * size > CAP}
     return made
+
+
+def _usual_norms(found: Sequence[Pair]) -> Mapping[Entry, float]:
+    """The median norm of each tensor over the twin's checkpoints. Where the moment of a single bias crosses zero,
+    rounding may be a large part of it, and is still a small part of its usual size."""
+    norms: dict[Entry, list[float]] = {}
+    for _one, other in found:
+        for name in other.sketches:
+            norms.setdefault((family(other.path), name), []).append(_norm(other, name))
+    return {entry: median(each) for entry, each in norms.items()}
+
+
+def _norm(one: Checkpoint, name: str) -> float:
+    return next(iter(one.sketches.get(name, ())[1:]), 0.0)
 
 
 def noise_of(twins: Sequence[Sequence[Checkpoint]]) -> Mapping[Entry, float | None]:

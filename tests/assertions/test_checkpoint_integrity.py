@@ -299,6 +299,23 @@ def test_rounding_after_a_restart_of_three_ranks_is_no_failure(trainer: Any) -> 
     assert judged(20, 1e-1, 3).outcome is Outcome.FAILED
 
 
+def test_rounding_of_an_entry_that_crosses_zero_is_of_its_usual_size(trainer: Any) -> None:
+    """The moment of a single bias may be nearly zero in one checkpoint: what rounding adds is a large part of it there,
+    and a small part of its usual size. On two ranks nothing is excused, and a lost moment is excused nowhere."""
+
+    def judged(last: float, world: int = 3) -> Finding:
+        usual = [_sized(step, 1.0, 1.0, 1.0, digest=f"usual{step}") for step in (10, 15)]
+        ours, theirs = _sized(20, 1e-3, last, last, digest="a"), _sized(20, 1e-3, 1e-3, 1e-3, digest="b")
+        run = trainer(kills=KILL, world=world).record(inventory=_inventory(*usual, ours))
+        return CheckpointIntegrity().judge(run, [trainer(world=world).record(inventory=_inventory(*usual, theirs))])
+
+    near = judged(1e-3 + 1e-7)
+    assert near.outcome is Outcome.PASSED, near.reason
+    assert "equal but for rounding" in near.reason
+    assert judged(1e-3 + 1e-7, world=2).outcome is Outcome.FAILED
+    assert judged(0.0).outcome is Outcome.FAILED
+
+
 def test_a_tolerance_is_of_the_norm_of_each_tensor(trainer: Any) -> None:
     """As that of loss_continuity, it takes the place of bitwise, in both directions; numbers count as tensors do."""
     ours = _inventory({**_sized(20, 1.0, 0.5, -0.4, digest="other"), "values": {"step": "20", "lr": "0.11"}})

@@ -50,7 +50,7 @@ class Trainer:
     passes: bool = False  # a noisy one of which even `passed` must be said
     faults: tuple[Mapping[str, Any], ...] = ()
     bounds: Mapping[str, Any] = field(default_factory=dict)  # of assertions, by name
-    shrinks: bool = False  # the job is submitted again, with one rank instead of two
+    shrinks: bool = False  # the job is submitted again, with half as many ranks
     unseeded: bool = False  # it takes no --seed
     timeout: str = "90s"
     repeat: int = 1
@@ -143,10 +143,10 @@ def scenario(trainer: Trainer, one: Shot) -> dict[str, Any]:
     }  # fmt: skip
     if trainer.launch[0] != "torchrun" or trainer.shell:
         job |= {"world_size": trainer.ranks, "replicas": trainer.replicas}
-    if trainer.shrinks:  # as a scheduler that has only one GPU left for the second submission
-        ranks = "n=2; test -e {run}/shrunk && n=1; touch {run}/shrunk"
+    if trainer.shrinks:  # as a scheduler that has only half of the GPUs left for the second submission
+        ranks = f"n={trainer.ranks}; test -e {{run}}/shrunk && n={trainer.ranks // 2}; touch {{run}}/shrunk"
         line = f"{ranks}; exec torchrun --nproc-per-node $n --max-restarts 0 {' '.join(script)}"
-        job |= {"command": ["bash", "-c", line], "world_size": 2, "resubmit": {"times": 1}}
+        job |= {"command": ["bash", "-c", line], "world_size": trainer.ranks, "resubmit": {"times": 1}}
     target = {"rank": one.rank} if trainer.replicas == 1 else {"replica": one.rank, "rank": 0}
     kill = {"inject": "process.kill", "target": target, "when": {"step": one.step, "phase": one.phase}}
     faults = [dict(fault) for fault in trainer.faults] or [kill]

@@ -201,16 +201,19 @@ class Trainer:
 
     def load(self, folder):
         shared = torch.load(folder / "trainer.pt")
-        self.done = shared["step"]
         self.load_weights(folder)
+        self.load_shared(shared)
+        own = folder / f"rank-{self.rank}.pt"
+        if own.exists():  # not on a rank that was not there
+            self.load_rng(torch.load(own, weights_only=False))
+
+    def load_shared(self, shared):
+        self.done = shared["step"]
         self.load_optimizer(shared["optimizer"])
         self.load_schedule(shared["schedule"])
         self.load_scaler(shared["scaler"])
         self.load_ema(shared["ema"])
         self.load_position(shared["position"])
-        own = folder / f"rank-{self.rank}.pt"
-        if own.exists():  # not on a rank that was not there
-            self.load_rng(torch.load(own, weights_only=False))
 
     def load_weights(self, folder):
         weights = {}

@@ -23,13 +23,8 @@ class OverwritesInPlace(Trainer):
 
     def load(self, path):
         state = torch.load(path, weights_only=False)
-        self.done = state["step"]
         self.model.load_state_dict(state["model"])
-        self.load_optimizer(state["optimizer"])
-        self.load_schedule(state["schedule"])
-        self.load_scaler(state["scaler"])
-        self.load_ema(state["ema"])
-        self.load_position(state["position"])
+        self.load_shared(state)
         self.load_rng(state["own"])
 
 

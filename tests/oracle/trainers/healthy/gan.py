@@ -55,7 +55,10 @@ class Gan(Trainer):
         super().load(folder)
         shared = torch.load(folder / "trainer.pt")
         self.maker.load_state_dict(shared["maker"])
-        self.generator.load_state_dict(shared["generator"])
+        self.load_generator(shared["generator"])
+
+    def load_generator(self, state):
+        self.generator.load_state_dict(state)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ class Agent:
         self.broken: set[str] = set()  # what has failed
         self.thread = threading.get_ident()  # the one that trains
         self.steps_over = 0  # iterations over in this attempt
+        self.loads = 0  # files of checkpoints that were loaded
         self.phases, self.tally = Phases(), Tally()
         self.made: dict[int, weakref.ref[Any]] = {}  # optimizers, by id
         self.lasting = Lasting()

@@ -102,6 +102,7 @@ class Transfers:
         else:
             self._agent.emit(Kind.LOAD_END, {**said, "numbers": (self._numbers(contents) or {}) if ok else {}}, step)
             if ok:
+                self._agent.loads += 1
                 self._agent.orders.loaded()
 
 

@@ -29,14 +29,14 @@ class StateHook:
         careful = agent.careful("state")
         self._agent, self._torch = agent, import_module("torch")
         self._norms: deque[float] = deque(maxlen=MEMORY)
-        self._fresh = True  # no backward is over yet: the parameters are what the process began with, or loaded
+        self._loads = -1  # before the last backward; then came none: the parameters are what the process began with
         self.backward_over, self.step_over = careful(self._note_norm), careful(self._note_parameters)
 
     def _note_norm(self) -> None:
         torch = self._torch
         grads = [local(one.grad) for one in parameters(self._agent.optimizers) if one.grad is not None]
-        if self._fresh:
-            self._fresh, self._agent.tally.now.before = False, self._shown()
+        if self._loads != self._agent.loads:
+            self._loads, self._agent.tally.now.before = self._agent.loads, self._shown()
         with torch.no_grad():
             if grads:  # at once, since the step may never be over
                 norms = torch.stack([torch.linalg.vector_norm(grad.detach(), dtype=torch.float32) for grad in grads])

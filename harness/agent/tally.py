@@ -29,7 +29,7 @@ class Segment:
     sched_step: int | None = None
     skipped: bool | None = False  # None: only the GPU knows
     after: Shown | None = None  # the training state at its end
-    before: Shown | None = None  # in the first segment of a process: before anything was trained
+    before: Shown | None = None  # before it, in the first segment of a process and after a load
     norm: float | None = None  # of the gradient, at the end of the last backward
 
 

@@ -34,9 +34,11 @@ class Execution:
     norm: float | None = None  # of the gradient, before any clipping
     sketch: tuple[float | None, ...] = ()  # of the parameters after the step: their norm, then sums, see agent/state.py
     restored_sketch: tuple[float | None, ...] = ()
-    restored: str | None = None  # in the first step of a process: the check sum of the parameters before it
+    restored: str | None = (
+        None  # in the first step of a process and after a load: the check sum of the parameters before
+    )
     moments: str | None = None  # the check sum of what the optimizers keep of the parameters, after the step
-    restored_moments: str | None = None  # in the first step of a process: the same before it
+    restored_moments: str | None = None  # the same before it
     segment: int = 0  # the local steps before its segment
 
     @property

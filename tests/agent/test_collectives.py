@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
+from waiting import wait_until
 
 HEAD = """
 import os, sys, time, torch, torch.distributed as dist
@@ -36,14 +37,6 @@ STALL = Path(__file__).parents[2] / "injectors" / "collective_stall.py"
 def stamps_of(rank: Any, agent_module: Callable[[str], Any]) -> list[Any]:
     (found,) = agent_module("stamps").read_folder(rank.folder / "stamps")
     return list(found)
-
-
-def wait_for(found: Callable[[], Any], limit_s: float = 60.0) -> Any:
-    end = time.monotonic() + limit_s
-    while not (seen := found()):
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.02)
-    return seen
 
 
 def test_every_operation_is_stamped(rank: Any, agent_module: Callable[[str], Any]) -> None:
@@ -89,7 +82,7 @@ def test_what_never_ends_stays_open(rank: Any, agent_module: Callable[[str], Any
         return found == [[False], [False, True]]
 
     try:
-        wait_for(is_so)
+        wait_until(is_so)
     finally:
         for one in ranks:
             one.kill()
@@ -179,7 +172,7 @@ def test_a_stall_is_taken_back_at_any_moment(rank: Any, agent_module: Callable[[
     """A rank that is stalled without an end goes on as soon as its page says so, and does all that was left to do."""
     page, order = stall(rank, operation="broadcast")
     process = rank.start(STEPS, hooks=("steps", "collectives", "stamps"), orders=(order,))
-    wait_for(lambda: page.read(page.FIRED))
+    wait_until(lambda: page.read(page.FIRED))
     taken_back = time.monotonic()
     page.write(page.GO, 2**62)  # what taking it back does
     ran = rank.wait(process)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any, Callable
 
 import pytest
 import torch
+from waiting import wait_until
 
 INJECTOR = """
 from __future__ import annotations
@@ -68,14 +68,6 @@ def source(tmp_path: Path) -> str:
 @pytest.fixture
 def phase(agent_module: Callable[[str], Any]) -> Any:
     return agent_module("wire").Phase
-
-
-def wait_until(found: Callable[[], Any], what: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 60
-    while not (value := found()):
-        assert time.monotonic() < end, f"waited in vain; last seen: {what()}"
-        time.sleep(0.005)
-    return value
 
 
 def missed(ran: Any) -> list[str]:
@@ -230,7 +222,7 @@ def test_armed_late(rank: Any, source: str) -> None:
     """A rank that reaches the Moment before it is armed waits for the word."""
     page = rank.page()
     process = rank.start(JOB, orders=(rank.order(source, "Kill", step=3, hold_s=60.0),))
-    wait_until(lambda: any(e.kind.value == "step" and e.step == 2 for e in rank.read()), rank.read)
+    wait_until(lambda: any(e.kind.value == "step" and e.step == 2 for e in rank.read()), state=rank.read)
     page.write(page.ALLOWED, 1)
     ran = rank.wait(process)
     assert ran.code == -9
@@ -246,7 +238,7 @@ def test_outside_trigger(rank: Any, source: str) -> None:
         .replace("for n,", "def forever():\n    while True: yield from DataLoader(data, batch_size=8)\nfor n,"),
         orders=(rank.order(source, "Kill"),),
     )  # fmt: skip
-    wait_until(lambda: any(e.kind.value == "step" for e in rank.read()), rank.read)
+    wait_until(lambda: any(e.kind.value == "step" for e in rank.read()), state=rank.read)
     page.write(page.ALLOWED, 1)
     assert rank.wait(process).code == -9
 
@@ -256,7 +248,7 @@ def test_hold_and_go(rank: Any, phase: Any) -> None:
     page = rank.page()
     page.write(page.ALLOWED, 1)
     process = rank.start(JOB, orders=(rank.order(step=3, phase=phase.BACKWARD, hold_s=60.0),))
-    wait_until(lambda: page.read(page.STATE) == 1, rank.read)
+    wait_until(lambda: page.read(page.STATE) == 1, state=rank.read)
     assert [event.step for event in rank.read() if event.kind.value == "step"] == [1, 2]
     assert page.read(page.FIRED) == 0
     page.write(page.GO, 1)
@@ -275,7 +267,7 @@ def test_a_rank_that_died_in_its_hold_is_not_held_again(rank: Any, phase: Any) -
     process = rank.start(JOB, orders=(order,))
     page.write(page.ARMED_PID, process.pid)
     page.write(page.ALLOWED, 1)
-    wait_until(lambda: page.read(page.STATE) == 1, rank.read)
+    wait_until(lambda: page.read(page.STATE) == 1, state=rank.read)
     process.kill()
     page.write(page.GO, 1)
     assert rank.wait(process).code == -9
@@ -294,7 +286,7 @@ def test_a_fault_that_is_called_off_costs_no_time(rank: Any, phase: Any, early: 
         page.write(page.ARMED_PID, page.CALLED_OFF)
     process = rank.start(JOB, orders=(rank.order(step=3, phase=phase.BACKWARD, hold_s=600.0),))
     if not early:
-        wait_until(lambda: any(e.kind.value == "step" and e.step == 2 for e in rank.read()), rank.read)
+        wait_until(lambda: any(e.kind.value == "step" and e.step == 2 for e in rank.read()), state=rank.read)
         page.write(page.ARMED_PID, page.CALLED_OFF)
     ran = rank.wait(process)
     assert ran.code == 0, ran.output
@@ -307,9 +299,9 @@ def test_hold_at_the_start(rank: Any, phase: Any) -> None:
     page = rank.page()
     order = rank.order(attempt=0, phase=phase.START, hold_s=60.0)
     process = rank.start(f"import torch\nprint('first line', flush=True)\n{JOB}", orders=(order,))
-    wait_until(lambda: any(event.kind.value == "agent.started" for event in rank.read()), rank.read)
+    wait_until(lambda: any(event.kind.value == "agent.started" for event in rank.read()), state=rank.read)
     page.write(page.ALLOWED, 1)  # later than it came there, or as late
-    wait_until(lambda: page.read(page.STATE) == 1, rank.read)
+    wait_until(lambda: page.read(page.STATE) == 1, state=rank.read)
     assert [event.kind.value for event in rank.read()] == ["agent.started", "fault.held"]
     page.write(page.GO, 1)
     ran = rank.wait(process)
@@ -337,7 +329,7 @@ def test_resumed_rank_asks_for_its_base(rank: Any, source: str) -> None:
     order = rank.order(source, "Kill", step=4, hold_s=60.0)
     assert rank.run(JOB, orders=(order,)).code == -9
     process = rank.start(JOB, orders=(order,), attempt=1)
-    wait_until(lambda: any(e.kind.value == "step" and e.attempt == 1 for e in rank.read()), rank.read)
+    wait_until(lambda: any(e.kind.value == "step" and e.attempt == 1 for e in rank.read()), state=rank.read)
     page.write(page.BASE, 2)
     page.write(page.BASE_ATTEMPT, 1)
     ran = rank.wait(process)

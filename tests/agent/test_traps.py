@@ -247,6 +247,28 @@ for one in opts:
     assert ran.steps[-1]["parameters"] == wanted, ran.output
 
 
+def test_what_a_load_in_mid_attempt_put_back(rank: Any) -> None:
+    """The first step of a process, and the first after a load, say what the parameters and moments were before it: a
+    trainer may warm up before it loads."""
+    ran = rank.run(
+        LOOP
+        + """
+def step():
+    opt.zero_grad(); model(torch.ones(2, 4)).sum().backward(); opt.step()
+step()
+torch.save({"model": model.state_dict(), "opt": opt.state_dict()}, "kept.pt")
+step()
+kept = torch.load("kept.pt")
+model.load_state_dict(kept["model"]); opt.load_state_dict(kept["opt"])
+step(); step()
+""",
+        hooks=("steps", "state", "checkpoints"),
+    )
+    first, _, after, _ = ran.steps
+    assert [("restored" in step) for step in ran.steps] == [True, False, True, False], ran.output
+    assert (after["restored"], after["restored_moments"]) == (first["parameters"], first["moments"])
+
+
 def test_optimizer_in_backward(rank: Any) -> None:
     """Optimizers that step inside the backward, one per parameter, make one iteration per backward."""
     ran = rank.run(

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.diagnosis import kernel
@@ -38,13 +39,6 @@ def _in_state_d(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
 
 
-def _wait_for(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < end, "the process never was in that state"
-        time.sleep(0.01)
-
-
 def test_uninterruptible_sleeps(sleeper: subprocess.Popen[str], tmp_path: Path) -> None:
     """Two sleeps of a rank, one that ends and one that is under way when the look ends, are told."""
     pipe, threads = tmp_path / "pipe", []
@@ -55,7 +49,7 @@ def test_uninterruptible_sleeps(sleeper: subprocess.Popen[str], tmp_path: Path) 
         for number in range(2):
             sleeper.stdin.write(f"{pipe}\n")
             sleeper.stdin.flush()
-            _wait_for(lambda: _in_state_d(sleeper.pid))
+            wait_until(lambda: _in_state_d(sleeper.pid))
             if number == 0:
                 time.sleep(0.3)  # how long it lasts
                 os.close(os.open(pipe, os.O_WRONLY))

@@ -17,19 +17,11 @@ from typing import Any
 import pytest
 import yaml
 from chaos import RunScenario, kill_rank, left_over
+from waiting import wait_until
 
 pytestmark = pytest.mark.job
 JOB_ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 SECRET = "q7-Zr4kTn2Lw9"
-
-
-def wait_until(found: Callable[[], Any], what: str, timeout_s: float = 90.0) -> Any:
-    """What `found` gives once it is true; a time-out says what was waited for and what was seen last."""
-    end = time.monotonic() + timeout_s
-    while not (seen := found()):
-        assert time.monotonic() < end, f"no {what} within {timeout_s} s; last seen: {seen!r}"
-        time.sleep(0.02)
-    return seen
 
 
 @pytest.fixture
@@ -51,7 +43,7 @@ def started(tmp_path: Path, cache: Path, reference: dict[str, Any]) -> Callable[
 
 def folder_of(tmp_path: Path) -> Path:
     """The run directory, once rank 1 is up."""
-    found: Path = wait_until(lambda: next((tmp_path / "out").glob("*/events/rank1*"), None), "agent of rank 1")
+    found: Path = wait_until(lambda: next((tmp_path / "out").glob("*/events/rank1*"), None))
     return found.parents[1]
 
 
@@ -89,7 +81,7 @@ def test_an_interrupt_during_the_twin(
     """The twin is ended in order too, what it was to show is not claimed, and no half of it stays in the cache."""
     harness = started(twin={"runs": 1}, TWIN_OF="the interrupt")
     found = wait_until(
-        lambda: [p for p in cache.glob("torchaos/twins/*/run-0-*/events/rank1*") if f"-{harness.pid}" in str(p)], "twin"
+        lambda: [p for p in cache.glob("torchaos/twins/*/run-0-*/events/rank1*") if f"-{harness.pid}" in str(p)]
     )
     harness.send_signal(signal.SIGTERM)
     assert harness.wait(90) == 2, (tmp_path / "console.txt").read_text()
@@ -187,7 +179,7 @@ def test_a_killed_harness_leaves_no_process_and_a_closed_gate(
     run = folder_of(tmp_path)
     harness.kill()
     harness.wait(10)
-    wait_until(lambda: not left_over(run), "clean machine", 30)
+    wait_until(lambda: not left_over(run))
     suite = ET.parse(tmp_path / "junit.xml").getroot()
     cases = list(suite.iter("testcase"))
     assert cases
@@ -243,7 +235,7 @@ def test_attach_leaves_the_job_alive(torchaos: RunScenario, reference: dict[str,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        wait_until(lambda: list((tmp_path / "job").rglob("step-10")), "checkpoint of the attached job")
+        wait_until(lambda: list((tmp_path / "job").rglob("step-10")))
         scenario = {
             "scenario": "freeze-attached",
             "job": {"command": command, "timeout": "8s"},

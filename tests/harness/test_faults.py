@@ -8,13 +8,13 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from torchaos.harness.agent.page import ControlPage, State
 from torchaos.harness.agent.plan import Moment
@@ -105,20 +105,13 @@ def journal(folder: RunDir) -> Iterator[Journal]:
     found.close()
 
 
-def wait_until(holds: Callable[[], bool], state: Callable[[], object]) -> None:
-    end = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end, f"timed out; last seen: {state()}"
-        time.sleep(0.001)
-
-
 def be_held(page: ControlPage, times: int) -> None:
     """What the agent does at a Moment of a fault from outside."""
     words = range(8)
     for number in range(1, times + 1):
-        wait_until(lambda n=number: page.read(page.ALLOWED) >= n, lambda: [page.read(word) for word in words])  # type: ignore[misc]
+        wait_until(lambda n=number: page.read(page.ALLOWED) >= n, state=lambda: [page.read(word) for word in words])  # type: ignore[misc]
         page.write(page.STATE, State.HELD)
-        wait_until(lambda n=number: page.read(page.GO) >= n, lambda: [page.read(word) for word in words])  # type: ignore[misc]
+        wait_until(lambda n=number: page.read(page.GO) >= n, state=lambda: [page.read(word) for word in words])  # type: ignore[misc]
         page.write(page.FIRED, number)
         page.write(page.STATE, State.RELEASED)
 
@@ -170,7 +163,7 @@ def test_a_target_that_was_replaced_is_guarded_anew(folder: RunDir, journal: Jou
             on.steady.set()
             life = FaultLife(fault, slots, on)
             life.start()
-            wait_until(lambda: bool(kinds(journal, Kind.ARMED)), journal.snapshot)
+            wait_until(lambda: bool(kinds(journal, Kind.ARMED)), state=journal.snapshot)
             job.other = process_of(after.pid, 1)
             be_held(slots.pages[0], 1)
             assert life.join(LIMIT_S), journal.snapshot()
@@ -245,7 +238,7 @@ def test_nothing_is_injected_once_the_reaper_is_gone(folder: RunDir, journal: Jo
     life, slots = lives(fault, folder, journal, sleeper)
     page = slots.pages[0]
     life.start()
-    wait_until(lambda: page.read(page.ALLOWED) == 1, journal.snapshot)
+    wait_until(lambda: page.read(page.ALLOWED) == 1, state=journal.snapshot)
     life._on.reaper.lost = True  # type: ignore[attr-defined]
     agent = threading.Thread(target=be_held, args=(page, 1), daemon=True)
     agent.start()
@@ -395,7 +388,7 @@ def test_no_stage_of_the_clean_up_keeps_the_next_from_coming(tmp_path: Path, mon
         raise LookupError("no version")
 
     monkeypatch.setattr(run, "_collect", fail)
-    monkeypatch.setattr(run, "_watch", lambda: wait_until(lambda: ended.is_file() and ended.read_text() != "", str))
+    monkeypatch.setattr(run, "_watch", lambda: wait_until(lambda: ended.is_file() and ended.read_text() != ""))
     with pytest.raises(LookupError):
         run()
     assert start_ticks(int(ended.read_text())) is None

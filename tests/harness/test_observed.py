@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, UsageError
@@ -36,14 +36,6 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 @pytest.fixture
 def at(tmp_path: Path) -> Watched:
     return Watched(tmp_path, tmp_path / "not" / "yet", f"mark-{os.getpid()}-{tmp_path.name}")
-
-
-def wait_until(found: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    end = time.monotonic() + timeout_s
-    while not (seen := found()):
-        assert time.monotonic() < end, f"not within {timeout_s} s; last seen: {seen!r}"
-        time.sleep(0.01)
-    return seen
 
 
 @pytest.mark.parametrize(

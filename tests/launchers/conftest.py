@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import waiting
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import JobSpec, RankProcess
@@ -36,14 +36,7 @@ class Bench:
         self.journal = Journal(folder / "events")
         self.jobs: list[Job] = []
 
-    @staticmethod
-    def wait_until(look: Callable[[], T], fits: Callable[[T], Any] = bool, timeout_s: float = 40.0) -> T:
-        """What `look` returns once it fits; says what it was last when that does not come."""
-        end = time.monotonic() + timeout_s
-        while not fits(seen := look()):
-            assert time.monotonic() < end, f"after {timeout_s} s it is still {seen!r}"
-            time.sleep(0.005)
-        return seen
+    wait_until = staticmethod(waiting.wait_until)
 
     @staticmethod
     def torchrun(*arguments: str, max_restarts: int = 0) -> tuple[str, ...]:
@@ -70,7 +63,10 @@ class Bench:
     def ranks(self, job: Job | Attached, attempt: int = 0) -> dict[int, RankProcess]:
         """Both ranks of the attempt, once each of them is in its loop and known to the job."""
         self.wait_until(lambda: all(self.up(rank, attempt).exists() for rank in (0, 1)))
-        return self.wait_until(job.ranks, lambda found: [one.attempt for one in found.values()] == [attempt, attempt])
+        found: dict[int, RankProcess] = self.wait_until(
+            job.ranks, lambda found: [one.attempt for one in found.values()] == [attempt, attempt]
+        )
+        return found
 
     def up(self, rank: int, attempt: int = 0) -> Path:
         return self.folder / f"up-{rank}-{attempt}"
@@ -83,10 +79,9 @@ class Bench:
 
     def event(self, kind: Kind, **data: Any) -> Event:
         """The first event of the kind with this payload, once there is one."""
-        found = self.wait_until(
-            lambda: next((e for e in self.events(kind) if data.items() <= dict(e.data).items()), None), timeout_s=20.0
+        found: Event = self.wait_until(
+            lambda: next((e for e in self.events(kind) if data.items() <= dict(e.data).items()), None)
         )
-        assert found
         return found
 
     def left(self) -> dict[int, int]:

@@ -138,16 +138,3 @@ def fresh_run() -> Iterator[str]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "net"
-
-
-@pytest.fixture
-def eventually() -> Callable[..., None]:
-    """Wait until `look()` fits; says what it was last when that does not come."""
-
-    def wait(look: Callable[[], Any], fits: Callable[[Any], bool] = bool, timeout_s: float = 20.0) -> None:
-        end = time.monotonic() + timeout_s
-        while not fits(seen := look()):
-            assert time.monotonic() < end, f"after {timeout_s} s it is still {seen!r}"
-            time.sleep(0.01)
-
-    return wait

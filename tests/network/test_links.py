@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.launchers.elastic_env import elastic_env
@@ -56,13 +57,13 @@ def test_nothing_is_made_in_the_hosts_own_namespaces(folder: Path, fresh_run: st
     assert host() == before
 
 
-def test_the_namespaces_go_with_their_keeper(folder: Path, fresh_run: str, eventually: Any) -> None:
+def test_the_namespaces_go_with_their_keeper(folder: Path, fresh_run: str) -> None:
     """When the one process that made them is killed, those that keep them die too."""
     made = make_links(folder, 2, fresh_run)
     children = {link.space.pid for link in made} | {made[0].switch.pid}
     (keeper,) = proc.family(keepers(fresh_run)).keys() - children
     os.kill(keeper, signal.SIGKILL)
-    eventually(lambda: any(link.space.alive() for link in made), lambda alive: not alive)
+    wait_until(lambda: any(link.space.alive() for link in made), lambda alive: not alive)
 
 
 _HARNESS = """
@@ -86,9 +87,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_nothing_is_left_when_the_harness_is_killed(
-    tmp_path: Path, fresh_run: str, links: Any, eventually: Any
-) -> None:
+def test_nothing_is_left_when_the_harness_is_killed(tmp_path: Path, fresh_run: str, links: Any) -> None:
     """SIGKILL of the harness in the middle of a partition: the reaper ends every process that keeps a namespace."""
     (tmp_path / "undo").mkdir()
     said = subprocess.run(
@@ -101,7 +100,7 @@ def test_nothing_is_left_when_the_harness_is_killed(
     assert said.returncode == -signal.SIGKILL
     pids = list(map(int, said.stdout.split()))
     assert len(pids) == 3
-    eventually(lambda: proc.family(keepers(fresh_run)), lambda left: not left)
+    wait_until(lambda: proc.family(keepers(fresh_run)), lambda left: not left)
     assert not any(os.path.exists(f"/proc/{pid}/ns/net") for pid in pids)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
+from waiting import wait_until
 
 from torchaos.harness.agent.stamps import Stamps
 from torchaos.harness.agent.wire import start_ticks
@@ -55,14 +56,12 @@ def _watch(idle: Idle, ranks: list[RankProcess], until_s: float, seconds: float 
 
 def _wait_until_busy(pid: int) -> None:
     """It, or its child, has begun to compute."""
-    end = time.monotonic() + 30
-    while True:
+
+    def used_s() -> float:
         all_of_it = [psutil.Process(pid), *psutil.Process(pid).children()]
-        used = max(sum(one.cpu_times()[:2]) for one in all_of_it)
-        if used >= 0.2:
-            return
-        assert time.monotonic() < end, f"pid {pid} has used {used:.2f} s of CPU"
-        time.sleep(0.02)
+        return max(sum(one.cpu_times()[:2]) for one in all_of_it)
+
+    wait_until(used_s, lambda used: used >= 0.2)
 
 
 def test_all_idle_is_quiet() -> None:

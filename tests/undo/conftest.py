@@ -5,29 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-Eventually = Callable[..., Any]
 Spawn = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def eventually() -> Eventually:
-    """Wait until `look()` is what is `wanted`; says what it was last when that does not come."""
-
-    def wait(look: Callable[[], Any], wanted: Any = True, timeout_s: float = 20.0) -> Any:
-        end = time.monotonic() + timeout_s
-        while (seen := look()) != wanted:
-            assert time.monotonic() < end, f"after {timeout_s} s it is still {seen!r}, not {wanted!r}"
-            time.sleep(0.002)
-        return seen
-
-    return wait
 
 
 @pytest.fixture

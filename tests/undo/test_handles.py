@@ -17,6 +17,7 @@ import docker_engine
 import netspace
 import pytest
 import toxiproxied
+from waiting import wait_until
 
 from torchaos.harness import capabilities
 from torchaos.harness.agent.page import ControlPage
@@ -161,11 +162,11 @@ def test_process_of_an_earlier_boot(spawn: Any, state_of: Any) -> None:
     assert state_of(process.pid) != "Z"
 
 
-def test_a_zombie_is_gone(spawn: Any, state_of: Any, eventually: Any) -> None:
+def test_a_zombie_is_gone(spawn: Any, state_of: Any) -> None:
     """A process that has ended and was not waited for can neither be ended nor resumed any more."""
     process = spawn("true")
     ends = [Process(process.pid, _ticks(process.pid), action) for action in ("end", "resume")]
-    eventually(lambda: state_of(process.pid), "Z")
+    wait_until(lambda: state_of(process.pid), lambda state: state == "Z")
     for handle in ends:
         handle.restore()
         assert handle.restored()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.agent.wire import ENV_RUN_ID
@@ -86,34 +87,32 @@ def test_heals_an_owner_and_leaves_the_rest(reaper: Reaper, run_dir: Path, spawn
     assert [each.record for each in reaper.heal_all()] == ["b"]
 
 
-def test_time_limit(reaper: Reaper, run_dir: Path, spawn: Any, state_of: Any, eventually: Any) -> None:
+def test_time_limit(reaper: Reaper, run_dir: Path, spawn: Any, state_of: Any) -> None:
     """A fault that nobody takes back is taken back when its time is over, and told at the next occasion."""
     victim = spawn()
     reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x", limit_s=0.2)
     _stop(victim.pid)
-    eventually(lambda: _states(run_dir)["a"], State.VERIFIED)
+    wait_until(lambda: _states(run_dir)["a"], lambda state: state == State.VERIFIED)
     assert state_of(victim.pid) in RUNS
     with pytest.raises(UndoError, match="taken back already"):
         reaper.mark("a", "maybe_applied")
     _stop(victim.pid)
     with pytest.raises(UndoError, match="taken back already"):
         reaper.mark("a", "applied")
-    eventually(lambda: state_of(victim.pid) in RUNS)
+    wait_until(lambda: state_of(victim.pid) in RUNS)
     assert [each.verified for each in reaper.heal("x")] == [True]
 
 
-def test_time_limit_of_a_fault_that_has_been_applied(
-    reaper: Reaper, spawn: Any, state_of: Any, eventually: Any
-) -> None:
+def test_time_limit_of_a_fault_that_has_been_applied(reaper: Reaper, spawn: Any, state_of: Any) -> None:
     """A fault may wait long for its trigger and then last but shortly: the limit is counted again from there."""
     victim = spawn()
     reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x", limit_s=600.0)
     _stop(victim.pid)
     reaper.mark("a", "applied", limit_s=0.1)
-    eventually(lambda: state_of(victim.pid) in RUNS)
+    wait_until(lambda: state_of(victim.pid) in RUNS)
 
 
-def test_what_is_lost_is_known_at_once(run_dir: Path, eventually: Any) -> None:
+def test_what_is_lost_is_known_at_once(run_dir: Path) -> None:
     """Long after the guard, and without another request: whoever asks before a fault is told that it is gone."""
     with Reaper.start(run_dir, "test") as reaper:
         reaper.check()
@@ -125,7 +124,7 @@ def test_what_is_lost_is_known_at_once(run_dir: Path, eventually: Any) -> None:
                 return False
             return True
 
-        eventually(gone)
+        wait_until(gone)
 
 
 def test_irreversible(reaper: Reaper, run_dir: Path) -> None:
@@ -205,14 +204,14 @@ def test_close_leaves_no_process(run_dir: Path, spawn: Any, state_of: Any) -> No
     assert reaper.close() == []
 
 
-def test_the_reaper_dies(run_dir: Path, spawn: Any, state_of: Any, eventually: Any) -> None:
+def test_the_reaper_dies(run_dir: Path, spawn: Any, state_of: Any) -> None:
     """Without its reaper the harness guards nothing more, and heals by itself from the log."""
     victim = spawn()
     with Reaper.start(run_dir, "test") as reaper:
         reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x")
         _stop(victim.pid)
         os.kill(reaper.pid, signal.SIGKILL)
-        eventually(lambda: state_of(reaper.pid), "Z")
+        wait_until(lambda: state_of(reaper.pid), lambda state: state == "Z")
         with pytest.raises(UndoError, match="reaper is gone"):
             reaper.guard("b", [JobProcesses("none")], owner="x")
         assert [(each.record, each.verified) for each in reaper.heal("x")] == [("a", True)]
@@ -329,35 +328,31 @@ def _assert_clean(run_dir: Path, run_id: str, victim: int, state_of: Any) -> Non
 
 
 @pytest.mark.parametrize("point", ["before guard", "after guard", "after apply", "after heal"])
-def test_the_harness_dies(
-    machine: tuple[Path, str, int], spawn: Any, state_of: Any, eventually: Any, point: str
-) -> None:
+def test_the_harness_dies(machine: tuple[Path, str, int], spawn: Any, state_of: Any, point: str) -> None:
     """SIGKILL to the harness, wherever it is: the reaper heals everything and leaves."""
     run_dir, run_id, victim = machine
     harness = spawn(sys.executable, str(STAND_IN), str(run_dir), run_id, str(victim), point)
     reaper = json.loads(harness.stdout.readline())["reaper"]
     assert harness.stdout.readline().strip() == point
     harness.kill()
-    eventually(lambda: state_of(reaper) in ("", "Z"))
+    wait_until(lambda: state_of(reaper) in ("", "Z"))
     _assert_clean(run_dir, run_id, victim, state_of)
 
 
 @pytest.mark.parametrize("lines", range(1, 10))
-def test_the_harness_dies_at_any_line(
-    machine: tuple[Path, str, int], spawn: Any, state_of: Any, eventually: Any, lines: int
-) -> None:
+def test_the_harness_dies_at_any_line(machine: tuple[Path, str, int], spawn: Any, state_of: Any, lines: int) -> None:
     """SIGKILL to the harness as soon as its undo log has so many lines, in the middle of healing too."""
     run_dir, run_id, victim = machine
     harness = spawn(sys.executable, str(STAND_IN), str(run_dir), run_id, str(victim), "never")
     log = path_of(run_dir)
-    eventually(lambda: log.exists() and log.read_bytes().count(b"\n") >= lines)
+    wait_until(lambda: log.exists() and log.read_bytes().count(b"\n") >= lines)
     harness.kill()
     reaper = json.loads(log.read_bytes().splitlines()[0])["reaper"][0]
-    eventually(lambda: state_of(reaper) in ("", "Z"))
+    wait_until(lambda: state_of(reaper) in ("", "Z"))
     _assert_clean(run_dir, run_id, victim, state_of)
 
 
-def test_the_harness_dies_during_a_heal(run_dir: Path, python: Any, spawn: Any, state_of: Any, eventually: Any) -> None:
+def test_the_harness_dies_during_a_heal(run_dir: Path, python: Any, spawn: Any, state_of: Any) -> None:
     """A heal that is under way when the harness dies is finished, and the rest is healed after it."""
     (run_dir / "data").write_text("good")
     fifo, victim = run_dir / "fifo", spawn()
@@ -381,13 +376,13 @@ def test_the_harness_dies_during_a_heal(run_dir: Path, python: Any, spawn: Any, 
         writers.extend(_opened(fifo))
         return bool(writers)
 
-    eventually(restoring)
+    wait_until(restoring)
     harness.kill()
     harness.wait()
     os.write(writers[0], b"not the copy")
     _close_all(writers)
     # It is tried once more when the harness is gone, and the copy opened again.
-    eventually(lambda: (_close_all(_opened(fifo)), state_of(reaper))[1] in ("", "Z"))
+    wait_until(lambda: (_close_all(_opened(fifo)), state_of(reaper))[1] in ("", "Z"))
     assert state_of(victim.pid) in RUNS
     assert _states(run_dir) == {"stop": State.VERIFIED, "slow": State.FAILED}
 
@@ -406,7 +401,7 @@ def _close_all(fds: list[int]) -> list[int]:
     return fds
 
 
-def test_both_die(machine: tuple[Path, str, int], spawn: Any, state_of: Any, eventually: Any) -> None:
+def test_both_die(machine: tuple[Path, str, int], spawn: Any, state_of: Any) -> None:
     """With harness and reaper both dead, healing from the log leaves the machine clean."""
     run_dir, run_id, victim = machine
     harness = spawn(sys.executable, str(STAND_IN), str(run_dir), run_id, str(victim), "after apply")
@@ -415,14 +410,14 @@ def test_both_die(machine: tuple[Path, str, int], spawn: Any, state_of: Any, eve
     os.kill(reaper, signal.SIGKILL)
     harness.kill()
     harness.wait()
-    eventually(lambda: state_of(reaper) in ("", "Z"))
-    eventually(lambda: state_of(victim), "T")
+    wait_until(lambda: state_of(reaper) in ("", "Z"))
+    wait_until(lambda: state_of(victim), lambda state: state == "T")
     assert [each.verified for each in heal_from_log(run_dir)] == [True] * 4
     _assert_clean(run_dir, run_id, victim, state_of)
     assert heal_from_log(run_dir) == []
 
 
-def test_a_forked_child_does_not_keep_the_reaper(run_dir: Path, python: Any, state_of: Any, eventually: Any) -> None:
+def test_a_forked_child_does_not_keep_the_reaper(run_dir: Path, python: Any, state_of: Any) -> None:
     """A process forked off the harness holds the socket open; the reaper sees the harness's death all the same."""
     code = (
         "import os, sys, time\nfrom pathlib import Path\nfrom torchaos.harness.undo.client import Reaper\n"
@@ -433,7 +428,7 @@ def test_a_forked_child_does_not_keep_the_reaper(run_dir: Path, python: Any, sta
     reaper, child = map(int, harness.stdout.readline().split())
     harness.kill()
     harness.wait()
-    eventually(lambda: state_of(reaper) in ("", "Z"))
+    wait_until(lambda: state_of(reaper) in ("", "Z"))
     os.kill(child, signal.SIGKILL)
 
 

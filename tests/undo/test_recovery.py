@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from waiting import wait_until
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.cli import cli
@@ -44,7 +45,7 @@ class Killed:
 
 
 @pytest.fixture
-def killed(tmp_path: Path, spawn: Any, state_of: Any, eventually: Any) -> Killed:
+def killed(tmp_path: Path, spawn: Any, state_of: Any) -> Killed:
     run_dir, run_id, victim = tmp_path / "run", f"recover-{os.getpid()}-{tmp_path.name}", spawn()
     for folder in ("job", "undo"):
         (run_dir / folder).mkdir(parents=True, mode=0o700)
@@ -55,8 +56,8 @@ def killed(tmp_path: Path, spawn: Any, state_of: Any, eventually: Any) -> Killed
     os.kill(reaper, signal.SIGKILL)
     harness.kill()
     harness.wait()
-    eventually(lambda: state_of(reaper) in ("", "Z"))
-    eventually(lambda: state_of(victim.pid) == "T")  # a signal is acted on once its process is given a core
+    wait_until(lambda: state_of(reaper) in ("", "Z"))
+    wait_until(lambda: state_of(victim.pid) == "T")  # a signal is acted on once its process is given a core
     return Killed(run_id, run_dir, victim.pid, run_dir / "job" / "data", harness.pid, reaper)
 
 

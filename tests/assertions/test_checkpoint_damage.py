@@ -109,6 +109,44 @@ def test_fell_back_too_far(trainer: Any, op: str) -> None:
     )
 
 
+def test_a_stale_tracker_that_the_job_saw_through_was_felt(trainer: Any) -> None:
+    """It went on from the newest checkpoint though the tracker named another: nothing is lost, and it was felt."""
+    record = _record(trainer, op="text")
+    assert _judge(record).outcome is Outcome.PASSED
+    evidence = damage.felt(record, "damage")
+    assert evidence
+    assert "went on from the newest checkpoint all the same" in evidence.what
+
+
+def test_what_is_loaded_after_the_first_step_is_no_resume(trainer: Any) -> None:
+    """It fell back to a whole checkpoint, and looked into the damaged one later: no step is built on that."""
+    made = _record(trainer, back=1)
+    loaded = next(e for e in made.events if e.kind is Kind.LOAD_END and e.attempt == 1)
+    step = next(e for e in made.events if e.kind is Kind.STEP and (e.attempt, e.rank, e.step) == (1, 0, 3))
+    late = replace(
+        loaded, data={**loaded.data, "path": f"{ROOT}/step-15"}, mono_s=step.mono_s + 1e-4, step=3, seq=30_000
+    )
+    events = tuple(sorted((*made.events, late), key=lambda event: event.mono_s))
+    assert _judge(replace(made, events=events)).outcome is Outcome.PASSED
+    assert [one.did for one in damage.meetings(replace(made, events=events))] == [Did.FELL_BACK]
+
+
+def test_a_file_that_was_damaged_under_another_name_is_found(trainer: Any) -> None:
+    """Damaged while it was saved, it got its final name from the job afterwards; that is what was loaded."""
+    made, folder = _record(trainer), f"{ROOT}/half-written"
+    damaged = next(e for e in made.events if e.data.get("what") == "damaged")
+    about = {"file": f"{folder}/__0_0.distcp", "checkpoint": folder, "step": None}
+    moved = {"what": "renamed", "effect": "renamed", "file": about["file"], "to": f"{ROOT}/step-15/__0_0.distcp"}
+    for fault, outcome in (("damage", Outcome.FAILED), ("another", Outcome.PASSED)):
+        new = [
+            replace(damaged, data={**damaged.data, **about}),
+            replace(damaged, seq=20_000, mono_s=damaged.mono_s + 1e-4, data={**moved, "fault": fault}),
+        ]
+        events = (*(e for e in made.events if e is not damaged), *new)
+        finding = _judge(replace(made, events=tuple(sorted(events, key=lambda event: event.mono_s))))
+        assert finding.outcome is outcome, finding.reason
+
+
 @pytest.mark.parametrize(("other", "step", "outcome"), [("step-15", 15, "passed"), ("step-14", 14, "failed")])
 def test_a_checkpoint_of_several_files_is_not_whole_without_one_of_them(
     trainer: Any, other: str, step: int, outcome: str

@@ -12,6 +12,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Finding, Outcome
 from torchaos.harness.judging.agreement import wants_more
 from torchaos.harness.judging.contents import checkpoints_of
+from torchaos.harness.judging.pairing import pairs
 from torchaos.harness.judging.verdict import verdict_of
 from torchaos.harness.plan import PlannedJob
 from torchaos.harness.record import Record
@@ -76,11 +77,21 @@ def test_a_torn_leftover_is_borne_with_only_when_superseded(trainer: Any) -> Non
     torn = _one(18, path=".step-18.tmp", complete=False, loadable=False, problem="no metadata")
     finding = _judge(trainer, _inventory(torn), _inventory())
     assert (finding.outcome, "1 torn and superseded: .step-18.tmp" in finding.reason) == (Outcome.PASSED, True)
+    alone = _judge(trainer, _inventory(torn))
+    assert (alone.outcome, alone.measured) == (Outcome.PASSED, {"checkpoints": 7, "torn": 1})
     newest = _judge(trainer, _inventory(_one(30, complete=False, loadable=False, problem="no metadata")), _inventory())
     assert (newest.outcome, "the newest checkpoint, step-30 (step 30), is torn" in newest.reason) == (
         Outcome.FAILED,
         True,
     )
+
+
+def test_a_torn_leftover_of_no_known_step_is_superseded_by_any(trainer: Any) -> None:
+    """Which step it was of nobody can tell, and a whole one is there to resume from."""
+    torn = {**_one(0), "path": ".tmp", "step": None, "complete": False, "loadable": False, "problem": "no metadata"}
+    assert _judge(trainer, _inventory(torn), _inventory()).outcome is Outcome.PASSED
+    alone = _judge(trainer, _inventory(torn, steps=()), _inventory())
+    assert (alone.outcome, "is torn" in alone.reason) == (Outcome.FAILED, True), alone.reason
 
 
 def test_no_checkpoint_and_no_inventory(trainer: Any) -> None:
@@ -136,6 +147,20 @@ def test_other_contents_fail_by_name(trainer: Any, changed: dict[str, Any], word
     assert (finding.outcome, words in finding.reason) == (Outcome.FAILED, True), finding.reason
     assert "it is state that no loss shows" in finding.reason
     assert finding.measured["step"] == 20
+
+
+def test_a_checkpoint_under_another_name_is_the_one_that_holds_the_same(trainer: Any) -> None:
+    """A trainer that finds its usual name taken writes beside it: more than half of the entries have to be in both."""
+    names = [f"layer{number}" for number in range(5)]
+    theirs = dict.fromkeys(names, "x")  # and the value `step`, which both have
+    for shared, paired in ((5, True), (3, True), (2, False)):
+        ours = {name if place < shared else f"other-{name}": "x" for place, name in enumerate(names)}
+        kept, new = _one(20, tensors=theirs), {**_one(20, tensors=ours), "path": "step-20-v1"}
+        run = trainer().record(inventory=_inventory(new, steps=(5, 10, 15)))
+        twin = trainer().record(inventory=_inventory(kept, steps=(5, 10, 15, 20)))
+        found = pairs(checkpoints_of(run) or [], checkpoints_of(twin) or [])
+        assert (("step-20-v1", "step-20") in [(one.path, other.path) for one, other in found]) is paired
+        assert len(found) == 3 + paired
 
 
 def test_entries_in_which_twins_differ_are_not_compared(trainer: Any) -> None:

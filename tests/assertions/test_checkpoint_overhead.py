@@ -26,6 +26,7 @@ def test_measured_and_bounded(trainer: Any) -> None:
     assert (measured["checkpoints"], measured["blocked"]) == (6, 0.5)
     assert measured["blocked_share"] == pytest.approx(3.0 / measured["training_s"])
     for name in ("blocked", "blocked_share", "writing_share"):
+        assert CheckpointOverhead(**{name: measured[name]}).judge(run, []).outcome is Outcome.PASSED  # it is allowed
         above, below = ({name: measured[name] * factor} for factor in (1.01, 0.99))
         assert CheckpointOverhead(**above).judge(run, []).outcome is Outcome.PASSED
         finding = CheckpointOverhead(**below).judge(run, [])

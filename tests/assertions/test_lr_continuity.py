@@ -138,3 +138,16 @@ def test_another_number_of_groups_can_not_be_judged(trainer: Any, rates: list[fl
         ]  # fmt: skip
         finding = LrContinuity().judge(changed[0], changed[1:])
         assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
+def test_ranks_with_other_numbers_of_steps_are_not_failed(trainer: Any) -> None:
+    """Uneven inputs under Join: in the twin too rank 1 makes fewer steps, so a difference says nothing of a defect."""
+    twin = trainer().record()
+    uneven = replace(twin, events=tuple(
+        e for e in twin.events if not (e.kind is Kind.STEP and e.rank == 1 and (e.step or 0) > 25)
+    ))  # fmt: skip
+    run = _with_rates(trainer(kills=KILL).record(), _times(0.5))
+    assert LrContinuity().judge(run, [twin]).outcome is Outcome.FAILED
+    finding = LrContinuity().judge(run, [uneven])
+    assert (finding.outcome, "different numbers of steps" in finding.reason) == (Outcome.INCONCLUSIVE, True)
+    assert finding.reason.startswith("the learning rate")

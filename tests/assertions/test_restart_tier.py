@@ -31,6 +31,7 @@ def test_in_place(trainer: Any) -> None:
     assert isinstance(RestartTier(), Assertion)
     finding = RestartTier(most="in_place").judge(trainer(kills=KILL).record(), [])
     assert (finding.outcome, finding.measured["tier"]) == (Outcome.PASSED, "in_place")
+    assert finding.bound == {"most": "in_place", "least": "none"}
     finding = RestartTier(least="node_replaced").judge(trainer(kills=KILL).record(), [])
     assert (finding.outcome, "at least node_replaced was expected" in finding.reason) == (Outcome.FAILED, True)
 
@@ -70,6 +71,18 @@ def test_steps_under_notice_are_no_recovery(trainer: Any) -> None:
     fault = PlannedFault("kill", "node.preempt", "node", Target((1,), (0,)), After(), {}, "", "Preempt")
     noticed = replace(run, events=events, plan=replace(run.plan, faults=(fault,)))
     assert RestartTier(least="resubmitted").judge(noticed, []).outcome is Outcome.PASSED
+
+
+def test_the_worst_of_one_fault_that_landed_twice(trainer: Any) -> None:
+    """Its own tier is the highest that one of its landings needed, though the other needed none."""
+    run = trainer(kills=KILL).record()
+    hit = next(e for e in run.events if e.kind is Kind.APPLYING)
+    later = next(e for e in run.events if e.kind is Kind.STEP and (e.attempt, e.rank, e.step) == (1, 1, 7))
+    again = replace(hit, source=later.source, mono_s=later.mono_s + 1e-4, attempt=1, data={**hit.data, "pid": 1})
+    events = tuple(sorted((*run.events, again), key=lambda e: e.mono_s))
+    finding = RestartTier(most="none").judge(replace(run, events=events), [])
+    assert (finding.outcome, finding.measured) == (Outcome.FAILED, {"tier": "in_place", "kill": "in_place"})
+    assert finding.reason.startswith("kill in attempt 0: the job was restarted in place")
 
 
 def test_the_worst_of_several(trainer: Any) -> None:

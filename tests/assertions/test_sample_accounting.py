@@ -10,7 +10,7 @@ import pytest
 
 from torchaos.assertions.sample_accounting import SampleAccounting
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Assertion, Outcome
+from torchaos.harness.contracts import Assertion, First, Outcome, What
 
 KILL = [(18, 1)]
 
@@ -83,8 +83,10 @@ def test_without_a_twin_redone_steps_and_repeats_are_seen(trainer: Any) -> None:
     assert (healthy.outcome, "can't be told" in healthy.reason) == (Outcome.PASSED, True)
     broken = SampleAccounting().judge(trainer(kills=KILL, broken=frozenset({"sampler"})).record(), [])
     assert (broken.outcome, "samples 0-7 were consumed twice" in broken.reason) == (Outcome.FAILED, True)
+    assert broken.first == First(What.SAMPLES, 16)
     replay = SampleAccounting().judge(trainer(kills=[(11, 1)], broken=frozenset({"sampler"})).record(), [])
     assert (replay.outcome, "twice in one epoch" in replay.reason) == (Outcome.FAILED, True)
+    assert replay.first == First(What.SAMPLES, 11)
     assert SampleAccounting().judge(trainer(kills=[(16, 1)]).record(), []).outcome is Outcome.INCONCLUSIVE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 
 from torchaos.assertions.sdc_detected import SdcDetected
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Outcome
-from torchaos.harness.judging.corruption import seen_by_others, seen_by_twin
+from torchaos.harness.contracts import Assertion, Outcome, Target
+from torchaos.harness.judging.corruption import seen_by_others, seen_by_twin, sightings
+from torchaos.harness.plan import After, PlannedFault
 from torchaos.harness.record import Record
 
 Bad = Callable[[int, int, int], bool]  # rank, attempt, global step
@@ -91,6 +93,56 @@ def test_replicas_that_differ_are_found_and_what_was_saved_of_them_fails(trainer
     finding = SdcDetected().judge(with_state(base, lambda r, a, s: r == 1 and s >= 18, fault=18), [twin])
     assert finding.outcome is Outcome.FAILED
     assert "step-20, saved after step 20" in finding.reason
+
+
+def test_steps_are_counted_from_the_corruption(trainer: Any, twin: Record) -> None:
+    """A fault of another family that landed before it has nothing to be found by its state."""
+    base = trainer().record(inventory=inventory())
+    tenth = next(e for e in base.events if e.kind is Kind.STEP and (e.rank, e.step) == (1, 10))
+    data = {"fault": "wait", "phase": None, "global_step": 11, "pid": 1001}
+    early = Event(Kind.APPLYING, "rank1-a0", 90_002, 0.0, tenth.mono_s + 1e-4, 1, 0, None, data)
+    run = with_state(base, lambda r, a, s: r == 1 and s in (18, 19), fault=18, more=(early,))
+    faults = tuple(
+        PlannedFault(name, inject, "rank", Target((1,)), After(), {}, "", "")
+        for name, inject in (("wait", "process.freeze"), ("flip", "numeric.parameter"))
+    )
+    finding = SdcDetected(within=1).judge(replace(run, plan=replace(run.plan, faults=faults)), [twin])
+    assert (finding.outcome, finding.measured["after_steps"]) == (Outcome.PASSED, 1), finding.reason
+
+
+def test_a_checkpoint_that_nobody_saw_saved_is_looked_at_too(trainer: Any, twin: Record) -> None:
+    """Of a format whose saves are not seen: without a restart, the attempt that was hit saved what lies there."""
+    run = with_state(trainer().record(inventory=inventory(20)), lambda r, a, s: r == 1 and s == 18, fault=18)
+    quiet = replace(run, events=tuple(e for e in run.events if e.kind not in (Kind.SAVE_BEGIN, Kind.SAVE_END)))
+    finding = SdcDetected().judge(quiet, [twin])
+    assert (finding.outcome, "step-20 differs from the twin's in weight" in finding.reason) == (Outcome.FAILED, True)
+
+
+def test_a_loss_that_is_no_number_is_a_sighting(trainer: Any) -> None:
+    """Of the first step whose loss is not finite, and not of one before the fault."""
+    base = with_state(trainer().record(), fault=18)
+    hit = next(e for e in base.events if e.kind is Kind.APPLYING)
+    for since, step in ((hit.mono_s, 19), (0.0, 3)):
+        blown = replace(base, events=tuple(
+            replace(e, data={**e.data, "losses": [math.inf]}) if e.kind is Kind.STEP and e.step in (3, 19) else e
+            for e in base.events
+        ))  # fmt: skip
+        assert [(one.who, one.step) for one in sightings(blown, since)] == [("loss", step)]
+
+
+def test_another_ranks_gradients_are_evidence(trainer: Any) -> None:
+    """A norm that can't be right on a rank that was not hit shows that the fault was felt; one of the rank that was hit
+    does not, nor one that was there before."""
+    base = with_state(trainer().record(), fault=18)
+    hit = next(e for e in base.events if e.kind is Kind.APPLYING)
+    said = {"text": "the gradient's norm is 1e9", "norm": 1e9}
+    for rank, after_s, felt in ((0, 0.01, True), (1, 0.01, False), (0, -0.01, False)):
+        spike = Event(Kind.NOTE, "spy", 90_003, 0.0, hit.mono_s + after_s, rank, 0, None, said)
+        found = seen_by_others(replace(base, events=(*base.events, spike)), "flip")
+        assert (found is not None) is felt
+        if found:
+            assert found.events == (("spy", 90_003),)
+            assert "parameter 0, element 0: 1.0 became 2.0; on rank 0, which was not hit" in found.what
 
 
 def test_state_that_all_replicas_share_is_found_by_nobody(trainer: Any, twin: Record) -> None:

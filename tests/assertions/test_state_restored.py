@@ -37,6 +37,16 @@ def test_what_is_not_put_back_fails(trainer: Any, sharded: bool, worlds: dict[in
     assert "after step 10" in found.reason
 
 
+def test_a_resume_from_nobody_knows_where_is_inconclusive(trainer: Any) -> None:
+    """With no load, counter, sample or loss to tell, no step of the earlier attempt can be the one it went on from."""
+    blind = {f"{name}_seen": False for name in ("loads", "counters", "samples", "losses")}
+    found = judged(trainer, **blind)
+    assert (found.outcome, "nobody can say which global steps attempt 1 made" in found.reason) == (
+        Outcome.INCONCLUSIVE,
+        True,
+    )
+
+
 def test_parts_that_do_not_add_up_are_inconclusive(trainer: Any) -> None:
     """Every rank holds other parameters under no scheme that is known: nobody can say what the whole was."""
     found = judged(trainer, parts=True)

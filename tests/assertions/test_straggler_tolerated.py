@@ -62,6 +62,15 @@ def test_within_the_bound_it_passes(trainer: Any) -> None:
     assert finding.outcome is Outcome.PASSED, finding.reason
 
 
+def test_a_fault_that_is_not_taken_back_is_on_until_the_end(trainer: Any) -> None:
+    """All steps from its landing on are compared, those after the others' end of it too."""
+    run, calm = stretched(trainer().record(), lambda step: 0.3 if step >= FIRST else 0.1), trainer().record()
+    run = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.ROLLED_BACK))
+    finding = StragglerTolerated(1.5).judge(run, [stretched(calm, even, fault=False)])
+    assert finding.outcome is Outcome.FAILED, finding.reason
+    assert finding.measured["slow_steps"] == list(range(FIRST, 31))
+
+
 def test_one_slow_step_does_not_make_the_mean(trainer: Any) -> None:
     """A single step of twice the length among nine is named, and tolerated."""
     finding = judge(trainer, lambda step: 0.2 if step == 15 else 0.1, even)

@@ -13,10 +13,13 @@ import yaml
 
 from torchaos.harness import registry
 from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Phase
 from torchaos.harness.contracts import Irreversible, UsageError
 from torchaos.harness.engine.permits import NotPermitted, Permits, beyond, check_network
 from torchaos.harness.plan import Plan
 from torchaos.harness.planner import make_plan
+from torchaos.harness.planner.targets import _DRAWN_PHASES
 from torchaos.harness.scenario import load
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process
@@ -72,6 +75,15 @@ def test_what_is_drawn_spares_the_never_list(planned: Planned) -> None:
     fault = {**KILL, "target": {"rank": "any"}}
     drawn = {planned(fault, limits, seed=seed).faults[0].target.ranks for seed in range(30)}
     assert drawn == {(1,), (3,)}
+
+
+def test_any_phase_is_drawn(planned: Planned) -> None:
+    """By the seed, of the phases of each step; a phase that is named is that one."""
+    fault = {**KILL, "when": {"step": 3, "phase": "any"}}
+    triggers = [planned(fault, seed=seed).faults[0].trigger for seed in range(30)]
+    assert {one.phase for one in triggers if isinstance(one, Moment)} == set(_DRAWN_PHASES)
+    named = planned({**KILL, "when": {"step": 3, "phase": "backward"}}).faults[0].trigger
+    assert named == Moment(1, 3, Phase.BACKWARD)
 
 
 def test_no_fault_lasts_longer_than_the_limit(planned: Planned) -> None:
@@ -152,6 +164,15 @@ def test_a_job_that_came_back_smaller_is_hit_no_more(planned: Planned) -> None:
     size[0] = 4
     with pytest.raises(NotPermitted, match="2 of 4 ranks"):
         permits.check([0, 1], [])
+
+
+def test_a_rank_counts_for_its_node(planned: Planned) -> None:
+    """With four ranks on a node, rank 3 is on node 0 and rank 4 on node 1; with one on each, rank 1 is."""
+    plan = planned(KILL, {"never": {"nodes": [1]}})
+    assert [rank for rank in range(8) if beyond(plan, [rank], [], 8)] == [4, 5, 6, 7]
+    assert [rank for rank in range(2) if beyond(plan, [rank], [], 2)] == [1]
+    spread = planned({**KILL, "target": {"rank": 0}}, {"nodes": 1})
+    assert beyond(spread, [], [0, 1], 8) == "the faults hit 2 nodes, and limits.nodes allows 1"
 
 
 def test_touches_nothing_that_is_not_the_jobs(planned: Planned, tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
 from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Outcome
-from torchaos.harness.history import Attempt, History, base_of, saved_as
+from torchaos.harness.history import Attempt, Execution, History, Load, base_of, saved_as
 from torchaos.harness.history.believing import Witness, decide
 from torchaos.harness.history.checkpoints import final_path
+from torchaos.harness.history.segments import may_begin
 from torchaos.harness.judging.recovery import recoveries
 from torchaos.harness.judging.unseen import why_unplaced
 from torchaos.harness.record import Record
@@ -48,6 +49,23 @@ def _load(path: str, before: Event, after: int, rank: int, told: int | None = No
     """A load that ended a moment before an event, `after` so many steps. `told`: the step in its contents."""
     data = {"path": path, "format": "torch", "ok": True, "numbers": {} if told is None else {"step": told}}
     return replace(before, kind=Kind.LOAD_END, mono_s=before.mono_s - 0.002, rank=rank, step=after, data=data)
+
+
+def test_between_two_steps_a_segment_begins_if_a_counter_jumps() -> None:
+    """Counters that go on by one, the scheduler's where there is one, say that nothing was loaded that counts. One that
+    does not says that something was, whatever its name; without counters, a number has to tell."""
+
+    def steps(opt: int | None, sched: int | None = None) -> dict[int, Execution]:
+        return {0: Execution(0, 0, 7, 0.0, opt_step=opt, sched_step=sched)}
+
+    named = Load("/x/step-5.pt", 0, 0, 0.0, True)
+    plain = replace(named, path="/x/weights.pt")
+    assert not may_begin([named], steps(7), steps(8))
+    assert not may_begin([named], steps(7, 3), steps(8, 4))
+    assert may_begin([plain], steps(7, 3), steps(8, 9))
+    assert may_begin([plain], steps(7), steps(6))
+    assert may_begin([named], steps(None), steps(None))
+    assert not may_begin([plain], steps(None), steps(None))
 
 
 def _told(history: History) -> dict[tuple[int, int], Any]:

@@ -162,6 +162,7 @@ def test_a_replica_that_is_not_healed_is_failed(trainer: Any) -> None:
     outcome, reason = said("parameter_digest", side_by_side(went_on(trainer), other), [twin], replicas_only=True)
     assert outcome is Outcome.FAILED
     assert "after step 21 the parameters of rank 0 in replica 1 are not those in replica 0" in reason
+    assert said("restarts", side_by_side(went_on(trainer), back), min=1)[1].startswith("replica 0: ")
     samples = iter(range(1000))
     again = altered(back, lambda data: {**data, **consumed(next(samples))})
     outcome, reason = said("sample_accounting", side_by_side(went_on(trainer), again), [twin])
@@ -169,6 +170,9 @@ def test_a_replica_that_is_not_healed_is_failed(trainer: Any) -> None:
     stale = side_by_side(went_on(trainer), later(healed(trainer, at=17), 0.1))
     outcome, reason = said("no_lost_work", stale, [twin])
     assert (outcome, "went on from step 17, though another replica" in reason) == (Outcome.FAILED, True), reason
+    both = side_by_side(went_on(trainer), healed(trainer), later(healed(trainer, at=17), 0.1))
+    outcome, reason = said("no_lost_work", both, [side_by_side(*[went_on(trainer)] * 3)])
+    assert (outcome, "of replica 2 went on from step 17" in reason) == (Outcome.FAILED, True), reason
 
 
 def altered(run: Record, change: Any) -> Record:

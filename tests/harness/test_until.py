@@ -15,6 +15,7 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.engine.due import after_is_due
 from torchaos.harness.engine.seldom import SHARE, Seldom
 from torchaos.harness.history import History
+from torchaos.harness.history.uptime import new_steps
 from torchaos.harness.judging.going_on import SETTLED
 from torchaos.harness.plan import After
 from torchaos.harness.planner import make_plan
@@ -84,6 +85,35 @@ def test_a_delay_is_waited_for(trainer: Any, fault: str | None) -> None:
     assert not after_is_due(after, run.events, start)
     assert not after_is_due(after, run.events, start + 4.99)
     assert after_is_due(after, run.events, start + 5.0)
+
+
+def test_felt_is_the_end_of_a_process_that_was_hit(trainer: Any) -> None:
+    """Neither the landing itself nor the end of another process is that."""
+    run = trainer(kills=[(18, 1)]).record()
+    hit = next(run.of_kind(Kind.APPLYING))
+    gone = next(e for e in run.of_kind(Kind.RANK_EXITED) if e.data["pid"] == hit.data["pid"])
+    before = [e for e in run.events if e.mono_s < gone.mono_s]
+    other = replace(gone, data={**gone.data, "pid": 1}, mono_s=gone.mono_s - 0.001)
+    earlier = replace(gone, mono_s=hit.mono_s - 0.001)  # the pid of a process that had been there before
+    after = After(0.0, "kill", "felt")
+    assert not after_is_due(after, [*before, earlier, other], gone.mono_s)
+    assert after_is_due(after, [*before, gone], gone.mono_s)
+
+
+def test_so_many_checkpoints_are_waited_for(trainer: Any) -> None:
+    """Saves of rank 0 that worked, since the launch or since the other fault; the delay begins with the last one."""
+    run = trainer(kills=[(18, 1)]).record()
+    saves = [e.mono_s for e in run.of_kind(Kind.SAVE_END) if e.rank == 0]
+    hit_s = next(run.of_kind(Kind.APPLYING)).mono_s
+    for fault, nth in ((None, saves[1]), ("kill", [at for at in saves if at > hit_s][1])):
+        after = After(0.5, fault, checkpoints=2)
+        assert not after_is_due(after, [e for e in run.events if e.mono_s < nth], nth + 9.0)
+        assert not after_is_due(after, run.events, nth + 0.499)
+        assert after_is_due(after, run.events, nth + 0.5)
+    failed = [replace(e, data={**e.data, "ok": False}) if e.kind is Kind.SAVE_END else e for e in run.events]
+    others = [e for e in run.events if e.kind is not Kind.SAVE_END or e.rank != 0]
+    for events in (failed, others):
+        assert not after_is_due(After(0.0, checkpoints=2), events, saves[-1] + 9.0)
 
 
 def test_no_sooner_than_so_long_after_the_launch(trainer: Any) -> None:
@@ -199,6 +229,13 @@ def test_a_job_that_died_again_has_not_recovered(trainer: Any) -> None:
     again = next(e.mono_s for e in events if e.kind is Kind.STEP and e.attempt == 2 and e.step == 24 - 20)
     assert Recovered(0.0, ["kill"]).holds([e for e in events if e.mono_s <= again], again)
     assert not Recovered(5.0, ["kill"]).holds([e for e in events if e.mono_s <= again], again + 4.0)
+
+
+def test_all_steps_are_new_after_an_attempt_that_made_none(trainer: Any) -> None:
+    """It died in its first step: the next attempt's first step had not been made before."""
+    history = trainer(kills=[(1, 1)]).record().history
+    assert len(new_steps(history)) == 2 * 30
+    assert len(new_steps(trainer(kills=[(18, 1)]).record().history)) == 2 * 13
 
 
 def test_a_job_that_stands_still_has_no_rest(trainer: Any) -> None:

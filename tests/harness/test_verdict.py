@@ -222,6 +222,21 @@ def test_what_was_guarded_again_must_be_taken_back_again(trainer: Any) -> None:
     assert judged(plus(run, *guards, back, at(end, Kind.ROLLED_BACK, ROLLED_BACK, 1.0))).verdict is Verdict.PASSED
 
 
+@pytest.mark.parametrize("asserts", [("restarts",), ("clean_exit",)])
+def test_what_could_not_be_taken_back_is_said_beside_any_verdict(trainer: Any, asserts: tuple[str, ...]) -> None:
+    """A run that would pass is an error; one that does not keeps its verdict and reason, and the exit code says it."""
+    run = trainer(kills=[(18, 1)]).record()
+    back = at(run.events[-1], Kind.ROLLED_BACK, {"fault": "kill", "verified": False, "reason": "the disk is gone"})
+    was, result = judged(run, asserts=asserts), judged(plus(run, back), asserts=asserts)
+    assert result.exit_code is ExitCode.ROLLBACK
+    assert result.cases[-1].verdict is Verdict.ERROR
+    assert result.cases[-1].reason == "kill could not be taken back: the disk is gone"
+    if was.verdict is Verdict.PASSED:
+        assert (result.verdict, result.decided_by) == (Verdict.ERROR, "rollback")
+    else:
+        assert (result.verdict, result.reason) == (was.verdict, was.reason)
+
+
 def test_a_run_without_an_end_is_never_passed(trainer: Any) -> None:
     """The harness was killed in the middle: what is there looks well, and nobody knows the rest."""
     run = trainer(kills=[(18, 1)]).record()
@@ -443,6 +458,7 @@ def test_a_result_names_the_case_that_decided(trainer: Any) -> None:
     """None where it passed; results from before the field say it by their reason."""
     run = trainer(kills=[(18, 1)]).record()
     assert judged(run).decided_by == ""
+    assert judged(plus(run, at(run.events[-1], Kind.STOPPED, {"reason": "Ctrl-C"}))).decided_by == ""
     result = judged(run, asserts=("restarts", "clean_exit"))
     assert result.decided_by == "clean_exit"
     raw = result.to_json()

@@ -1,0 +1,63 @@
+"""What proves that a fault was felt by the processes that it hit, and what does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.judging.evidence import gone, stopped
+from torchaos.harness.record import Record
+
+
+def _hits(run: Record) -> tuple[Record, Event, Event]:
+    """A fault `both` at the processes of both ranks, after step 10: rank 0's and rank 1's landing."""
+    near = next(e for e in run.events if e.kind is Kind.STEP and (e.rank, e.step) == (1, 10))
+    pids = {e.rank: e.data["pid"] for e in run.of_kind(Kind.RANK_UP)}
+    hits = [
+        Event(Kind.APPLYING, "harness", 10_000 + rank, 0.0, near.mono_s + 1e-4, rank, 0,
+              data={"fault": "both", "phase": None, "global_step": None, "pid": pids[rank]})
+        for rank in (0, 1)
+    ]  # fmt: skip
+    return replace(run, events=(*run.events, *hits)), hits[0], hits[1]
+
+
+def test_all_that_were_hit_have_to_be_gone(trainer: Any) -> None:
+    """With whatever exit code. One that is still there is no proof, nor the end of another process, nor that of one
+    that had the pid before."""
+    run, first, second = _hits(trainer().record())
+    ends = {e.data["pid"]: e for e in run.of_kind(Kind.RANK_EXITED)}
+    own, other = ends[first.data["pid"]], ends[second.data["pid"]]
+    found = gone(run, "both")
+    assert found
+    assert found.what == f"pid {first.data['pid']}, {second.data['pid']} left"
+    assert found.events == ((own.source, own.seq), (other.source, other.seq))
+    before = replace(other, mono_s=second.mono_s - 1.0)
+    stranger = replace(other, data={**other.data, "pid": 1})
+    for instead in ((), (before,), (stranger,)):
+        assert gone(replace(run, events=(*(e for e in run.events if e is not other), *instead)), "both") is None
+    assert gone(run, "another") is None
+
+
+def _state(hit: Event, letter: str, after_s: float, pid: int | None = None) -> Event:
+    data = {"pid": hit.data["pid"] if pid is None else pid, "state": letter}
+    return Event(Kind.RANK_STATE, "probe", 20_000 + (hit.rank or 0), 0.0, hit.mono_s + after_s, hit.rank, 0, data=data)
+
+
+@pytest.mark.parametrize(
+    ("letter", "after_s", "pid", "proof"),
+    [("T", 0.5, None, True), ("S", 0.5, None, False), ("T", -0.5, None, False), ("T", 0.5, 1, False)],
+)
+def test_all_that_were_hit_have_to_be_seen_stopped(
+    trainer: Any, letter: str, after_s: float, pid: int | None, proof: bool
+) -> None:
+    """By the kernel, after the landing, each of them by its own pid."""
+    run, first, second = _hits(trainer().record())
+    seen = (_state(first, "T", 0.5), _state(second, letter, after_s, pid))
+    found = stopped(replace(run, events=(*run.events, *seen)), "both")
+    assert (found is not None) is proof
+    if found:
+        assert found.what == f"the kernel showed pid {first.data['pid']}, {second.data['pid']} as stopped"
+        assert found.events == (("probe", 20_000), ("probe", 20_001))

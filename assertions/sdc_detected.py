@@ -67,7 +67,7 @@ class SdcDetected:
             found = f"; {_told(seen[0], since_s, run)}" if seen else "; nobody found it"
             return failed(f"bad state reached a checkpoint: {saved}{found}")
         later = [step for step in bad if step.attempt > hit.attempt]
-        if later and saved is None:
+        if later:
             return inconclusive(
                 f"the job resumed from good state, and after step {later[0].number} it is not the twin's all the same: "
                 "sums in another order may be all that differs; see loss_continuity"

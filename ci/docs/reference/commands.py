@@ -15,10 +15,13 @@ from .markdown import code, default, table
 
 ABOUT = """# The command line
 
-`torchaos COMMAND --help` says the same of one command. What it exits with: [exit codes](exit-codes.md).
+This page lists every command and its options. It is for engineers who run torchaos from a shell or a script;
+`torchaos COMMAND --help` prints the same, and the [exit codes](exit-codes.md) have a page of their own.
 """
 
 CODES = """# Exit codes
+
+This page lists the exit codes of torchaos. It is for engineers whose scripts read them.
 
 | exit code | |
 |---|---|

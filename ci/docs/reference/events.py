@@ -9,12 +9,15 @@ from .markdown import code, doc, table
 
 ABOUT = """# The events of the journal
 
-A run's journal is the files `events/*.jsonl` in its directory: one JSON object a line, one writer a file, merged on
-reading. Each line has this envelope:
+This page lists every kind of event in a run's journal, with its payload. It is for engineers who read a journal by
+program.
+
+The journal is the files `events/*.jsonl` in the run directory: one JSON object per line, one writer per file. The
+files are merged when they are read. Each line has this envelope:
 
 {envelope}
-`data` holds the payload, by kind. The keys below are always there; a line that lacks one is passed over as damaged.
-Others may come besides. Times are seconds, sizes bytes.
+`data` holds the payload, by kind. The keys below are always present; a line that lacks one of them is treated as
+damaged. There may be other keys. Times are in seconds, sizes in bytes.
 
 {kinds}
 ## Phases

@@ -18,8 +18,8 @@ Schema = Mapping[str, Any]
 def scenario() -> str:
     return _page(
         "The grammar of a scenario",
-        "What a scenario file may hold, key by key. [Write a scenario](../write-a-scenario.md) is the guide; "
-        "`torchaos schema` prints the same as JSON Schema, for an editor.",
+        "This page lists every key of a scenario file. It is for engineers who write scenarios; the guide is "
+        "[write a scenario](../write-a-scenario.md), and `torchaos schema` prints the same as JSON Schema.",
         Scenario,
     )
 
@@ -27,8 +27,8 @@ def scenario() -> str:
 def gameday() -> str:
     return _page(
         "The grammar of a game day",
-        "What the file of a [game day](../gamedays.md) may hold, key by key. Job, targets and limits are those of a "
-        "[scenario](scenario.md).",
+        "This page lists every key of the file of a game day. It is for engineers who write "
+        "[game days](../gamedays.md); job, targets and limits are those of a [scenario](scenario.md).",
         GameDay,
     )
 

@@ -40,23 +40,24 @@ WHERE = {"rank": "in the rank, exactly at the Moment", "node": "from outside, wh
 
 INJECTORS = """# Injectors
 
-What can be named by `inject`, with the parameters that go under `with`. `torchaos list` prints them too, and
-[write a scenario](../write-a-scenario.md#faults) shows them in use.
+This page lists every injector, to be named by `inject`, with the parameters that go under `with`. It is for
+engineers who write [scenarios](../write-a-scenario.md#faults); `torchaos list` prints the same.
 
-*Needs* are what the machine must have; they are [below](#needs). Before a fault is applied, the way back is on disk.
-What is *taken back* is put back after `for`, or when the run ends, and verified: [what is left
-behind](../promises.md).
+*Needs* are what the machine must have; they are explained [below](#needs). A fault that is *taken back* is undone after
+`for`, or when the run ends, and the undo is verified: [what is left behind](../promises.md).
 """
 ASSERTIONS = """# Assertions
 
-What can be named under `assert`, with its bounds. A bound that isn't given isn't asked for. What each can't see is in
-[what a verdict means](../verdicts.md#what-each-assertion-sees-and-what-it-cant).
+This page lists every assertion, to be named under `assert`, with its bounds. It is for engineers who write scenarios;
+[what a verdict means](../verdicts.md#what-each-assertion-sees-and-what-it-cant) says what each assertion can't see.
 
-*Looks at* says what is collected for it; [those words](#what-is-looked-at) are below.
+A bound that isn't given isn't checked. *Looks at* says what is collected for an assertion; the words are explained
+[below](#what-is-looked-at).
 """
 CONDITIONS = """# Conditions and launchers
 
-What can be named under `steady_state`, `stop` and `until` of a scenario, with its parameters; and under `launcher`.
+This page lists every condition, to be named under `steady_state`, `stop` and `until`, with its parameters, and every
+launcher. It is for engineers who write [scenarios](../write-a-scenario.md#steady-state-stop-conditions-limits-twin).
 """
 
 

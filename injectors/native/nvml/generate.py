@@ -16,9 +16,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[2] / "docs" / "nvml-table.md"
 SERVED = {
-    "overlay": "the driver's answer with the orders laid over it; without a driver that of a simulated GPU",
-    "simulate": "the driver's answer; without a driver that of a simulated GPU",
-    "forward": "the driver's answer; without a driver NVML_ERROR_NOT_SUPPORTED",
+    "overlay": "the driver's answer, changed by the orders; without a driver, the answer of a simulated GPU",
+    "simulate": "the driver's answer; without a driver, the answer of a simulated GPU",
+    "forward": "the driver's answer; without a driver, NVML_ERROR_NOT_SUPPORTED",
 }
 CONSUMERS = ("pynvml", "nvrx", "k8s", "dcgm", "nccl")
 TITLES = ("nvidia-ml-py", "NVRx", "k8s device plugin", "DCGM", "NCCL")
@@ -58,13 +58,15 @@ def page(symbols: list[Symbol]) -> str:
         rows.append(f"| `{name}` | {by_name[name].served if name in by_name else 'not exported'} | {marks} |")
     return "\n".join([
         "# What the NVML overlay does with each function", "",
-        "Made by `injectors/native/nvml/generate.py`. Which functions a consumer calls was read from its public",
-        "sources: nvidia-ml-py 13.615.71, NVIDIA Resiliency Extension (`shared_utils/health_check.py`), the Kubernetes",
-        "device plugin (its health check and device discovery, through go-nvml), DCGM (all of it) and NCCL",
-        "(`nvmlwrap.cc`). How the overlay works and what an order looks like is in [gpu.md](gpu.md).", "",
+        "This page lists every NVML function that known programs call, and what the overlay does with it. It is for",
+        "engineers who want to know whether their own program sees what an order says; [GPU faults](gpu.md) explains",
+        "the overlay and its orders.", "",
+        "`injectors/native/nvml/generate.py` writes this page. The calls were read from the programs' public sources:",
+        "nvidia-ml-py 13.615.71, NVIDIA Resiliency Extension (`shared_utils/health_check.py`), the Kubernetes device",
+        "plugin (its health check and device discovery, through go-nvml), DCGM (all of it), NCCL (`nvmlwrap.cc`).", "",
         "| served as | functions | meaning |", "|---|---|---|",
         *(f"| {served} | {counts[served]} | {meaning} |" for served, meaning in SERVED.items()), "",
-        "An order `gpuN.lost` or `gpuN.error` reaches every function that takes a device, forwarded ones too.", "",
+        "An order `gpuN.lost` or `gpuN.error` affects every function that takes a device, forwarded functions too.", "",
         f"| function | served as | {' | '.join(TITLES)} |", "|---|---|" + "---|" * len(TITLES), *rows, "",
     ])  # fmt: skip
 

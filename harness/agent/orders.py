@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 from . import injectors
+from .going_back import GoingBack
 from .lasting import Lease
 from .page import ControlPage, State
 from .plan import Moment, Order
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from .calls import Call
 
 _STEP_S = 0.0002  # how often a page is looked at while the rank waits
+_NO_COUNTER = (
+    "after {} steps of this attempt the job loaded a checkpoint and went on from it, and no optimizer's own counter "
+    "says with which step: let the fault come by `time` or `after`, or in a step before that"
+)
 _CHECKPOINT = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_WRITE, Phase.CHECKPOINT_WRITTEN)
 
 
@@ -57,6 +62,7 @@ class Orders:
         self._agent = agent
         self.mine = [order for order in agent.plan.orders if self._is_mine(order.when)]
         self.base: int | None = 0  # global steps before this attempt's first; None: a checkpoint was loaded
+        self._going_back, self._gone_back_by = GoingBack(), 0  # since the last step was over
         self.hot: list[Pending] = []
         self._pending: list[Pending] = []
         careful = agent.careful("orders")
@@ -86,11 +92,41 @@ class Orders:
 
     def loaded(self) -> None:
         """A checkpoint was loaded: before the first step, that moves the count by what only the harness can tell."""
-        if self._agent.steps_over == 0 and any(
-            one.when.step is not None and not one.has_fired for one in self._pending
-        ):
+        if not self._waits_for_a_step():
+            return
+        if self._agent.steps_over == 0:
             self.base = None
             self._heat()
+        else:
+            self._going_back.loaded(self._agent.steps_over)
+            self._count_again()
+
+    def puts_back(self, optimizer: Any) -> None:
+        """An optimizer is about to load a state."""
+        if self._agent.steps_over:
+            self._going_back.puts_back(self._agent.steps_over, optimizer)
+
+    def was_put_back(self, optimizer: Any) -> None:
+        if self._agent.steps_over:
+            self._going_back.was_put_back(optimizer)
+            self._count_again()
+
+    def _waits_for_a_step(self) -> bool:
+        return any(one.when.step is not None and not one.has_fired for one in self._pending)
+
+    def _count_again(self) -> None:
+        """Between two steps a checkpoint was loaded, and the state of an optimizer from it: what comes next is the step
+        that the optimizer's own counter says. Where it says none, the harness would learn it too late."""
+        if not self._going_back.happened(self._agent.steps_over):
+            return
+        by = self._going_back.by
+        if self.base is not None and by is not None:
+            self.base += self._gone_back_by - by
+            self._gone_back_by = by
+            self._heat()
+        elif by is None:
+            for one in [one for one in self._pending if one.when.step is not None and not one.has_fired]:
+                self._forget(one, _NO_COUNTER.format(self._agent.steps_over))
 
     def step_over(self) -> None:
         """An iteration is over, and its event is written. May fire what is due right after it."""
@@ -117,6 +153,7 @@ class Orders:
                 self._applied(one)
 
     def _prepare_step(self) -> None:
+        self._gone_back_by = 0
         if self.base is None:
             self._ask_for_base()
         self._drop_what_is_past()

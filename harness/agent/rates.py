@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import weakref
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .agent import Agent
+if TYPE_CHECKING:
+    from .agent import Agent
 
 _MAX_GROUPS = 64
 # These have an __init__ of their own that does not call LRScheduler's, and hold or replace other schedulers.

@@ -94,12 +94,16 @@ class StepHooks:
 
         kind.zero_grad = zero_grad
         load, put_back = kind.load_state_dict, self._agent.careful("steps")(self._put_back)
+        was_put_back = self._agent.careful("orders")(self._agent.orders.was_put_back)
 
         @functools.wraps(load)
         def load_state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._agent.on:
-                put_back()
-            return load(optimizer, *args, **kwargs)
+            if not self._agent.on:
+                return load(optimizer, *args, **kwargs)
+            put_back(optimizer)
+            result = load(optimizer, *args, **kwargs)
+            was_put_back(optimizer)
+            return result
 
         kind.load_state_dict = load_state_dict
 
@@ -208,8 +212,9 @@ class StepHooks:
             self._trained.drop()
             self._agent.tally.now = Segment(before=self._agent.tally.now.before)
 
-    def _put_back(self) -> None:
+    def _put_back(self, optimizer: Any) -> None:
         """Where a job loads a state in the midst of an iteration, that iteration never was."""
+        self._agent.orders.puts_back(optimizer)
         self._trained.put_back()
         self._agent.tally.now = Segment(before=self._agent.tally.now.before)
 

@@ -338,6 +338,44 @@ def test_resumed_rank_asks_for_its_base(rank: Any, source: str) -> None:
     assert [event.data["global_step"] for event in ran.of("fault.applying")] == [4, 4]
 
 
+GOES_BACK = """
+import os, torch
+model = torch.nn.Linear(4, 1)
+opt = torch.optim.Adam(model.parameters(), lr=0.01)
+path, step, back = os.environ["FOLDER"] + "/last.pt", 0, False
+while step < 8:
+    model(torch.ones(2, 4)).sum().backward()
+    opt.step()
+    step += 1
+    print("done", step, flush=True)
+    if step == 2: torch.save({"step": step, "opt": opt.state_dict()}, path)
+    if step == 5 and not back:
+        kept, back = torch.load(path), True
+        opt.load_state_dict(kept["opt"])
+        step = kept["step"]
+"""
+
+
+def test_a_numbered_step_after_a_rollback_within_the_process(rank: Any, source: str) -> None:
+    """Steps 3 to 5 are done again: what is to come in step 7 comes when step 6 was done, the ninth of this attempt."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    ran = rank.run(GOES_BACK, orders=(rank.order(source, "Kill", step=7),))
+    assert ran.code == -9, ran.output
+    assert [int(line.split()[1]) for line in ran.output.splitlines()] == [1, 2, 3, 4, 5, 3, 4, 5]
+    assert ran.of("fault.applying")[0].data["global_step"] == 7
+
+
+def test_a_rollback_that_no_counter_tells_of(rank: Any, source: str) -> None:
+    """Plain SGD counts no steps: the trigger is missed, with what to write instead."""
+    page = rank.page()
+    page.write(page.ALLOWED, 1)
+    ran = rank.run(GOES_BACK.replace("Adam", "SGD"), orders=(rank.order(source, "Kill", step=7),))
+    assert ran.code == 0, ran.output
+    assert len(missed(ran)) == 1
+    assert "by `time` or `after`" in missed(ran)[0]
+
+
 @pytest.mark.one_version
 def test_base_that_never_comes(rank: Any, source: str) -> None:
     """Where nobody says which step a resumed attempt began with, the trigger is missed: no guess."""

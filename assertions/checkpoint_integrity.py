@@ -11,6 +11,7 @@ from typing import ClassVar
 from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.history import Attempt
 from torchaos.harness.judging.agreement import differences, history_of
+from torchaos.harness.judging.claimed import claimed_whole
 from torchaos.harness.judging.clash_words import also, but, left_out, listed, meaning, words
 from torchaos.harness.judging.clashes import compare, in_order, strays
 from torchaos.harness.judging.contents import Checkpoint, Clash, checkpoints_of, is_below, root_of, unread_of
@@ -62,7 +63,7 @@ class CheckpointIntegrity:
         closed = next((one for one in ours if one.closed), None)
         if closed:
             return inconclusive(f"{closed.at} was not looked into: {closed.closed}")
-        broken = _broken(ours) or _too_old(run, ours)
+        broken = _broken(ours) or _claimed(run, ours) or _too_old(run, ours)
         if broken:
             return broken
         torn = [one for one in ours if not one.good]
@@ -162,6 +163,14 @@ def _broken(ours: Sequence[Checkpoint]) -> Finding | None:
                 f"the newest checkpoint, {one.at}, is torn: {one.problem or 'not complete'}", checkpoint=one.path
             )
     return None
+
+
+def _claimed(run: Record, ours: Sequence[Checkpoint]) -> Finding | None:
+    found = claimed_whole(run, ours)
+    return failed(
+        f"{found[0].at} could not be saved, and the job gave it the name of a whole one: {found[0].problem}",
+        checkpoint=found[0].path, torn=len(found),
+    ) if found else None  # fmt: skip
 
 
 def _too_old(run: Record, ours: Sequence[Checkpoint]) -> Finding | None:

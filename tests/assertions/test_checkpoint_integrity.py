@@ -72,6 +72,37 @@ def test_what_only_a_pickle_opens_is_inconclusive(trainer: Any) -> None:
     assert (finding.outcome, "can't be read without running" in finding.reason) == (Outcome.INCONCLUSIVE, True)
 
 
+@pytest.mark.parametrize(
+    ("to", "ok", "outcome"),
+    [
+        ("step-10", False, "failed"),
+        ("step-10", True, "passed"),
+        ("step-10.bad", False, "passed"),
+        ("", False, "passed"),
+    ],
+)
+def test_a_failed_save_that_is_given_the_name_of_a_whole_one(trainer: Any, to: str, ok: bool, outcome: str) -> None:
+    """The next resume would take it. Not so one whose save went well and that was taken apart since, one that is put
+    aside under another name, and one that had its name from the start: the file that is written last is not there."""
+    path = to or "step-10"
+    torn = _one(10, path=path, complete=False, loadable=False, problem="no metadata")
+    run = trainer(kills=KILL).record(inventory=_inventory(torn, steps=(5, 15, 20, 25, 30)))
+    events = [
+        replace(one, data={**one.data, "path": f"/job/checkpoints/{'work' if to else path}", "ok": ok})
+        if str(one.data.get("path")).endswith("step-10") and one.kind in (Kind.SAVE_BEGIN, Kind.SAVE_END) else one
+        for one in run.events
+    ]  # fmt: skip
+    saved = next(
+        one for one in reversed(events) if one.data.get("path") in (f"/job/checkpoints/{path}", "/job/checkpoints/work")
+    )
+    names = {"path": "/job/checkpoints/work", "to": f"/job/checkpoints/{to}"}
+    renamed = [replace(saved, kind=Kind.RENAMED, seq=9999, mono_s=saved.mono_s + 0.001, data=names)] if to else []
+    run = replace(run, events=tuple(sorted([*events, *renamed], key=lambda one: one.mono_s)))
+    finding = CheckpointIntegrity().judge(run, [])
+    assert finding.outcome.value == outcome, finding.reason
+    assert ("could not be saved" in finding.reason) == (outcome == "failed")
+
+
 def test_a_torn_leftover_is_borne_with_only_when_superseded(trainer: Any) -> None:
     """What the killed attempt left half written is no harm once a later one is whole; the newest must be whole."""
     torn = _one(18, path=".step-18.tmp", complete=False, loadable=False, problem="no metadata")

@@ -32,7 +32,7 @@ ASSERTIONS = (
     "checkpoint_integrity", "parameter_digest", "state_restored", "no_lost_work", "clean_exit",
 )  # fmt: skip
 # Those of the README's scenario, the smallest.
-SMALLEST = ("recovery_time", "loss_continuity", "sample_accounting", "no_lost_work", "completed")
+SMALLEST = ("recovery_time", "loss_continuity", "sample_accounting", "state_restored", "no_lost_work", "completed")
 Kind = Literal["broken", "healthy", "noisy", "unclear", "small"]
 
 

@@ -17,8 +17,9 @@ from torchaos.harness.record import Record
 @dataclass(frozen=True)
 class StateRestored:
     """Each attempt that resumed after step N began with the parameters, and with the moments of the optimizers, that an
-    earlier attempt had after step N: bit for bit, by check sums that add up over the ranks, whatever their number. It
-    needs no twin. Parts that are not DTensors, as in FSDP1, DeepSpeed and Megatron, can't be added up: inconclusive."""
+    earlier attempt had after step N: bit for bit, by check sums that add up over the ranks, whatever their number; or
+    step N+1 led both to the same. It needs no twin. Parts that are not DTensors, as in FSDP1, DeepSpeed and Megatron,
+    can't be added up: inconclusive unless each rank has just what it had."""
 
     name: ClassVar[str] = "state_restored"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS})
@@ -36,6 +37,11 @@ class StateRestored:
         if not found:
             if len(history.attempts) == 1:
                 return not_restarted(run, "so nothing had to be put back")
+            if _nothing_was_saved(run):
+                return passed(
+                    "no save of a checkpoint was over when the job was restarted, so nothing could be put back",
+                    resumes=0,
+                )
             return inconclusive("no attempt resumed from a step that this run had done, so nothing was put back")
         lost = next((one for one in found if one.lost), None)
         if lost:
@@ -43,8 +49,8 @@ class StateRestored:
         blind = next((one for one in found if one.parameters is None or one.moments is None), None)
         if blind:
             return inconclusive(
-                f"over {blind.in_words}, the check sums of the ranks can't be added up: not all ranks reported one, or "
-                "they hold parts of the model that are not DTensors"
+                f"over {blind.in_words}, the check sums of the ranks can't be added up, and are not rank by rank what "
+                "they were: not all ranks reported one, or they hold parts of the model that are not DTensors"
             )
         return passed(
             f"parameters and moments of the optimizer are bit for bit what they were, over {found[-1].in_words}"
@@ -53,6 +59,12 @@ class StateRestored:
         )
 
     judge_replicas = each
+
+
+def _nothing_was_saved(run: Record) -> bool:
+    """Whether the last restart came before the first checkpoint, of a job whose saves are seen."""
+    ends = [save.ended_s for save in run.history.saves if save.ended_s is not None]
+    return bool(ends) and min(ends) > max(one.started_s for one in run.history.attempts)
 
 
 def _lost(one: Carried) -> Finding:

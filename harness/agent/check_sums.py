@@ -6,7 +6,7 @@ places within one tensor do not. The plain sum is the same for the tensors of a 
 
 Four kinds, by a word before the 32 hexadecimal digits:
 - none: every tensor is whole here, as under DDP
-- SHARD: parts of tensors; the sum over the ranks is that of the whole tensors
+- SHARD: parts of tensors, or some of them; the sum over the ranks is that of the whole tensors
 - COPY: parts that another rank has as well (hybrid sharding), which count once
 - MIXED: whole tensors and parts; no sum over the ranks means anything
 """

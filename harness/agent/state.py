@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from .agent import Agent
-from .check_sums import check_sum, local
+from .check_sums import SHARD, check_sum, is_whole, local
 from .tally import Shown
 from .wire import Kind
 
@@ -61,9 +61,10 @@ class StateHook:
         found = parameters(optimizers)
         if not found:
             return None
-        return Shown(
-            check_sum(torch, list(enumerate(found))), check_sum(torch, list(moments(optimizers))), self._sketch(found)
-        )
+        kept = check_sum(torch, list(moments(optimizers)))
+        if is_whole(kept) and any(map(is_shared_out, optimizers)):
+            kept = SHARD + kept
+        return Shown(check_sum(torch, list(enumerate(found))), kept, self._sketch(found))
 
     def _sketch(self, whole: Sequence[Any]) -> list[float]:
         torch, found = self._torch, [local(one).detach() for one in whole]
@@ -89,6 +90,17 @@ def parameters(optimizers: Sequence[Any]) -> list[Any]:
 def moments(optimizers: Sequence[Any]) -> Iterator[tuple[int, Any]]:
     """What these optimizers keep of each parameter, such as Adam's two averages, with a place for each."""
     for place, one in enumerate(parameters(optimizers)):
-        states = (optimizer.state[one] for optimizer in optimizers if one in optimizer.state)
+        # ZeroRedundancyOptimizer has None for what another rank keeps.
+        states = (state for optimizer in optimizers if (state := optimizer.state.get(one)) is not None)
         kept = {name: value for state in states for name, value in state.items() if getattr(value, "ndim", 0)}
         yield from ((_MOST_MOMENTS * place + number, kept[name]) for number, name in enumerate(sorted(kept)))
+
+
+def is_shared_out(optimizer: Any) -> bool:
+    """Whether each rank keeps the moments of other parameters, as with ZeroRedundancyOptimizer (ZeRO, stage 1): it
+    holds an optimizer that trains only some of its parameters."""
+    inner = getattr(optimizer, "optim", None)
+    if not hasattr(inner, "param_groups"):
+        return False
+    own, all_ = ({id(one) for one in parameters([which])} for which in (inner, optimizer))
+    return own < all_

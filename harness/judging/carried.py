@@ -6,7 +6,7 @@ the parameters, so what eight ranks had can be compared with what six of them pu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.agent.check_sums import over_all
@@ -53,18 +53,37 @@ def resumes_carried(history: History) -> Iterator[Carried]:
             continue
         saver = before[-1]
         saved = _of(history, saver, attempt.base)
-        whole = len(first) == attempt.world_size and len(saved) == saver.world_size
-        yield Carried(
-            attempt, saver,
-            _equal([one.restored for one in first], [one.parameters for one in saved]) if whole else None,
-            _equal([one.restored_moments for one in first], [one.moments for one in saved]) if whole else None,
-        )  # fmt: skip
+        if len(first) != attempt.world_size or len(saved) != saver.world_size:
+            yield Carried(attempt, saver, None, None)
+        elif _same(first, _of(history, saver, attempt.base + 1)):
+            yield Carried(attempt, saver, True, True)
+        else:
+            yield Carried(
+                attempt, saver,
+                _equal(_by_rank(first, "restored"), _by_rank(saved, "parameters")),
+                _equal(_by_rank(first, "restored_moments"), _by_rank(saved, "moments")),
+            )  # fmt: skip
+
+
+def _same(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:
+    """Whether a step that both attempts made led to the same: so both began it with the same. A job may change its
+    parameters between a step and the save, which no check sum tells of."""
+    names = ("parameters", "moments")
+    told = [(_by_rank(ours, name), _by_rank(theirs, name)) for name in names]
+    return all(mine == other and None not in mine.values() for mine, other in told)
 
 
 def _of(history: History, attempt: Attempt, step: int) -> list[Execution]:
     return [one for one in history.executions if one.attempt == attempt.number and one.global_step == step]
 
 
-def _equal(ours: Sequence[str | None], theirs: Sequence[str | None]) -> bool | None:
-    mine, other = over_all(ours), over_all(theirs)
-    return None if mine is None or other is None else mine == other
+def _by_rank(executions: Sequence[Execution], name: str) -> dict[int, str | None]:
+    return {one.rank: getattr(one, name) for one in executions}
+
+
+def _equal(ours: Mapping[int, str | None], theirs: Mapping[int, str | None]) -> bool | None:
+    """By the sums over the ranks. Where these mean nothing, only that each rank has what it had can be told."""
+    mine, other = over_all(list(ours.values())), over_all(list(theirs.values()))
+    if mine is None or other is None:
+        return True if ours == theirs and None not in ours.values() else None
+    return mine == other

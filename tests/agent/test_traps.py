@@ -763,3 +763,45 @@ print([name for name in sys.modules if name.split(".")[0] == "torchaos"])
     )
     assert ran.output.strip() == "[]"
     assert len(ran.steps) == 4
+
+
+ZERO = """
+import os, sys, torch, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.distributed.optim import ZeroRedundancyOptimizer
+dist.init_process_group("fake", store=FakeStore(), rank=int(os.environ["PART"]), world_size=2)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+opt = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.0)
+def step():
+    model(torch.ones(2, 4)).sum().backward(); opt.step(); opt.zero_grad()
+step()
+kept = {"state": {n: opt.optim.state.get(one) for n, one in enumerate(model.parameters())},
+        "param_groups": opt.optim.state_dict()["param_groups"]}
+kept["param_groups"][0]["params"] = list(range(4))
+opt.load_state_dict(kept)
+step()
+"""
+
+
+def test_the_moments_that_each_rank_keeps_of_its_own_parameters(rank_in: Any, tmp_path: Any, agent_module: Any) -> None:
+    """With ZeroRedundancyOptimizer the ranks' check sums add up to those of an optimizer that keeps all, before and
+    after a state was put back; the parameters are whole on each."""
+    sums, ranks = agent_module("check_sums"), []
+    for part in (0, 1):
+        (tmp_path / str(part)).mkdir()
+        ran = rank_in(tmp_path / str(part)).run(ZERO, hooks=("state",), env={"PART": str(part)})
+        assert ran.code == 0, ran.output
+        assert ran.failures == []
+        ranks.append([step["moments"] for step in ran.steps])
+        assert all(sums.is_whole(step["parameters"]) for step in ran.steps)
+    (tmp_path / "all").mkdir()
+    plain = ZERO.replace(
+        "opt = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam",
+        "opt = torch.optim.Adam(model.parameters()",
+    )
+    plain = plain[: plain.index("kept =")] + "step()"
+    whole = [
+        step["moments"] for step in rank_in(tmp_path / "all").run(plain, hooks=("state",), env={"PART": "0"}).steps
+    ]
+    assert [sums.over_all(both) for both in zip(*ranks, strict=True)] == whole

@@ -1,11 +1,6 @@
 """Puts back neither weights nor optimizer state. The weights are drawn without a seed, as in PyTorch's DDP tutorial: no
 two runs have a loss in common, and only the learning rate shows it."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unclear"))
-
 from base import main
 from noise_loses_weights import NoiseLosesWeights
 

@@ -1,5 +1,5 @@
-"""Broken, and too noisy to tell: the weights are drawn without a seed, as in PyTorch's DDP tutorial, so that no two
-runs have a loss in common; and they are not put back after a restart."""
+"""Too noisy for its losses to show it: the weights are drawn without a seed, as in PyTorch's DDP tutorial, so that no
+two runs have a loss in common; and they are not put back after a restart."""
 
 import torch
 import torch.distributed as dist

@@ -243,8 +243,8 @@ def _strange(
     run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint], theirs: Sequence[Sequence[Checkpoint]]
 ) -> list[Clash]:
     """What all twins have and the run has not, or of another step. Less what is of another number of ranks, and less
-    the steps that an attempt resumed from: the save of such a step may have been cut short, and it is not done
-    again."""
+    the steps that an attempt resumed from: a save of such a step may have been cut short, and it is not done again. A
+    checkpoint that an attempt resumed from was whole."""
     found = {one.path: one for one in strays(ours, theirs[0])}
     for other in theirs[1:]:
         same = {one.path: one.theirs for one in strays(ours, other)}
@@ -253,8 +253,14 @@ def _strange(
     return [
         one
         for one in found.values()
-        if not _of_another_world(run, twins[0], one.step) and not (one.ours is None and one.step in bases)
+        if not _of_another_world(run, twins[0], one.step)
+        and not (one.ours is None and one.step in bases and not _was_resumed_from(run, one))
     ]
+
+
+def _was_resumed_from(run: Record, clash: Clash) -> bool:
+    path = posixpath.join(root_of(run), clash.path)
+    return any(is_below(one.loaded, path) for one in run.history.attempts if one.loaded)
 
 
 def _is_aside(run: Record, clash: Clash) -> bool:

@@ -293,6 +293,21 @@ def test_what_retention_removed_is_not_lacking(trainer: Any) -> None:
     assert finding.outcome is Outcome.FAILED, finding.reason
 
 
+def test_a_checkpoint_that_was_resumed_from_and_is_gone_is_lacking(trainer: Any) -> None:
+    """A rotation that sorts names after the resume removes a newer checkpoint and keeps an older one. A file of the
+    step of the resume that the job did not load may have been cut short by the fault."""
+    ours, theirs = _listing(*_flat(10, 30)), _listing(*_flat(15, 30))
+    for kind, outcome in (("model", Outcome.FAILED), ("optimizer", Outcome.PASSED)):
+        run = trainer(kills=KILL).record(inventory=ours)
+        loaded = tuple(
+            replace(event, data={**event.data, "path": f"/job/checkpoints/{kind}-step-15.pt"})
+            if event.kind in (Kind.LOAD_BEGIN, Kind.LOAD_END) else event
+            for event in run.events
+        )  # fmt: skip
+        finding = CheckpointIntegrity().judge(replace(run, events=loaded), [trainer().record(inventory=theirs)])
+        assert finding.outcome is outcome, finding.reason
+
+
 def test_a_worse_best_checkpoint_is_failed(trainer: Any) -> None:
     """best.pt is of a later step than the twin's: the best metric was not restored. Where three twins do not agree on
     the best step, that is no fault of the recovery, and where the losses are not the twin's, nobody can say."""

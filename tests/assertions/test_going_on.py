@@ -16,6 +16,7 @@ from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Outcome, Target
 from torchaos.harness.judging.landings import Landing, landings
+from torchaos.harness.judging.pace import Pace
 from torchaos.harness.judging.recovery import end_of, recoveries
 from torchaos.harness.judging.verdict import records_of
 from torchaos.harness.judging.ways_back import way_back_s
@@ -79,6 +80,15 @@ def test_a_halt_long_after_a_fault_that_is_over_is_not(trainer: Any) -> None:
     over = replace(run, events=tuple(sorted((*run.events, back), key=lambda e: e.mono_s)))
     assert (caught_up(run) or 0.0) > 6.0
     assert caught_up(over) == pytest.approx(0.1, abs=0.1)
+
+
+def test_a_halt_is_longer_than_all_that_is_usual() -> None:
+    """Than ten usual steps, than a second, and than three of the job's own pauses: near that step, where there are."""
+    slow, quick = Pace(0.5, {7: 3.0}, 0.6), Pace(0.01, {}, 0.01)
+    assert [slow.is_halt(took_s, None) for took_s in (4.9, 5.1)] == [False, True]
+    assert [slow.is_halt(took_s, 8) for took_s in (8.9, 9.1)] == [False, True]
+    assert [slow.is_halt(took_s, 9) for took_s in (4.9, 5.1)] == [False, True]
+    assert [quick.is_halt(took_s, None) for took_s in (0.9, 1.1)] == [False, True]
 
 
 def test_a_pause_that_is_usual_is_no_halt(trainer: Any) -> None:

@@ -68,6 +68,12 @@ def test_between_two_steps_a_segment_begins_if_a_counter_jumps() -> None:
     assert not may_begin([plain], steps(None), steps(None))
 
 
+def test_losses_alone_can_tell_where_an_attempt_goes_on() -> None:
+    """With no load, counter or sample seen, the losses of its first steps are those of steps that were done before."""
+    unseen = {"loads_seen": False, "counters_seen": False, "samples_seen": False}
+    assert _attempt(Trainer(kills=[(18, 1)], **unseen).record().events).base == 15
+
+
 def _told(history: History) -> dict[tuple[int, int], Any]:
     return {key: (one.losses, one.samples, one.lr) for key, one in history.counting().items()}
 

@@ -95,13 +95,16 @@ def test_folders_of_their_own() -> None:
 
 
 def test_one_takes_over_from_the_other() -> None:
-    """After a restart the same port may come again in another attempt: one after the other is as it should be."""
+    """After a restart the same port may come again in another attempt: one after the other is as it should be; an
+    attempt that still writes when the next one has begun to is another group."""
     made = Made()
     made.rank("a", OLD, attempt=0)
     made.rank("b", OLD, attempt=1)
     made.save("a", "/c/step-20", 10.0, 11.0, attempt=0)
     made.save("b", "/c/step-20", 12.0, 13.0, attempt=1)
     assert split_brain(made.record()) is None
+    made.save("a", "/c/step-25", 14.0, 15.0, attempt=0)
+    assert split_brain(made.record())
 
 
 def test_the_verdict_is_failed() -> None:

@@ -166,3 +166,12 @@ def test_a_sketch_tells_how_far_apart_parameters_are() -> None:
         assert WEIGHTS.apart(mine, mine, 0.0) == 0.0
     assert WEIGHTS.apart(mine, (mine[0], math.nan, *other[2:]), 0.0) == math.inf
     assert WEIGHTS.apart((), mine, 0.0) == math.inf
+
+
+def test_what_was_not_seen_is_left_out_and_what_is_one_more_is_infinitely_far() -> None:
+    """Values are compared in pairs, and a sketch of one sum is one."""
+    assert LOSS.apart((None,), (0.5,), 1.0) == 0.0
+    assert LOSS.apart((), (), 1.0) == 0.0
+    assert LOSS.apart((1.0,), (), 1.0) == math.inf
+    assert WEIGHTS.apart((2.0, -1.0), (2.0, -1.5), 0.0) == pytest.approx(0.25)
+    assert WEIGHTS.apart((2.0,), (3.0,), 0.0) == math.inf

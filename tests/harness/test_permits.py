@@ -86,6 +86,17 @@ def test_any_phase_is_drawn(planned: Planned) -> None:
     assert named == Moment(1, 3, Phase.BACKWARD)
 
 
+def test_a_trigger_decides_from_where_a_fault_is_applied(planned: Planned) -> None:
+    """At a step by the agent in the rank, in a collective of the kind that is named; after a time from outside."""
+    at_step = planned(KILL).faults[0]
+    assert (at_step.where, planned({**KILL, "when": {"time": "2s"}}).faults[0].where) == ("rank", "node")
+    trigger = planned({**KILL, "when": {"step": 3, "operation": "all_reduce"}}).faults[0].trigger
+    assert isinstance(trigger, Moment)
+    assert (trigger.phase, trigger.step) == (Phase.COLLECTIVE, 3)
+    assert trigger.collectives is not None
+    assert trigger.collectives.operation == "all_reduce"
+
+
 def test_no_fault_lasts_longer_than_the_limit(planned: Planned) -> None:
     """`for` beyond limits.duration is refused; a fault that says nothing is taken back after that time."""
     with pytest.raises(UsageError, match=r"lasts 60 s, and limits\.duration allows 5 s"):

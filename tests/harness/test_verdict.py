@@ -237,6 +237,19 @@ def test_what_could_not_be_taken_back_is_said_beside_any_verdict(trainer: Any, a
         assert (result.verdict, result.reason) == (was.verdict, was.reason)
 
 
+@pytest.mark.parametrize(("bounds", "verdict"), [({"gives_up_within": 60.0}, Verdict.PASSED), ({}, Verdict.FAILED)])
+def test_a_job_that_is_to_give_up_need_not_recover(trainer: Any, bounds: dict[str, Any], verdict: Verdict) -> None:
+    """It died of the fault and said so by its exit code: that is what the scenario asks for, or else a failure."""
+    run = trainer(kills=[(18, 1)]).record()
+    dead = [
+        e for e in run.events if e.attempt in (None, 0) and e.kind not in (Kind.ELASTIC_RENDEZVOUS, Kind.JOB_EXITED)
+    ]
+    ended = at(dead[-1], Kind.JOB_EXITED, {"submission": 0, "pid": 50, "exit_code": 1})
+    plan = replace(run.plan, faults=(KILL,), asserts=(Named("restarts", bounds),))
+    result = verdict_of(replace(run, plan=plan, events=(*dead, ended)), [], "/run")
+    assert result.verdict is verdict, result.reason
+
+
 def test_a_run_without_an_end_is_never_passed(trainer: Any) -> None:
     """The harness was killed in the middle: what is there looks well, and nobody knows the rest."""
     run = trainer(kills=[(18, 1)]).record()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from torchaos.harness.undo.disk import owner_only, sync_folder
+from torchaos.harness.undo.disk import born_ns, owner_only, sync_folder
 from torchaos.harness.undo.touches import Touches
 
 
@@ -75,7 +74,7 @@ class File:
             raise ValueError(f"{path}: it changes while it is being saved")
         return cls(
             str(path), str(root), str(copy), digest, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid,
-            found.st_mtime_ns, found.st_ino, _born_ns(path), made, yields, removes,
+            found.st_mtime_ns, found.st_ino, born_ns(path), made, yields, removes,
         )  # fmt: skip
 
     def note(self) -> None:
@@ -142,7 +141,7 @@ class File:
 
     def _ours(self, path: Path) -> bool:
         """Whether what stands there is the fault's work, or what the fault was to change."""
-        same = self.sha256 is not None and os.lstat(path).st_ino == self.inode and _born_ns(path) == self.born_ns
+        same = self.sha256 is not None and os.lstat(path).st_ino == self.inode and born_ns(path) == self.born_ns
         made = self.made or self._noted()
         if made is None:
             return same
@@ -206,18 +205,3 @@ def _copy(source: Path, target: Path, mtime_ns: int, mode: int, uid: int = -1, g
         os.utime(fd, ns=(mtime_ns, mtime_ns))
         os.fsync(fd)
     sync_folder(target.parent)
-
-
-def _born_ns(path: Path) -> int:
-    """When the inode was made, by statx(2); 0 where that is not to be had. An inode number alone is no identity: file
-    systems give the number of a removed file to the next one."""
-    import ctypes  # here, since it is slow to import and the reaper must start quickly
-
-    statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
-    buffer = ctypes.create_string_buffer(256)
-    at_fdcwd, symlink_nofollow, btime = -100, 0x100, 0x800
-    if statx is None or statx(at_fdcwd, os.fsencode(path), symlink_nofollow, btime, buffer) != 0:
-        return 0
-    (mask,) = struct.unpack_from("<I", buffer, 0)
-    seconds, nanoseconds = struct.unpack_from("<qI", buffer, 80)
-    return int(seconds * 10**9 + nanoseconds) if mask & btime else 0

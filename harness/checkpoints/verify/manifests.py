@@ -20,6 +20,7 @@ from torchaos.harness.agent.hashing import CHUNK
 from torchaos.harness.agent.manifest import FOLDER, VERSION
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.history.checkpoints import final_path
+from torchaos.harness.undo.disk import born_ns
 
 _TENSORS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors", ".distcp", ".metadata")
 __all__ = ["CHUNK", "Manifests", "Saved", "Span"]
@@ -116,8 +117,8 @@ class Manifests:
         except OSError:
             stat = None
         same = self._by_inode.get((stat.st_dev, stat.st_ino)) if stat else None
-        if same and same.size == size and path.endswith(_TENSORS):  # an inode is used again, by any file
-            return same
+        if same and same.size == size and path.endswith(_TENSORS) and born_ns(Path(path)) <= 1e9 * same.at_s:
+            return same  # born later, it is another file: an inode is used again
         return self._of_copy(wanted)
 
     def _of_copy(self, wanted: str) -> Saved | None:

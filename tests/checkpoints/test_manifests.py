@@ -1,0 +1,33 @@
+"""Which save a file is, where its path is not that of any manifest."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from torchaos.harness.agent.manifest import Manifest
+from torchaos.harness.checkpoints.verify.manifests import Manifests
+from torchaos.harness.undo.disk import born_ns
+
+
+def test_an_inode_that_is_used_again_is_no_rename(tmp_path: Path) -> None:
+    """A renamed file is known by its inode. A file that was made after the manifest is another one, though it has the
+    inode and the size of a file that is gone: file systems give an inode's number to the next file."""
+    file = tmp_path / "step-1" / "rank-1.pt"
+    file.parent.mkdir()
+    file.write_bytes(b"x" * 10)
+    if not born_ns(file):
+        pytest.skip("this file system does not say when a file was made (statx, STATX_BTIME)")
+    made = Manifest(tmp_path, "one.json", str(file), 0)
+    with open(file, "rb") as opened:
+        made.add(str(file), opened.fileno(), [(0, 10, "0" * 16)], "", raced=False)
+    made.write()
+    renamed = file.rename(tmp_path / "other.pt")
+    found = Manifests.of([tmp_path / "one.json"])
+    assert found.of_file(str(renamed), 10) is found.saved[0]
+    early = {**json.loads((tmp_path / "one.json").read_text()), "wall_s": time.time() - 3600}
+    (tmp_path / "one.json").write_text(json.dumps(early))
+    assert Manifests.of([tmp_path / "one.json"]).of_file(str(renamed), 10) is None

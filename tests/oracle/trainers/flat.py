@@ -1,5 +1,7 @@
 """The same trainer, whose checkpoint is several files `PART-step-N.pt` that lie flat in one folder."""
 
+from collections import Counter
+
 import torch
 import torch.distributed as dist
 from base import Trainer, main
@@ -19,8 +21,9 @@ class Flat(Trainer):
         return {**own, "model": self.model.state_dict(), "ema": shared.pop("ema"), "optim": shared}
 
     def newest(self):
-        steps = [int(path.stem.rpartition("-")[2]) for path in self.folder.glob("optim-step-*.pt")]
-        return max(steps, default=None)
+        """The last step of which all files are there: the model, its average, the optimizer, and an RNG for each rank."""
+        files = Counter(int(path.stem.rpartition("-")[2]) for path in self.folder.glob("*-step-*.pt"))
+        return max((step for step, count in files.items() if count == 3 + self.world), default=None)
 
     def load(self, step):
         def part(name):

@@ -21,7 +21,7 @@ class Flat(Trainer):
         return {**own, "model": self.model.state_dict(), "ema": shared.pop("ema"), "optim": shared}
 
     def newest(self):
-        """The last step of which all files are there: the model, its average, the optimizer, and an RNG for each rank."""
+        """The last step of which all files are there: model, average, optimizer, and an RNG for each rank."""
         files = Counter(int(path.stem.rpartition("-")[2]) for path in self.folder.glob("*-step-*.pt"))
         return max((step for step, count in files.items() if count == 3 + self.world), default=None)
 

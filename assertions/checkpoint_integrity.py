@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -11,11 +10,13 @@ from typing import ClassVar
 from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.history import Attempt
 from torchaos.harness.judging.agreement import differences, history_of
+from torchaos.harness.judging.bookkeeping import may_be_a_clock
 from torchaos.harness.judging.claimed import claimed_whole
 from torchaos.harness.judging.clash_words import also, but, left_out, listed, meaning, words
 from torchaos.harness.judging.clashes import compare, in_order, strays
 from torchaos.harness.judging.contents import Checkpoint, Clash, checkpoints_of, is_below, root_of, unread_of
 from torchaos.harness.judging.damage import Damage, Did, counts, meetings
+from torchaos.harness.judging.held import Held
 from torchaos.harness.judging.landings import landings
 from torchaos.harness.judging.losses import apart_before
 from torchaos.harness.judging.pairing import pairs
@@ -26,7 +27,6 @@ from torchaos.harness.judging.unseen import why_unplaced
 from torchaos.harness.record import Record
 
 _BLIND = "without a twin, contents that are whole and wrong can't be told"
-_CLOCK = re.compile(r"time|date|clock|elapsed|duration|seconds|uuid|host", re.I)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class CheckpointIntegrity:
         closed = next((one for one in ours if one.closed), None)
         if closed:
             return inconclusive(f"{closed.at} was not looked into: {closed.closed}")
-        broken = _broken(ours) or _claimed(run, ours) or _too_old(run, ours)
+        held = Held(run)
+        broken = _broken(ours) or _claimed(run, ours) or _too_old(run, ours) or held.finding
         if broken:
             return broken
         torn = [one for one in ours if not one.good]
@@ -71,11 +72,13 @@ class CheckpointIntegrity:
         theirs = [found for found in listed if found]
         well = f"{len(ours) - len(torn)} checkpoints are complete and loadable, the newest is {_newest(ours).at}"
         left = f" ({len(torn)} torn and superseded: {torn[0].path})" if torn else ""
+        own = {"own": held.right} if held.right else {}
+        left += f", {held.right} of them with parameters that the run had at their step" if own else ""
         if not theirs:
-            return passed(f"{well}{left}; {_BLIND}", checkpoints=len(ours), torn=len(torn))
+            return passed(f"{well}{left}; {_BLIND}", checkpoints=len(ours), torn=len(torn), **own)
         finding = _as_in_the_twin(run, twins, ours, theirs, well + left, self.tolerance, self.ignore)
         bound = {} if self.tolerance is None else {"tolerance": self.tolerance}
-        return replace(finding, bound=bound)
+        return replace(finding, bound=bound, measured={**finding.measured, **own})
 
 
 def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -> Finding | None:
@@ -202,7 +205,7 @@ def _as_in_the_twin(
         return failed(f"the newest checkpoint is of step {newest}, the twin's of step {due}", newest=newest, twin=due)
     both = pairs(ours, theirs[0])
     alike = [(one, other) for one, other in both if not _of_another_world(run, twins[0], one.step)]
-    made = compare(alike, theirs, run.history, tolerance, ignore)
+    made = compare(alike, theirs, run.history, tolerance, ignore, min((one.at_s for one in landings(run)), default=0.0))
     strange = _strange(run, twins, ours, theirs)
     found = in_order([*made.clashes, *([] if vary else strange)])
     if found:
@@ -285,7 +288,7 @@ def _clash(run: Record, twins: Sequence[Record], found: list[Clash], tolerance: 
     if invalid or not landed:
         where = f"the {invalid.what} differs in step {invalid.step}" if invalid else "no fault landed"
         return inconclusive(f"the twin is no measure for this run: {where}, and {words(first)}")
-    if len(twins) == 1 and all(clash.kind == "value" and _CLOCK.search(clash.name) for clash in found):
+    if len(twins) == 1 and all(map(may_be_a_clock, found)):
         return inconclusive(f"{words(first)}: it may be a clock, which a second twin would tell", entries=len(found))
     loss = next(differences(run.history.by_step(), steps, 0.0), None)
     if loss and all(clash.kind == "checkpoint" and clash.ours is not None for clash in found):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,6 +62,10 @@ def _by_name(check: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
+def _kind_and_sum(value: Any) -> bool:
+    return _each(_text)(value) and len(value) == 2 and re.fullmatch(r"([a-z]+-)?[0-9a-f]{16}", value[1]) is not None
+
+
 _STEP: Mapping[str, Check] = {
     "losses": _maybe(_each(_maybe(_number))), "samples": _maybe(_each(_maybe(_scalar))), "indices": _maybe(_flat),
     "lr": _maybe(_each(_maybe(_number))), "opt_step": _maybe(_number), "sched_step": _maybe(_number),
@@ -105,6 +110,7 @@ _CHECKS: Mapping[Kind, Mapping[str, Check]] = {
     Kind.LOSS: {"losses": _STEP["losses"]},
     Kind.SAVE_BEGIN: _FILE,
     Kind.SAVE_END: _FILE,
+    Kind.KEPT: {"parameters": _by_name(_kind_and_sum)},
     Kind.RENAMED: {"path": _text, "to": _text},
     Kind.LOAD_BEGIN: _FILE,
     Kind.LOAD_END: _FILE,

@@ -47,8 +47,8 @@ def records_of(run: Record) -> list[Record]:
 def without_steps(run: Record) -> Record:
     """For a page that would show all steps, samples and checkpoints of replicas as if they were of one torchrun."""
     told = {
-        Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.RENAMED, Kind.LOAD_BEGIN,
-        Kind.LOAD_END,
+        Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.RENAMED,
+        Kind.LOAD_BEGIN, Kind.LOAD_END,
     }  # fmt: skip
     return replace(run, events=tuple(event for event in run.events if event.kind not in told))
 

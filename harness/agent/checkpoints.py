@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 from .agent import Agent
 from .digesting import Digesting
+from .kept import Kept
 from .numbers import step_numbers
 from .renames import Renames
 from .wire import Kind, Phase
@@ -20,8 +21,8 @@ Digested = Callable[[Callable[..., Any], str, "tuple[Any, ...]", "dict[str, Any]
 class Transfers:
     """Says that something is being saved or loaded; what is nested inside is said once."""
 
-    def __init__(self, agent: Agent, digesting: Digesting) -> None:
-        self._agent, self.digesting = agent, digesting
+    def __init__(self, agent: Agent, digesting: Digesting, kept: Kept) -> None:
+        self._agent, self.digesting, self._kept = agent, digesting, kept
         self._thread = threading.local()
         self.renames = Renames(agent)
         self.open: list[str] = []  # paths of saves and loads under way, those in other threads included
@@ -92,6 +93,8 @@ class Transfers:
         self._agent.saw("checkpoints")
         self.open.append(path)
         self._agent.emit(Kind.SAVE_BEGIN if saves else Kind.LOAD_BEGIN, {"path": path, "format": format})
+        if saves:
+            self._kept.save_begins()
 
     def _end(self, path: str, format: str, saves: bool, ok: bool, blocked_s: float, contents: Any, step: int) -> None:
         self.open.remove(path)

@@ -40,6 +40,7 @@ class _Installer:
     def torch_is_there(self, torch: ModuleType) -> None:
         from .checkpoints import CheckpointHook, Transfers
         from .digesting import Digesting
+        from .kept import Kept
         from .loader import LoaderHook
         from .loss import Losses
         from .rates import Rates
@@ -66,7 +67,7 @@ class _Installer:
         if "checkpoints" in agent.live:
             digesting = Digesting(agent)
             self._at_end.append(digesting.ended)
-            transfers = Transfers(agent, digesting)
+            transfers = Transfers(agent, digesting, Kept(agent))
             transfers.renames.install()
             files = CheckpointHook(transfers)
             self._when("torch", "checkpoints", files.patch_torch)

@@ -71,6 +71,7 @@ class Kind(str, Enum):
     LOSS = "loss"
     SAVE_BEGIN = "checkpoint.save_begin"
     SAVE_END = "checkpoint.save_end"
+    KEPT = "checkpoint.parameters"
     RENAMED = "checkpoint.renamed"
     LOAD_BEGIN = "checkpoint.load_begin"
     LOAD_END = "checkpoint.load_end"
@@ -125,6 +126,8 @@ FIELDS: Mapping[Kind, frozenset[str]] = {
     Kind.LOSS: frozenset({"losses"}),  # late values of the step in the envelope (asynchronous copies)
     Kind.SAVE_BEGIN: frozenset({"path", "format"}),  # format: torch, dcp, safetensors
     Kind.SAVE_END: frozenset({"path", "format", "ok", "blocked_s"}),  # blocked_s: how long training stood still for it
+    # As a save begins: of each parameter its type and shape, and its check sum on this rank (check_sums.py), by name.
+    Kind.KEPT: frozenset({"parameters"}),
     Kind.RENAMED: frozenset({"path", "to"}),  # what this rank saved, or the folder that it is in, gets this name
     Kind.LOAD_BEGIN: frozenset({"path", "format"}),  # as a save
     Kind.LOAD_END: frozenset({"path", "format", "ok", "numbers"}),  # numbers: step-like entries found

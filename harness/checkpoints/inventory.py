@@ -10,7 +10,7 @@ from typing import Any
 
 from torchaos.harness.contracts import UsageError
 
-from . import formats, values
+from . import formats, own_digests, values
 from .files import Files, Local
 from .formats.folders import problem_of
 from .layout import Problem, Trouble
@@ -59,8 +59,8 @@ def take(
 def entry(
     files: Files, path: str, root: str, manifests: Manifests | None = None, go_on: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """One checkpoint, as JSON: what assertions read. `tensors` are digests of values, equal whatever the layout, and
-    `sketches` what tells their distance where they differ (sketch.py)."""
+    """One checkpoint, as JSON: what assertions read. `tensors` are digests of values, equal whatever the layout,
+    `sketches` what tells their distance where they differ (sketch.py), and `kinds` their types and shapes."""
     found = verify(files, path, manifests)
     layout, digests, sketches = found.layout, {}, {}
     unread: list[Problem] = []
@@ -87,7 +87,8 @@ def entry(
         "verified": _how(found),
         "tensors": digests,
         "sketches": sketches,
-        "values": layout.values,
+        "kinds": {name: values.kind_of(one) for name, one in layout.tensors.items()},
+        "values": own_digests.checked(files, layout, go_on),
         "bytes": layout.size,
     }
 

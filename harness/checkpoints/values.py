@@ -43,6 +43,11 @@ def summary(files: Files, tensor: TensorEntry, buffer: memoryview | None = None)
     return Summary(str(digest.hexdigest()), sketch.told())
 
 
+def kind_of(tensor: TensorEntry) -> str:
+    """Its type and shape, as agent/kept.py tells those of a parameter."""
+    return f"{tensor.dtype} {'x'.join(map(str, tensor.shape))}"
+
+
 def summaries(
     files: Files, tensors: Mapping[str, TensorEntry], go_on: Callable[[], None]
 ) -> Iterator[tuple[str, Summary | Exception]]:

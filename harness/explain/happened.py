@@ -15,7 +15,7 @@ from torchaos.harness.replicas import records_of
 from torchaos.harness.report.narrator import Narrator
 
 # Told from the history instead, in global steps; or of no interest once all is over.
-_ELSEWHERE = frozenset({Kind.STAGE, Kind.STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.ARMED, Kind.HELD})
+_ELSEWHERE = frozenset({Kind.STAGE, Kind.STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.ARMED, Kind.HELD})
 _MOST = 400  # lines; of a game day the first and the last tell enough
 
 

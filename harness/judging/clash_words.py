@@ -22,9 +22,8 @@ def but(made: Compared, run: Record) -> str:
         far = max(made.learned.values())
         told.append(f"but for {listed(made.learned)}, at most {far:.1g} apart, which is as much as the twins are")
     if made.unsized:
-        told.append(
-            f"but for {len(made.unsized)} entries in which the twins differ among themselves ({listed(made.unsized)})"
-        )
+        without = "the twins differ among themselves, or differed from this run before any fault"
+        told.append(f"but for {len(made.unsized)} entries in which {without} ({listed(made.unsized)})")
     if made.restarts:
         told.append(f"but for {listed(made.restarts)}, which count the restart")
     if made.ignored:

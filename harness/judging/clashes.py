@@ -7,7 +7,6 @@ last bit, and no buffer that was lost. What is off by somewhat more may be chanc
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from itertools import combinations
 from statistics import median
 
 from torchaos.harness.history import History
+from torchaos.harness.judging.bookkeeping import counts_restarts, may_be_a_clock
 from torchaos.harness.judging.contents import Checkpoint, Clash, differing
 from torchaos.harness.judging.pairing import Pair, family, lacking, moved, pairs
 from torchaos.harness.judging.rounding import LOW_PRECISION, rounding
@@ -22,10 +22,6 @@ from torchaos.harness.judging.tolerance import CAP, CERTAIN, LEARNED_FACTOR
 
 _LAST_BIT = 1e-7  # relative: of a float32
 _LEAST = 1e-9  # relative: what differs by less has equal sketches
-_RESTARTS = re.compile(
-    r"(?:^|[._:])(?:n_?|num_?|is_?|was_?)?(?:restart|resum)[a-z]*(?:_?(?:count|from|path|step))?$", re.I
-)
-_NOTHING = ("0", "None", "False", "''")
 Entry = tuple[str, str]  # family of the checkpoint, name
 
 
@@ -63,18 +59,20 @@ class Compared:
     rounded: float = 0.0  # the largest difference that rounding explains
     within: float = 0.0  # the largest one that the given tolerance allows
     noisy: set[str] = field(default_factory=set)  # tensors in which the twins differ by too much to judge
-    unsized: set[str] = field(default_factory=set)  # other entries in which the twins differ
+    unsized: set[str] = field(default_factory=set)  # other entries that differ without a fault
     restarts: set[str] = field(default_factory=set)  # values that count restarts, and count them rightly
     ignored: set[str] = field(default_factory=set)
 
 
 def compare(
     found: Sequence[Pair], twins: Sequence[Sequence[Checkpoint]], history: History, tolerance: float | None,
-    ignore: Sequence[str],
+    ignore: Sequence[str], before_s: float = 0.0,
 ) -> Compared:  # fmt: skip
     """`found`: ours and the first twin's; `twins`: the checkpoints of each; `history`: of the run; `tolerance`:
-    relative, in place of what is learned and of rounding; `ignore`: patterns of names."""
-    made, noise, usual = Compared(), {} if tolerance is not None else noise_of(twins), _usual_norms(found)
+    relative, in place of what is learned and of rounding; `ignore`: patterns of names; `before_s`: when the
+    first fault landed."""
+    early = [pair for pair in found if pair[0].saved_s is not None and pair[0].saved_s < before_s]
+    made, noise, usual = Compared(), {} if tolerance is not None else noise_of(twins, early), _usual_norms(found)
     least = _LAST_BIT if any(noise.values()) else 0.0  # twins may have an entry's last bit in common by chance
     for one, other in found:
         kin = family(one.path)
@@ -104,15 +102,19 @@ def _norm(one: Checkpoint, name: str) -> float:
     return next(iter(one.sketches.get(name, ())[1:]), 0.0)
 
 
-def noise_of(twins: Sequence[Sequence[Checkpoint]]) -> Mapping[Entry, float | None]:
-    """The largest difference between any two twins, by entry, of those that differ at all; None: it is of no size."""
+def noise_of(twins: Sequence[Sequence[Checkpoint]], early: Sequence[Pair] = ()) -> Mapping[Entry, float | None]:
+    """The largest difference between any two twins, by entry, of those that differ at all; None: it is of no size, or a
+    clock's. Values count too that differ between the run and a twin in checkpoints from before any fault; a tensor may
+    have been damaged since."""
     found: dict[Entry, float | None] = {}
-    for some, others in combinations(twins, 2):
-        for one, other in pairs(some, others):
-            for clash in differing(one, other):
-                entry = family(one.path), clash.name
-                size = found.get(entry, 0.0)
-                found[entry] = None if size is None or clash.distance is None else max(size, clash.distance)
+    of_twins = (pair for some, others in combinations(twins, 2) for pair in pairs(some, others))
+    seen = [(pair[0], clash) for pair in of_twins for clash in differing(*pair)]
+    seen += [(pair[0], clash) for pair in early for clash in differing(*pair) if clash.kind == "value"]
+    for one, clash in seen:
+        entry = family(one.path), clash.name
+        size = None if may_be_a_clock(clash) else clash.distance
+        known = found.get(entry, 0.0)
+        found[entry] = None if size is None or known is None else max(size, known)
     return found
 
 
@@ -136,20 +138,10 @@ def _sort(
         made.learned[clash.name] = max(size, made.learned.get(clash.name, 0.0))
     elif size is not None and tolerance is None and 0 < size <= max(CERTAIN * noise, LOW_PRECISION if rounded else 0.0):
         made.doubtful[clash.name] = max(size, made.doubtful.get(clash.name, 0.0))
-    elif _counts_restarts(clash, one):
+    elif counts_restarts(clash, one):
         made.restarts.add(clash.name)
     else:
         made.clashes.append(clash)
-
-
-def _counts_restarts(clash: Clash, one: Checkpoint) -> bool:
-    """Whether a value says no more than that the job was restarted. Its name speaks of that, the twin's says nothing,
-    and it is exactly what a restart makes of that: the number of the attempt, yes, or a path of the checkpoints."""
-    if clash.kind != "value" or not one.attempt or clash.theirs not in _NOTHING or not _RESTARTS.search(clash.name):
-        return False
-    expected = {"0": str(one.attempt), "False": "True"}.get(clash.theirs)
-    folders = [folder for folder in (one.root, one.named) if folder]
-    return clash.ours == expected if expected else any(folder in (clash.ours or "") for folder in folders)
 
 
 def _is_any(name: str, patterns: Sequence[str]) -> bool:

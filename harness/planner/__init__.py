@@ -24,7 +24,7 @@ _HOOKS_OF_NEED = {
     Need.LOSS: ("loss", "lr"),
     Need.SAMPLES: ("samples",),
     Need.CHECKPOINTS: ("checkpoints",),
-    Need.INVENTORY: ("checkpoints",),
+    Need.INVENTORY: ("checkpoints", "kept"),
     Need.TWIN: (),
     Need.LEFTOVERS: (),
     Need.STATE: ("state",),

@@ -96,3 +96,14 @@ def test_what_does_not_add_up_is_not_added_up(sums: Any) -> None:
     assert sums.over_all(["0" * 16, "1" * 16]) is None
     assert sums.over_all(["0" * 16, None]) is None
     assert sums.over_all([]) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_large_tensor_has_the_sum_of_its_bits(sums: Any, dtype: torch.dtype) -> None:
+    """It is summed part by part, the last one shorter; also where it does not lie in one piece."""
+    torch.manual_seed(0)
+    large = torch.randn(300, 1001).to(dtype)
+    word = torch.int32 if dtype is torch.float32 else torch.int16
+    expected = int(large.view(word).to(torch.int64).sum()) % sums.MODULUS
+    assert sums.plain(sums.check_sum(torch, [(0, large)])) == expected
+    assert sums.plain_of_each(torch, [large, large.t()]) == [f"{expected:016x}"] * 2

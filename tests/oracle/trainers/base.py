@@ -167,12 +167,20 @@ class Trainer:
         dist.barrier()
 
     def write(self, folder):
-        weights = self.model.state_dict()
-        mine = {name: weights[name] for name in sorted(weights)[self.rank :: self.world]}
-        torch.save(mine, folder / f"model-{self.rank}.pt")
+        torch.save(self.mine(), folder / f"model-{self.rank}.pt")
         torch.save(self.own_state(), folder / f"rank-{self.rank}.pt")
         if self.rank == 0:
             torch.save(self.shared_state(), folder / "trainer.pt")
+
+    def mine(self):
+        weights = self.weights()
+        return {name: weights[name] for name in sorted(weights)[self.part() :: self.world]}
+
+    def weights(self):
+        return self.model.state_dict()
+
+    def part(self):
+        return self.rank
 
     def own_state(self):
         return {"torch": torch.get_rng_state(), "python": random.getstate()}

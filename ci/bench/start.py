@@ -1,6 +1,6 @@
 """How long command line and pytest plugin need to start. Aims: 150 ms for help and completion, 30 ms for pytest.
 
-In each round every command runs once, in turn: `python -c pass`, `torchaos --help`, completion of `torchaos re`, and
+In each round every command runs once, in turn: `python -c pass`, `torchaos --help`, the completion of a command, and
 pytest on one empty test without and with the plugin. Wall-clock time and processor time (user and system), medians; the
 pytest rows' difference is a mean of the rounds' differences with its 95 % interval (Student's t).
 

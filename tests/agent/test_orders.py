@@ -350,7 +350,7 @@ while step < 8:
     print("done", step, flush=True)
     if step == 2: torch.save({"step": step, "opt": opt.state_dict()}, path)
     if step == 5 and not back:
-        kept, back = torch.load(path), True
+        kept, back = torch.load(path, weights_only=True), True
         opt.load_state_dict(kept["opt"])
         step = kept["step"]
 """

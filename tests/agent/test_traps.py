@@ -258,7 +258,7 @@ def step():
 step()
 torch.save({"model": model.state_dict(), "opt": opt.state_dict()}, "kept.pt")
 step()
-kept = torch.load("kept.pt")
+kept = torch.load("kept.pt", weights_only=True)
 model.load_state_dict(kept["model"]); opt.load_state_dict(kept["opt"])
 step(); step()
 """,

@@ -41,7 +41,7 @@ class ParameterDigest:
         if not history.executions:
             return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
         if not any(one.parameters for one in history.executions):
-            return inconclusive("no parameters were seen: no optimizer of torch's made a step in a rank with the agent")
+            return inconclusive(f"no parameters were seen: {why_unseen(run, 'parameters')}")
         if history.unplaced:
             return inconclusive(why_unplaced(run, history.unplaced))
         finding = _Digests(run, history, twins).finding(self.replicas_only)

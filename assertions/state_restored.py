@@ -30,7 +30,7 @@ class StateRestored:
         if not history.executions:
             return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
         if not any(one.parameters for one in history.executions):
-            return inconclusive("no parameters were seen: no optimizer of torch's made a step in a rank with the agent")
+            return inconclusive(f"no parameters were seen: {why_unseen(run, 'parameters')}")
         if history.unplaced:
             return inconclusive(why_unplaced(run, history.unplaced))
         found = list(resumes_carried(history))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Raise(Fault):
     """RuntimeError with `text`, raised where the Moment is. A job may catch it and go on: then the fault was not
-    felt."""
+    felt. A job may catch it and save before it ends: then another rank may die first, and torchelastic ends this
+    one."""
 
     text: str = "injected by torchaos"
 
@@ -34,4 +36,4 @@ class Raise(Fault):
     def felt(self, record: Record, fault: str) -> Evidence | None:
         from torchaos.harness.judging.evidence import died
 
-        return died(record, fault, 1)
+        return died(record, fault, *range(1, 256), -signal.SIGABRT, -signal.SIGTERM)

@@ -39,8 +39,7 @@ class StateHook:
             self._loads, self._agent.tally.now.before = self._agent.loads, self._shown()
         with torch.no_grad():
             if grads:  # at once, since the step may never be over
-                norms = torch.stack([torch.linalg.vector_norm(grad.detach(), dtype=torch.float32) for grad in grads])
-                norm = self._agent.tally.now.norm = float(torch.linalg.vector_norm(norms))
+                norm = self._agent.tally.now.norm = float(torch.linalg.vector_norm(_norms(torch, grads)))
                 self._tell_of_spike(norm)
 
     def _tell_of_spike(self, norm: float) -> None:
@@ -72,8 +71,16 @@ class StateHook:
         exact = torch.float32 if any(one.device.type == "mps" for one in real) else torch.float64
         with torch.no_grad():
             sums = torch.stack([one.sum(dtype=exact) for one in real]).tolist()
-            norms = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float32) for one in real]).tolist()
+            norms = _norms(torch, real).tolist()
         return [math.hypot(*norms), *(math.fsum(_signed(sums, number)) for number in range(1, SUMS + 1))]
+
+
+def _norms(torch: Any, tensors: Sequence[Any]) -> Any:
+    """Of each tensor: in float32, or in float64 where one of them is in that, which torch refuses to narrow."""
+    plain = [one.detach().coalesce().values() if one.is_sparse else one.detach() for one in tensors]
+    real = [torch.view_as_real(one) if one.is_complex() else one for one in plain]
+    wide = torch.float64 if any(one.dtype == torch.float64 for one in real) else torch.float32
+    return torch.stack([torch.linalg.vector_norm(one, dtype=wide) for one in real])
 
 
 def _signed(sums: list[float], number: int) -> list[float]:

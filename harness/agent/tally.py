@@ -55,7 +55,8 @@ class Tally:
             whole.losses += one.losses
             whole.batches += [batch for batch in one.batches if batch not in whole.batches]
             whole.lr += one.lr
-            whole.after, whole.before, whole.norm = one.after, whole.before or one.before, one.norm
+            whole.after, whole.before = one.after, whole.before or one.before
+            whole.norm = whole.norm if one.norm is None else one.norm  # several optimizers may step after one backward
             whole.opt_step = one.opt_step if whole.opt_step is None else whole.opt_step
             whole.sched_step = one.sched_step if whole.sched_step is None else whole.sched_step
             # Only an iteration all of whose steps were skipped has left the parameters alone.

@@ -13,11 +13,12 @@ _NEVER = {
     "loss": "the backward hook never fired (a job that calls the autograd engine itself, as Megatron does, evades it)",
     "samples": "no batch that the loop received could be seen",
     "steps": "no optimizer step was seen, and no line of the log tells of one",
+    "parameters": "no optimizer of torch's made a step in a rank with the agent",
 }
 
 
 def why_unseen(record: Record, what: str) -> str:
-    """`what`: loss, samples or steps."""
+    """`what`: loss, samples, steps or parameters."""
     failed = [event for event in record.of_kind(Kind.AGENT_FAILED) if _concerns(str(event.data["hook"]), what)]
     if failed:
         return f"the agent's hook {failed[0].data['hook']} failed: {failed[0].data['error']}"
@@ -64,5 +65,8 @@ def _of_load(record: Record, loads: Sequence[Load]) -> str:
 
 
 def _concerns(hook: str, what: str) -> bool:
-    words = {"loss": ("loss", "backward"), "samples": ("sample", "data"), "steps": ("step", "optimizer", "import")}
+    words = {
+        "loss": ("loss", "backward"), "samples": ("sample", "data"), "steps": ("step", "optimizer", "import"),
+        "parameters": ("state",),
+    }  # fmt: skip
     return any(word in hook.lower() for word in words[what])

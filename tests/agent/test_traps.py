@@ -247,6 +247,29 @@ for one in opts:
     assert ran.steps[-1]["parameters"] == wanted, ran.output
 
 
+def test_parameters_and_gradients_of_any_type(rank: Any) -> None:
+    """Double precision, complex numbers and the sparse gradients of an embedding: parameters and norms are seen."""
+    ran = rank.run(
+        """
+import torch
+double = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+circle = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+words = torch.nn.Embedding(5, 2, sparse=True)
+opts = [torch.optim.SGD([double, circle], lr=0.1), torch.optim.SparseAdam(words.parameters())]
+for _ in range(2):
+    (double.sum() + circle.abs().sum() + words(torch.tensor([1, 1])).sum()).backward()
+    for one in opts:
+        one.step()
+        one.zero_grad()
+""",
+        hooks=("steps", "state"),
+    )
+    assert not ran.failures, ran.failures
+    step = ran.steps[-1]
+    assert step["parameters"], ran.output
+    assert step["norm"] == pytest.approx((3 * 1 + 2 * 1 + 2 * 2**2) ** 0.5)
+
+
 def test_what_a_load_in_mid_attempt_put_back(rank: Any) -> None:
     """The first step of a process, and the first after a load, say what the parameters and moments were before it: a
     trainer may warm up before it loads."""

@@ -10,6 +10,7 @@ import pytest
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.judging.evidence import gone, stopped
 from torchaos.harness.record import Record
+from torchaos.injectors.process_raise import Raise
 
 
 def _hits(run: Record) -> tuple[Record, Event, Event]:
@@ -61,3 +62,19 @@ def test_all_that_were_hit_have_to_be_seen_stopped(
     if found:
         assert found.what == f"the kernel showed pid {first.data['pid']}, {second.data['pid']} as stopped"
         assert found.events == (("probe", 20_000), ("probe", 20_001))
+
+
+@pytest.mark.parametrize(("code", "proof"), [(1, True), (75, True), (-15, True), (0, False), (-9, False)])
+def test_a_rank_that_raised_may_be_ended_by_torchelastic(trainer: Any, code: int, proof: bool) -> None:
+    """It saves before it ends, and another rank ends first: SIGTERM comes then. A rank that ended well bore the fault,
+    and so did one that made another step."""
+    run = trainer(kills=[(18, 1)]).record()
+    hit = next(run.of_kind(Kind.APPLYING))
+    told = replace(run, events=tuple(
+        replace(e, data={**e.data, "exit_code": code}) if e.kind in (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE) and
+        e.data.get("pid") == hit.data["pid"] else e for e in run.events
+    ))  # fmt: skip
+    assert (Raise().felt(told, hit.data["fault"]) is not None) is proof
+    step = next(e for e in run.of_kind(Kind.STEP) if e.source == hit.source)
+    later = replace(step, seq=10_000, mono_s=hit.mono_s + 1e-4)
+    assert Raise().felt(replace(told, events=(*told.events, later)), hit.data["fault"]) is None

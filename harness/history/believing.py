@@ -71,6 +71,16 @@ def goes_on_from(base: int | None, witnesses: Sequence[Witness], straight_on: in
     return any(base in one.fits and straight_on not in one.fits for one in running)
 
 
+def is_done_again_from(base: int | None, witnesses: Sequence[Witness], straight_on: int | None) -> bool:
+    """Whether the job does the steps after `base` again, with no load that shows it: by what it trains on, since the
+    counters of an optimizer that was made anew begin anew too. Who goes back to the start has only warmed up: in the
+    first attempt such steps count, as they do for triggers."""
+    trained = [one for one in witnesses if one.name in (SAMPLES, LOSSES)]
+    return base not in (None, 0, straight_on) and bool(trained) and all(
+        base in one.fits and straight_on not in one.fits for one in trained
+    )  # fmt: skip
+
+
 def _less_a_lone_record(witnesses: Sequence[Witness]) -> Sequence[Witness]:
     record = next((one for one in witnesses if one.name == RECORD), None)
     others = [one for one in witnesses if one.name != RECORD]

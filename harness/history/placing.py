@@ -1,8 +1,8 @@
 """Goes through the attempts in order and says which global steps they made. Pure.
 
 An attempt is one or more segments: the first begins with it, another where a checkpoint is loaded between two steps
-and training goes on from that. Steps before such a load, in an attempt that had loaded and saved nothing yet, only
-warmed it up: they are left out of the history.
+and training goes on from that, or where the job goes back to a state that it kept in memory. Steps before such a
+load, in an attempt that had loaded and saved nothing yet, only warmed it up: they are left out of the history.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from torchaos.harness.history import executions
 from torchaos.harness.history.attempts import Attempt
-from torchaos.harness.history.believing import decide, goes_on_from
+from torchaos.harness.history.believing import decide, goes_on_from, is_done_again_from
 from torchaos.harness.history.checkpoints import (
     Load,
     Save,
@@ -23,7 +23,7 @@ from torchaos.harness.history.checkpoints import (
     whole_loads,
 )  # fmt: skip
 from torchaos.harness.history.executions import Execution
-from torchaos.harness.history.segments import Segment, by_place, by_step, may_begin
+from torchaos.harness.history.segments import Segment, by_place, by_step, goings_back, may_begin
 from torchaos.harness.history.witnesses import Scene, hear, log_lead
 
 Lines = list[tuple[float, int]]  # (mono_s, step) of log lines
@@ -53,17 +53,17 @@ class Placing:
         if attempt is self.found[0] and segments[0].base is not None:
             told = [load.path for load in whole_loads(loads.get(0, []))]
             self.foreign = dict.fromkeys(told, segments[0].base) if segments[0].base == 0 else {}
-        places = sorted(loads.keys() - {0})
-        steps = by_step(own) if places else {}
-        done = 0
-        for place in places:
-            if not may_begin(loads[place], steps.get(place, {}), steps.get(place + 1, {})):
+        steps, done = by_step(own), 0
+        for place in sorted((loads.keys() - {0}) | set(goings_back(steps))):
+            here = loads.get(place, [])
+            if here and not may_begin(here, steps.get(place, {}), steps.get(place + 1, {})):
                 continue
             self._put(own, done, place, segments[-1])
             done = place
-            segment = self._segment(attempt, segments, place, loads[place])
-            if goes_on_from(segment.base, segment.witnesses, segments[-1].global_step(place)):
-                if len(segments) == 1 and self._only_warmed_up(segments[0], segment):
+            segment, straight_on = self._segment(attempt, segments, place, here), segments[-1].global_step(place)
+            goes_on = goes_on_from if here else is_done_again_from
+            if goes_on(segment.base, segment.witnesses, straight_on):
+                if here and len(segments) == 1 and self._only_warmed_up(segments[0], segment):
                     self.placed = [one for one in self.placed if one.attempt != attempt.number]
                     segments.clear()
                 segments.append(segment)
@@ -81,7 +81,8 @@ class Placing:
     def _segment(self, attempt: Attempt, before: Sequence[Segment], place: int, loads: Sequence[Load]) -> Segment:
         """What begins at `place`, after the segments `before` of the same attempt."""
         own = self.seen.get(attempt.number, ())
-        since_s = max((load.mono_s for load in loads), default=attempt.started_s) if place else attempt.started_s
+        ends = [load.mono_s for load in loads] or [one.mono_s for one in own if one.local_step == place]
+        since_s = max(ends, default=attempt.started_s) if place else attempt.started_s
         scene = Scene(
             first=attempt is self.found[0] and not place,
             own=[executions.counted_from(one, place) for one in own if one.local_step > place] if place else own,
@@ -101,7 +102,8 @@ class Placing:
         if used and base is not None:
             self._correct(used, base)
         return Segment(
-            attempt.number, place, since_s, base, tuple(witnesses), conflicts, used.path if used else None
+            attempt.number, place, since_s, base, tuple(witnesses), conflicts, used.path if used else None,
+            bool(place) and not loads,
         )  # fmt: skip
 
     def _put(self, own: Sequence[Execution], after: int, up_to: int, segment: Segment) -> None:

@@ -1,9 +1,9 @@
-"""What an attempt made in one stretch: from its start, or from a checkpoint that it loaded between two steps."""
+"""What an attempt made in one stretch: from its start, or from where it went back to between two steps."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchaos.harness.history.believing import Witness
@@ -22,6 +22,7 @@ class Segment:
     witnesses: tuple[Witness, ...] = ()
     conflicts: tuple[str, ...] = ()
     loaded: str | None = None
+    in_memory: bool = False  # it goes on from a state that the job kept in memory: no file is involved
 
     def global_step(self, local_step: int) -> int | None:
         return None if self.base is None else self.base + local_step - self.after
@@ -59,6 +60,15 @@ def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Map
         return False
     counted = any(one.opt_step is not None for one in after.values())
     return counted or any(number_in_contents(one.numbers) or number_in_name(one.path) is not None for one in loads)
+
+
+def goings_back(steps: Mapping[int, Mapping[int, Execution]]) -> Iterator[int]:
+    """The local steps after which the optimizer's own counter was set back on all ranks."""
+    for place, after in steps.items():
+        before = steps.get(place - 1, {})
+        pairs = [(before[rank].opt_step, one) for rank, one in after.items() if rank in before]
+        if pairs and all(was is not None and one.opt_step is not None and one.opt_step < was for was, one in pairs):
+            yield place - 1
 
 
 def _counts_on(before: Execution, after: Execution) -> bool:

@@ -59,7 +59,7 @@ def resumes(run: Record) -> list[Resume]:
         own = [one.mono_s for one in history.executions if (one.attempt, one.segment) == (part.number, part.after)]
         before = (part.number, part.after)
         earlier = [one.global_step or 0 for one in history.executions if (one.attempt, one.segment) < before]
-        if not own or not earlier:
+        if not own or not earlier or part.in_memory:
             continue
         loads = [load.mono_s for load in history.loads if load.attempt == part.number and load.mono_s <= min(own)]
         by_s = part.started_s if part.after else min(loads, default=part.started_s)

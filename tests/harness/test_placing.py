@@ -21,6 +21,7 @@ from torchaos.harness.history.believing import Witness, decide
 from torchaos.harness.history.checkpoints import final_path
 from torchaos.harness.history.segments import may_begin
 from torchaos.harness.judging.recovery import recoveries
+from torchaos.harness.judging.resumes import resumes
 from torchaos.harness.judging.unseen import why_unplaced
 from torchaos.harness.record import Record
 
@@ -153,6 +154,31 @@ def test_a_rollback_within_the_process_is_a_segment(counters: bool) -> None:
     assert history.steps_done(0, 0, load.mono_s - 0.005) == 12
     assert history.steps_done(0, 0, load.mono_s) == 10
     assert all(one.base == 0 and not one.conflicts for one in history.attempts)
+
+
+def test_a_rollback_to_a_state_in_memory_is_a_segment() -> None:
+    """No file is loaded: the optimizer's counter goes back on all ranks, and the same samples are trained on again. If
+    one rank's counter goes on, or the samples do, nothing was put back: an optimizer that is made anew counts from
+    1."""
+    straight = Trainer().record()
+    events = [event for event in _rolled_back(straight.events) if event.kind is not Kind.LOAD_END]
+    history = History.of(events, straight.history)
+    assert [(part.after, part.base, part.in_memory) for part in history.segments] == [(0, 0, False), (12, 10, True)]
+    assert _told(history) == _told(straight.history)
+    last = max(e.mono_s for e in events if e.kind is Kind.STEP and e.step == 12)
+    assert history.segments[1].started_s == last
+    assert not resumes(Record(straight.plan, tuple(events), {}))  # no checkpoint was to choose
+    alone = [
+        _with(e, opt_step=e.step) if e.kind is Kind.STEP and e.rank == 1 and (e.step or 0) > 12 else e for e in events
+    ]
+    assert len(History.of(alone, straight.history).segments) == 1
+    anew = [
+        _with(e, opt_step=(e.step or 0) - 12) if e.kind is Kind.STEP and (e.step or 0) > 12 else e
+        for e in straight.events
+    ]
+    history = History.of(anew, straight.history)
+    assert len(history.segments) == 1
+    assert history.last_step == straight.history.last_step
 
 
 @pytest.mark.parametrize("counters", [True, False])

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.history import Attempt
+from torchaos.harness.history.checkpoints import final_path
 from torchaos.harness.judging.agreement import differences, history_of
 from torchaos.harness.judging.bookkeeping import may_be_a_clock
 from torchaos.harness.judging.claimed import claimed_whole
@@ -247,7 +248,8 @@ def _strange(
 ) -> list[Clash]:
     """What all twins have and the run has not, or of another step. Less what is of another number of ranks, and less
     the steps that an attempt resumed from: a save of such a step may have been cut short, and it is not done again. A
-    checkpoint that an attempt resumed from was whole."""
+    checkpoint that an attempt resumed from was whole. And less those whose save failed: the job had no room to write,
+    say, and went on."""
     found = {one.path: one for one in strays(ours, theirs[0])}
     for other in theirs[1:]:
         same = {one.path: one.theirs for one in strays(ours, other)}
@@ -258,7 +260,15 @@ def _strange(
         for one in found.values()
         if not _of_another_world(run, twins[0], one.step)
         and not (one.ours is None and one.step in bases and not _was_resumed_from(run, one))
+        and not (one.ours is None and _could_not_be_saved(run, one))
     ]
+
+
+def _could_not_be_saved(run: Record, clash: Clash) -> bool:
+    path = posixpath.join(root_of(run), clash.path)
+    made = {one.attempt for one in run.history.by_step().get(clash.step or 0, {}).values()}
+    saves = [one for one in run.history.saves if one.attempt in made and is_below(final_path(one.path), path)]
+    return any(not one.ok for one in saves)
 
 
 def _was_resumed_from(run: Record, clash: Clash) -> bool:

@@ -308,6 +308,22 @@ def test_a_checkpoint_that_was_resumed_from_and_is_gone_is_lacking(trainer: Any)
         assert finding.outcome is outcome, finding.reason
 
 
+def test_a_checkpoint_that_could_not_be_saved_is_not_lacking(trainer: Any) -> None:
+    """The disk was full, the job went on, and a newer checkpoint is whole. A save that went well, and one that was cut
+    short in an attempt whose steps do not count, explain nothing."""
+    ours, theirs = _inventory(steps=(5, 10, 15, 25, 30)), _inventory()
+    run = trainer(kills=KILL).record(inventory=ours)
+    for attempt, outcome in ((1, Outcome.PASSED), (0, Outcome.FAILED)):
+        events = tuple(
+            replace(event, attempt=attempt, data={**event.data, "ok": False})
+            if event.kind in (Kind.SAVE_BEGIN, Kind.SAVE_END) and event.data["path"].endswith("step-20") else event
+            for event in run.events
+        )  # fmt: skip
+        finding = CheckpointIntegrity().judge(replace(run, events=events), [trainer().record(inventory=theirs)])
+        assert finding.outcome is outcome, finding.reason
+    assert _judge(trainer, ours, theirs).outcome is Outcome.FAILED
+
+
 def test_a_worse_best_checkpoint_is_failed(trainer: Any) -> None:
     """best.pt is of a later step than the twin's: the best metric was not restored. Where three twins do not agree on
     the best step, that is no fault of the recovery, and where the losses are not the twin's, nobody can say."""

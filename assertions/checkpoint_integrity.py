@@ -8,24 +8,31 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
-from torchaos.harness.history import Attempt
-from torchaos.harness.history.checkpoints import final_path
-from torchaos.harness.judging.agreement import differences, history_of
-from torchaos.harness.judging.bookkeeping import may_be_a_clock
-from torchaos.harness.judging.claimed import claimed_whole
-from torchaos.harness.judging.clash_words import also, but, left_out, listed, meaning, words
-from torchaos.harness.judging.clashes import compare, in_order, strays
-from torchaos.harness.judging.contents import Checkpoint, Clash, checkpoints_of, is_below, root_of, unread_of
-from torchaos.harness.judging.damage import Damage, Did, counts, meetings
-from torchaos.harness.judging.held import Held
-from torchaos.harness.judging.landings import landings
-from torchaos.harness.judging.losses import apart_before
-from torchaos.harness.judging.pairing import pairs
-from torchaos.harness.judging.points import points_of
-from torchaos.harness.judging.schedule import saves_vary
-from torchaos.harness.judging.teardown import teardown_aborts
-from torchaos.harness.judging.unseen import why_unplaced
-from torchaos.harness.record import Record
+from torchaos.harness.judging.checkpoints.bookkeeping import may_be_a_clock
+from torchaos.harness.judging.checkpoints.claimed import claimed_whole
+from torchaos.harness.judging.checkpoints.clashes import compare, in_order, strays
+from torchaos.harness.judging.checkpoints.contents import (
+    Checkpoint,
+    Clash,
+    checkpoints_of,
+    is_below,
+    root_of,
+    unread_of,
+)
+from torchaos.harness.judging.checkpoints.damage import Damage, Did, counts, meetings
+from torchaos.harness.judging.checkpoints.held import Held
+from torchaos.harness.judging.checkpoints.pairing import pairs
+from torchaos.harness.judging.checkpoints.points import points_of
+from torchaos.harness.judging.checkpoints.schedule import saves_vary
+from torchaos.harness.judging.ending.teardown import teardown_aborts
+from torchaos.harness.judging.gaps.unseen import why_unplaced
+from torchaos.harness.judging.landing.landings import landings
+from torchaos.harness.judging.twins.agreement import differences, history_of
+from torchaos.harness.judging.twins.clash_words import also, but, left_out, listed, meaning, words
+from torchaos.harness.judging.twins.losses import apart_before
+from torchaos.harness.record.history import Attempt
+from torchaos.harness.record.history.checkpoints import final_path
+from torchaos.harness.record.record import Record
 
 _BLIND = "without a twin, contents that are whole and wrong can't be told"
 

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
-from torchaos.harness.history import History, Save
-from torchaos.harness.history.checkpoints import blocked_by_step
-from torchaos.harness.record import Record
+from torchaos.harness.record.history import History, Save
+from torchaos.harness.record.history.checkpoints import blocked_by_step
+from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)

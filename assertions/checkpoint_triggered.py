@@ -9,8 +9,8 @@ from typing import ClassVar
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
-from torchaos.harness.judging.landings import Landing, landings
-from torchaos.harness.record import Record
+from torchaos.harness.judging.landing.landings import Landing, landings
+from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)

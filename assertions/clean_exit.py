@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
+from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.harness.judging.replicas import as_one
-from torchaos.harness.judging.teardown import final_step
-from torchaos.harness.record import Record
+from torchaos.harness.record.record import Record
 
 _GRACE_S = 5.0  # more than the twin took, before a job that is done and still there is said not to end
 

@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
-from torchaos.harness.history import History
-from torchaos.harness.judging.agreement import history_of
-from torchaos.harness.judging.ending import failed_rank
+from torchaos.harness.judging.ending.ending import failed_rank
+from torchaos.harness.judging.ending.teardown import TeardownAbort, aborts_at_exit, final_step, teardown_aborts
+from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.replicas import each
-from torchaos.harness.judging.teardown import TeardownAbort, aborts_at_exit, final_step, teardown_aborts
-from torchaos.harness.judging.unseen import why_unplaced, why_unseen
-from torchaos.harness.record import Record
+from torchaos.harness.judging.twins.agreement import history_of
+from torchaos.harness.record.history import History
+from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)

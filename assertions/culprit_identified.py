@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
-from torchaos.harness.judging.stalls import Stall, stalls_of
-from torchaos.harness.record import Record
+from torchaos.harness.judging.ending.stalls import Stall, stalls_of
+from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)

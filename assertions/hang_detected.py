@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
-from torchaos.harness.judging.stalls import Stall, stalls_of
-from torchaos.harness.probes.causes import BY_NAME
-from torchaos.harness.record import Record
+from torchaos.harness.judging.ending.stalls import Stall, stalls_of
+from torchaos.harness.record.record import Record
 from torchaos.harness.scenario.patterns import Regex
+from torchaos.harness.watching.probes.causes import BY_NAME
 
 _LATE_S = 1.0  # so long after the death of a rank may a line of it still come
 

@@ -10,9 +10,9 @@ from torchaos.harness import registry
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
-from torchaos.harness.judging.landings import Landing, landings
-from torchaos.harness.judging.whom import Gpu, gpus_of, ranks_on
-from torchaos.harness.record import Record
+from torchaos.harness.judging.landing.landings import Landing, landings
+from torchaos.harness.judging.landing.whom import Gpu, gpus_of, ranks_on
+from torchaos.harness.record.record import Record
 
 _PARTS = {
     "noticed": "anybody who watches the GPUs was told of it",

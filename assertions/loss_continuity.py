@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
-from torchaos.harness.history import History
-from torchaos.harness.judging.agreement import differences, history_of
-from torchaos.harness.judging.causes import likeliest_cause
-from torchaos.harness.judging.losses import Comparison, first_of, in_words, measured_of
+from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps
-from torchaos.harness.judging.unseen import why_unplaced, why_unseen
-from torchaos.harness.record import Record
-from torchaos.harness.replicas import records_of
+from torchaos.harness.judging.twins.agreement import differences, history_of
+from torchaos.harness.judging.twins.causes import likeliest_cause
+from torchaos.harness.judging.twins.losses import Comparison, first_of, in_words, measured_of
+from torchaos.harness.record.history import History
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.replicas import records_of
 
 _BLIND = "without a twin, steps that were done only once were compared with nothing"
 

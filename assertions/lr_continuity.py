@@ -9,16 +9,16 @@ from itertools import zip_longest
 from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
-from torchaos.harness.history import Execution, History
-from torchaos.harness.judging.agreement import before, history_of, uneven, until, untold
-from torchaos.harness.judging.landings import landings
-from torchaos.harness.judging.quantities import RATE, Steps, relative
+from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
+from torchaos.harness.judging.ending.teardown import final_step
+from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
+from torchaos.harness.judging.landing.landings import landings
+from torchaos.harness.judging.noise.quantities import RATE, Steps, relative
+from torchaos.harness.judging.noise.tolerance import CERTAIN, LEARNED_FACTOR, Tolerance, learned
 from torchaos.harness.judging.replicas import each
-from torchaos.harness.judging.resumes import resumed_in_words
-from torchaos.harness.judging.teardown import final_step
-from torchaos.harness.judging.tolerance import CERTAIN, LEARNED_FACTOR, Tolerance, learned
-from torchaos.harness.judging.unseen import why_unplaced, why_unseen
-from torchaos.harness.record import Record
+from torchaos.harness.judging.twins.agreement import before, history_of, uneven, until, untold
+from torchaos.harness.record.history import Execution, History
+from torchaos.harness.record.record import Record
 
 _ROUNDING = RATE.floor
 _FEW = 4  # steps that show of which other steps the rates are

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, Harm, Need, Outcome, failed, inconclusive, passed
-from torchaos.harness.judging.contents import checkpoints_of
+from torchaos.harness.judging.checkpoints.contents import checkpoints_of
+from torchaos.harness.judging.checkpoints.resumes import Resume, name_of, resumes
+from torchaos.harness.judging.ending.unrestarted import not_restarted
+from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.replicas import each, why_no_steps
-from torchaos.harness.judging.resumes import Resume, name_of, resumes
-from torchaos.harness.judging.unrestarted import not_restarted
-from torchaos.harness.judging.unseen import why_unplaced, why_unseen
-from torchaos.harness.record import Record
-from torchaos.harness.replicas import records_of
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.replicas import records_of
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ from typing import ClassVar
 
 from torchaos.harness.agent.check_sums import is_whole
 from torchaos.harness.contracts import Finding, First, Harm, Need, Outcome, What, failed, inconclusive, passed
-from torchaos.harness.history import Execution, History
-from torchaos.harness.judging.agreement import before, history_of, until
-from torchaos.harness.judging.landings import landings
-from torchaos.harness.judging.parameters import AgainstTwins
-from torchaos.harness.judging.quantities import relative
+from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
+from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
+from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
+from torchaos.harness.judging.landing.landings import landings
+from torchaos.harness.judging.noise.quantities import relative
+from torchaos.harness.judging.noise.rounding import ROUNDING
 from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps
-from torchaos.harness.judging.resumes import resumed_in_words
-from torchaos.harness.judging.rounding import ROUNDING
-from torchaos.harness.judging.teardown import final_step, teardown_aborts
-from torchaos.harness.judging.unseen import why_unplaced, why_unseen
-from torchaos.harness.record import Record
-from torchaos.harness.replicas import records_of
+from torchaos.harness.judging.twins.agreement import before, history_of, until
+from torchaos.harness.judging.twins.parameters import AgainstTwins
+from torchaos.harness.record.history import Execution, History
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.replicas import records_of
 
 
 @dataclass(frozen=True)

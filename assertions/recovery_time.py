@@ -9,12 +9,12 @@ from typing import ClassVar
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
-from torchaos.harness.history.checkpoints import blocked_by_step
-from torchaos.harness.judging.recovery import never_in_words, recoveries, why_moot
+from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
+from torchaos.harness.judging.recovery.recovery import never_in_words, recoveries, why_moot
 from torchaos.harness.judging.replicas import each_hit
-from torchaos.harness.judging.unseen import why_unplaced, why_unseen
-from torchaos.harness.record import Record
-from torchaos.harness.result import Recovery
+from torchaos.harness.record.history.checkpoints import blocked_by_step
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Recovery
 
 # Field of the assertion -> part of the recovery, and what it means when it is over.
 _PARTS = {

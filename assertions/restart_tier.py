@@ -12,11 +12,11 @@ from typing import ClassVar, Literal
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
-from torchaos.harness.history import Attempt
-from torchaos.harness.judging.landings import Landing, landings
-from torchaos.harness.judging.recovery import end_of, why_moot
-from torchaos.harness.judging.unseen import why_unplaced, why_unseen
-from torchaos.harness.record import Record
+from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
+from torchaos.harness.judging.landing.landings import Landing, landings
+from torchaos.harness.judging.recovery.recovery import end_of, why_moot
+from torchaos.harness.record.history import Attempt
+from torchaos.harness.record.record import Record
 
 Tier = Literal["none", "in_place", "node_replaced", "resubmitted"]
 TIERS: tuple[Tier, ...] = ("none", "in_place", "node_replaced", "resubmitted")

@@ -10,11 +10,11 @@ from typing import ClassVar, Literal
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
-from torchaos.harness.history import Attempt
-from torchaos.harness.judging.landings import landings
+from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
+from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.replicas import each
-from torchaos.harness.judging.teardown import final_step, teardown_aborts
-from torchaos.harness.record import Record
+from torchaos.harness.record.history import Attempt
+from torchaos.harness.record.record import Record
 
 Who = Literal["torchelastic", "resubmission"]
 

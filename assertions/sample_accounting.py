@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, First, Harm, Need, Outcome, What, failed, inconclusive, passed
-from torchaos.harness.history import Execution, History
-from torchaos.harness.judging.agreement import before, history_of, until, untold
-from torchaos.harness.judging.landings import landings
-from torchaos.harness.judging.quantities import Steps
+from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
+from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
+from torchaos.harness.judging.landing.landings import landings
+from torchaos.harness.judging.noise.quantities import Steps
 from torchaos.harness.judging.replicas import absences, absent_in_words, each, why_no_steps
-from torchaos.harness.judging.teardown import final_step, teardown_aborts
-from torchaos.harness.judging.unseen import why_unplaced, why_unseen
-from torchaos.harness.record import Record
-from torchaos.harness.replicas import records_of
+from torchaos.harness.judging.twins.agreement import before, history_of, until, untold
+from torchaos.harness.record.history import Execution, History
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.replicas import records_of
 
 Samples = Counter[Hashable]  # how often each was consumed; a sample is an index, or a digest
 Read = Callable[[Execution], tuple[Hashable, ...]]

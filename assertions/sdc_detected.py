@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 
 from torchaos.harness import registry
 from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
-from torchaos.harness.judging.clashes import clashes
-from torchaos.harness.judging.contents import Clash, checkpoints_of
-from torchaos.harness.judging.corruption import Sighting, Step, bad_steps, sightings
-from torchaos.harness.judging.landings import Landing, landings
-from torchaos.harness.record import Record
+from torchaos.harness.judging.checkpoints.clashes import clashes
+from torchaos.harness.judging.checkpoints.contents import Clash, checkpoints_of
+from torchaos.harness.judging.landing.landings import Landing, landings
+from torchaos.harness.judging.proof.corruption import Sighting, Step, bad_steps, sightings
+from torchaos.harness.record.record import Record
 
 _WHO = {
     "replicas": "comparing the replicas' parameters", "norm": "the gradient norm, over 10 times its rolling mean",

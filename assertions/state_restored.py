@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
-from torchaos.harness.judging.carried import Carried, resumes_carried
+from torchaos.harness.judging.checkpoints.carried import Carried, resumes_carried
+from torchaos.harness.judging.ending.unrestarted import not_restarted
+from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.replicas import each
-from torchaos.harness.judging.unrestarted import not_restarted
-from torchaos.harness.judging.unseen import why_unplaced, why_unseen
-from torchaos.harness.record import Record
+from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)

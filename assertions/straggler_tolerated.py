@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
-from torchaos.harness.history import History
-from torchaos.harness.judging.unseen import why_unseen
-from torchaos.harness.record import Record
+from torchaos.harness.judging.gaps.unseen import why_unseen
+from torchaos.harness.record.history import History
+from torchaos.harness.record.record import Record
 
 _CALM = 5  # so many steps before the fault show whether run and twin were equally fast without it
 Times = Mapping[tuple[int, int], float]  # seconds that a step took, by (global step, rank)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Literal, Mapping, Pro
 from torchaos.harness.agent.wire import Event, Kind, Phase
 
 if TYPE_CHECKING:
-    from torchaos.harness.network.link import Link
-    from torchaos.harness.proxy.server import Endpoint
-    from torchaos.harness.record import Record
+    from torchaos.harness.mechanics.network.link import Link
+    from torchaos.harness.mechanics.proxy.server import Endpoint
+    from torchaos.harness.record.record import Record
     from torchaos.harness.undo.touches import Touches
 
 Where = Literal["rank", "node"]
@@ -157,7 +157,7 @@ class Injector(Protocol):
 
     name: ClassVar[str]
     where: ClassVar[tuple[Where, ...]]  # where it can be applied, best first
-    needs: ClassVar[frozenset[str]]  # capabilities of the machine and of the launch, see capabilities.py
+    needs: ClassVar[frozenset[str]]  # capabilities of the machine and of the launch, see running/capabilities.py
     lethal: ClassVar[bool]  # the target process does not survive it
     lasting: ClassVar[bool]  # applied in the rank, it is on until it is taken back (`for`, or when the run ends)
     phase: ClassVar[str | None]  # where it lands, when the trigger names a step alone
@@ -276,7 +276,7 @@ class LiveNode(Protocol):
 
 
 class Launcher(Protocol):
-    """All that a platform writes. The rest (ranks, attempts, logs, resubmission) is in launchers/job.py."""
+    """All that a platform writes. The rest (ranks, attempts, logs, resubmission) is in running/launchers/job.py."""
 
     name: ClassVar[str]
 

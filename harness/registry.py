@@ -24,7 +24,7 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.undo.handles import REGISTRY as HANDLES
 
 if TYPE_CHECKING:
-    from torchaos.harness.plan import PlannedFault
+    from torchaos.harness.record.plan import PlannedFault
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torchaos.harness.agent.quantities import Count
-from torchaos.harness.checkpoints.damage import CheckpointFault
+from torchaos.harness.mechanics.checkpoints.damage import CheckpointFault
 
 if TYPE_CHECKING:
-    from torchaos.harness.checkpoints.edits import Edit
     from torchaos.harness.checkpoints.layout import Checkpoint
+    from torchaos.harness.mechanics.checkpoints.edits import Edit
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Tracker(CheckpointFault):
     name: ClassVar[str] = "checkpoint.tracker"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.checkpoints import spots
+        from torchaos.harness.mechanics.checkpoints import spots
 
         return [spots.tracker(one, others, self.how)]
 
@@ -42,6 +42,6 @@ class Permissions(CheckpointFault):
     name: ClassVar[str] = "checkpoint.permissions"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.checkpoints import edits, spots
+        from torchaos.harness.mechanics.checkpoints import edits, spots
 
         return [edits.Mode(spots.shard(one, draw), 0)]

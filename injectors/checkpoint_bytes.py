@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torchaos.harness.agent.quantities import Count
-from torchaos.harness.checkpoints.damage import CheckpointFault
+from torchaos.harness.mechanics.checkpoints.damage import CheckpointFault
 
 if TYPE_CHECKING:
-    from torchaos.harness.checkpoints.edits import Edit
     from torchaos.harness.checkpoints.layout import Checkpoint
+    from torchaos.harness.mechanics.checkpoints.edits import Edit
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FlipBits(CheckpointFault):
     name: ClassVar[str] = "checkpoint.flip_bits"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.checkpoints import spots
+        from torchaos.harness.mechanics.checkpoints import spots
 
         return spots.flips(spots.stretch(one, self.place, draw), self.bits, draw)
 
@@ -44,7 +44,7 @@ class ZeroBlock(CheckpointFault):
     name: ClassVar[str] = "checkpoint.zero_block"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.checkpoints import spots
+        from torchaos.harness.mechanics.checkpoints import spots
 
         return [spots.zeros(spots.shard(one, draw), self.bytes, draw)]
 
@@ -61,6 +61,6 @@ class Nan(CheckpointFault):
     name: ClassVar[str] = "checkpoint.nan"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.checkpoints import spots
+        from torchaos.harness.mechanics.checkpoints import spots
 
         return spots.nan(one, self.fix_crc, draw)

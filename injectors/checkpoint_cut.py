@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torchaos.harness.agent.quantities import Count, Share
-from torchaos.harness.checkpoints.damage import CheckpointFault
+from torchaos.harness.mechanics.checkpoints.damage import CheckpointFault
 
 if TYPE_CHECKING:
-    from torchaos.harness.checkpoints.edits import Edit
     from torchaos.harness.checkpoints.layout import Checkpoint
+    from torchaos.harness.mechanics.checkpoints.edits import Edit
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Truncate(CheckpointFault):
     name: ClassVar[str] = "checkpoint.truncate"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.checkpoints import spots
+        from torchaos.harness.mechanics.checkpoints import spots
 
         return [spots.cut(spots.shard(one, draw), self.keep, draw)]
 
@@ -42,7 +42,7 @@ class TornWrite(CheckpointFault):
     name: ClassVar[str] = "checkpoint.torn_write"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.checkpoints import spots
+        from torchaos.harness.mechanics.checkpoints import spots
 
         return [spots.torn(spots.shard(one, draw), draw)]
 
@@ -58,7 +58,7 @@ class Delete(CheckpointFault):
     name: ClassVar[str] = "checkpoint.delete"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.checkpoints import edits, spots
+        from torchaos.harness.mechanics.checkpoints import edits, spots
 
         find = spots.shard if self.what == "shard" else spots.metadata
         return [edits.Remove(find(one, draw))]
@@ -75,6 +75,6 @@ class Partial(CheckpointFault):
     name: ClassVar[str] = "checkpoint.partial"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.checkpoints import spots
+        from torchaos.harness.mechanics.checkpoints import spots
 
         return spots.partial(one, draw)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from torchaos.harness.agent.quantities import Count
-from torchaos.harness.checkpoints.damage import CheckpointFault
+from torchaos.harness.mechanics.checkpoints.damage import CheckpointFault
 
 if TYPE_CHECKING:
-    from torchaos.harness.checkpoints.edits import Edit
     from torchaos.harness.checkpoints.layout import Checkpoint
+    from torchaos.harness.mechanics.checkpoints.edits import Edit
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class StaleShard(CheckpointFault):
     name: ClassVar[str] = "checkpoint.stale_shard"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.checkpoints import spots
+        from torchaos.harness.mechanics.checkpoints import spots
 
         return [spots.stale(one, others, draw)]
 
@@ -40,6 +40,6 @@ class ForeignShard(CheckpointFault):
     name: ClassVar[str] = "checkpoint.foreign_shard"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.checkpoints import spots
+        from torchaos.harness.mechanics.checkpoints import spots
 
         return [spots.foreign(one, draw)]

@@ -12,7 +12,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Crash(Fault):
         site.call.after = die[self.by]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.evidence import died
+        from torchaos.harness.judging.proof.evidence import died
 
         return died(
             record, fault, -{"kill": signal.SIGKILL, "abort": signal.SIGABRT, "segfault": signal.SIGSEGV}[self.by]

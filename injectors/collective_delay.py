@@ -13,7 +13,7 @@ from torchaos.harness.agent.quantities import Seconds
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Target, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,6 @@ class Delay(Fault):
         site.at_collectives(wait)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.waits import slower
+        from torchaos.harness.judging.proof.waits import slower
 
         return slower(record, fault, self.time)

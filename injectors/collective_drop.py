@@ -9,7 +9,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,6 @@ class Drop(Fault):
         call.instead = lambda through: call.left_out()
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.waits import out_of_step
+        from torchaos.harness.judging.proof.waits import out_of_step
 
         return out_of_step(record, fault)

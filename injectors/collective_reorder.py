@@ -11,7 +11,7 @@ from torchaos.harness.agent.wire import Kind
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Reorder(Fault):
         return site.call.kept_back(through, site, self.patience, started)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.waits import out_of_step
+        from torchaos.harness.judging.proof.waits import out_of_step
 
         effects = record.of_fault(fault, Kind.EFFECT)
         return out_of_step(record, fault) if any(event.data.get("reordered") for event in effects) else None

@@ -10,7 +10,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,6 @@ class StallNccl(Fault):
         site.stall_nccl(self.call, self.nth, self.min_bytes, self.max_bytes)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.waits import all_waited
+        from torchaos.harness.judging.proof.waits import all_waited
 
         return all_waited(record, fault)

@@ -10,7 +10,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Hits, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class Disconnect(Fault):
     hits: ClassVar[Hits] = "nodes"
 
     def changes(self, site: Site) -> Sequence[Handle]:
-        from torchaos.harness.docker.faults import changes
+        from torchaos.harness.mechanics.containers.faults import changes
 
         return changes(site, "network")
 
     def apply(self, site: Site) -> None:
-        from torchaos.harness.docker.faults import do
+        from torchaos.harness.mechanics.containers.faults import do
 
         do(site, lambda hit: hit.client.disconnect_container_from_network(hit.id, hit.network[0]), "disconnect")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.docker.faults import told
+        from torchaos.harness.mechanics.containers.faults import told
 
         return told(record, fault, "disconnect", "the engine says that node {nodes} was taken off the network")

@@ -9,7 +9,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Kill(Fault):
         return Irreversible("a container that was killed stays so; starting another is the scheduler's affair")
 
     def apply(self, site: Site) -> None:
-        from torchaos.harness.docker.faults import do
+        from torchaos.harness.mechanics.containers.faults import do
 
         do(site, lambda hit: hit.client.kill(hit.id), "die")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.docker.faults import told
+        from torchaos.harness.mechanics.containers.faults import told
 
         return told(record, fault, "die", "the engine says that the container of node {nodes} died")

@@ -10,7 +10,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,21 @@ class Limit(Fault):
     hits: ClassVar[Hits] = "nodes"
 
     def changes(self, site: Site) -> Sequence[Handle]:
-        from torchaos.harness.docker.faults import changes
+        from torchaos.harness.mechanics.containers.faults import changes
 
         return changes(site, "limits")
 
     def apply(self, site: Site) -> None:
-        from torchaos.harness.docker.faults import do, limit
+        from torchaos.harness.mechanics.containers.faults import do, limit
 
         do(site, lambda hit: limit(hit, self.cpus, round(self.memory_mb * 1e6)), "update")
 
     def probes(self, site: Site) -> Sequence[Probe]:
-        from torchaos.harness.docker.faults import Held
+        from torchaos.harness.mechanics.containers.faults import Held
 
         return [Held(site.fault, site.nodes)]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.docker.faults import told
+        from torchaos.harness.mechanics.containers.faults import told
 
         return told(record, fault, "limited", "the kernel held the container of node {nodes} back at its limit")

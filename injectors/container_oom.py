@@ -10,7 +10,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Hits, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class OutOfMemory(Fault):
     hits: ClassVar[Hits] = "nodes"
 
     def changes(self, site: Site) -> Sequence[Handle]:
-        from torchaos.harness.docker.faults import changes
+        from torchaos.harness.mechanics.containers.faults import changes
 
         return changes(site, "limits")
 
     def apply(self, site: Site) -> None:
-        from torchaos.harness.docker.faults import do, fill
+        from torchaos.harness.mechanics.containers.faults import do, fill
 
         do(site, lambda hit: fill(hit, round(self.spare_mb * 1e6)), "oom")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.docker.faults import told
+        from torchaos.harness.mechanics.containers.faults import told
 
         return told(record, fault, "oom", "the engine says that the container of node {nodes} ran out of memory")

@@ -14,7 +14,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,6 @@ class Abort(Fault):
         threading.Thread(target=watchdog, name="watchdog").start()
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.evidence import died
+        from torchaos.harness.judging.proof.evidence import died
 
         return died(record, fault, -signal.SIGABRT)

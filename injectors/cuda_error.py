@@ -12,7 +12,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,6 @@ class Error(Fault):
         raise error(torch, self.kind)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.evidence import died
+        from torchaos.harness.judging.proof.evidence import died
 
         return died(record, fault, *range(1, 256), -6)

@@ -12,7 +12,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 _MORE = 64 << 20  # bytes: more than any allocator keeps in reserve under the limit
 
@@ -51,6 +51,6 @@ class OutOfMemory(Fault):
         torch.empty(want, dtype=torch.uint8, device=device)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.evidence import died
+        from torchaos.harness.judging.proof.evidence import died
 
         return died(record, fault, *range(1, 256), -6)

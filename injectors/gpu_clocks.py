@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torchaos.harness.gpu.control import OverlayFault
+from torchaos.harness.mechanics.gpu.control import OverlayFault
 
 _REASONS = {"software": 0x20, "hardware": 0x40 | 0x8, "power_brake": 0x80 | 0x8}  # nvmlClocksEventReason*
 

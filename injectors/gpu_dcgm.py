@@ -11,7 +11,7 @@ from torchaos.harness.agent.wire import Kind
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class DcgmInject(Fault):
             site.emit(Kind.EFFECT, {"fault": site.fault, "effect": f"DCGM shows {self.value} in field {field}"})
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.gpu.effects import told
+        from torchaos.harness.mechanics.gpu.effects import told
 
         return told(record, fault, "DCGM shows")
 

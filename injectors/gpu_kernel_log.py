@@ -10,7 +10,7 @@ from torchaos.harness.agent.wire import Kind
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 DEVICE = "/dev/kmsg"
 
@@ -31,14 +31,14 @@ class KernelLog(Fault):
 
     def changes(self, site: Any) -> Irreversible:
         from torchaos.harness.contracts import Irreversible, UsageError
-        from torchaos.harness.gpu.xids import XIDS
+        from torchaos.harness.mechanics.gpu.xids import XIDS
 
         if self.number not in XIDS:
             raise UsageError(f"Xid {self.number} is none of those that are known: {', '.join(map(str, XIDS))}")
         return Irreversible("what was written to the kernel's log stays there")
 
     def apply(self, site: Any) -> None:
-        from torchaos.harness.gpu.xids import XIDS, pci_of
+        from torchaos.harness.mechanics.gpu.xids import XIDS, pci_of
 
         prefix = "NVRM: " if self.journald else ""
         with open(DEVICE, "w") as log:
@@ -48,6 +48,6 @@ class KernelLog(Fault):
         site.emit(Kind.EFFECT, {"fault": site.fault, "effect": f"Xid {self.number} written to {DEVICE}"})
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.gpu.effects import told
+        from torchaos.harness.mechanics.gpu.effects import told
 
         return told(record, fault, "written to")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchaos.harness.gpu.control import OverlayFault
+from torchaos.harness.mechanics.gpu.control import OverlayFault
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torchaos.harness.gpu.control import OverlayFault
+from torchaos.harness.mechanics.gpu.control import OverlayFault
 
 Number = Literal[48, 63, 64, 74, 79, 94, 95, 119, 120, 121, 140, 143, 144, 145, 146, 147, 148, 149, 150]
 
@@ -23,11 +23,11 @@ class Xid(OverlayFault):
     name: ClassVar[str] = "gpu.xid"
 
     def orders(self) -> Sequence[str]:
-        from torchaos.harness.gpu.xids import XIDS
+        from torchaos.harness.mechanics.gpu.xids import XIDS
 
         return XIDS[self.number].told()
 
     def kernel_lines(self, gpu: int) -> Sequence[str]:
-        from torchaos.harness.gpu.xids import XIDS, pci_of
+        from torchaos.harness.mechanics.gpu.xids import XIDS, pci_of
 
         return XIDS[self.number].kernel_lines(pci_of(gpu)) if self.kernel_log else ()

@@ -10,7 +10,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Bandwidth(Fault):
     on_collectives: ClassVar[bool] = True
 
     def changes(self, site: Site) -> Sequence[Handle]:
-        from torchaos.harness.network.link import link_of
+        from torchaos.harness.mechanics.network.link import link_of
         from torchaos.harness.undo.network import Qdisc
 
         links = [link_of(live) for live in site.nodes]
         return [Qdisc(link.space.pid, link.space.start_ticks, link.device) for link in links]
 
     def apply(self, site: Site) -> None:
-        from torchaos.harness.network.link import link_of
+        from torchaos.harness.mechanics.network.link import link_of
         from torchaos.harness.undo.network import QDISC_MARK
 
         bits = round(self.mbit * 1e6)
@@ -43,12 +43,12 @@ class Bandwidth(Fault):
             link.space.run(["tc", "qdisc", "add", "dev", link.device, "root", "handle", QDISC_MARK, *tbf])
 
     def probes(self, site: Site) -> Sequence[Probe]:
-        from torchaos.harness.network.probes import limited
+        from torchaos.harness.mechanics.network.probes import limited
 
         return limited(site)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.network.evidence import counted
+        from torchaos.harness.mechanics.network.evidence import counted
 
         return counted(record, fault, "overlimits")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.network.shapes import ShapedFault
+from torchaos.harness.mechanics.network.shapes import ShapedFault
 
 
 @dataclass(frozen=True)

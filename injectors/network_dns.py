@@ -11,7 +11,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Hits, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Dns(Fault):
     hits: ClassVar[Hits] = "nodes"
 
     def changes(self, site: Site) -> Sequence[Handle]:
-        from torchaos.harness.network.link import link_of
+        from torchaos.harness.mechanics.network.link import link_of
         from torchaos.harness.undo.network import Names
 
         links = [link_of(live) for live in site.nodes]
@@ -32,7 +32,7 @@ class Dns(Fault):
         return [Names(pid, ticks, file, Path(file).read_text()) for pid, ticks, file in spaces]
 
     def apply(self, site: Site) -> None:
-        from torchaos.harness.network.link import link_of
+        from torchaos.harness.mechanics.network.link import link_of
 
         for link in map(link_of, site.nodes):
             with open(link.names_file, "r+") as file:  # in place: the node has this very file mounted
@@ -40,6 +40,6 @@ class Dns(Fault):
                 file.write("127.0.0.1 localhost\n")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.network.evidence import logged
+        from torchaos.harness.mechanics.network.evidence import logged
 
         return logged(record, fault, "name-lookup", "the job could not look a name up")

@@ -11,7 +11,7 @@ from torchaos.harness.agent.quantities import Seconds
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class LinkDown(Fault):
     on_collectives: ClassVar[bool] = True
 
     def changes(self, site: Site) -> Sequence[Handle]:
-        from torchaos.harness.network.helper import helper_of
-        from torchaos.harness.network.link import link_of
-        from torchaos.harness.network.metering import meter_handle
+        from torchaos.harness.mechanics.network.helper import helper_of
+        from torchaos.harness.mechanics.network.link import link_of
+        from torchaos.harness.mechanics.network.metering import meter_handle
         from torchaos.harness.undo.network import LinkUp
 
         links = [link_of(live) for live in site.nodes]
@@ -39,8 +39,8 @@ class LinkDown(Fault):
         return [*ports, *(helper_of(site.fault, link).handle for link in links), meter_handle(site)]
 
     def apply(self, site: Site) -> None:
-        from torchaos.harness.network.helper import helper_of
-        from torchaos.harness.network.link import link_of
+        from torchaos.harness.mechanics.network.helper import helper_of
+        from torchaos.harness.mechanics.network.link import link_of
 
         for link in map(link_of, site.nodes):
             down = ["ip", "link", "set", "dev", link.port, "down"]
@@ -51,8 +51,8 @@ class LinkDown(Fault):
                 helper_of(site.fault, link).start(link.switch, ["sh", "-c", loop])
 
     def probes(self, site: Site) -> Sequence[Probe]:
-        from torchaos.harness.network.metering import measured
-        from torchaos.harness.network.probes import resent
+        from torchaos.harness.mechanics.network.metering import measured
+        from torchaos.harness.mechanics.network.probes import resent
 
         return [*resent(site), *measured(site, self.asked())]
 
@@ -61,6 +61,6 @@ class LinkDown(Fault):
         return {} if self.up else {"loss_percent": 100.0}
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.network.evidence import counted, late
+        from torchaos.harness.mechanics.network.evidence import counted, late
 
         return counted(record, fault, "timeouts", "resent") or late(record, fault, 0.8 * self.down)

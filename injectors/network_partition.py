@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from torchaos.harness.network.cuts import CutFault
+from torchaos.harness.mechanics.network.cuts import CutFault
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
-    from torchaos.harness.network.link import Link
-    from torchaos.harness.record import Record
+    from torchaos.harness.mechanics.network.link import Link
+    from torchaos.harness.record.record import Record
     from torchaos.harness.undo.network import NftTable
 
 
@@ -42,17 +42,17 @@ class Refuse(Fault):
             )  # fmt: skip
 
     def probes(self, site: Site) -> Sequence[Probe]:
-        from torchaos.harness.network.probes import refusals
+        from torchaos.harness.mechanics.network.probes import refusals
 
         return refusals(site, [_table(site.fault, link) for link in self._links(site)])
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.network.evidence import counted
+        from torchaos.harness.mechanics.network.evidence import counted
 
         return counted(record, fault, "refused")
 
     def _links(self, site: Site) -> list[Link]:
-        from torchaos.harness.network.link import link_of
+        from torchaos.harness.mechanics.network.link import link_of
 
         return [link_of(live) for live in site.nodes]
 

@@ -10,7 +10,7 @@ from torchaos.harness.agent.wire import Kind
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Reset(Fault):
         return Irreversible("a connection that was reset stays so; opening another one is the job's affair")
 
     def apply(self, site: Site) -> None:
-        from torchaos.harness.network.cut import sides
-        from torchaos.harness.network.sampling import read
+        from torchaos.harness.mechanics.network.cut import sides
+        from torchaos.harness.mechanics.network.sampling import read
 
         inside, outside = sides(site.nodes, site.cluster, self.peers)
         others = " or ".join(f"dst {link.address}" for link in outside)
@@ -49,6 +49,6 @@ class Reset(Fault):
         site.emit(Kind.EFFECT, {"fault": site.fault, "effect": effect})
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.network.evidence import counted
+        from torchaos.harness.mechanics.network.evidence import counted
 
         return counted(record, fault, "resets")

@@ -11,7 +11,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Hits, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -25,18 +25,18 @@ class Freeze(Fault):
     hits: ClassVar[Hits] = "nodes"
 
     def changes(self, site: Site) -> Sequence[Handle]:
-        from torchaos.harness.network.nodes import resumed
+        from torchaos.harness.mechanics.network.nodes import resumed
 
         return resumed(site)
 
     def apply(self, site: Site) -> None:
-        from torchaos.harness.network.nodes import processes, send, tell
+        from torchaos.harness.mechanics.network.nodes import processes, send, tell
 
         targets = processes(site.nodes)
         send(targets, signal.SIGSTOP)
         tell(site, targets, "stopped")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.network.nodes import stopped
+        from torchaos.harness.mechanics.network.nodes import stopped
 
         return stopped(record, fault)

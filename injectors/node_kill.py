@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.network.nodes import NodeDeath
+from torchaos.harness.mechanics.network.nodes import NodeDeath
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Site
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Kill(NodeDeath):
     name: ClassVar[str] = "node.kill"
 
     def apply(self, site: Site) -> None:
-        from torchaos.harness.network.nodes import kill
+        from torchaos.harness.mechanics.network.nodes import kill
 
         kill(site)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.network.nodes import ended
+        from torchaos.harness.mechanics.network.nodes import ended
 
         return ended(record, fault)

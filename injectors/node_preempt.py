@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.network.nodes import NodeDeath
+from torchaos.harness.mechanics.network.nodes import NodeDeath
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Site
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Preempt(NodeDeath):
     name: ClassVar[str] = "node.preempt"
 
     def apply(self, site: Site) -> None:
-        from torchaos.harness.network.nodes import heads, kill, processes, send, tell
+        from torchaos.harness.mechanics.network.nodes import heads, kill, processes, send, tell
 
         targets = processes(site.nodes)
         send(heads(targets), signal.SIGTERM)
@@ -40,6 +40,6 @@ class Preempt(NodeDeath):
             kill(site)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.network.nodes import left
+        from torchaos.harness.mechanics.network.nodes import left
 
         return left(record, fault)

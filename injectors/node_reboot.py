@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.network.nodes import NodeDeath
+from torchaos.harness.mechanics.network.nodes import NodeDeath
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Site
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Reboot(NodeDeath):
     irreversible: ClassVar[str] = "what was in memory is lost; the node itself comes back"
 
     def apply(self, site: Site) -> None:
-        from torchaos.harness.judging.ways_back import BACK
-        from torchaos.harness.network.nodes import kill
+        from torchaos.harness.judging.recovery.ways_back import BACK
+        from torchaos.harness.mechanics.network.nodes import kill
 
         for live in site.nodes:
             live.keep_place()
@@ -43,6 +43,6 @@ class Reboot(NodeDeath):
                 )
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.network.nodes import ended
+        from torchaos.harness.mechanics.network.nodes import ended
 
         return ended(record, fault)

@@ -10,7 +10,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Hits, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class Slow(Fault):
     hits: ClassVar[Hits] = "nodes"
 
     def changes(self, site: Site) -> Sequence[Handle]:
-        from torchaos.harness.network.nodes import resumed, slow_helper
+        from torchaos.harness.mechanics.network.nodes import resumed, slow_helper
 
         return [*resumed(site), slow_helper(site).handle]
 
     def apply(self, site: Site) -> None:
-        from torchaos.harness.network.nodes import slow_down
+        from torchaos.harness.mechanics.network.nodes import slow_down
 
         slow_down(site, self.share)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.network.nodes import stopped
+        from torchaos.harness.mechanics.network.nodes import stopped
 
         return stopped(record, fault)

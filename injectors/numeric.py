@@ -16,7 +16,7 @@ from torchaos.harness.agent.wire import Kind
 if TYPE_CHECKING:
     from torchaos.harness.agent.calls import Call
     from torchaos.harness.contracts import Evidence, Irreversible, Target, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 Change = Literal["flip", "nan", "inf", "zero"]
 Self = TypeVar("Self")
@@ -42,12 +42,12 @@ class Corruption(Fault):
         return Irreversible("a number that was computed with can't be taken back; the job has to notice")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.corruption import seen_by_others
+        from torchaos.harness.judging.proof.corruption import seen_by_others
 
         return seen_by_others(record, fault)
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
-        from torchaos.harness.judging.corruption import seen_by_twin
+        from torchaos.harness.judging.proof.corruption import seen_by_twin
 
         return seen_by_twin(record, twins, fault)
 

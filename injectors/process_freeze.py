@@ -11,7 +11,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,6 @@ class Freeze(Fault):
         return [(0.0, signal.SIGSTOP), *([(duration_s, signal.SIGCONT)] if duration_s is not None else [])]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.evidence import stopped
+        from torchaos.harness.judging.proof.evidence import stopped
 
         return stopped(record, fault)

@@ -11,7 +11,7 @@ from torchaos.harness.agent.quantities import Seconds
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Irreversible, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,6 @@ class HoldGil(Fault):
         ctypes.PyDLL(None).usleep(int(self.time * 1e6))  # PyDLL, unlike CDLL, keeps the lock
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.evidence import stood_still
+        from torchaos.harness.judging.proof.evidence import stood_still
 
         return stood_still(record, fault, self.time)

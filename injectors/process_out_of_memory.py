@@ -12,7 +12,7 @@ from torchaos.harness.agent.wire import Kind
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Emit, Evidence, Handle, Probe, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
     from torchaos.harness.undo.cgroup import MemoryCgroup
 
 
@@ -52,7 +52,7 @@ class OutOfMemory(Fault):
     def felt(self, record: Record, fault: str) -> Evidence | None:
         """SIGKILL alone says nothing of memory: the group's own counter does."""
         from torchaos.harness.contracts import Evidence
-        from torchaos.harness.judging.evidence import died
+        from torchaos.harness.judging.proof.evidence import died
 
         death = died(record, fault, -signal.SIGKILL)
         told = next((event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("killed", 0) > 0), None)

@@ -13,7 +13,7 @@ from torchaos.harness.agent.wire import Kind
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,6 @@ class Terminate(Fault):
         return [(0.0, signal.SIGTERM), (self.grace, signal.SIGKILL)]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.evidence import gone
+        from torchaos.harness.judging.proof.evidence import gone
 
         return gone(record, fault)

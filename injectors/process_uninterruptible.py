@@ -10,7 +10,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,6 @@ class Uninterruptible(Fault):
             freeze(group, pid)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.waits import all_waited
+        from torchaos.harness.judging.proof.waits import all_waited
 
         return all_waited(record, fault)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torchaos.harness.agent.quantities import Count, Seconds
-from torchaos.harness.proxy.toxics import ProxyFault
+from torchaos.harness.mechanics.proxy.toxics import ProxyFault
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from torchaos.harness.agent.quantities import Count, Positive, Seconds
-from torchaos.harness.proxy.toxics import ProxyFault
+from torchaos.harness.mechanics.proxy.toxics import ProxyFault
 
 Stream = Literal["both", "upstream", "downstream"]  # upstream: what the job sends; downstream: what it gets
 

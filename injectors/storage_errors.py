@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torchaos.harness.agent.fault import drawn
 from torchaos.harness.agent.quantities import Size
-from torchaos.harness.storage.mounted import StorageFault
+from torchaos.harness.mechanics.storage.mounted import StorageFault
 
 if TYPE_CHECKING:
-    from torchaos.harness.storage.rules import Rules
+    from torchaos.harness.mechanics.storage.rules import Rules
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Error(StorageFault):
     name: ClassVar[str] = "storage.error"
 
     def rules(self) -> Rules:
-        from torchaos.harness.storage import rules
+        from torchaos.harness.mechanics.storage import rules
 
         return rules.Rules(rules.operations(self.on), self.ranks, self.error)
 
@@ -39,7 +39,7 @@ class FsyncError(StorageFault):
     name: ClassVar[str] = "storage.fsync_error"
 
     def rules(self) -> Rules:
-        from torchaos.harness.storage import rules
+        from torchaos.harness.mechanics.storage import rules
 
         return rules.Rules(tuple(sorted(rules.SYNCS)), self.ranks, self.error)
 
@@ -53,7 +53,7 @@ class ReadOnly(StorageFault):
     name: ClassVar[str] = "storage.read_only"
 
     def rules(self) -> Rules:
-        from torchaos.harness.storage import rules
+        from torchaos.harness.mechanics.storage import rules
 
         return rules.Rules(rules.operations("writes"), self.ranks, "EROFS")
 
@@ -68,6 +68,6 @@ class Full(StorageFault):
     name: ClassVar[str] = "storage.full"
 
     def rules(self) -> Rules:
-        from torchaos.harness.storage import rules
+        from torchaos.harness.mechanics.storage import rules
 
         return rules.Rules(tuple(sorted(rules.GROWS)), self.ranks, "ENOSPC", left=self.left)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from torchaos.harness.agent.quantities import Size
-from torchaos.harness.storage.ballast import FillFault
+from torchaos.harness.mechanics.storage.ballast import FillFault
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torchaos.harness.agent.fault import drawn
 from torchaos.harness.agent.quantities import Positive, Seconds
-from torchaos.harness.storage.mounted import StorageFault
+from torchaos.harness.mechanics.storage.mounted import StorageFault
 
 if TYPE_CHECKING:
-    from torchaos.harness.storage.rules import Rules
+    from torchaos.harness.mechanics.storage.rules import Rules
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Slow(StorageFault):
     name: ClassVar[str] = "storage.slow"
 
     def rules(self) -> Rules:
-        from torchaos.harness.storage import rules
+        from torchaos.harness.mechanics.storage import rules
 
         return rules.Rules(rules.operations(self.on), self.ranks, delay_s=self.delay, rate=self.rate)
 
@@ -42,6 +42,6 @@ class Stall(StorageFault):
     name: ClassVar[str] = "storage.stall"
 
     def rules(self) -> Rules:
-        from torchaos.harness.storage import rules
+        from torchaos.harness.mechanics.storage import rules
 
         return rules.Rules(rules.operations(self.on), self.ranks, stall=True)

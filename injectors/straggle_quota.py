@@ -11,7 +11,7 @@ from torchaos.harness.agent.wire import Kind
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Emit, Evidence, Handle, Probe, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
     from torchaos.harness.undo.cgroup import CpuCgroup
 
 

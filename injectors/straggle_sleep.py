@@ -11,7 +11,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,6 @@ class StraggleSleep(Fault):
         site.after_steps(sleep)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.waits import slower
+        from torchaos.harness.judging.proof.waits import slower
 
         return slower(record, fault, factor=self.factor)

@@ -13,7 +13,7 @@ from torchaos.harness.agent.quantities import Seconds
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Emit, Evidence, Handle, Probe, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class StraggleStop(Fault):
         return (_Turns(site, self.period / self.factor, self.period * (1 - 1 / self.factor)),)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.waits import took_turns
+        from torchaos.harness.judging.proof.waits import took_turns
 
         return took_turns(record, fault)
 
@@ -53,7 +53,7 @@ class _Turns:
         self._site, self.period_s, self._off_s = site, on_s, off_s
 
     def sample(self, emit: Emit) -> None:
-        from torchaos.harness.engine.site import TargetGone
+        from torchaos.harness.mechanics.site import TargetGone
 
         try:
             self._site.signal(signal.SIGSTOP)

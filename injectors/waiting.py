@@ -9,7 +9,7 @@ from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Evidence, Handle, Site, Where
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 
 class WaitingFault(Fault):
@@ -27,6 +27,6 @@ class WaitingFault(Fault):
         site.lease.sleep()
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.waits import all_waited
+        from torchaos.harness.judging.proof.waits import all_waited
 
         return all_waited(record, fault)

@@ -78,7 +78,7 @@ def in_the_agent(firings: int) -> dict[str, list[float]]:
     from torchaos.harness.agent.page import ControlPage
     from torchaos.harness.agent.plan import AgentPlan, Moment, Order
     from torchaos.harness.agent.wire import Phase
-    from torchaos.harness.launchers.job_env import job_env
+    from torchaos.harness.running.launchers.job_env import job_env
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -58,7 +58,7 @@ def measure(script: str, events: int, folder: Path, env: dict[str, str]) -> list
 
 
 def main() -> int:
-    from torchaos.harness.gpu import library
+    from torchaos.harness.machine.native import library
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=300)

@@ -25,12 +25,12 @@ from typing import Any
 from intervals import percentile
 
 from torchaos.harness.contracts import JobSpec
-from torchaos.harness.launchers.netns import Netns
-from torchaos.harness.network.cut import Cut
-from torchaos.harness.network.link import Link
-from torchaos.harness.network.meter import Meter
+from torchaos.harness.machine.netspace import Space
+from torchaos.harness.mechanics.network.cut import Cut
+from torchaos.harness.mechanics.network.link import Link
+from torchaos.harness.mechanics.network.meter import Meter
+from torchaos.harness.running.launchers.netns import Netns
 from torchaos.harness.undo.client import Reaper
-from torchaos.harness.undo.space import Space
 
 GAP_S = 0.0005  # from datagram to datagram
 REST_S = 0.06  # between "partition" and "heal", beyond the call
@@ -146,8 +146,8 @@ def in_docker(rounds: int, folder: Path, run: str) -> dict[str, dict[str, list[f
     """Between two containers that sleep, on the engine that DOCKER_HOST names."""
     from docker.types import IPAMConfig, IPAMPool, Mount
 
-    from torchaos.harness.docker.engine import address, engine
-    from torchaos.harness.docker.image import covering, host_mounts, make_host_image
+    from torchaos.harness.machine.docker_engine import address, engine
+    from torchaos.harness.running.launchers.docker_image import covering, host_mounts, make_host_image
 
     with engine(address()) as client:
         pool = IPAMConfig(pool_configs=[IPAMPool(subnet="10.79.0.0/24")])

@@ -168,8 +168,8 @@ def make(draw: random.Random, hang: bool) -> tuple[Job, Layout]:
 
 def judge(folder: Path) -> tuple[set[int], set[int]]:
     from torchaos.harness.contracts import UsageError
-    from torchaos.harness.diagnosis.blame import diagnose
-    from torchaos.harness.diagnosis.flight import read_folder
+    from torchaos.harness.watching.diagnosis.blame import diagnose
+    from torchaos.harness.watching.diagnosis.flight import read_folder
 
     try:
         found = diagnose(read_folder(folder))

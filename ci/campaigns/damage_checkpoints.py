@@ -26,7 +26,7 @@ from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.verify import Manifests, verify
-from torchaos.harness.result import ExitCode
+from torchaos.harness.record.result import ExitCode
 
 # Saves the same kind of state a few times in each format: STEPS saves, numbered from 1.
 JOB = """

@@ -32,8 +32,8 @@ from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.verify import Manifests, verify
 from torchaos.harness.contracts import ChaosError, Target, UsageError
-from torchaos.harness.engine.site import NodeSite
-from torchaos.harness.result import ExitCode
+from torchaos.harness.mechanics.site import NodeSite
+from torchaos.harness.record.result import ExitCode
 
 HERE = Path(__file__).parent
 BOOTSTRAP = HERE.parents[1] / "harness" / "agent" / "bootstrap"

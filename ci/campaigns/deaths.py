@@ -33,7 +33,8 @@ from dying.scene import Death, Told
 import torchaos.assertions
 import torchaos.harness
 import torchaos.injectors
-from torchaos.harness import capabilities, registry
+from torchaos.harness import registry
+from torchaos.harness.running import capabilities
 
 Done = list[tuple[Death, Told]]
 

@@ -25,9 +25,9 @@ from typing import Any
 from torchaos.assertions.sdc_detected import SdcDetected
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Outcome
-from torchaos.harness.judging.corruption import seen_by_others, seen_by_twin
-from torchaos.harness.plan import Plan, PlannedJob
-from torchaos.harness.record import Record
+from torchaos.harness.judging.proof.corruption import seen_by_others, seen_by_twin
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.record import Record
 
 SITES = ("gradient", "reduced_gradient", "parameter", "activation", "moment")
 PLAN = Plan("sdc", "", 0, PlannedJob(("torchrun",), "/", {}, 2, 1, 60.0, "/saved"), (), ())

@@ -149,11 +149,11 @@ class Session:
     def start(self) -> Session:
         from torchaos.harness.agent.plan import AgentPlan
         from torchaos.harness.contracts import JobSpec
-        from torchaos.harness.journal import Journal
-        from torchaos.harness.launchers.job import Job
-        from torchaos.harness.launchers.job_env import job_env
-        from torchaos.harness.launchers.local import Local
-        from torchaos.harness.launchers.netns import Netns, keepers
+        from torchaos.harness.record.events.journal import Journal
+        from torchaos.harness.running.launchers.job import Job
+        from torchaos.harness.running.launchers.job_env import job_env
+        from torchaos.harness.running.launchers.local import Local
+        from torchaos.harness.running.launchers.netns import Netns, keepers
         from torchaos.harness.undo.handles import JobProcesses
 
         for name in ("events", "agent", "agent/stamps"):
@@ -181,9 +181,9 @@ class Session:
 
     def watch(self) -> None:
         """Observers that know nothing yet: a stall that was taken back would count as a pause that this job makes."""
-        from torchaos.harness.diagnosis import stacks
-        from torchaos.harness.observe import stagnation
-        from torchaos.harness.observe.watch import HangWatch, Watching
+        from torchaos.harness.watching.diagnosis import stacks
+        from torchaos.harness.watching.observers import stagnation
+        from torchaos.harness.watching.observers.watch import HangWatch, Watching
 
         stagnation.find_py_spy = stacks.find_py_spy if self.stacks else lambda: None
         if self.watching:
@@ -254,7 +254,7 @@ def _hold(session: Session, kind: str, victim: int) -> Callable[[], None]:
 
 def _cut(session: Session) -> Callable[[], None]:
     """Cut the two nodes apart. Returns what joins them again."""
-    from torchaos.harness.network.cut import Cut
+    from torchaos.harness.mechanics.network.cut import Cut
 
     links = [live.node.link for live in session.job.nodes()]
     cut = Cut("stalls", links[:1], links[1:])
@@ -341,7 +341,7 @@ def healthy(minutes: float) -> dict[str, Any]:
 def curve(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> list[dict[str, float | None]]:
     """What other values of k would have done with what the observers saw. In the stalls, quiet goes on where the
     recorded time ends."""
-    from torchaos.harness.observe.opinion import Opinion, Rule
+    from torchaos.harness.watching.observers.opinion import Opinion, Rule
 
     rows: list[dict[str, float | None]] = []
     for k in KS:

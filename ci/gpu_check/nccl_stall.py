@@ -72,7 +72,7 @@ def gate(torch: Any, word: Any) -> None:
 
 
 def launch(watchdog: bool) -> subprocess.CompletedProcess[str]:
-    from torchaos.harness import nvtx
+    from torchaos.harness.machine.native import nvtx
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -91,8 +91,8 @@ def missing() -> str | None:
         return "torch is missing"
     if not torch.cuda.is_available():
         return "there is no GPU here; this has not been run yet"
-    from torchaos.harness import nvtx
     from torchaos.harness.contracts import UsageError
+    from torchaos.harness.machine.native import nvtx
 
     try:
         nvtx.library()

@@ -40,7 +40,7 @@ def asked(env: dict[str, str]) -> list[dict[str, str]]:
 
 
 def main() -> int:
-    from torchaos.harness.gpu import library
+    from torchaos.harness.machine.native import library
 
     try:
         import pynvml

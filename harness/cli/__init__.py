@@ -14,8 +14,8 @@ import click
 
 from torchaos.harness.cli.options import cli
 from torchaos.harness.contracts import ChaosError
-from torchaos.harness.result import ExitCode
-from torchaos.harness.secrecy import mask
+from torchaos.harness.record.result import ExitCode
+from torchaos.harness.record.secrecy import mask
 
 __all__ = ["cli", "main"]
 

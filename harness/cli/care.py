@@ -15,10 +15,10 @@ import click
 from torchaos.harness.agent.quantities import parse_duration
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.engine import pruning
-from torchaos.harness.engine.halt import halt as halt_all
-from torchaos.harness.engine.overview import RunView, overview
-from torchaos.harness.result import ExitCode
+from torchaos.harness.record.result import ExitCode
+from torchaos.harness.running.upkeep import pruning
+from torchaos.harness.running.upkeep.halt import halt as halt_all
+from torchaos.harness.running.upkeep.overview import RunView, overview
 from torchaos.harness.scenario.sizes import parse_size, size_in_words
 from torchaos.harness.undo import open_runs
 from torchaos.harness.undo.recovery import Recovered, await_reapers, find, in_words, recover

@@ -9,12 +9,12 @@ import click
 
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.diagnosis import blame, flight
-from torchaos.harness.diagnosis.job import of_job, ranks_of
-from torchaos.harness.diagnosis.kernel import watch
-from torchaos.harness.diagnosis.stamped import read_stamps
-from torchaos.harness.diagnosis.verdict import Diagnosis
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.watching.diagnosis import blame, flight
+from torchaos.harness.watching.diagnosis.job import of_job, ranks_of
+from torchaos.harness.watching.diagnosis.kernel import watch
+from torchaos.harness.watching.diagnosis.stamped import read_stamps
+from torchaos.harness.watching.diagnosis.verdict import Diagnosis
 
 
 @cli.command()

@@ -14,9 +14,9 @@ import click
 from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.launchers.node_exec import NodeExec, is_made, node_index
-from torchaos.harness.planner import make_plan
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.launchers.node_exec import NodeExec, is_made, node_index
+from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 
 

@@ -9,9 +9,9 @@ import click
 from rich.console import Console
 
 from torchaos.harness.cli.options import PATH, cli
-from torchaos.harness.explain.story import story_of
-from torchaos.harness.report.story import tell
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.telling.explain.shown import tell
+from torchaos.harness.telling.explain.story import story_of
 
 
 @cli.command()

@@ -28,11 +28,11 @@ from torchaos.harness.gameday.loader import load
 from torchaos.harness.gameday.presets import mix_of, presets
 from torchaos.harness.gameday.score import RoundScore, Score, total
 from torchaos.harness.gameday.verdict import cases_of, not_finished, result_of, verdict_of
-from torchaos.harness.result import Case, ExitCode, write_atomically
-from torchaos.harness.trends import nights
-from torchaos.harness.trends.database import path_of
-from torchaos.harness.trends.nights import Night
-from torchaos.harness.trends.store import Store
+from torchaos.harness.record.result import Case, ExitCode, write_atomically
+from torchaos.harness.telling.trends import nights
+from torchaos.harness.telling.trends.database import path_of
+from torchaos.harness.telling.trends.nights import Night
+from torchaos.harness.telling.trends.store import Store
 
 
 @cli.command()

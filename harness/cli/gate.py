@@ -17,13 +17,13 @@ from torchaos.harness.cli.options import CONSENT, JSON, JUNIT, PATH, cli
 from torchaos.harness.cli.run import run as run_scenarios
 from torchaos.harness.cli.run import write_reports
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.gate.grammar import Gate
-from torchaos.harness.gate.judged import Judged, judge_gate
-from torchaos.harness.gate.loader import load
-from torchaos.harness.gate.runs import Terms, found_in
+from torchaos.harness.record.secrecy import mask_words
 from torchaos.harness.registry import suggest
-from torchaos.harness.report import gate as report
-from torchaos.harness.secrecy import mask_words
+from torchaos.harness.release.gate.grammar import Gate
+from torchaos.harness.release.gate.judged import Judged, judge_gate
+from torchaos.harness.release.gate.loader import load
+from torchaos.harness.release.gate.runs import Terms, found_in
+from torchaos.harness.telling.terminal import gate as report
 
 _RUNS = Path("torchaos-runs")
 

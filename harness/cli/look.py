@@ -10,17 +10,18 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from torchaos.harness import capabilities, registry
+from torchaos.harness import registry
 from torchaos.harness.cli.options import FILES, JSON, JUNIT, PATH, SET, cli
 from torchaos.harness.cli.run import write_reports
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.judging.verdict import judge as judge_folder
-from torchaos.harness.planner.job import check_script
-from torchaos.harness.report import console as show
-from torchaos.harness.result import ExitCode, worst
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import judge as judge_folder
+from torchaos.harness.record.result import ExitCode, worst
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running import capabilities
+from torchaos.harness.running.planner.job import check_script
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.schema import json_schema
+from torchaos.harness.telling.terminal import console as show
 
 
 @cli.command()

@@ -9,12 +9,12 @@ import click
 
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.judging.verdict import verdict_of
-from torchaos.harness.record import Record
-from torchaos.harness.repro.case import case_of
-from torchaos.harness.repro.write import script_of
-from torchaos.harness.result import Verdict
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Verdict
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.telling.repro.case import case_of
+from torchaos.harness.telling.repro.write import script_of
 
 
 @cli.command()

@@ -12,17 +12,18 @@ from rich.console import Console
 
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.judging.verdict import judge
-from torchaos.harness.record import Record
-from torchaos.harness.report import compared, html
-from torchaos.harness.report.html import index
-from torchaos.harness.result import ExitCode, Result, write_atomically
-from torchaos.harness.rundir import RunDir
-from torchaos.harness.trends import nights, store
-from torchaos.harness.trends.compare import TOLERANCE, Change, compare, overall
-from torchaos.harness.trends.database import path_of
-from torchaos.harness.trends.nights import Night
-from torchaos.harness.trends.store import Kept, Store
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import ExitCode, Result, write_atomically
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.telling import html
+from torchaos.harness.telling.html import index
+from torchaos.harness.telling.terminal import compared
+from torchaos.harness.telling.trends import nights, store
+from torchaos.harness.telling.trends.compare import TOLERANCE, Change, compare, overall
+from torchaos.harness.telling.trends.database import path_of
+from torchaos.harness.telling.trends.nights import Night
+from torchaos.harness.telling.trends.store import Kept, Store
 
 Records = tuple[Record, list[Record]]
 

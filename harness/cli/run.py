@@ -36,25 +36,25 @@ from torchaos.harness.cli.options import (
 )  # fmt: skip
 from torchaos.harness.cli.results import keep
 from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.engine.commands import at_work
-from torchaos.harness.engine.scenario_run import ScenarioRun, error_result
-from torchaos.harness.plan import Plan
-from torchaos.harness.planner import make_plan
-from torchaos.harness.planner.job import check_script
-from torchaos.harness.planner.warnings import warnings_of
-from torchaos.harness.repeats.ask import Ask, ask_of
-from torchaos.harness.repeats.judged import Repeats
-from torchaos.harness.repeats.series import Series
-from torchaos.harness.report import console as show
-from torchaos.harness.report import jsonfile, junit
-from torchaos.harness.report.live import Live
-from torchaos.harness.report.placeholder import placeholder_result
-from torchaos.harness.report.repeats import show as show_repeats
-from torchaos.harness.result import ExitCode, Result, worst
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.result import ExitCode, Result, worst
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.record.secrecy import mask, mask_words
+from torchaos.harness.release.repeats.ask import Ask, ask_of
+from torchaos.harness.release.repeats.judged import Repeats
+from torchaos.harness.release.repeats.series import Series
+from torchaos.harness.running.planner import make_plan
+from torchaos.harness.running.planner.job import check_script
+from torchaos.harness.running.planner.warnings import warnings_of
+from torchaos.harness.running.twins.scenario_run import ScenarioRun, error_result
+from torchaos.harness.running.upkeep.commands import at_work
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Repeat
-from torchaos.harness.secrecy import mask, mask_words
+from torchaos.harness.telling.files import jsonfile, junit
+from torchaos.harness.telling.files.placeholder import placeholder_result
+from torchaos.harness.telling.terminal import console as show
+from torchaos.harness.telling.terminal.live import Live
+from torchaos.harness.telling.terminal.repeats import show as show_repeats
 from torchaos.harness.undo.recovery import LeftBehind, before_a_run
 
 GONE = (OSError, SystemExit)  # what rich makes of a terminal, or a pipe, that is no longer there

@@ -12,9 +12,9 @@ from torchaos.harness.cli.interrupt import signals
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.shrink import Shrink
-from torchaos.harness.judging.verdict import judge
-from torchaos.harness.result import ExitCode, write_atomically
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.result import ExitCode, write_atomically
+from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.scenario.yaml_source import dumped
 
 

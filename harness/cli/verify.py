@@ -19,7 +19,7 @@ from torchaos.harness.checkpoints.verify import Manifests, Verified
 from torchaos.harness.checkpoints.verify import verify as verify_one
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.result import ExitCode, worst
+from torchaos.harness.record.result import ExitCode, worst
 
 _WORDS = {ExitCode.PASSED: "whole", ExitCode.FAILED: "damaged", ExitCode.INCONCLUSIVE: "can't be told"}
 _SHOWN = 20  # problems of one checkpoint

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.result import ExitCode, Result
+from torchaos.harness.machine.waiting import wait_for
+from torchaos.harness.record.result import ExitCode, Result
 from torchaos.harness.scenario.yaml_source import dumped
-from torchaos.harness.waiting import wait_for
 
 JUDGED = (ExitCode.PASSED, ExitCode.FAILED, ExitCode.INCONCLUSIVE)
 

@@ -18,9 +18,9 @@ from itertools import pairwise
 from statistics import median
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.history import History
-from torchaos.harness.history.checkpoints import blocked_by_step
-from torchaos.harness.record import Record
+from torchaos.harness.record.history import History
+from torchaos.harness.record.history.checkpoints import blocked_by_step
+from torchaos.harness.record.record import Record
 
 LONG = 3.0  # times the usual step
 

@@ -30,9 +30,9 @@ from torchaos.harness.gameday.grammar import GameDay, Risk
 from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.rounds import scenario_of
 from torchaos.harness.gameday.score import RoundScore, score_round
-from torchaos.harness.record import Record
-from torchaos.harness.result import ExitCode, write_atomically
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import ExitCode, write_atomically
+from torchaos.harness.record.rundir import RunDir
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, count
 
 from torchaos.harness.gameday.grammar import Arrivals, GameDay, Risk
-from torchaos.harness.plan import stream
+from torchaos.harness.record.plan import stream
 
 
 @dataclass(frozen=True)

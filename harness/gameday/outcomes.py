@@ -9,9 +9,9 @@ from enum import Enum
 from torchaos.harness import registry
 from torchaos.harness.contracts import Harm
 from torchaos.harness.gameday.clock import steps_of, usual_s
-from torchaos.harness.judging.verdict import SPLIT_BRAIN
-from torchaos.harness.record import Record
-from torchaos.harness.result import Case, FaultResult, Recovery, Result, Verdict
+from torchaos.harness.judging.verdict.verdict import SPLIT_BRAIN
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, Verdict
 
 _SLOWER = 1.5  # times the steps before the round's first fault
 _SLOWER_S = 0.02  # and by this much at least: less is the noise of a small machine

@@ -15,10 +15,10 @@ from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
 from torchaos.harness.gameday.report import VERDICTS, again_in_words, bound_rows, faults_of, score_rows
 from torchaos.harness.gameday.score import RoundScore, Score
 from torchaos.harness.gameday.verdict import verdict_of
-from torchaos.harness.report.html.page import render
-from torchaos.harness.result import Case
-from torchaos.harness.rundir import RunDir
-from torchaos.harness.words import seconds_in_words
+from torchaos.harness.record.result import Case
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.record.words import seconds_in_words
+from torchaos.harness.telling.html.page import render
 
 _PARTS = ("productive", "lost", "checkpoint", "stalled", "down")  # of Clock, in the order of the bar
 _LANE, _WIDTH = 22, 1000  # of the strip, in units of its picture

@@ -10,9 +10,10 @@ from importlib.resources import files
 import yaml
 from pydantic import Field
 
-from torchaos.harness import capabilities, registry
+from torchaos.harness import registry
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.grammar import GameDay, Risk
+from torchaos.harness.running import capabilities
 from torchaos.harness.scenario.strict import Strict
 
 

@@ -10,9 +10,9 @@ from torchaos.harness.gameday.draw import Round
 from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.score import RoundScore, Score, Spread
 from torchaos.harness.gameday.verdict import AT_LEAST, verdict_of
-from torchaos.harness.report.text import name_in_words, value_in_words
-from torchaos.harness.result import Case, ExitCode
-from torchaos.harness.words import seconds_in_words
+from torchaos.harness.record.result import Case, ExitCode
+from torchaos.harness.record.words import seconds_in_words
+from torchaos.harness.telling.terminal.text import name_in_words, value_in_words
 
 VERDICTS = {ExitCode.PASSED: "passed", ExitCode.FAILED: "failed", ExitCode.INCONCLUSIVE: "inconclusive"}
 

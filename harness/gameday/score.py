@@ -12,10 +12,10 @@ from typing import Any
 
 from torchaos.harness.gameday.clock import Clock, clock_of
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome, outcomes_of
-from torchaos.harness.history.checkpoints import blocked_by_step
-from torchaos.harness.judging.recovery import PARTS
-from torchaos.harness.record import Record
-from torchaos.harness.result import Result, Verdict
+from torchaos.harness.judging.recovery.recovery import PARTS
+from torchaos.harness.record.history.checkpoints import blocked_by_step
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Result, Verdict
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.gameday.child import JUDGED, Child
 from torchaos.harness.gameday.ddmin import ddmin
-from torchaos.harness.plan import Plan
-from torchaos.harness.result import Result, Verdict
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.result import Result, Verdict
+from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.scenario.yaml_source import read
 
 Tell = Callable[[str], None]

@@ -9,7 +9,7 @@ from torchaos.harness.gameday.child import JUDGED
 from torchaos.harness.gameday.grammar import Bounds
 from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.score import RoundScore, Score
-from torchaos.harness.result import Case, ExitCode, Result, Verdict
+from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 
 AT_LEAST = ("ettr", "goodput")  # other bounds are upper ones
 _SECONDS = ("mttr", "mttr_p90")

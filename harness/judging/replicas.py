@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torchaos.harness.contracts import Assertion, Finding, Outcome, inconclusive
-from torchaos.harness.judging.unseen import why_unplaced
-from torchaos.harness.record import Record
-from torchaos.harness.replicas import records_of
+from torchaos.harness.judging.gaps.unseen import why_unplaced
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.replicas import records_of
 
 _WORST = (Outcome.FAILED, Outcome.INCONCLUSIVE, Outcome.PASSED)
 

@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from torchaos.harness.agent.wire import Event
-    from torchaos.harness.record import Record
+    from torchaos.harness.record.record import Record
 
 _ROLLBACK = 4  # the exit code of a machine that is not as it was
 
@@ -108,8 +108,8 @@ class Run:
 
     @cached_property
     def record(self) -> Record:
-        from torchaos.harness.record import Record
-        from torchaos.harness.rundir import RunDir
+        from torchaos.harness.record.record import Record
+        from torchaos.harness.record.rundir import RunDir
 
         return Record.load(RunDir(self.folder))
 
@@ -121,8 +121,8 @@ class Run:
     @cached_property
     def twins(self) -> Sequence[Record]:
         """The records of the fault-free runs that it was judged against."""
-        from torchaos.harness.record import Record
-        from torchaos.harness.rundir import RunDir
+        from torchaos.harness.record.record import Record
+        from torchaos.harness.record.rundir import RunDir
 
         home = RunDir(self.folder).twins
         return [Record.load(RunDir(path)) for path in sorted(home.iterdir())] if home.is_dir() else []

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from torchaos.harness.pytest_plugin.outcome import Run
-from torchaos.harness.secrecy import mask
+from torchaos.harness.record.secrecy import mask
 
 _BEFORE_S, _AFTER_S, _MOST_LINES = 5.0, 120.0, 30
 _AROUND = 3  # lines of the scenario
@@ -40,7 +40,7 @@ def told(
 
 
 def _figures(case: Mapping[str, Any]) -> Iterator[str]:
-    from torchaos.harness.report.text import name_in_words, value_in_words
+    from torchaos.harness.telling.terminal.text import name_in_words, value_in_words
 
     measured, bound, seconds = case["measured"], case["bound"], case.get("seconds", ())
     for name in sorted(measured, key=lambda name: name not in bound):
@@ -55,7 +55,7 @@ def _around(run: Run) -> Iterator[str]:
         return
     from torchaos.harness.agent.wire import Kind
     from torchaos.harness.contracts import ChaosError
-    from torchaos.harness.report.narrator import Narrator
+    from torchaos.harness.telling.terminal.narrator import Narrator
 
     try:
         record = run.record

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from torchaos.harness.undo import proc
+from torchaos.harness.machine import proc
 from torchaos.harness.undo.touches import Touches
 
 PERIOD_US = 10_000  # a rank is held back for a few milliseconds at a time

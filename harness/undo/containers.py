@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from torchaos.harness.docker.engine import ANSWER_S, NODE, RUN, EngineError, engine, of_run
+from torchaos.harness.machine.docker_engine import ANSWER_S, NODE, RUN, EngineError, engine, of_run
 from torchaos.harness.undo.touches import Touches
 
 _SETTLE_S = 0.3  # the engine may still be at what somebody asked before dying

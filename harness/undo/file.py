@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from torchaos.harness.undo.disk import born_ns, owner_only, sync_folder
+from torchaos.harness.machine.disk import born_ns, owner_only, sync_folder
 from torchaos.harness.undo.touches import Touches
 
 

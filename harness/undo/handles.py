@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Mapping
 
 from torchaos.harness.agent.page import ControlPage
-from torchaos.harness.undo import proc
+from torchaos.harness.machine import proc
 from torchaos.harness.undo.cgroup import CpuCgroup, FreezerCgroup, MemoryCgroup
 from torchaos.harness.undo.containers import Container, Containers, DockerImage, DockerNetwork
 from torchaos.harness.undo.file import File

@@ -21,7 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
-from torchaos.harness.undo.disk import sync_folder
+from torchaos.harness.machine.disk import sync_folder
 
 VERSION = 1
 

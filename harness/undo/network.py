@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from torchaos.harness.undo.space import Space
+from torchaos.harness.machine.netspace import Space
 from torchaos.harness.undo.touches import Touches
 
 QDISC_MARK = "ca05:"  # the handle of a root qdisc that is ours

@@ -19,8 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Mapping
 
-from torchaos.harness.undo import log, proc
-from torchaos.harness.undo.disk import sync_folder
+from torchaos.harness.machine import proc
+from torchaos.harness.machine.disk import sync_folder
+from torchaos.harness.undo import log
 
 Who = tuple[int, int]  # pid and start time in clock ticks since boot
 _UNFINISHED_S = 60.0  # an entry without its file, of somebody who died while making or removing it

@@ -6,13 +6,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torchaos.harness.proxy.api import Api
+from torchaos.harness.machine.toxiproxy.api import Api
 from torchaos.harness.undo.touches import Touches
 
 
 @dataclass(frozen=True)
 class Toxic:
-    """`pid`, `start_ticks` and `port` name the server (see proxy/api.py); when that is gone, so is the fault.
+    """`pid`, `start_ticks` and `port` name the server (see machine/toxiproxy/api.py); when that is gone, so is the
+    fault.
 
     `mark`: what the names of the fault's toxics begin with. `down`: the fault took the proxy down; it is to be up.
     """

@@ -29,7 +29,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.undo import open_runs, proc
+from torchaos.harness.machine import proc
+from torchaos.harness.undo import open_runs
 from torchaos.harness.undo.healer import Healed, Healer
 from torchaos.harness.undo.log import State, UndoLog, UndoRecord
 from torchaos.harness.undo.open_runs import OpenRun

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.contracts import ChaosError
-from torchaos.harness.undo import log, open_runs, proc
+from torchaos.harness.machine import proc
+from torchaos.harness.undo import log, open_runs
 from torchaos.harness.undo.client import Busy, UndoError, heal_from_log
 from torchaos.harness.undo.handles import JobProcesses, to_json
 from torchaos.harness.undo.healer import Healed, Healer

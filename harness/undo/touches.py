@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.harness.undo.space import Space
+from torchaos.harness.machine.netspace import Space
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 from torchaos.harness.agent.check_sums import MODULUS, SHARD
 from torchaos.harness.agent.wire import FIELDS, Event, Kind
-from torchaos.harness.plan import Plan, PlannedJob
-from torchaos.harness.record import Record
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.record import Record
 
 JOB = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0, "/job/checkpoints")
 PLAN = Plan("made-up", "", 7, JOB, (), ())

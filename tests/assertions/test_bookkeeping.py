@@ -8,8 +8,8 @@ import pytest
 
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
 from torchaos.harness.contracts import Finding, Outcome
-from torchaos.harness.judging.bookkeeping import may_be_a_clock
-from torchaos.harness.judging.contents import Clash
+from torchaos.harness.judging.checkpoints.bookkeeping import may_be_a_clock
+from torchaos.harness.judging.checkpoints.contents import Clash
 
 KILLED_IN = 18
 STEPS = (5, 10, 15, 20, 25, 30)

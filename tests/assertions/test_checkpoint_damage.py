@@ -10,9 +10,9 @@ import pytest
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Finding, Outcome
-from torchaos.harness.judging import damage
-from torchaos.harness.judging.damage import Did
-from torchaos.harness.record import Record
+from torchaos.harness.judging.checkpoints import damage
+from torchaos.harness.judging.checkpoints.damage import Did
+from torchaos.harness.record.record import Record
 
 ROOT = "/job/checkpoints"
 

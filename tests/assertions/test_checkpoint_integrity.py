@@ -10,13 +10,13 @@ import pytest
 from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Finding, Outcome
-from torchaos.harness.judging.agreement import wants_more
-from torchaos.harness.judging.contents import checkpoints_of
-from torchaos.harness.judging.pairing import pairs
-from torchaos.harness.judging.verdict import verdict_of
-from torchaos.harness.plan import PlannedJob
-from torchaos.harness.record import Record
-from torchaos.harness.result import Verdict
+from torchaos.harness.judging.checkpoints.contents import checkpoints_of
+from torchaos.harness.judging.checkpoints.pairing import pairs
+from torchaos.harness.judging.twins.agreement import wants_more
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.plan import PlannedJob
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Verdict
 
 KILL = [(18, 1)]
 STEPS = (5, 10, 15, 20, 25, 30)

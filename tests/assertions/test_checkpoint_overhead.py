@@ -10,8 +10,8 @@ import pytest
 from torchaos.assertions.checkpoint_overhead import CheckpointOverhead, writing_s
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Assertion, Outcome
-from torchaos.harness.history import Save
-from torchaos.harness.history.checkpoints import blocked_by_step
+from torchaos.harness.record.history import Save
+from torchaos.harness.record.history.checkpoints import blocked_by_step
 
 
 def _save(begun: float, ended: float | None, blocked: float, step: int = 5, path: str = "a", rank: int = 0) -> Save:

@@ -15,15 +15,15 @@ from torchaos.assertions.restart_tier import RestartTier
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Outcome, Target
-from torchaos.harness.judging.landings import Landing, landings
-from torchaos.harness.judging.pace import Pace
-from torchaos.harness.judging.recovery import end_of, recoveries
-from torchaos.harness.judging.verdict import records_of
-from torchaos.harness.judging.ways_back import way_back_s
-from torchaos.harness.network import nodes
-from torchaos.harness.plan import After, PlannedFault
-from torchaos.harness.record import Record
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.landing.landings import Landing, landings
+from torchaos.harness.judging.recovery.pace import Pace
+from torchaos.harness.judging.recovery.recovery import end_of, recoveries
+from torchaos.harness.judging.recovery.ways_back import way_back_s
+from torchaos.harness.judging.verdict.verdict import records_of
+from torchaos.harness.mechanics.network import nodes
+from torchaos.harness.record.plan import After, PlannedFault
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 

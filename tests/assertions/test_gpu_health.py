@@ -14,9 +14,9 @@ from torchaos.harness import registry
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome, Target
-from torchaos.harness.judging.landings import landings
-from torchaos.harness.plan import PlannedFault
-from torchaos.harness.record import Record
+from torchaos.harness.judging.landing.landings import landings
+from torchaos.harness.record.plan import PlannedFault
+from torchaos.harness.record.record import Record
 from torchaos.injectors.gpu_xid import Xid
 
 FAULT = PlannedFault("xid", "gpu.xid", "node", Target((1,)), Moment(1, 16, None), {}, "", "Xid")

@@ -11,7 +11,7 @@ from torchaos.assertions.culprit_identified import CulpritIdentified
 from torchaos.assertions.hang_detected import HangDetected
 from torchaos.harness.agent.wire import FIELDS, Event, Kind
 from torchaos.harness.contracts import Assertion, Need, Outcome
-from torchaos.harness.record import Record
+from torchaos.harness.record.record import Record
 from torchaos.harness.scenario.parameters import check_parameters
 
 PASSED, FAILED, INCONCLUSIVE = Outcome.PASSED, Outcome.FAILED, Outcome.INCONCLUSIVE

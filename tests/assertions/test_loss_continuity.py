@@ -11,8 +11,8 @@ import pytest
 from torchaos.assertions.loss_continuity import LossContinuity
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome
-from torchaos.harness.judging.agreement import agree, wants_more
-from torchaos.harness.judging.tolerance import Tolerances
+from torchaos.harness.judging.noise.tolerance import Tolerances
+from torchaos.harness.judging.twins.agreement import agree, wants_more
 
 KILL = [(18, 1)]
 

@@ -9,7 +9,7 @@ from typing import Any
 from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Assertion, Outcome
-from torchaos.harness.history import Execution, History
+from torchaos.harness.record.history import Execution, History
 
 
 def _from(run: Any, base: int) -> Any:

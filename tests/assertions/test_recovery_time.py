@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from torchaos.assertions.recovery_time import RecoveryTime
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome
-from torchaos.harness.judging.recovery import PARTS, recoveries
+from torchaos.harness.judging.recovery.recovery import PARTS, recoveries
 
 KILL = [(18, 1)]
 

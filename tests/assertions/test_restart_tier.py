@@ -10,7 +10,7 @@ import pytest
 from torchaos.assertions.restart_tier import RestartTier
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome, Target
-from torchaos.harness.plan import After, PlannedFault
+from torchaos.harness.record.plan import After, PlannedFault
 
 KILL = [(18, 1)]
 

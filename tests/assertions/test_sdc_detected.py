@@ -12,9 +12,9 @@ import pytest
 from torchaos.assertions.sdc_detected import SdcDetected
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome, Target
-from torchaos.harness.judging.corruption import seen_by_others, seen_by_twin, sightings
-from torchaos.harness.plan import After, PlannedFault
-from torchaos.harness.record import Record
+from torchaos.harness.judging.proof.corruption import seen_by_others, seen_by_twin, sightings
+from torchaos.harness.record.plan import After, PlannedFault
+from torchaos.harness.record.record import Record
 
 Bad = Callable[[int, int, int], bool]  # rank, attempt, global step
 

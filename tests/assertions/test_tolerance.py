@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.history import Execution
-from torchaos.harness.judging.quantities import LOSS, WEIGHTS, relative
-from torchaos.harness.judging.tolerance import (
+from torchaos.harness.judging.noise.quantities import LOSS, WEIGHTS, relative
+from torchaos.harness.judging.noise.tolerance import (
     CAP,
     CERTAIN,
     LEARNED_FACTOR,
@@ -22,6 +21,7 @@ from torchaos.harness.judging.tolerance import (
     distances,
     learned,
 )
+from torchaos.harness.record.history import Execution
 
 
 def _run(losses: list[float], **more: Any) -> dict[int, dict[int, Execution]]:

@@ -10,10 +10,10 @@ import pytest
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Target
-from torchaos.harness.judging.faults import fault_result
-from torchaos.harness.plan import PlannedFault
-from torchaos.harness.record import Record
-from torchaos.harness.result import FaultResult, Verdict
+from torchaos.harness.judging.verdict.faults import fault_result
+from torchaos.harness.record.plan import PlannedFault
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import FaultResult, Verdict
 
 KILL = PlannedFault("kill", "node.kill", "node", Target((1,), (1,)), Moment(1, None, None), {}, "", "Kill")
 XID = PlannedFault("kill", "gpu.xid", "node", Target((1,)), Moment(1, None, None), {"number": 48}, "", "Xid")

@@ -10,7 +10,7 @@ import pytest
 
 from torchaos.harness.agent.manifest import Manifest
 from torchaos.harness.checkpoints.verify.manifests import Manifests
-from torchaos.harness.undo.disk import born_ns
+from torchaos.harness.machine.disk import born_ns
 
 
 def test_an_inode_that_is_used_again_is_no_rename(tmp_path: Path) -> None:

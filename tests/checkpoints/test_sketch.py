@@ -11,7 +11,7 @@ import torch
 
 from torchaos.harness.checkpoints.inventory import take
 from torchaos.harness.checkpoints.sketch import Sketch
-from torchaos.harness.judging.contents import Checkpoint, distance
+from torchaos.harness.judging.checkpoints.contents import Checkpoint, distance
 
 FLOATS = ["float64", "float32", "float16", "bfloat16", "complex64", "float8_e4m3fn", "float8_e5m2"]
 

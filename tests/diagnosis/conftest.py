@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.diagnosis.blame import diagnose
-from torchaos.harness.diagnosis.flight import read_folder
-from torchaos.harness.diagnosis.verdict import Diagnosis
+from torchaos.harness.watching.diagnosis.blame import diagnose
+from torchaos.harness.watching.diagnosis.flight import read_folder
+from torchaos.harness.watching.diagnosis.verdict import Diagnosis
 
 DATA = Path(__file__).with_name("data")
 T0 = 1_700_000_000.0

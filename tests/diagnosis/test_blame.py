@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.diagnosis.blame import diagnose
-from torchaos.harness.diagnosis.calls import Call, Calls, RankCalls
-from torchaos.harness.diagnosis.flight import read_folder
+from torchaos.harness.watching.diagnosis.blame import diagnose
+from torchaos.harness.watching.diagnosis.calls import Call, Calls, RankCalls
+from torchaos.harness.watching.diagnosis.flight import read_folder
 
 ALL = (0, 1, 2, 3)
 Make = Callable[..., Any]

@@ -14,7 +14,7 @@ import pytest
 from waiting import wait_until
 
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.diagnosis import kernel
+from torchaos.harness.watching.diagnosis import kernel
 
 # posix_spawn shares its memory with the child until that has called exec: so long the caller sleeps in state D. Here
 # the child first opens a pipe, which takes until somebody opens the other end.

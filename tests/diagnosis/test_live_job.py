@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from torchaos.harness.contracts import RankProcess
-from torchaos.harness.diagnosis import blame
-from torchaos.harness.diagnosis.flight import read_folder
-from torchaos.harness.diagnosis.job import ranks_of
-from torchaos.harness.undo import proc
+from torchaos.harness.machine import proc
+from torchaos.harness.watching.diagnosis import blame
+from torchaos.harness.watching.diagnosis.flight import read_folder
+from torchaos.harness.watching.diagnosis.job import ranks_of
 
 JOB = Path(__file__).with_name("jobs") / "recorded.py"
 CULPRIT = 1

@@ -14,8 +14,8 @@ import pytest
 
 from torchaos.harness.agent.wire import start_ticks
 from torchaos.harness.contracts import RankProcess
-from torchaos.harness.diagnosis import live
-from torchaos.harness.diagnosis.stacks import find_py_spy
+from torchaos.harness.watching.diagnosis import live
+from torchaos.harness.watching.diagnosis.stacks import find_py_spy
 
 LIBRARY = "import time\ndef all_reduce(seconds): time.sleep(seconds)\n"
 FOREVER = "def train(): time.sleep(600)\ntrain()"

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.diagnosis.blame import diagnose
-from torchaos.harness.diagnosis.flight import read_folder
+from torchaos.harness.watching.diagnosis.blame import diagnose
+from torchaos.harness.watching.diagnosis.flight import read_folder
 
 DATA = Path(__file__).with_name("data")
 

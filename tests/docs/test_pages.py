@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.result import ExitCode
+from torchaos.harness.record.result import ExitCode
 
 from .conftest import PAGES, REPOSITORY, Torchaos
 

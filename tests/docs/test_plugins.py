@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from torchaos.harness.engine.site import NodeSite, Victim
+from torchaos.harness.mechanics.site import NodeSite, Victim
 from torchaos.harness.undo.handles import from_json, to_json
 
 from .conftest import REPOSITORY, Torchaos, blocks

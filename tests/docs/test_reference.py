@@ -8,10 +8,11 @@ import pytest
 from reference import PAGES, comments, plugins
 from reference.commands import all_commands
 
-from torchaos.harness import registry, result
+from torchaos.harness import registry
 from torchaos.harness.agent import wire
-from torchaos.harness.capabilities import CHECKS
 from torchaos.harness.gameday.grammar import GameDay
+from torchaos.harness.record import result
+from torchaos.harness.running.capabilities import CHECKS
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.strict import Strict
 

@@ -17,7 +17,7 @@ from torchaos.harness.gameday.draw import cut, draw
 from torchaos.harness.gameday.loader import load as load_day
 from torchaos.harness.gameday.presets import mix_of
 from torchaos.harness.gameday.rounds import scenario_of
-from torchaos.harness.planner import make_plan
+from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Scenario
 

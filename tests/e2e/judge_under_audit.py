@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from torchaos.harness import registry
-from torchaos.harness.judging.verdict import judge
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.rundir import RunDir
 
 folder = Path(sys.argv[1])
 for group in registry.GROUPS:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from chaos import REPOSITORY, TRAINERS, RunScenario, kill_rank, left_over
 
-from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.checkpoints.damage import survey
-from torchaos.harness.record import Record
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.mechanics.checkpoints.damage import survey
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running import capabilities
 from torchaos.harness.undo.mount import mounts
 
 pytestmark = pytest.mark.job

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from chaos import REPOSITORY, TRAINERS, RunScenario, left_over
 
-from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.running import capabilities
 
 SCENARIOS = sorted((REPOSITORY / "scenarios" / "collective").glob("*.yaml"))
 SHORT = {"stall-all-reduce"}

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from chaos import REPOSITORY, RunScenario
 
-from torchaos.harness import capabilities
+from torchaos.harness.running import capabilities
 
 
 @pytest.mark.job

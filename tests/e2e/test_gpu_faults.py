@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from chaos import REPOSITORY, RunScenario, left_over
 
-from torchaos.harness import capabilities
+from torchaos.harness.running import capabilities
 
 SCENARIOS = sorted(path for family in ("gpu", "numeric") for path in (REPOSITORY / "scenarios" / family).glob("*.yaml"))
 

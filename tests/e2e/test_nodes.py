@@ -6,9 +6,9 @@ import pytest
 import yaml
 from chaos import REPOSITORY, RunScenario
 
-from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.journal import read_events
+from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.running import capabilities
 
 pytestmark = [pytest.mark.job, pytest.mark.long, pytest.mark.timeout(400)]
 

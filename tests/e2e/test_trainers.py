@@ -7,8 +7,8 @@ from importlib.util import find_spec
 import pytest
 from chaos import TRAINERS, RunScenario, kill_rank
 
-from torchaos.harness.record import Record
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
 
 pytestmark = pytest.mark.job
 

@@ -16,9 +16,9 @@ from rich.console import Console
 from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.explain.story import Story, story_of
-from torchaos.harness.report.story import tell
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.telling.explain.shown import tell
+from torchaos.harness.telling.explain.story import Story, story_of
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 GOLDEN = Path(__file__).parent / "golden"

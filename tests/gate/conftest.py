@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness.gate.judged import Judged, judge_gate
-from torchaos.harness.gate.loader import load
-from torchaos.harness.gate.runs import Terms, found_in
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.release.gate.judged import Judged, judge_gate
+from torchaos.harness.release.gate.loader import load
+from torchaos.harness.release.gate.runs import Terms, found_in
 
 RECORDED = Path(__file__).parents[1] / "data" / "runs"
 NOW = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from torchaos.harness.gate import judged
-from torchaos.harness.judging.verdict import judge
-from torchaos.harness.result import Case, Result, Verdict
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.result import Case, Result, Verdict
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.release.gate import judged
 
 from .conftest import Release
 

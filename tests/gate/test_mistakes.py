@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.gate.loader import load
+from torchaos.harness.release.gate.loader import load
 
 from .conftest import Release
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.rundir import RunDir
 
 from .conftest import NOW, Release, change_json
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchaos.harness.gate.grammar import Waiver
-from torchaos.harness.gate.waivers import apply, in_force, is_waived, state
-from torchaos.harness.result import Case, Verdict
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.result import Case, Verdict
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.release.gate.grammar import Waiver
+from torchaos.harness.release.gate.waivers import apply, in_force, is_waived, state
 
 from .conftest import Release, change_json
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.gpu import library
+from torchaos.harness.machine.native import library
 
 from .stand_in import SOURCE
 

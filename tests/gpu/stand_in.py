@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchaos.harness.gpu.library import SOURCES
+from torchaos.harness.machine.native.library import SOURCES
 
 _ROWS = [line.split("\t") for line in (SOURCES / "symbols.tsv").read_text().splitlines() if not line.startswith("#")]
 NAMES = [row[0] for row in _ROWS]

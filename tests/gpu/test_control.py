@@ -14,8 +14,8 @@ import pytest
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError
-from torchaos.harness.gpu import control
-from torchaos.harness.gpu.xids import XIDS
+from torchaos.harness.mechanics.gpu import control
+from torchaos.harness.mechanics.gpu.xids import XIDS
 from torchaos.injectors.gpu_lost import Lost
 from torchaos.injectors.gpu_xid import Xid
 
@@ -202,7 +202,7 @@ def test_the_kernels_log_gets_a_record_for_each_line(tmp_path: Path, monkeypatch
 def test_the_kernels_log_needs_consent_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the scenario alone nor the command line alone is enough."""
     from torchaos.harness.contracts import UsageError
-    from torchaos.harness.planner import make_plan
+    from torchaos.harness.running.planner import make_plan
     from torchaos.harness.scenario import load
 
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
@@ -237,10 +237,10 @@ def test_dcgm_is_asked_to_inject_and_then_what_it_shows(tmp_path: Path, monkeypa
 
 
 def test_a_command_is_run_with_the_overlay(tmp_path: Path) -> None:
-    """`python -m torchaos.harness.gpu` gives a command the library and the orders, and says what is wrong without one."""
+    """`python -m torchaos.harness.mechanics.gpu` gives a command the library and the orders, and says what is wrong without one."""
     pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     (tmp_path / "orders.nvml").write_text("gpus = 3\n")
-    wrapper = [sys.executable, "-m", "torchaos.harness.gpu"]
+    wrapper = [sys.executable, "-m", "torchaos.harness.mechanics.gpu"]
     asks = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
     env = {**os.environ, "TORCHAOS_NVML_REAL": "none"}
     command = [*wrapper, "--control", str(tmp_path), sys.executable, "-c", asks]

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from torchaos.harness.gpu.library import SOURCES
+from torchaos.harness.machine.native.library import SOURCES
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from torchaos.harness import agent
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.rundir import RunDir
 
 
 @pytest.fixture

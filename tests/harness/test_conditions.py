@@ -10,8 +10,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.conditions import Attempts, LossBelow, NoProgress, RanksUp, Steps, Time, Wall
 from torchaos.harness.contracts import Condition
+from torchaos.harness.running.conditions.seen import Attempts, LossBelow, NoProgress, RanksUp, Steps, Time, Wall
 
 _seq = count()
 

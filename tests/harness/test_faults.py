@@ -22,25 +22,25 @@ from torchaos.harness.agent.wire import Event, Kind, start_ticks
 from torchaos.harness.cli.interrupt import Interrupt, signals
 from torchaos.harness.cli.run import Planned, _apart
 from torchaos.harness.contracts import ChaosError, Need, RankProcess, Target, UsageError
-from torchaos.harness.engine.arming import Slots
-from torchaos.harness.engine.faults import FaultLife, Field
-from torchaos.harness.engine.permits import NotPermitted
-from torchaos.harness.engine.run import Run
-from torchaos.harness.engine.scenario_run import ScenarioRun
-from torchaos.harness.engine.site import NodeSite, Victim
-from torchaos.harness.journal import Journal
-from torchaos.harness.plan import After, Plan, PlannedFault, PlannedJob
-from torchaos.harness.planner import make_plan
+from torchaos.harness.machine.proc import stat
+from torchaos.harness.mechanics.site import NodeSite, Victim
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.plan import After, Plan, PlannedFault, PlannedJob
+from torchaos.harness.record.result import ExitCode
+from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import find
-from torchaos.harness.repeats.ask import Ask
-from torchaos.harness.result import ExitCode
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.release.repeats.ask import Ask
+from torchaos.harness.running.engine.arming import Slots
+from torchaos.harness.running.engine.faults import FaultLife, Field
+from torchaos.harness.running.engine.permits import NotPermitted
+from torchaos.harness.running.engine.run import Run
+from torchaos.harness.running.planner import make_plan
+from torchaos.harness.running.twins.scenario_run import ScenarioRun
 from torchaos.harness.scenario import load
 from torchaos.harness.undo.client import UndoError
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import Process, from_json, to_json
 from torchaos.harness.undo.healer import Healed
-from torchaos.harness.undo.proc import stat
 from torchaos.harness.undo.recovery import LeftBehind
 
 LIMIT_S = 20.0

@@ -11,11 +11,12 @@ import pytest
 from rich.console import Console
 
 from torchaos.harness.contracts import Finding, First, Outcome, What
-from torchaos.harness.judging.follows import linked
-from torchaos.harness.judging.verdict import verdict_of
-from torchaos.harness.plan import Named
-from torchaos.harness.report import console, junit
-from torchaos.harness.result import Case, Result, Verdict, root_first
+from torchaos.harness.judging.verdict.follows import linked
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.plan import Named
+from torchaos.harness.record.result import Case, Result, Verdict, root_first
+from torchaos.harness.telling.files import junit
+from torchaos.harness.telling.terminal import console
 
 
 def links(*said: tuple[str, What, int], fallen: bool = False) -> dict[str, str | None]:

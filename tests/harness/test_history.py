@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.history import History, base_of, saved_as
-from torchaos.harness.history.alignment import align
-from torchaos.harness.history.believing import Witness, decide
-from torchaos.harness.history.checkpoints import number_in_contents, number_in_name, read_saves
+from torchaos.harness.record.history import History, base_of, saved_as
+from torchaos.harness.record.history.alignment import align
+from torchaos.harness.record.history.believing import Witness, decide
+from torchaos.harness.record.history.checkpoints import number_in_contents, number_in_name, read_saves
 
 
 def _trainer() -> Any:

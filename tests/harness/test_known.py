@@ -10,12 +10,12 @@ import pytest
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.contracts import Target
-from torchaos.harness.judging.known import because, causes_in_words
-from torchaos.harness.judging.teardown import aborts_at_exit, has_aborted, teardown_aborts
-from torchaos.harness.judging.verdict import verdict_of
-from torchaos.harness.plan import Named, PlannedFault
-from torchaos.harness.record import Record
-from torchaos.harness.result import Result, Verdict
+from torchaos.harness.judging.ending.teardown import aborts_at_exit, has_aborted, teardown_aborts
+from torchaos.harness.judging.verdict.known import because, causes_in_words
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.plan import Named, PlannedFault
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Result, Verdict
 
 KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), Moment(1, 18, Phase.BACKWARD), {}, "", "")
 STALE = "Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: SO_ERROR: Connection refused"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.gaps import Gaps
-from torchaos.harness.judging.verdict import judge
-from torchaos.harness.result import Result, Verdict
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.events.gaps import Gaps
+from torchaos.harness.record.result import Result, Verdict
+from torchaos.harness.record.rundir import RunDir
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 

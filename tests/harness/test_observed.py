@@ -14,14 +14,14 @@ from waiting import wait_until
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.engine import guards
-from torchaos.harness.engine.guards import Guards, check_disk
-from torchaos.harness.engine.watches import Watches
-from torchaos.harness.journal import Journal
-from torchaos.harness.observed import CommandFails, CommandSucceeds, DiskFree, Watched
-from torchaos.harness.plan import Named, Plan, PlannedJob
+from torchaos.harness.machine import proc
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.plan import Named, Plan, PlannedJob
+from torchaos.harness.running.conditions.observed import CommandFails, CommandSucceeds, DiskFree, Watched
+from torchaos.harness.running.engine import guards
+from torchaos.harness.running.engine.guards import Guards, check_disk
+from torchaos.harness.running.engine.watches import Watches
 from torchaos.harness.scenario.sizes import parse_size
-from torchaos.harness.undo import proc
 
 PLAN = Plan("watch", "", 0, PlannedJob(("torchrun",), "/", {}, 1, 1, 60.0), (), ())
 

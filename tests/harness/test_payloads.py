@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from mutating.inputs import RUN
 
-from torchaos.harness import payloads
-from torchaos.harness.journal import read_events
-from torchaos.harness.judging.verdict import judge
-from torchaos.harness.record import Record
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.events import payloads
+from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
 
 STEP = next(line for line in (RUN / "events" / "rank0-a1-p30089.jsonl").read_text().splitlines() if '"step"' in line)
 

@@ -16,10 +16,10 @@ from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Phase
 from torchaos.harness.contracts import Irreversible, UsageError
-from torchaos.harness.engine.permits import NotPermitted, Permits, beyond, check_network
-from torchaos.harness.plan import Plan
-from torchaos.harness.planner import make_plan
-from torchaos.harness.planner.targets import _DRAWN_PHASES
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.running.engine.permits import NotPermitted, Permits, beyond, check_network
+from torchaos.harness.running.planner import make_plan
+from torchaos.harness.running.planner.targets import _DRAWN_PHASES
 from torchaos.harness.scenario import load
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import JobProcesses, PageSlot, Process

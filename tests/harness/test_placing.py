@@ -16,14 +16,14 @@ from torchaos.assertions.checkpoint_integrity import CheckpointIntegrity
 from torchaos.assertions.no_lost_work import NoLostWork
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Outcome
-from torchaos.harness.history import Attempt, Execution, History, Load, base_of, saved_as
-from torchaos.harness.history.believing import Witness, decide
-from torchaos.harness.history.checkpoints import final_path
-from torchaos.harness.history.segments import may_begin
-from torchaos.harness.judging.recovery import recoveries
-from torchaos.harness.judging.resumes import resumes
-from torchaos.harness.judging.unseen import why_unplaced
-from torchaos.harness.record import Record
+from torchaos.harness.judging.checkpoints.resumes import resumes
+from torchaos.harness.judging.gaps.unseen import why_unplaced
+from torchaos.harness.judging.recovery.recovery import recoveries
+from torchaos.harness.record.history import Attempt, Execution, History, Load, base_of, saved_as
+from torchaos.harness.record.history.believing import Witness, decide
+from torchaos.harness.record.history.checkpoints import final_path
+from torchaos.harness.record.history.segments import may_begin
+from torchaos.harness.record.record import Record
 
 _SAVES = (Kind.SAVE_BEGIN, Kind.SAVE_END)
 

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.engine import twin
-from torchaos.harness.engine.commands import at_work
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.twins import twin
+from torchaos.harness.running.upkeep.commands import at_work
 from torchaos.harness.undo import open_runs
 from torchaos.harness.undo.log import UndoLog, UndoRecord
 from torchaos.harness.undo.open_runs import OpenRun

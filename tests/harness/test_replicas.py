@@ -14,18 +14,18 @@ from torchaos.harness.agent import arming, wire
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.contracts import Outcome, Target, UsageError
-from torchaos.harness.explain.happened import happened
-from torchaos.harness.judging.agreement import wants_more
 from torchaos.harness.judging.replicas import judged
-from torchaos.harness.judging.verdict import verdict_of
-from torchaos.harness.plan import Named, Plan, PlannedFault
-from torchaos.harness.planner import make_plan
-from torchaos.harness.probes.census import Identity
-from torchaos.harness.record import Record
+from torchaos.harness.judging.twins.agreement import wants_more
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.plan import Named, Plan, PlannedFault
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.replicas import records_of
+from torchaos.harness.record.result import Verdict
 from torchaos.harness.registry import find
-from torchaos.harness.replicas import records_of
-from torchaos.harness.result import Verdict
+from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
+from torchaos.harness.telling.explain.happened import happened
+from torchaos.harness.watching.probes.census import Identity
 
 WHEN = Moment(1, 18, Phase.BACKWARD)
 KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), WHEN, {}, "", "")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchaos.harness import secrecy
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.journal import Journal
-from torchaos.harness.plan import Plan, PlannedJob
+from torchaos.harness.record import secrecy
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.plan import Plan, PlannedJob
 
 TOKEN = "q7-Zr4kTn2Lw9"
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import FIELDS, Event, Kind
-from torchaos.harness.judging.split import split_brain
-from torchaos.harness.judging.verdict import verdict_of
-from torchaos.harness.plan import Named, Plan, PlannedJob
-from torchaos.harness.record import Record
-from torchaos.harness.result import Verdict
+from torchaos.harness.judging.verdict.split import split_brain
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.plan import Named, Plan, PlannedJob
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Verdict
 
 JOB = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 2, 60.0, "/job/checkpoints")
 PLAN = Plan("made-up", "", 7, JOB, (), (Named("completed", {}),))

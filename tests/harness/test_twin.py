@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.engine.scenario_run import ScenarioRun
-from torchaos.harness.engine.twin import Twins, finished_well, last_step_of
-from torchaos.harness.engine.twin_key import key_of
-from torchaos.harness.judging.verdict import judge
-from torchaos.harness.plan import Named, Plan, PlannedJob
-from torchaos.harness.record import Record
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.plan import Named, Plan, PlannedJob
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.twins.scenario_run import ScenarioRun
+from torchaos.harness.running.twins.twin import Twins, finished_well, last_step_of
+from torchaos.harness.running.twins.twin_key import key_of
 
 
 def plan_of(*command: str, cwd: Path = Path("/")) -> Plan:
@@ -147,7 +147,7 @@ def test_an_interrupt_during_the_twin_is_told(trainer: Any, tmp_path: Path, monk
         leaves(stopped(trainer().record()))(plan, folder)
         scenario_run.stop("SIGINT was received")
 
-    monkeypatch.setattr("torchaos.harness.engine.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twins.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     result = scenario_run()
     assert "SIGINT" in result.reason
@@ -172,7 +172,7 @@ def test_an_interrupt_during_a_further_twin_fails_nothing(
         if number == 2:
             scenario_run.stop("SIGINT was received")
 
-    monkeypatch.setattr("torchaos.harness.engine.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twins.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", execute)
     result = scenario_run()
     assert next(made) == 3
@@ -262,7 +262,7 @@ def ran(
     source.write_text("")
     plan = plan or replace(plan_of("train"), twin={"runs": 3}, asserts=(Named("loss_continuity", {}),))
     scenario_run = ScenarioRun(plan, RunDir(tmp_path / name), source, [])
-    monkeypatch.setattr("torchaos.harness.engine.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr("torchaos.harness.running.twins.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", lambda plan, folder: leaves(makes(next(made)))(plan, folder))
     return scenario_run, scenario_run(), next(made)
 

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.judging.verdict import judge
-from torchaos.harness.launchers.torchrun_line import script_of
-from torchaos.harness.result import Verdict
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.result import Verdict
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.launchers.torchrun_line import script_of
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 LOG = """\

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.conditions import Recovered
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.engine.due import after_is_due
-from torchaos.harness.engine.seldom import SHARE, Seldom
-from torchaos.harness.history import History
-from torchaos.harness.history.uptime import new_steps
-from torchaos.harness.judging.going_on import SETTLED
-from torchaos.harness.plan import After
-from torchaos.harness.planner import make_plan
+from torchaos.harness.judging.recovery.going_on import SETTLED
+from torchaos.harness.record.history import History
+from torchaos.harness.record.history.uptime import new_steps
+from torchaos.harness.record.plan import After
+from torchaos.harness.running.conditions.due import after_is_due
+from torchaos.harness.running.conditions.seen import Recovered
+from torchaos.harness.running.engine.seldom import SHARE, Seldom
+from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 
 SCENARIO = """\

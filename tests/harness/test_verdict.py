@@ -13,14 +13,14 @@ import pytest
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.contracts import Target, UsageError
-from torchaos.harness.engine.due import after_is_due
-from torchaos.harness.judging.evidence import died, stood_still
-from torchaos.harness.judging.recovery import recoveries
-from torchaos.harness.judging.verdict import judge, verdict_of
-from torchaos.harness.plan import ENDED_BEFORE, After, Named, Plan, PlannedFault, PlannedJob
-from torchaos.harness.record import Record
-from torchaos.harness.result import ExitCode, Result, Verdict
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.proof.evidence import died, stood_still
+from torchaos.harness.judging.recovery.recovery import recoveries
+from torchaos.harness.judging.verdict.verdict import judge, verdict_of
+from torchaos.harness.record.plan import ENDED_BEFORE, After, Named, Plan, PlannedFault, PlannedJob
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import ExitCode, Result, Verdict
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.conditions.due import after_is_due
 
 JOB = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0)
 KILL = PlannedFault("kill", "process.kill", "rank", Target((1,)), Moment(1, 18, Phase.BACKWARD), {}, "", "")

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from torchaos.harness import environment, planner
 from torchaos.harness.cli import cli, main
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.planner import job, warnings
+from torchaos.harness.record import environment
+from torchaos.harness.running import planner
+from torchaos.harness.running.planner import job, warnings
 from torchaos.harness.scenario import load
 
 Capture = pytest.CaptureFixture[str]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from torchaos.harness.gameday.child import Child, Ran
 from torchaos.harness.gameday.shrink import Shrink
-from torchaos.harness.result import Case, Result, Verdict
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.result import Case, Result, Verdict
+from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.yaml_source import dumped, parse
 

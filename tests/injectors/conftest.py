@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.contracts import Handle, Target
-from torchaos.harness.engine.site import NodeSite
+from torchaos.harness.mechanics.site import NodeSite
 
 Snapshot = dict[Path, tuple[str, int, int]]
 

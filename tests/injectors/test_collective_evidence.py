@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.judging.waits import all_waited, out_of_step, slower, took_turns
-from torchaos.harness.plan import Plan, PlannedJob
-from torchaos.harness.record import Record
+from torchaos.harness.judging.proof.waits import all_waited, out_of_step, slower, took_turns
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.record import Record
 
 PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0), (), ())
 HIT_S = 10.05

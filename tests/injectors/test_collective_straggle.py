@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import Event, Kind, start_ticks
-from torchaos.harness.engine.site import NodeSite, Victim
-from torchaos.harness.plan import Plan, PlannedJob
-from torchaos.harness.record import Record
+from torchaos.harness.mechanics.site import NodeSite, Victim
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.record import Record
+from torchaos.harness.running import capabilities
 from torchaos.injectors.straggle_quota import StraggleQuota
 from torchaos.injectors.straggle_stop import StraggleStop
 

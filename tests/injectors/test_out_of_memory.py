@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import Event, Kind, start_ticks
-from torchaos.harness.engine.site import NodeSite, TargetGone, Victim
-from torchaos.harness.plan import Plan, PlannedJob
-from torchaos.harness.record import Record
+from torchaos.harness.mechanics.site import NodeSite, TargetGone, Victim
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.record import Record
+from torchaos.harness.running import capabilities
 from torchaos.harness.undo import cgroup
 from torchaos.harness.undo.cgroup import memory_for
 from torchaos.injectors.process_out_of_memory import OutOfMemory

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness import capabilities
 from torchaos.harness.contracts import ChaosError, Target
-from torchaos.harness.record import Record
-from torchaos.harness.storage.rules import Rules
+from torchaos.harness.mechanics.storage.rules import Rules
+from torchaos.harness.record.record import Record
+from torchaos.harness.running import capabilities
 from torchaos.harness.undo.mount import Mount, mounts
 
 from .conftest import Operation
@@ -204,8 +204,8 @@ def test_taken_back_before_it_is_mounted(folder: Path, tmp_path: Path) -> None:
     """The harness dies while the server starts, and the reaper finds no mount yet: the server leaves by itself."""
     rules = Rules(("write",), (1,), error="EIO").to_json()
     server = subprocess.Popen(
-        [sys.executable, "-m", "torchaos.harness.storage.server", str(folder), "torchaos-late", str(tmp_path / "gone"),
-         str(tmp_path / "log")], stdin=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "torchaos.harness.mechanics.storage.server", str(folder), "torchaos-late",
+         str(tmp_path / "gone"), str(tmp_path / "log")], stdin=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         server.communicate(rules, timeout=PATIENCE_S)

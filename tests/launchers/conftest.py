@@ -15,12 +15,12 @@ import waiting
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import JobSpec, RankProcess
-from torchaos.harness.journal import Journal
-from torchaos.harness.launchers.attach import Attached
-from torchaos.harness.launchers.job import Job
-from torchaos.harness.launchers.job_env import job_env
-from torchaos.harness.launchers.local import Local
-from torchaos.harness.undo import proc
+from torchaos.harness.machine import proc
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.running.launchers.attach import Attached
+from torchaos.harness.running.launchers.job import Job
+from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.running.launchers.local import Local
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ import pytest
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.launchers.attach import Attached
-from torchaos.harness.probes.log_adapters import AutoAdapter
-from torchaos.harness.undo import proc
+from torchaos.harness.machine import proc
+from torchaos.harness.running.launchers.attach import Attached
+from torchaos.harness.watching.probes.log_adapters import AutoAdapter
 
 pytestmark = pytest.mark.job
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.launchers.command import Command, Lines
+from torchaos.harness.running.launchers.command import Command, Lines
 
 
 def run(folder: Path, code: str) -> tuple[int, list[str], bytes]:

@@ -14,23 +14,24 @@ from typing import Any
 import pytest
 from docker_engine import missing
 
-from torchaos.harness import capabilities, registry
+from torchaos.harness import registry
 from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, JobSpec, UsageError
-from torchaos.harness.docker.engine import address, engine, of_run
-from torchaos.harness.docker.faults import changes
-from torchaos.harness.docker.image import make_host_image
-from torchaos.harness.engine.site import NodeSite
-from torchaos.harness.journal import Journal, read_events
-from torchaos.harness.launchers.docker import Docker
-from torchaos.harness.launchers.job import Job
-from torchaos.harness.launchers.job_env import job_env
-from torchaos.harness.network.cut import Cut, counts
-from torchaos.harness.network.link import Link
-from torchaos.harness.plan import Plan, PlannedJob
-from torchaos.harness.record import Record
-from torchaos.harness.undo import proc
+from torchaos.harness.machine import proc
+from torchaos.harness.machine.docker_engine import address, engine, of_run
+from torchaos.harness.mechanics.containers.faults import changes
+from torchaos.harness.mechanics.network.cut import Cut, counts
+from torchaos.harness.mechanics.network.link import Link
+from torchaos.harness.mechanics.site import NodeSite
+from torchaos.harness.record.events.journal import Journal, read_events
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.record import Record
+from torchaos.harness.running import capabilities
+from torchaos.harness.running.launchers.docker import Docker
+from torchaos.harness.running.launchers.docker_image import make_host_image
+from torchaos.harness.running.launchers.job import Job
+from torchaos.harness.running.launchers.job_env import job_env
 
 TRAINER = Path(__file__).parent / "trainers" / "linger.py"
 _SHELL = "echo I am $TORCHAOS_NODE of $PET_NNODES, $(hostname), $PET_LOCAL_ADDR; {then}"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.docker import attendant
-from torchaos.harness.docker.engine import NODE, RUN, EngineError
+from torchaos.harness.machine.docker_engine import NODE, RUN, EngineError
+from torchaos.harness.running.launchers import docker_attendant as attendant
 
 pytest.importorskip("docker")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.docker.engine import engine, of_run
-from torchaos.harness.undo import proc
+from torchaos.harness.machine import proc
+from torchaos.harness.machine.docker_engine import engine, of_run
 
 DEATHS = int(os.environ.get("DEATHS", "20"))
 LATEST_S = 5.0  # after the harness has its reaper; nodes are up within two or three seconds
@@ -26,11 +26,11 @@ import itertools, os, sys, time
 from pathlib import Path
 from torchaos.harness import registry
 from torchaos.harness.contracts import ChaosError, JobSpec
-from torchaos.harness.engine.site import NodeSite
-from torchaos.harness.journal import Journal
-from torchaos.harness.launchers.docker import Docker
-from torchaos.harness.launchers.job import Job
-from torchaos.harness.launchers.job_env import job_env
+from torchaos.harness.mechanics.site import NodeSite
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.running.launchers.docker import Docker
+from torchaos.harness.running.launchers.job import Job
+from torchaos.harness.running.launchers.job_env import job_env
 from torchaos.harness.undo.client import Reaper
 run, folder = sys.argv[1], Path(sys.argv[2])
 reaper = Reaper.start(folder, run)

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness import capabilities, registry
+from torchaos.harness import registry
 from torchaos.harness.agent.wire import FIELDS, Event, Kind
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.docker import faults
-from torchaos.harness.engine.site import NodeSite, TargetGone
-from torchaos.harness.journal import read_events
-from torchaos.harness.outer_pids import OuterPids
-from torchaos.harness.plan import Plan, PlannedJob
-from torchaos.harness.planner import make_plan
-from torchaos.harness.record import Record
+from torchaos.harness.mechanics.containers import faults
+from torchaos.harness.mechanics.site import NodeSite, TargetGone
+from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.events.outer_pids import OuterPids
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.record import Record
+from torchaos.harness.running import capabilities
+from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 from torchaos.harness.undo.containers import Container
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.contracts import ChaosError, JobSpec, UsageError
-from torchaos.harness.launchers import etcd
-from torchaos.harness.launchers.netns import Netns
-from torchaos.harness.planner import make_plan
+from torchaos.harness.machine import proc
+from torchaos.harness.running import capabilities
+from torchaos.harness.running.launchers import etcd
+from torchaos.harness.running.launchers.netns import Netns
+from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
-from torchaos.harness.undo import proc
 from torchaos.harness.undo.handles import JobProcesses
 
 ASK = "import sys, urllib.request as r; print(r.urlopen(f'http://{sys.argv[1]}/v2/keys/', timeout=10).status)"

@@ -17,14 +17,14 @@ import yaml
 from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.agent.wire import FIELDS, Event, EventFile, Kind
 from torchaos.harness.cli.exec import make
-from torchaos.harness.clocks import Clock, aligned
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.journal import read_events
-from torchaos.harness.judging.verdict import judge
-from torchaos.harness.launchers import node_exec
-from torchaos.harness.launchers.node_exec import NodeExec, node_index
-from torchaos.harness.result import Verdict
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.events.clocks import Clock, aligned
+from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.result import Verdict
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.launchers import node_exec
+from torchaos.harness.running.launchers.node_exec import NodeExec, node_index
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.probes.log_adapters import adapter_for
+from torchaos.harness.watching.probes.log_adapters import adapter_for
 
 pytestmark = pytest.mark.job
 

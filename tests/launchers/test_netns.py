@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness import capabilities
 from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, JobSpec
-from torchaos.harness.journal import Journal
-from torchaos.harness.launchers.job import Job
-from torchaos.harness.launchers.job_env import job_env
-from torchaos.harness.launchers.netns import Netns, keepers
-from torchaos.harness.undo import proc
+from torchaos.harness.machine import proc
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.running import capabilities
+from torchaos.harness.running.launchers.job import Job
+from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.running.launchers.netns import Netns, keepers
 from torchaos.harness.undo.handles import JobProcesses
 
 pytestmark = pytest.mark.job

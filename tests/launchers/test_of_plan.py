@@ -13,11 +13,11 @@ import pytest
 
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.journal import Journal
-from torchaos.harness.launchers import job_for
-from torchaos.harness.launchers.job_env import BOOTSTRAP
-from torchaos.harness.plan import Plan, PlannedJob
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.launchers import job_for
+from torchaos.harness.running.launchers.job_env import BOOTSTRAP
 
 SAY = "import json, os, sys; json.dump([sys.argv[1:], os.getcwd(), dict(os.environ)], open(sys.argv[1], 'w'))"
 

@@ -11,9 +11,9 @@ import pytest
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Node
-from torchaos.harness.journal import Journal
-from torchaos.harness.launchers.job import Job
-from torchaos.harness.launchers.local import LocalNode
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.running.launchers.job import Job
+from torchaos.harness.running.launchers.local import LocalNode
 from torchaos.harness.undo import log
 from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.file import File

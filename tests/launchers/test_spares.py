@@ -13,11 +13,11 @@ import pytest
 
 from torchaos.harness.agent.wire import ENV_NODE, Kind
 from torchaos.harness.contracts import ChaosError, Handle, JobSpec
-from torchaos.harness.launchers.job import Job
-from torchaos.harness.launchers.job_env import job_env
-from torchaos.harness.launchers.local import LocalNode
-from torchaos.harness.planner.job import planned_job
-from torchaos.harness.planner.targets import target_of
+from torchaos.harness.running.launchers.job import Job
+from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.running.launchers.local import LocalNode
+from torchaos.harness.running.planner.job import planned_job
+from torchaos.harness.running.planner.targets import target_of
 from torchaos.harness.scenario.grammar import Fault, Limits, When
 from torchaos.harness.scenario.grammar import Target as Aim
 from torchaos.harness.scenario.job import Job as Grammar

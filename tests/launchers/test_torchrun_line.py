@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from torchaos.harness.launchers.torchrun_line import world_of
+from torchaos.harness.running.launchers.torchrun_line import world_of
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness import nvtx
 from torchaos.harness.agent.nvtx import (
     BEGUN_NS,
     CALLS,
@@ -31,6 +30,7 @@ from torchaos.harness.agent.nvtx import (
 )
 from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.machine.native import nvtx
 
 STALL_S = 0.2
 ASCII, REGISTERED, PAYLOAD_EXT = 1, 3, 0xDFBD0009 - 2**32

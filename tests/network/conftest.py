@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness import capabilities
-from torchaos.harness.launchers.netns import keepers, make_links
-from torchaos.harness.network.link import Link
+from torchaos.harness.machine.netspace import Space
+from torchaos.harness.mechanics.network.link import Link
+from torchaos.harness.running import capabilities
+from torchaos.harness.running.launchers.netns import keepers, make_links
 from torchaos.harness.undo.handles import JobProcesses
-from torchaos.harness.undo.space import Space
 
 RUN = f"network-tests-{os.getpid()}"
 _NEWNET = 0x40000000

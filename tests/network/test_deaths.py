@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.launchers.netns import keepers
-from torchaos.harness.probes.census import environ_of
-from torchaos.harness.undo import proc
+from torchaos.harness.machine import proc
+from torchaos.harness.running import capabilities
+from torchaos.harness.running.launchers.netns import keepers
+from torchaos.harness.watching.probes.census import environ_of
 
 DEATHS = int(os.environ.get("DEATHS", "200"))
 LATEST_S = 1.2  # after the harness has its reaper
@@ -32,12 +32,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from torchaos.harness import registry
 from torchaos.harness.contracts import JobSpec
-from torchaos.harness.launchers.netns import Netns
-from torchaos.harness.engine.site import NodeSite
-from torchaos.harness.network.cut import Cut
-from torchaos.harness.network.metering import measured, meter_handle
-from torchaos.harness.network.shaper import Shape, Shaper
-from torchaos.harness.proxy.fronted import Fronted
+from torchaos.harness.running.launchers.netns import Netns
+from torchaos.harness.mechanics.site import NodeSite
+from torchaos.harness.mechanics.network.cut import Cut
+from torchaos.harness.mechanics.network.metering import measured, meter_handle
+from torchaos.harness.mechanics.network.shaper import Shape, Shaper
+from torchaos.harness.running.launchers.fronted import Fronted
 from torchaos.harness.undo.client import Reaper
 run, folder, proxied = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "proxied"
 command = ("torchrun", "--rdzv-backend", "etcd-v2" if sys.argv[3] == "etcd" else "c10d")

@@ -9,14 +9,14 @@ import pytest
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import FIELDS, Event, Kind
-from torchaos.harness.network.cut import Cut
-from torchaos.harness.network.link import Link
-from torchaos.harness.network.queue import flipped
-from torchaos.harness.network.sampling import at_least
-from torchaos.harness.network.shaper import Shape, netem
-from torchaos.harness.plan import Plan, PlannedJob
-from torchaos.harness.record import Record
-from torchaos.harness.undo.space import Space
+from torchaos.harness.machine.netspace import Space
+from torchaos.harness.mechanics.network.cut import Cut
+from torchaos.harness.mechanics.network.link import Link
+from torchaos.harness.mechanics.network.queue import flipped
+from torchaos.harness.mechanics.network.sampling import at_least
+from torchaos.harness.mechanics.network.shaper import Shape, netem
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.record import Record
 
 PLAN = Plan("made-up", "", 7, PlannedJob(("torchrun",), "/job", {}, 2, 2, 60.0), (), ())
 

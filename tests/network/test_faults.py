@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness import capabilities
 from torchaos.harness.contracts import Handle
-from torchaos.harness.network.cut import Cut, counts
-from torchaos.harness.network.link import Link
-from torchaos.harness.network.metering import measured, meter_handle
-from torchaos.harness.network.sampling import read, round_trips
-from torchaos.harness.network.shaper import Shape, Shaper
+from torchaos.harness.mechanics.network.cut import Cut, counts
+from torchaos.harness.mechanics.network.link import Link
+from torchaos.harness.mechanics.network.metering import measured, meter_handle
+from torchaos.harness.mechanics.network.sampling import read, round_trips
+from torchaos.harness.mechanics.network.shaper import Shape, Shaper
+from torchaos.harness.running import capabilities
 from torchaos.harness.undo.handles import from_json, to_json
 
 Ends = tuple[socket.socket, socket.socket]

@@ -14,10 +14,10 @@ import pytest
 from waiting import wait_until
 
 from torchaos.harness.contracts import ChaosError
-from torchaos.harness.launchers.elastic_env import elastic_env
-from torchaos.harness.launchers.netns import keepers, make_links
-from torchaos.harness.network.link import Link
-from torchaos.harness.undo import proc
+from torchaos.harness.machine import proc
+from torchaos.harness.mechanics.network.link import Link
+from torchaos.harness.running.launchers.elastic_env import elastic_env
+from torchaos.harness.running.launchers.netns import keepers, make_links
 from torchaos.harness.undo.handles import JobProcesses
 
 
@@ -70,8 +70,8 @@ _HARNESS = """
 import os, signal, sys
 from pathlib import Path
 from torchaos.harness.contracts import JobSpec
-from torchaos.harness.launchers.netns import Netns
-from torchaos.harness.network.cut import Cut
+from torchaos.harness.running.launchers.netns import Netns
+from torchaos.harness.mechanics.network.cut import Cut
 from torchaos.harness.undo.client import Reaper
 run, folder = sys.argv[1], Path(sys.argv[2])
 launcher = Netns()
@@ -119,8 +119,8 @@ def test_what_can_not_be_made_is_said(
 _NOBODY = """
 import os, subprocess, sys, tempfile
 from pathlib import Path
-from torchaos.harness.launchers.netns import keepers, make_links
-from torchaos.harness.network.cut import Cut
+from torchaos.harness.running.launchers.netns import keepers, make_links
+from torchaos.harness.mechanics.network.cut import Cut
 from torchaos.harness.undo.handles import JobProcesses
 import json, random, socket  # from here on our own Python can't be read
 run = sys.argv[1]

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from torchaos.harness import capabilities, registry
+from torchaos.harness import registry
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.plan import Plan
-from torchaos.harness.planner import make_plan
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.running import capabilities
+from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 
 REPOSITORY = Path(__file__).parents[2]

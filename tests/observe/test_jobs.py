@@ -14,7 +14,7 @@ import pytest
 import yaml
 from chaos import REPOSITORY, TRAINERS
 
-from torchaos.harness import capabilities
+from torchaos.harness.running import capabilities
 
 pytestmark = pytest.mark.job
 FREEZE_S = 5.0

@@ -13,9 +13,9 @@ import pytest
 
 from torchaos.harness.agent.wire import start_ticks
 from torchaos.harness.contracts import Need
-from torchaos.harness.observe import leftovers
-from torchaos.harness.observe.leftovers import Leftovers
-from torchaos.harness.plan import Plan, PlannedJob
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.watching.observers import leftovers
+from torchaos.harness.watching.observers.leftovers import Leftovers
 
 JOB = PlannedJob(("torchrun", "train.py"), "/job", {}, 2, 1, 60.0, None)
 PLAN = replace(Plan("made-up", "", 7, JOB, (), ()), collect=(Need.LEFTOVERS,))

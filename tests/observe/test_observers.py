@@ -18,13 +18,13 @@ from waiting import wait_until
 from torchaos.harness.agent.stamps import Stamps
 from torchaos.harness.agent.wire import start_ticks
 from torchaos.harness.contracts import RankProcess
-from torchaos.harness.observe import report
-from torchaos.harness.observe.collectives import Overdue
-from torchaos.harness.observe.log import LogSilence
-from torchaos.harness.observe.metrics import Idle
-from torchaos.harness.observe.opinion import Opinion
-from torchaos.harness.plan import Named, Plan, PlannedJob
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.plan import Named, Plan, PlannedJob
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.watching.observers import report
+from torchaos.harness.watching.observers.collectives import Overdue
+from torchaos.harness.watching.observers.log import LogSilence
+from torchaos.harness.watching.observers.metrics import Idle
+from torchaos.harness.watching.observers.opinion import Opinion
 
 BUSY = "while True: pass"
 REST = "import time; time.sleep(600)"

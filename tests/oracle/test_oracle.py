@@ -13,9 +13,9 @@ import scoring
 from oracle import Told, Trainer
 
 from torchaos.harness import registry
-from torchaos.harness.judging.verdict import verdict_of
-from torchaos.harness.record import Record
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
 
 TABLE = oracle.table()
 ROWS = {one.name: one for one in TABLE}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness.probes.causes import BY_NAME, CAUSES, CauseReader, cause_of
+from torchaos.harness.watching.probes.causes import BY_NAME, CAUSES, CauseReader, cause_of
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
 PAGE = Path(__file__).parents[2] / "docs" / "known-failures.md"

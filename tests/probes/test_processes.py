@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from torchaos.harness.probes.census import Identity, Member
-from torchaos.harness.probes.processes import Claims, find_ranks
+from torchaos.harness.watching.probes.census import Identity, Member
+from torchaos.harness.watching.probes.processes import Claims, find_ranks
 
 LATER_S = 100.0
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Event, Kind, start_ticks
-from torchaos.harness.journal import Journal
-from torchaos.harness.probes.ranks import RankWatch, exit_code
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.watching.probes.ranks import RankWatch, exit_code
 
 AGENT = """
 import os, subprocess, sys

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.agent.wire import FIELDS, Kind
-from torchaos.harness.probes.torchelastic import ElasticReader, Said, parse
+from torchaos.harness.watching.probes.torchelastic import ElasticReader, Said, parse
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness import capabilities
-from torchaos.harness.proxy.server import Endpoint, mark_of_server, start
+from torchaos.harness.mechanics.proxy.server import Endpoint, mark_of_server, start
+from torchaos.harness.running import capabilities
 from torchaos.harness.undo.handles import JobProcesses
 
 

@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from torchaos.harness import capabilities
 from torchaos.harness.agent.wire import start_ticks
 from torchaos.harness.contracts import JobSpec, UsageError
-from torchaos.harness.launchers.local import LocalNode
-from torchaos.harness.plan import Plan
-from torchaos.harness.planner import make_plan
-from torchaos.harness.proxy.api import Api
-from torchaos.harness.proxy.fronted import Fronted
-from torchaos.harness.proxy.server import Endpoint
+from torchaos.harness.machine.toxiproxy.api import Api
+from torchaos.harness.mechanics.proxy.server import Endpoint
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.running import capabilities
+from torchaos.harness.running.launchers.fronted import Fronted
+from torchaos.harness.running.launchers.local import LocalNode
+from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 
 SCENARIOS = sorted((Path(__file__).parents[2] / "scenarios" / "proxy").glob("*.yaml"))

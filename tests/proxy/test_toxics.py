@@ -17,10 +17,10 @@ import pytest
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.contracts import ChaosError
-from torchaos.harness.engine.site import NodeSite
-from torchaos.harness.journal import read_events
-from torchaos.harness.proxy import api
-from torchaos.harness.proxy.server import Endpoint
+from torchaos.harness.machine.toxiproxy import api
+from torchaos.harness.mechanics.proxy.server import Endpoint
+from torchaos.harness.mechanics.site import NodeSite
+from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.undo.handles import from_json, to_json
 
 

@@ -17,17 +17,17 @@ from rich.console import Console
 
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.plan import Plan, PlannedJob
-from torchaos.harness.repeats import bounds
-from torchaos.harness.repeats.ask import Ask, ask_of
-from torchaos.harness.repeats.figures import Distribution
-from torchaos.harness.repeats.judged import Repeats, State, judge_repeats
-from torchaos.harness.repeats.series import Series
-from torchaos.harness.report import jsonfile, junit
-from torchaos.harness.report.repeats import show
-from torchaos.harness.result import Case, ExitCode, Recovery, Result, Verdict, worst
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.result import Case, ExitCode, Recovery, Result, Verdict, worst
+from torchaos.harness.release.repeats import bounds
+from torchaos.harness.release.repeats.ask import Ask, ask_of
+from torchaos.harness.release.repeats.figures import Distribution
+from torchaos.harness.release.repeats.judged import Repeats, State, judge_repeats
+from torchaos.harness.release.repeats.series import Series
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Repeat
+from torchaos.harness.telling.files import jsonfile, junit
+from torchaos.harness.telling.terminal.repeats import show
 
 CODES = {Verdict.PASSED: 0, Verdict.FAILED: 1, Verdict.INCONCLUSIVE: 2, Verdict.ERROR: 5}
 LETTERS = {"p": Verdict.PASSED, "f": Verdict.FAILED, "i": Verdict.INCONCLUSIVE, "e": Verdict.ERROR}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from paper import Paper
 
-from torchaos.harness.result import Case, ExitCode, FaultResult, Recovery, Result, Verdict
+from torchaos.harness.record.result import Case, ExitCode, FaultResult, Recovery, Result, Verdict
 
 KILL = FaultResult(
     id="kill",

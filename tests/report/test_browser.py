@@ -11,10 +11,10 @@ from chromium import Opened as OpenedPage
 from chromium import chromium
 from recorded import change_events, judged, lose, recorded
 
-from torchaos.harness.report import html
-from torchaos.harness.report.html import index
-from torchaos.harness.rundir import RunDir
-from torchaos.harness.trends.store import kept_of
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.telling import html
+from torchaos.harness.telling.html import index
+from torchaos.harness.telling.trends.store import kept_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

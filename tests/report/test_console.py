@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from paper import Paper
 from rich.console import Console
 
-from torchaos.harness.report import console as show
-from torchaos.harness.report import pen, timeline
-from torchaos.harness.result import Case, Recovery, Result, Verdict
+from torchaos.harness.record.result import Case, Recovery, Result, Verdict
+from torchaos.harness.telling.terminal import console as show
+from torchaos.harness.telling.terminal import pen, timeline
 
 
 def sheet(file: Paper, width: int) -> Console:

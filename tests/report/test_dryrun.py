@@ -10,8 +10,8 @@ from rich.console import Console
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Phase
 from torchaos.harness.contracts import Target
-from torchaos.harness.plan import After, Named, Plan, PlannedFault, PlannedJob
-from torchaos.harness.report import console as show
+from torchaos.harness.record.plan import After, Named, Plan, PlannedFault, PlannedJob
+from torchaos.harness.telling.terminal import console as show
 
 PLAN = Plan(
     scenario="kill-during-recovery",

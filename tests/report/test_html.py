@@ -17,13 +17,13 @@ from recorded import change_events, judged, lose, recorded
 
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.record import Record
-from torchaos.harness.report import html
-from torchaos.harness.report.html.account import checkpoints_of, samples_of
-from torchaos.harness.report.html.curves import curves_of
-from torchaos.harness.report.html.evidence import hangs_of, logs_of
-from torchaos.harness.report.html.timeline import timeline_of
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.telling import html
+from torchaos.harness.telling.html.account import checkpoints_of, samples_of
+from torchaos.harness.telling.html.curves import curves_of
+from torchaos.harness.telling.html.evidence import hangs_of, logs_of
+from torchaos.harness.telling.html.timeline import timeline_of
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(1)> {{ 7*7 }} \x1b[2J\u2028 & ]]>"
 

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.plan import Named, Plan, PlannedJob
-from torchaos.harness.report import jsonfile, junit
-from torchaos.harness.report.placeholder import placeholder_result
-from torchaos.harness.result import Case, Result, Verdict
+from torchaos.harness.record.plan import Named, Plan, PlannedJob
+from torchaos.harness.record.result import Case, Result, Verdict
+from torchaos.harness.telling.files import jsonfile, junit
+from torchaos.harness.telling.files.placeholder import placeholder_result
 
 
 def refuse(word: str) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from torchaos.harness.report import junit
-from torchaos.harness.result import Case, FaultResult, Result, Verdict
+from torchaos.harness.record.result import Case, FaultResult, Result, Verdict
+from torchaos.harness.telling.files import junit
 
 # By hand from junit-10.xsd of Jenkins's xUnit plugin: per element: required attributes, others, children.
 _TIME = re.compile(r"(([0-9]{0,3},)*[0-9]{3}|[0-9]{0,3})*(\.[0-9]*)?")

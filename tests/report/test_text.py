@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchaos.harness.report import text
+from torchaos.harness.telling.terminal import text
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,13 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
 
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.judging.verdict import verdict_of
-from torchaos.harness.record import Record
-from torchaos.harness.repro.case import case_of
-from torchaos.harness.repro.script.summary import summary
-from torchaos.harness.repro.write import script_of
-from torchaos.harness.result import Result
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Result
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.telling.repro.case import case_of
+from torchaos.harness.telling.repro.script.summary import summary
+from torchaos.harness.telling.repro.write import script_of
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 STAND_IN = Path(__file__).parent / "stand_in.py"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.contracts import Handle
-from torchaos.harness.docker.engine import NODE, RUN, EngineError, engine, version
-from torchaos.harness.docker.image import covering, host_mounts, make_host_image
+from torchaos.harness.machine.docker_engine import NODE, RUN, EngineError, engine, version
+from torchaos.harness.running.launchers.docker_image import covering, host_mounts, make_host_image
 from torchaos.harness.undo.containers import Container, Containers, DockerImage, DockerNetwork
 
 with suppress(ImportError):
@@ -28,7 +28,7 @@ _START = 'ip link set lo up && exec setpriv --pdeathsig TERM dockerd "$@"'
 
 def missing() -> str:
     """What this machine lacks for it, or an empty text."""
-    from torchaos.harness import capabilities
+    from torchaos.harness.running import capabilities
 
     if not capabilities.check("root").present:
         return "root"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness import capabilities
 from torchaos.harness.contracts import Handle
+from torchaos.harness.machine.netspace import Space
+from torchaos.harness.running import capabilities
 from torchaos.harness.undo.network import IPTABLES, QDISC_MARK, LinkUp, Names, NftTable, Qdisc, QueueRule, mark_of
-from torchaos.harness.undo.space import Space
 
 KINDS = {"nft_table": "nft", "link_up": "links", "qdisc": "tc", "queue_rule": "shaper", "names": "links"}
 

@@ -19,8 +19,8 @@ from typing import Any, Literal, get_args
 import yaml
 
 from torchaos.harness.contracts import ChaosError
-from torchaos.harness.judging.verdict import judge
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.scenario.yaml_source import dumped
 
 HOME = Path(__file__).parents[1] / "oracle"

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.judging.verdict import judge
-from torchaos.harness.result import Result
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.result import Result
+from torchaos.harness.record.rundir import RunDir
 
 RECORDED = Path(__file__).parents[1] / "fuzz" / "corpus" / "run"
 

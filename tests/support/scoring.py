@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from oracle import Told, Trainer, is_explained, is_right
 
-from torchaos.harness.repeats.bounds import upper
+from torchaos.harness.release.repeats.bounds import upper
 
 BEGIN, END = "<!-- score: begin -->", "<!-- score: end -->"
 CONFIDENCE = 0.95

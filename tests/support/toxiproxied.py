@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from torchaos.harness import capabilities
 from torchaos.harness.contracts import Handle
-from torchaos.harness.proxy.server import mark_of_server, start
+from torchaos.harness.mechanics.proxy.server import mark_of_server, start
+from torchaos.harness.running import capabilities
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.network import mark_of
 from torchaos.harness.undo.proxy import Toxic

@@ -14,10 +14,10 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.clock import Clock
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
 from torchaos.harness.gameday.score import RoundScore, total
-from torchaos.harness.trends import nights
-from torchaos.harness.trends.compare import Change, overall
-from torchaos.harness.trends.database import path_of
-from torchaos.harness.trends.nights import Night, compare_nights
+from torchaos.harness.telling.trends import nights
+from torchaos.harness.telling.trends.compare import Change, overall
+from torchaos.harness.telling.trends.database import path_of
+from torchaos.harness.telling.trends.nights import Night, compare_nights
 
 
 def night(folder: Path, caught_up: float, verdict: str = "passed", commit: str = "a" * 40, down: float = 0.0) -> Path:

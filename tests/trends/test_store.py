@@ -20,10 +20,10 @@ from recorded import judged, recorded
 from torchaos.harness.cli import cli
 from torchaos.harness.cli.results import keep
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.result import Verdict
-from torchaos.harness.rundir import RunDir
-from torchaos.harness.trends.database import path_of
-from torchaos.harness.trends.store import Store, kept_of
+from torchaos.harness.record.result import Verdict
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.telling.trends.database import path_of
+from torchaos.harness.telling.trends.store import Store, kept_of
 
 
 def finished(folder: Path, commit: str, slower: float = 0.0, verdict: str = "passed") -> RunDir:

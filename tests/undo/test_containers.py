@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from docker_engine import network_of, sleeper
 
-from torchaos.harness.docker.engine import EngineError, engine
+from torchaos.harness.machine.docker_engine import EngineError, engine
 from torchaos.harness.undo.client import heal_from_log
 from torchaos.harness.undo.containers import Container, Containers, DockerImage, DockerNetwork, limits_of
 
@@ -143,7 +143,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from docker_engine import network_of, sleeper
-from torchaos.harness.docker.engine import engine
+from torchaos.harness.machine.docker_engine import engine
 from torchaos.harness.undo.client import Reaper
 from torchaos.harness.undo.containers import Container, Containers, DockerImage, DockerNetwork
 folder, run, where = Path(sys.argv[1]), sys.argv[2], sys.argv[3]

@@ -19,10 +19,10 @@ import pytest
 import toxiproxied
 from waiting import wait_until
 
-from torchaos.harness import capabilities
 from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.contracts import Handle
+from torchaos.harness.running import capabilities
 from torchaos.harness.undo.cgroup import freeze, freezer_for, group_for, memory_for, starve, throttle
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import REGISTRY, JobProcesses, PageSlot, Process, from_json, to_json

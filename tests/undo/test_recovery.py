@@ -19,7 +19,8 @@ from waiting import wait_until
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.cli import cli
-from torchaos.harness.undo import log, open_runs, proc
+from torchaos.harness.machine import proc
+from torchaos.harness.undo import log, open_runs
 from torchaos.harness.undo.open_runs import OpenRun
 from torchaos.harness.undo.recovery import LeftBehind, before_a_run, find, left_over, recover, why
 

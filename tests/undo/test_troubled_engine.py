@@ -13,8 +13,8 @@ import pytest
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.contracts import JobSpec
-from torchaos.harness.docker.engine import NODE, RUN, EngineError, of_run
-from torchaos.harness.launchers.docker import Docker
+from torchaos.harness.machine.docker_engine import NODE, RUN, EngineError, of_run
+from torchaos.harness.running.launchers.docker import Docker
 from torchaos.harness.undo import containers, healer
 from torchaos.harness.undo.containers import Containers
 

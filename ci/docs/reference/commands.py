@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import click
 
-from torchaos.harness import result
 from torchaos.harness.cli import cli
+from torchaos.harness.record import result
 
 from . import comments
 from .markdown import code, default, table

@@ -9,8 +9,8 @@ from typing import Any
 from unittest.mock import Mock
 
 from torchaos.harness import registry
-from torchaos.harness.capabilities import CHECKS
 from torchaos.harness.contracts import Need
+from torchaos.harness.running.capabilities import CHECKS
 from torchaos.harness.scenario.parameters import parameters_of, schema_of
 
 from .markdown import NOTHING, code, default, doc, table, words

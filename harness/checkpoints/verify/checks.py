@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from torchaos.harness.result import ExitCode
+from torchaos.harness.record.result import ExitCode
 
 from .. import formats
 from ..files import Files

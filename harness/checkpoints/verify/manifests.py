@@ -19,8 +19,8 @@ from typing import Any
 from torchaos.harness.agent.hashing import CHUNK
 from torchaos.harness.agent.manifest import FOLDER, VERSION
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.history.checkpoints import final_path
-from torchaos.harness.undo.disk import born_ns
+from torchaos.harness.machine.disk import born_ns
+from torchaos.harness.record.history.checkpoints import final_path
 
 _TENSORS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors", ".distcp", ".metadata")
 __all__ = ["CHUNK", "Manifests", "Saved", "Span"]

@@ -22,11 +22,11 @@ from torchaos.harness.gameday.draw import cut, draw
 from torchaos.harness.gameday.grammar import GameDay
 from torchaos.harness.gameday.loader import load
 from torchaos.harness.gameday.presets import mix_of
-from torchaos.harness.judging.verdict import verdict_of
-from torchaos.harness.plan import Named
-from torchaos.harness.planner import make_plan
-from torchaos.harness.record import Record
-from torchaos.harness.result import Result
+from torchaos.harness.judging.verdict.verdict import verdict_of
+from torchaos.harness.record.plan import Named
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Result
+from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load as load_scenario
 
 FILE: dict[str, Any] = {

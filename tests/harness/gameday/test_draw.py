@@ -19,8 +19,8 @@ from torchaos.harness.gameday.grammar import GameDay
 from torchaos.harness.gameday.loader import load
 from torchaos.harness.gameday.presets import mix_of, presets
 from torchaos.harness.gameday.rounds import scenario_of
-from torchaos.harness.plan import After
-from torchaos.harness.planner import make_plan
+from torchaos.harness.record.plan import After
+from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load as load_scenario
 
 DAY: Mapping[str, Any] = {

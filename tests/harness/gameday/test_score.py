@@ -24,10 +24,10 @@ from torchaos.harness.gameday.score import (
     total,
 )
 from torchaos.harness.gameday.verdict import cases_of, verdict_of
-from torchaos.harness.judging.verdict import verdict_of as judged
-from torchaos.harness.plan import After, Named, PlannedFault
-from torchaos.harness.record import Record
-from torchaos.harness.result import Case, ExitCode, Verdict
+from torchaos.harness.judging.verdict.verdict import verdict_of as judged
+from torchaos.harness.record.plan import After, Named, PlannedFault
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Case, ExitCode, Verdict
 
 
 def with_kill(run: Record, *asserts: str) -> Record:

@@ -17,8 +17,8 @@ from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.gameday.child import Child, Ran
 from torchaos.harness.gameday.ddmin import ddmin
 from torchaos.harness.gameday.shrink import Shrink, with_faults
-from torchaos.harness.result import Case, ExitCode, Result, Verdict
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
+from torchaos.harness.record.rundir import RunDir
 
 
 @given(st.integers(1, 24).flatmap(lambda size: st.tuples(st.just(size), st.sets(st.integers(0, size - 1), min_size=1))))

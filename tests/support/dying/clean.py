@@ -16,7 +16,8 @@ from pathlib import Path
 from dying.stand_in.checkpoint import checkpoint
 from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.undo import log, proc
+from torchaos.harness.machine import proc
+from torchaos.harness.undo import log
 from torchaos.harness.undo.mount import mounts
 
 SETTLED_S = 3.0  # what others make and remove beside us is gone by then

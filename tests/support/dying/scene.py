@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dying import clean
 from dying.families import BARE_PYTHON, FAMILIES, STAND_IN, Family
-from torchaos.harness.undo import proc
+from torchaos.harness.machine import proc
 
 HERE = Path(__file__).parent
 LOOK_S = 0.02

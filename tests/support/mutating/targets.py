@@ -25,26 +25,29 @@ from rich.console import Console
 from mutating import inputs
 from mutating.guard import Guard
 from mutating.mutate import damaged
-from torchaos.harness import capabilities, payloads, registry
+from torchaos.harness import registry
 from torchaos.harness.agent import arming, hooks
 from torchaos.harness.agent.orders import Pending
 from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.agent.plan import Moment, Order
 from torchaos.harness.agent.wire import ENV_ARMED, ENV_PLAN, Kind
 from torchaos.harness.contracts import ChaosError, UsageError
-from torchaos.harness.engine.bases import BaseKeeper
-from torchaos.harness.engine.due import after_is_due
-from torchaos.harness.history import base_of
-from torchaos.harness.judging.verdict import judge
-from torchaos.harness.network.transport import Machine
-from torchaos.harness.plan import After, Plan
-from torchaos.harness.planner import make_plan
-from torchaos.harness.report import console, jsonfile, junit
-from torchaos.harness.report.narrator import Narrator
-from torchaos.harness.report.progress import Progress
-from torchaos.harness.rundir import RunDir
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.machine import proc
+from torchaos.harness.record.events import payloads
+from torchaos.harness.record.history import base_of
+from torchaos.harness.record.plan import After, Plan
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running import capabilities
+from torchaos.harness.running.conditions.due import after_is_due
+from torchaos.harness.running.engine.bases import BaseKeeper
+from torchaos.harness.running.planner import make_plan
+from torchaos.harness.running.planner.transport import Machine
 from torchaos.harness.scenario import load
-from torchaos.harness.undo import proc
+from torchaos.harness.telling.files import jsonfile, junit
+from torchaos.harness.telling.terminal import console
+from torchaos.harness.telling.terminal.narrator import Narrator
+from torchaos.harness.telling.terminal.progress import Progress
 from torchaos.harness.undo.client import heal_from_log
 from torchaos.harness.undo.handles import REGISTRY, PageSlot
 

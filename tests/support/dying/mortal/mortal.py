@@ -68,10 +68,10 @@ def make_mortal(module: str) -> None:
 
 
 def _harness(at: dict[str, Any]) -> None:
-    from torchaos.harness import result
     from torchaos.harness.agent import wire
     from torchaos.harness.agent.page import ControlPage
-    from torchaos.harness.engine.site import NodeSite
+    from torchaos.harness.mechanics.site import NodeSite
+    from torchaos.harness.record import result
     from torchaos.harness.undo import client
 
     points = Points("harness", at)

@@ -1,0 +1,1 @@
+"""How a job ended: well, with an error, in the middle of its shutdown, or before its first step. Pure."""

@@ -1,0 +1,1 @@
+"""What the record does not say, although it should, and how that is put into words. Pure."""

@@ -1,0 +1,72 @@
+"""Why something could not be seen, in words: an assertion without eyes says so, by the name of what was blind."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.record.history import Load, saved_as
+from torchaos.harness.record.record import Record
+
+_NEVER = {
+    "loss": "the backward hook never fired (a job that calls the autograd engine itself, as Megatron does, evades it)",
+    "samples": "no batch that the loop received could be seen",
+    "steps": "no optimizer step was seen, and no line of the log tells of one",
+    "parameters": "no optimizer of torch's made a step in a rank with the agent",
+}
+
+
+def why_unseen(record: Record, what: str) -> str:
+    """`what`: loss, samples, steps or parameters."""
+    failed = [event for event in record.of_kind(Kind.AGENT_FAILED) if _concerns(str(event.data["hook"]), what)]
+    if failed:
+        return f"the agent's hook {failed[0].data['hook']} failed: {failed[0].data['error']}"
+    told = next((event for event in record.of_kind(Kind.NOTE) if event.data.get("unseen") == what), None)
+    if told:
+        return str(told.data["text"])
+    if record.history.source == "log":
+        return f"there was no agent in the job, and its log does not tell of {what}"
+    if not any(record.of_kind(Kind.AGENT_STARTED)) and record.history.source == "none":
+        return "there was no agent in the job, and its log does not tell of steps"
+    return _NEVER[what]
+
+
+def why_unplaced(record: Record, attempts: tuple[int, ...]) -> str:
+    """What to say when the steps of an attempt have no place in the global count: what was seen of it, and what not."""
+    history, number = record.history, attempts[0]
+    if history.uneven:
+        return (
+            f"nobody can say which global steps attempt {number} made: the ranks make different numbers of steps "
+            f"({' and '.join(map(str, history.uneven))}), and a restart puts them back to no common one"
+        )
+    part = next((one for one in history.segments if one.number == number and one.base is None), None)
+    loads = [one for one in history.loads if one.attempt == number]
+    seen = [_of_load(record, loads)]
+    open_ones = [one for one in part.witnesses if len(one.fits) > 1] if part else []
+    if open_ones:
+        fits = ", ".join(str(fit) for fit in open_ones[0].fits[:3])
+        seen.append(f"{open_ones[0].name} fit several steps ({fits})")
+    else:
+        seen.append("no counter, sample or loss tells of an earlier step")
+    return f"nobody can say which global steps attempt {number} made: {', and '.join(seen)}"
+
+
+def _of_load(record: Record, loads: Sequence[Load]) -> str:
+    if not loads:
+        return "no load of a checkpoint was seen in it"
+    read = [one for one in loads if one.ok]
+    name = posixpath.basename((read or loads)[-1].path)
+    if not read:
+        return f"{name} could not be loaded"
+    was_saved = saved_as(read[-1].path, record.history.saves, read[-1].mono_s)
+    which = "whose own step nobody knows" if was_saved else "which nobody saw saved"
+    return f"{name} was loaded, {which}"
+
+
+def _concerns(hook: str, what: str) -> bool:
+    words = {
+        "loss": ("loss", "backward"), "samples": ("sample", "data"), "steps": ("step", "optimizer", "import"),
+        "parameters": ("state",),
+    }  # fmt: skip
+    return any(word in hook.lower() for word in words[what])

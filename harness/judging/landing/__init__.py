@@ -1,0 +1,1 @@
+"""Where and when each fault hit, and whom. Pure."""

@@ -1,0 +1,101 @@
+"""What injectors use to prove that their fault was felt. Pure: reads events only.
+
+What the agent of the target says is never proof by itself: the kernel, torchelastic or the other ranks must agree.
+"""
+
+from __future__ import annotations
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Evidence
+from torchaos.harness.record.record import Record
+
+
+def died(record: Record, fault: str, *codes: int) -> Evidence | None:
+    """Every process that the fault hit is gone, with one of these exit codes (negative: the signal's number)."""
+    hits = list(record.of_fault(fault, Kind.APPLYING))
+    proofs = [_death(record, hit, codes) for hit in hits]
+    if not hits or None in proofs:
+        return None
+    sentences = [f"pid {proof.data['pid']} ended with {_words(proof)}" for proof in proofs if proof]
+    return Evidence("; ".join(sentences), tuple((proof.source, proof.seq) for proof in proofs if proof))
+
+
+def gone(record: Record, fault: str) -> Evidence | None:
+    """Every process that the fault hit is gone, with whatever exit code (a graceful end chooses its own)."""
+    hits = list(record.of_fault(fault, Kind.APPLYING))
+    exits = [
+        next(
+            (e for e in record.of_kind(*_EXITS) if e.data.get("pid") == hit.data["pid"] and e.mono_s >= hit.mono_s),
+            None,
+        )
+        for hit in hits
+    ]
+    if not hits or None in exits:
+        return None
+    pids = ", ".join(str(event.data["pid"]) for event in exits if event)
+    return Evidence(f"pid {pids} left", tuple((e.source, e.seq) for e in exits if e))
+
+
+_EXITS = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE, Kind.JOB_EXITED)
+
+
+def _death(record: Record, hit: Event, codes: tuple[int, ...]) -> Event | None:
+    """None too where the rank that hit itself went on to end a step: it bore the fault, and died of something else."""
+    death = next(
+        (
+            event for event in record.of_kind(*_EXITS)
+            if event.data.get("pid") == hit.data["pid"] and event.mono_s >= hit.mono_s
+            and event.data["exit_code"] in codes
+        ),
+        None,
+    )  # fmt: skip
+    steps = (event.mono_s for event in record.of_kind(Kind.STEP) if event.source == hit.source)
+    survived = death is not None and any(hit.mono_s < at < death.mono_s for at in steps)
+    return None if survived else death
+
+
+def _words(proof: Event) -> str:
+    witness = "torchelastic says" if proof.kind is Kind.ELASTIC_FAILURE else "the kernel says"
+    return f"exit code {proof.data['exit_code']}, {witness}"
+
+
+def stopped(record: Record, fault: str) -> Evidence | None:
+    """Every process that the fault hit was seen in state T (stopped) by the process probe while the fault was on."""
+    hits = list(record.of_fault(fault, Kind.APPLYING))
+    states = list(record.of_kind(Kind.RANK_STATE))
+    seen = [
+        next(
+            (
+                e
+                for e in states
+                if e.data["pid"] == hit.data["pid"] and e.data["state"] == "T" and e.mono_s >= hit.mono_s
+            ),
+            None,
+        )
+        for hit in hits
+    ]
+    if not hits or None in seen:
+        return None
+    pids = ", ".join(str(event.data["pid"]) for event in seen if event)
+    return Evidence(f"the kernel showed pid {pids} as stopped", tuple((e.source, e.seq) for e in seen if e))
+
+
+def stood_still(record: Record, fault: str, seconds: float) -> Evidence | None:
+    """Each time that the fault landed, no rank finished a step for at least 0.8 of `seconds` before the target did: all
+    waited for it. What the others had under way then, they may end first."""
+    found = [_silence(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
+    if not found or min(gap for gap, _end in found) < 0.8 * seconds:
+        return None
+    gaps = ", ".join(f"{gap:.2f}" for gap, _end in found)
+    return Evidence(f"no rank finished a step for {gaps} s", tuple((e.source, e.seq) for _gap, e in found if e))
+
+
+def _silence(record: Record, hit: Event) -> tuple[float, Event | None]:
+    """The longest time without any step between a hit and the next step of its rank, in seconds, and what ended it."""
+    later = [event for event in record.of_kind(Kind.STEP) if event.mono_s > hit.mono_s]
+    own = next((event for event in later if (event.rank, event.attempt) == (hit.rank, hit.attempt)), None)
+    if own is None:
+        return 0.0, None
+    ends = [event for event in later if event.mono_s <= own.mono_s]
+    starts = [hit.mono_s, *(event.mono_s for event in ends)]
+    return max(((end.mono_s - start, end) for start, end in zip(starts, ends, strict=False)), key=lambda one: one[0])

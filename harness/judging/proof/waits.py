@@ -1,0 +1,162 @@
+"""What injectors use to prove that a rank kept the others waiting. Pure: reads events only.
+
+The witnesses are the other ranks: each has an agent of its own, which knows nothing of the fault, and in synchronous
+training none of them can end a step while one rank is missing in a collective.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import median
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Evidence
+from torchaos.harness.judging.ending.teardown import ABORT, aborts_at_exit
+from torchaos.harness.record.record import Record
+
+_SHARE = 0.8  # of the time that the fault was on: what the others had under way when it came, they end first
+_ENDS = (Kind.ROLLED_BACK, Kind.RANK_EXITED, Kind.JOB_EXITED, Kind.STOPPED)
+
+
+def all_waited(record: Record, fault: str) -> Evidence | None:
+    """Each time that the fault landed, no other rank ended a step for most of the time until it was taken back, the
+    rank died or the run ended; and that was clearly longer than their steps take. In an attempt without any step of
+    theirs: one of them failed in that time."""
+    found = [_wait(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
+    if not found or None in found:
+        return None
+    words = ", ".join(f"{seconds:.2f}" for seconds, _ in filter(None, found))
+    ends = [end for _, end in filter(None, found)]
+    failed = "".join(f", and then rank {end.rank} left" for end in ends if end.kind is Kind.AGENT_ENDED)
+    return Evidence(f"no other rank ended a step for {words} s{failed}", tuple((end.source, end.seq) for end in ends))
+
+
+def slower(record: Record, fault: str, by_s: float = 0.0, factor: float = 1.4) -> Evidence | None:
+    """While the fault was on, the other ranks' steps took longer than before: one of them by at least 0.8 of `by_s`
+    seconds, and in the mean by at least half of what `factor` asks. None too where there are too few steps to say."""
+    found = [_slower(record, hit, by_s, factor) for hit in record.of_fault(fault, Kind.APPLYING)]
+    if not found or None in found:
+        return None
+    words = ", ".join(
+        f"{before:.3f} s before and {during:.3f} s during it" for before, during, _ in filter(None, found)
+    )
+    events = tuple((last.source, last.seq) for _, _, last in filter(None, found))
+    return Evidence(f"a step of the other ranks took {words}", events)
+
+
+def took_turns(record: Record, fault: str) -> Evidence | None:
+    """While the fault was on, the kernel showed each process that it hit stopped and running in turns, three times."""
+    events: list[Event] = []
+    for hit in record.of_fault(fault, Kind.APPLYING):
+        end = next((e for e in record.of_kind(*_ENDS) if e.mono_s > hit.mono_s and _ends(e, hit)), None)
+        until_s = end.mono_s if end is not None else float("inf")
+        seen = [e for e in record.of_kind(Kind.RANK_STATE) if e.data["pid"] == hit.data["pid"]]
+        turns = [a for a, b in pairwise(seen) if a.data["state"] == "T" != b.data["state"]]
+        during = [event for event in turns if hit.mono_s < event.mono_s < until_s]
+        if len(during) < 3:
+            return None
+        events += during
+    return _turns(events) if events else None
+
+
+def _turns(events: list[Event]) -> Evidence:
+    pids = ", ".join(sorted({str(event.data["pid"]) for event in events}))
+    words = f"the kernel showed pid {pids} as stopped {len(events)} times, and going on in between"
+    return Evidence(words, tuple((event.source, event.seq) for event in events))
+
+
+def out_of_step(record: Record, fault: str) -> Evidence | None:
+    """After the fault landed, a rank failed in the same attempt, or no rank ended a step any more until the run did."""
+    proofs = [_broke(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
+    if not proofs or None in proofs:
+        return None
+    events = tuple((proof.source, proof.seq) for proof in proofs if proof)
+    return Evidence("; ".join(f"then {_what_broke(proof)}" for proof in proofs if proof), events)
+
+
+def _broke(record: Record, hit: Event) -> Event | None:
+    fine = {0, None}
+    if hit.attempt in {one.attempt for one in aborts_at_exit(record)}:
+        fine.add(ABORT)  # on its way out, when its work was done
+    for event in record.events:
+        if event.mono_s <= hit.mono_s:
+            continue
+        failed = event.kind in (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE) and event.data["exit_code"] not in fine
+        if failed and event.attempt in (None, hit.attempt):
+            return event
+        if event.kind is Kind.STOPPED and not event.data.get("interrupted"):
+            steps = [e.mono_s for e in record.of_kind(Kind.STEP) if e.mono_s <= event.mono_s]
+            own = [e for e in record.of_kind(Kind.STEP) if e.attempt == hit.attempt]
+            return event if steps and event.mono_s - steps[-1] > 10 * max(_usual(own, hit.mono_s), 0.1) else None
+    return None
+
+
+def _what_broke(event: Event) -> str:
+    if event.kind is Kind.STOPPED:
+        return "no rank ended a step any more"
+    return f"pid {event.data['pid']} ended with exit code {event.data['exit_code']}"
+
+
+def _slower(record: Record, hit: Event, by_s: float, factor: float) -> tuple[float, float, Event] | None:
+    end = next((event for event in record.of_kind(*_ENDS) if event.mono_s > hit.mono_s and _ends(event, hit)), None)
+    peers = [e for e in record.of_kind(Kind.STEP) if e.attempt == hit.attempt and e.rank != hit.rank]
+    before = _usual(peers, hit.mono_s)
+    until_s = end.mono_s if end is not None else float("inf")
+    rank = peers[0].rank if peers else None
+    during = [event for event in peers if event.rank == rank and hit.mono_s < event.mono_s <= until_s]
+    gaps = [b.mono_s - a.mono_s for a, b in pairwise(during)]
+    if not before or not gaps:
+        return None
+    mean = sum(gaps) / len(gaps)
+    enough = max(gaps) >= before + 0.8 * by_s and mean >= before * (1 + (factor - 1) / 2)
+    return (before, mean, during[-1]) if enough else None
+
+
+def _wait(record: Record, hit: Event) -> tuple[float, Event] | None:
+    """Seconds of the peers' silence while the fault was on, and what ended it; None where it proves nothing."""
+    end = next((event for event in record.of_kind(*_ENDS) if event.mono_s > hit.mono_s and _ends(event, hit)), None)
+    peers = [e for e in record.of_kind(Kind.STEP) if e.attempt == hit.attempt and e.rank != hit.rank]
+    if end is None:
+        return None
+    if not peers:
+        return _gave_up(record, hit, end)
+    later = [event for event in peers if event.mono_s > hit.mono_s]
+    inside = [event for event in later if event.mono_s <= end.mono_s]
+    after = next((event for event in later if event.mono_s > end.mono_s), None)
+    marks = [hit, *inside, after if after is not None and end.kind is Kind.ROLLED_BACK else end]
+    silence, last = max(((b.mono_s - a.mono_s, b) for a, b in pairwise(marks)), key=lambda one: one[0])
+    usual = _usual(peers, hit.mono_s)
+    enough = silence >= _SHARE * (end.mono_s - hit.mono_s) and silence >= 2 * usual
+    return (silence, last) if enough else None
+
+
+def _gave_up(record: Record, hit: Event, end: Event) -> tuple[float, Event] | None:
+    """Seconds until a rank that was not hit left while the fault was on, and that: it failed, and nobody ended it."""
+    torn_down = {event.data["pid"] for event in record.of_kind(Kind.ELASTIC_TEARDOWN)}
+    failed = {
+        event.rank: event for event in record.of_kind(Kind.RANK_EXITED)
+        if event.attempt == hit.attempt and event.rank != hit.rank
+        and event.data["exit_code"] not in (0, None) and event.data["pid"] not in torn_down
+    }  # fmt: skip
+    # The interpreter takes seconds to end after the agent's last word.
+    last_words = (e for e in record.of_kind(Kind.AGENT_ENDED) if e.attempt == hit.attempt and e.rank in failed)
+    left = (event for event in (*last_words, *failed.values()) if hit.mono_s < event.mono_s <= end.mono_s)
+    first = min(left, key=lambda event: event.mono_s, default=None)
+    return None if first is None else (first.mono_s - hit.mono_s, first)
+
+
+def _ends(event: Event, hit: Event) -> bool:
+    if event.kind is Kind.ROLLED_BACK:
+        return bool(event.data["fault"] == hit.data["fault"])
+    return event.kind is not Kind.RANK_EXITED or event.data["pid"] == hit.data["pid"]
+
+
+def _usual(peers: list[Event], before_s: float) -> float:
+    """The median seconds from step to step before the fault; 0 where there are too few to say."""
+    ranks = {event.rank for event in peers}
+    gaps = [
+        b.mono_s - a.mono_s
+        for rank in ranks
+        for a, b in pairwise(event for event in peers if event.rank == rank and event.mono_s <= before_s)
+    ]
+    return median(gaps) if len(gaps) >= 3 else 0.0

@@ -1,0 +1,214 @@
+"""How long each part of the recovery from each fault took. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from torchaos.harness import registry
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.judging.checkpoints.contents import checkpoints_of
+from torchaos.harness.judging.ending.ending import exit_code
+from torchaos.harness.judging.ending.teardown import final_step
+from torchaos.harness.judging.landing.landings import Landing, landings
+from torchaos.harness.judging.recovery.going_on import End, highest_up_to, put_back, steps_beyond, went_on
+from torchaos.harness.judging.recovery.last_save import owed
+from torchaos.harness.judging.recovery.ways_back import growths
+from torchaos.harness.record.history import Attempt, History
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Recovery
+
+# In the order in which they happen; seconds since the fault was applied.
+PARTS = (
+    "felt", "detected", "torn_down", "rendezvous", "workers_up", "imported", "set_up", "restored", "first_step",
+    "caught_up",
+)  # fmt: skip
+
+_DETECTED = (Kind.ELASTIC_FAILURE, Kind.ELASTIC_TEARDOWN, Kind.JOB_EXITED)
+
+
+def recoveries(record: Record, twins: Sequence[Record] = ()) -> list[Recovery]:
+    """One per fault that landed, and per attempt that it landed in, in order of time."""
+    return [recovery_from(record, landing, twins) for landing in landings(record)]
+
+
+def end_of(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> End | None:
+    """When training went on after the fault; None where it never did."""
+    planned = next((one for one in record.plan.faults if one.id == landing.fault), None)
+    lethal = planned is not None and registry.is_lethal(planned.inject)
+    lasting = planned is not None and (planned.duration_s is not None or registry.lasts(planned.inject))
+    return went_on(record, landing, lethal=lethal, lasting=lasting, twins=[twin.history for twin in twins])
+
+
+def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | None:
+    """Why it says nothing of recovering that training never went on after this fault: the job was done when it came.
+    None where that is a failure: the checkpoint that it was still to save is not whole."""
+    reached = record.history.highest_step() or 0
+    due = final_step(twins[0]) if twins else None
+    if exit_code(record) != 0 or (due is not None and reached < due):
+        return None
+    kept = checkpoints_of(record)
+    if not _unsaved(record, fault, twins) or (kept and _entries(twins[0], reached) <= _entries(record, reached)):
+        return f"it came after the last step ({reached}), so there was nothing left to recover for"
+    if kept is None:
+        return (
+            f"it came during the save after the last step ({reached}), and nothing shows whether that checkpoint is "
+            "whole; checkpoint_integrity would look"
+        )
+    return None
+
+
+def _entries(record: Record, step: int) -> set[str]:
+    """The names of all that the good checkpoints of a step hold."""
+    return {name for one in checkpoints_of(record) or () if one.good and one.step == step
+            for name in (one.path, *one.tensors, *one.values)}  # fmt: skip
+
+
+def _unsaved(record: Record, fault: str, twins: Sequence[Record]) -> bool:
+    """Whether it came after the last step, and before what the job still had to save was whole."""
+    of_twins = [twin.history for twin in twins]
+    return any(owed(record.history, one.at_s, of_twins) for one in landings(record) if one.fault == fault)
+
+
+def never_in_words(record: Record, fault: str, twins: Sequence[Record] = ()) -> str:
+    """How the job fell short, of a fault from which training never went on."""
+    reached = record.history.highest_step()
+    if _unsaved(record, fault, twins):
+        return f"never made good what it was saving after step {reached}, its last, when the fault came"
+    last = [one for one in landings(record) if one.fault == fault][-1:]
+    if last and record.history.attempts[-1].number == last[0].attempt and steps_beyond(record, last[0]):
+        return f"made no step any more after step {reached}, until the run was ended"
+    return f"never got past step {reached}, the highest it had reached before the fault"
+
+
+def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> Recovery:
+    history, after = record.history, _After(record.events, landing.at_s)
+    effect = after.first(lambda e: e.kind is Kind.EFFECT and e.data["fault"] == landing.fault)
+    felt = _earliest(after.first(lambda e: _is_end_of(e, landing)), effect)
+    end = end_of(record, landing, twins)
+    if end is not None and end.attempt == landing.attempt:  # so the end of a process after that is of another cause
+        felt = felt if felt is not None and felt <= end.mono_s else effect
+        parts, lost = _put_back(record, landing)
+        return _recovery(landing, {"felt": felt, **parts, "caught_up": end.mono_s}, lost)
+    before = next((one for one in history.attempts if one.number == landing.attempt), None)
+    reached = highest_up_to(history, landing.attempt)
+    later = [one for one in history.attempts if one.number > landing.attempt]
+    until_s = later[0].started_s if later else float("inf")
+    detected = after.first(lambda e: e.kind in _DETECTED and e.mono_s <= until_s)
+    seen = {"felt": felt, "detected": detected, "torn_down": _end_after(before, landing.at_s)}
+    made_steps = {one.attempt for one in history.executions}
+    came_back = next((one for one in later if one.number in made_steps), later[0] if later else None)
+    if came_back is None:
+        return _recovery(landing, seen, None)
+    seen.update(_parts_of(came_back, history, after))
+    seen["caught_up"] = end.mono_s if end else None
+    return _recovery(landing, seen, _lost(history, landing.attempt, reached, _again(record, landing, end)))
+
+
+def _put_back(record: Record, landing: Landing) -> tuple[dict[str, float | None], int | None]:
+    """Where the attempt that was hit loaded a checkpoint again, and went on from it: the parts of that recovery, and
+    the steps that were lost."""
+    back = put_back(record, landing)
+    if not back:
+        return {}, 0
+    own = [one for one in record.history.executions if one.attempt == landing.attempt and one.segment >= back[0].after]
+    reached = record.history.highest_step(before_s=back[-1].started_s) or 0
+    bases = [one.base for one in back if one.base is not None]
+    seen = {"restored": back[-1].started_s, "first_step": min((one.mono_s for one in own), default=None)}
+    return seen, max(0, reached - min(bases)) if bases else None
+
+
+def _parts_of(back: Attempt, history: History, after: _After) -> dict[str, float | None]:
+    """The parts of the attempt that made steps again, from its rendezvous to its first step."""
+    first = min((one.mono_s for one in history.executions if one.attempt == back.number), default=None)
+    loads = [load.mono_s for load in history.loads if load.attempt == back.number and load.ok]
+    ups = [process.up_s for process in back.ranks.values()]
+    whole = len(ups) >= back.world_size
+    up = max(ups) if ups and whole else None
+    return {
+        "rendezvous": after.last(_is_rendezvous, up) or after.last(_is_start, up),
+        "workers_up": up,
+        "imported": _by_all(back, after, lambda e: e.kind is Kind.AGENT_STARTED and bool(e.data["torch"])),
+        "set_up": _by_all(back, after, lambda e: e.kind is Kind.LOAD_BEGIN and (first is None or e.mono_s <= first)),
+        "restored": max((at for at in loads if first is None or at <= first), default=None),
+        "first_step": first,
+    }
+
+
+def _by_all(back: Attempt, after: _After, wanted: Callable[[Event], bool]) -> float | None:
+    """When the last rank of the attempt had come to its first event of that kind; None where one never did."""
+    came: dict[int, float] = {}
+    for event in after.events:
+        if event.attempt == back.number and event.rank is not None and wanted(event):
+            came.setdefault(event.rank, event.mono_s)
+    return max(came.values()) if came and back.ranks.keys() <= came.keys() else None
+
+
+def _again(record: Record, landing: Landing, end: End | None) -> list[int]:
+    """Later attempts that ended because the fault was over, before training really went on."""
+    mine = [attempt for attempt, owner in growths(record).items() if owner == landing]
+    return [attempt for attempt in mine if end is None or attempt < end.attempt]
+
+
+def _lost(history: History, attempt: int, reached: int | None, again: Sequence[int] = ()) -> int | None:
+    """Steps that had been done and were lost: from the base of the next attempt that made steps up to the highest.
+    `again`: attempts that ended later, of which the like is added."""
+    more = [_lost(history, one, highest_up_to(history, one)) for one in again]
+    if more:
+        first = _lost(history, attempt, reached)
+        return None if first is None or None in more else first + sum(one or 0 for one in more)
+    bases = [one.base for one in history.attempts if one.number > attempt and one.first_step is not None]
+    if reached is None:
+        return 0
+    return None if not bases or bases[0] is None else max(0, reached - bases[0])
+
+
+def _is_end_of(event: Event, landing: Landing) -> bool:
+    """Whether this is the end of a process that the fault hit."""
+    if event.kind is Kind.JOB_EXITED:
+        return not landing.ranks
+    if event.kind is not Kind.RANK_EXITED:
+        return False
+    if landing.pids and event.data.get("pid") is not None:
+        return event.data["pid"] in landing.pids
+    return event.rank in landing.ranks or not landing.ranks
+
+
+def _is_rendezvous(event: Event) -> bool:
+    return event.kind is Kind.ELASTIC_RENDEZVOUS and bool(event.data["done"])
+
+
+def _is_start(event: Event) -> bool:
+    return event.kind is Kind.ELASTIC_WORKER and event.data["state"] == "START"
+
+
+def _end_after(attempt: Attempt | None, at_s: float) -> float | None:
+    ended = attempt.ended_s if attempt else None
+    return ended if ended is not None and ended >= at_s else None
+
+
+def _recovery(landing: Landing, seen: dict[str, float | None], lost: int | None) -> Recovery:
+    parts = {part: seen.get(part) for part in PARTS}
+    since = {part: None if at is None else round(at - landing.at_s, 6) for part, at in parts.items()}
+    return Recovery(landing.fault, since, lost)
+
+
+def _earliest(*times: float | None) -> float | None:
+    return min((at for at in times if at is not None), default=None)
+
+
+@dataclass(frozen=True)
+class _After:
+    """Events since a moment."""
+
+    events: Sequence[Event]
+    at_s: float
+
+    def _times(self, wanted: Callable[[Event], bool]) -> Iterable[float]:
+        return (event.mono_s for event in self.events if event.mono_s >= self.at_s and wanted(event))
+
+    def first(self, wanted: Callable[[Event], bool]) -> float | None:
+        return min(self._times(wanted), default=None)
+
+    def last(self, wanted: Callable[[Event], bool], until_s: float | None) -> float | None:
+        return max((at for at in self._times(wanted) if until_s is None or at <= until_s), default=None)

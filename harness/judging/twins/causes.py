@@ -1,0 +1,223 @@
+"""Why a resumed job computes something else than its twin: the likeliest cause, from what else differs. Pure.
+
+Only what was seen is said to differ or to agree. What could not be seen is named, and stays a possible cause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from torchaos.harness.judging.noise.quantities import Steps, relative
+from torchaos.harness.judging.twins.agreement import Difference
+from torchaos.harness.record.history import Execution, History
+
+_Counter = Callable[[Execution], float | None]
+_UPDATE = ("optimizer counter", "learning rate")  # what acts in the update, so on the loss of later steps only
+
+
+class _Fact(NamedTuple):
+    """Something that differs from the twin."""
+
+    what: str
+    step: int
+    clause: str
+
+
+class Cause(NamedTuple):
+    words: str  # a sentence about the attempt in which the first difference lies
+    short: str = ""  # the cause alone; empty where it is not known
+
+
+def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Difference) -> Cause:
+    attempt = history.attempt(next(iter(ours[first.step].values())).attempt)
+    if attempt is None or attempt.base is None:
+        return Cause("From which step that attempt went on is not known, and so neither is the cause.")
+    if attempt.base == 0 and attempt is history.attempts[0]:
+        return Cause(
+            "The job had not been restarted by then: either the fault itself changed the numbers, or the job is not "
+            "deterministic."
+        )
+    base = attempt.base
+    since = [step for step in sorted(ours.keys() & theirs.keys()) if base < step <= first.step]
+    weights = _weights(base, ours, theirs)
+    exact = [_accumulation(base, first), _loss_scale(ours, theirs, first), _lost(base, weights)]
+    facts = [_Fact("", first.step, clause) for clause in exact if clause]
+    facts += [fact for fact in (_data(since, ours, theirs), _optimizer(since, ours, theirs),
+                                _schedule(since, ours, theirs)) if fact]  # fmt: skip
+    late = [fact for fact in facts if fact.what in _UPDATE and fact.step == first.step and first.what == "loss"]
+    acted = [fact.clause for fact in facts if fact not in late]
+    besides = f" Besides, {'; '.join(fact.clause for fact in late)}." if late else ""
+    if acted:
+        causes = "; ".join(acted)
+        return Cause(f"Likeliest cause, in the attempt that resumed after step {base}: {causes}.{besides}", causes)
+    differ = {fact.what for fact in facts}
+    seen = [what for what in _compared(since, ours, theirs, weights) if what not in differ]
+    told = _by_elimination(base, ours, theirs, first, weights, "samples" in seen)
+    same = f"what was compared is the same ({', '.join(seen)}), and so " if seen else ""
+    unseen = "" if "samples" in seen else " (the samples were not seen)"
+    return Cause(f"In the attempt that resumed after step {base}, {same}{told}{unseen}.{besides}", told)
+
+
+def _accumulation(base: int, first: Difference) -> str | None:
+    if first.what != "number of losses" or first.step != base + 1 or (first.ours or 0) >= (first.theirs or 0):
+        return None
+    return (
+        f"gradient accumulation: the first step had {first.ours:g} backwards and {first.theirs:g} in the twin, as if "
+        "the checkpoint was written in the middle of an accumulation, without its gradients"
+    )
+
+
+def _loss_scale(ours: Steps, theirs: Steps, first: Difference) -> str | None:
+    """Scaling by a power of two changes no bit of a number but its exponent."""
+    mine, twins = ours[first.step], theirs[first.step]
+    if first.what != "loss" or mine.keys() != twins.keys():
+        return None
+    pairs = [pair for rank in mine for pair in zip(mine[rank].losses, twins[rank].losses, strict=False)]
+    factors = {one / other if one and other else 0.0 for one, other in pairs}
+    factor = next(iter(factors), 0.0)
+    if len(factors) > 1 or not math.isfinite(factor) or factor <= 0 or math.frexp(factor)[0] != 0.5:
+        return None
+    return (
+        f"the loss scale (GradScaler) was not restored: every loss of step {first.step} is exactly {factor:g} times "
+        "the twin's"
+    )
+
+
+def _weights(base: int, ours: Steps, theirs: Steps) -> dict[int, str] | None:
+    """The ranks that began with other weights than there were after step `base`, in words; None where that was not
+    seen. The first backward of a process is over before anything is trained."""
+    begun, fresh = ours.get(base + 1, {}), theirs.get(min(theirs, default=0), {})
+    before = ours if all(one.parameters for one in ours.get(base, {}).values()) and base in ours else theirs
+    due = {rank: one.parameters for rank, one in before.get(base, {}).items()}
+    if not base:
+        due = {rank: one.restored for rank, one in fresh.items()}
+    if not begun or begun.keys() != due.keys():
+        return None
+    if any(one.restored is None or due[rank] is None for rank, one in begun.items()):
+        return None
+    as_new = {rank for rank, one in begun.items() if rank in fresh and one.restored == fresh[rank].restored}
+    return {
+        rank: "were those of a fresh start" if rank in as_new else "were others"
+        for rank, one in begun.items()
+        if one.restored != due[rank]
+    }
+
+
+def _lost(base: int, weights: dict[int, str] | None) -> str | None:
+    if not weights:
+        return None
+    kinds = [(words, [rank for rank in weights if weights[rank] == words]) for words in dict.fromkeys(weights.values())]
+    told = " and ".join(f"those of rank {_list(ranks)} {words}" for words, ranks in kinds)
+    return f"the model's weights were not restored: before step {base + 1} {told}"
+
+
+def _data(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
+    for step in since:
+        if ours[step].keys() != theirs[step].keys():
+            mine, twins = _all_samples(ours[step]), _all_samples(theirs[step])
+            if mine is not None and twins is not None and mine != twins:
+                return _Fact("samples", step, f"the data: all ranks together were given other samples in step {step}")
+            continue
+        for rank, one in sorted(ours[step].items()):
+            other = theirs[step][rank]
+            if one.samples_seen and other.samples_seen and one.samples != other.samples:
+                if one.indices and one.indices == other.indices:
+                    return _Fact("samples", step, (
+                        f"an RNG: rank {rank} was given the right samples with other contents in step {step}, as if "
+                        "the RNG that draws something for each sample (augmentation) was not restored"
+                    ))  # fmt: skip
+                return _Fact("samples", step, f"the data order: rank {rank} was given other samples in step {step}")
+    return None
+
+
+def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
+    if not all(one.samples_seen for one in by_rank.values()):
+        return None
+    return sorted(str(sample) for one in by_rank.values() for sample in one.samples)
+
+
+def _optimizer(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
+    return _counter(since, ours, theirs, "optimizer counter", "the optimizer's state", lambda one: one.opt_step)
+
+
+def _schedule(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
+    counted = _counter(since, ours, theirs, "learning rate", "the LR schedule", lambda one: one.sched_step)
+    if counted:
+        return counted
+    for step, one, other in _pairs(since, ours, theirs):
+        for mine, twins in zip(one.lr, other.lr, strict=False):
+            if relative(mine, twins) > 1e-9:
+                clause = f"the LR schedule was not restored: {mine:g} instead of {twins:g} in step {step}"
+                return _Fact("learning rate", step, clause)
+    return None
+
+
+def _counter(since: Sequence[int], ours: Steps, theirs: Steps, what: str, state: str, read: _Counter) -> _Fact | None:
+    for step, one, other in _pairs(since, ours, theirs):
+        mine, twins = read(one), read(other)
+        if mine is not None and twins is not None and mine != twins:
+            told = f"its own step counter stood at {mine:g} after step {step}, and at {twins:g} in the twin"
+            return _Fact(what, step, f"{state} was not restored: {told}")
+    return None
+
+
+def _pairs(since: Sequence[int], ours: Steps, theirs: Steps) -> Iterator[tuple[int, Execution, Execution]]:
+    for step in since:
+        for rank in sorted(ours[step].keys() & theirs[step].keys()):
+            yield step, ours[step][rank], theirs[step][rank]
+
+
+def _compared(since: Sequence[int], ours: Steps, theirs: Steps, weights: Mapping[int, str] | None) -> list[str]:
+    """What was seen on all ranks of all these steps, here and in the twin."""
+    each = [one for step in since for by_rank in (ours[step], theirs[step]) for one in by_rank.values()]
+    same_ranks = all(ours[step].keys() == theirs[step].keys() for step in since)
+    seen = {
+        "samples": all(one.samples_seen for one in each),
+        "weights at the start": weights is not None,
+        "optimizer counter": same_ranks and all(one.opt_step is not None for one in each),
+        "learning rate": same_ranks and all(one.lr for one in each),
+    }
+    return [what for what, is_seen in seen.items() if is_seen]
+
+
+def _by_elimination(
+    base: int, ours: Steps, theirs: Steps, first: Difference, weights: Mapping[int, str] | None, sampled: bool
+) -> str:
+    """It is something that was not recorded."""
+    if first.what == "number of losses":
+        return "nothing that was recorded tells why it had another number of backwards"
+    data = [] if sampled else ["the data order"]
+    agreed = first.step - base - 1
+    if agreed == 1:
+        acts = _or("optimizer state (momentum)", "gradient scaling", *data)
+        return f"likeliest what acts in the update was not restored, since the first loss agrees: {acts}"
+    if agreed:
+        acts = _or("optimizer state (momentum)", "gradient scaling", *data)
+        return f"since the first {agreed} losses agree, it is something that shows late: {acts}, or a later fault"
+    if weights is None and _like_the_start(ours, first):
+        nearer = "the loss is nearer to that of the start than to the twin's"
+        return f"likeliest the model's weights were not restored: {nearer}"
+    mine, twins = ours[first.step], theirs[first.step]
+    differ = [rank for rank in sorted(mine) if rank in twins and mine[rank].losses != twins[rank].losses]
+    if 0 < len(differ) < len(mine):
+        own = _or("the RNG state (dropout)", *data)
+        return f"since only rank {_list(differ)} differs, likeliest {own} of that rank was not restored"
+    others = [] if weights is not None else ["the model's weights"]
+    return f"likeliest {_or('the RNG state (dropout)', *others, *data)} was not restored"
+
+
+def _like_the_start(ours: Steps, first: Difference) -> bool:
+    start = ours.get(min(ours), {}).get(first.rank or 0)
+    if start is None or not start.loss_seen or first.ours is None or first.theirs is None or min(ours) == first.step:
+        return False
+    return abs(first.ours - (start.losses[0] or 0.0)) < abs(first.ours - first.theirs)
+
+
+def _list(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _or(*names: str) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))

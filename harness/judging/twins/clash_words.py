@@ -1,0 +1,76 @@
+"""What is said of checkpoints that differ from the twin's, or that are equal but for something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torchaos.harness.judging.checkpoints.clashes import Compared
+from torchaos.harness.judging.checkpoints.contents import Checkpoint, Clash
+from torchaos.harness.judging.noise.rounding import but_for_rounding
+from torchaos.harness.judging.twins.agreement import Difference
+from torchaos.harness.record.record import Record
+
+
+def but(made: Compared, run: Record) -> str:
+    """What had to be allowed for them to be equal."""
+    told = []
+    if made.rounded:
+        told.append(but_for_rounding(made.rounded, run.history))
+    if made.within:
+        told.append(f"within the tolerance, at most {made.within:.1g} apart")
+    if made.learned:
+        far = max(made.learned.values())
+        told.append(f"but for {listed(made.learned)}, at most {far:.1g} apart, which is as much as the twins are")
+    if made.unsized:
+        without = "the twins differ among themselves, or differed from this run before any fault"
+        told.append(f"but for {len(made.unsized)} entries in which {without} ({listed(made.unsized)})")
+    if made.restarts:
+        told.append(f"but for {listed(made.restarts)}, which count the restart")
+    if made.ignored:
+        told.append(f"but for {listed(made.ignored)}, which the scenario ignores")
+    return "".join(f", {one}" for one in told)
+
+
+def left_out(other_world: int, alone: Sequence[Checkpoint]) -> str:
+    world = f"those of {other_world} more were not compared: they were saved on another number of ranks"
+    extra = f"{listed([one.at for one in alone])} {'is one' if len(alone) == 1 else 'are some'} that the twin has not"
+    return (f"; {world}" if other_world else "") + (f"; {extra}" if alone else "")
+
+
+def words(first: Clash) -> str:
+    if first.kind == "checkpoint" and first.ours is None:
+        return f"{first.path} ({first.theirs}) is not there, and the twin has it"
+    if first.kind == "checkpoint":
+        return f"{first.path} is of {first.ours}, and the twin's of {first.theirs}"
+    where = f"{first.path} (step {first.step})" if first.step is not None else first.path
+    if first.ours is None:
+        return f"the {first.kind} {first.name} is missing in {where}, and is there in the twin's"
+    if first.theirs is None:
+        return f"the {first.kind} {first.name} in {where} is not in the twin's"
+    told = f": {first.ours} instead of {first.theirs}" if first.kind == "value" else ""
+    size = f" by {first.distance:.1g} of its norm" if first.kind == "tensor" and first.distance else ""
+    return f"the {first.kind} {first.name} in {where} differs from the twin's{told}{size}"
+
+
+def also(first: Clash, more: int) -> str:
+    """What else differs, of which the first one is told."""
+    if not more:
+        return ""
+    return f", and it is so with {more} others" if first.kind == "checkpoint" else f", and so do {more} other entries"
+
+
+def meaning(loss: Difference | None, first: Clash) -> str:
+    if loss is None and first.kind == "checkpoint":
+        return "The losses agree all the same: what was not restored decides on what is saved."
+    if loss is None:
+        name = first.name.rpartition(":")[2]
+        hint = f" If it may differ: checkpoint_integrity: {{ignore: [{name}]}}." if first.kind == "value" else ""
+        return f"The losses agree all the same: it is state that no loss shows, or it was damaged on disk.{hint}"
+    if first.step is not None and loss.step > first.step:
+        return f"The losses differ only later, from step {loss.step} on."
+    return f"The {loss.what} differs from step {loss.step} on, so the job had left the twin's path before."
+
+
+def listed(names: Iterable[str]) -> str:
+    found = sorted(names)
+    return ", ".join(found[:3]) + (", …" if len(found) > 3 else "")

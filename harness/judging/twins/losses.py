@@ -1,0 +1,266 @@
+"""The losses of one run against its twins', step by step: what is said of them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchaos.harness.contracts import Finding, First, What, failed, inconclusive, passed
+from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
+from torchaos.harness.judging.landing.landings import landings
+from torchaos.harness.judging.noise.quantities import LOSS, Steps
+from torchaos.harness.judging.noise.rounding import but_for_rounding, may_be_rounding, rounded_from
+from torchaos.harness.judging.noise.tolerance import (
+    CAP,
+    CERTAIN,
+    LEARNED_FACTOR,
+    Tolerance,
+    Tolerances,
+    certainly_beyond,
+    distances,
+)
+from torchaos.harness.judging.twins.agreement import Difference, before, differences, uneven, until, untold
+from torchaos.harness.judging.twins.causes import likeliest_cause
+from torchaos.harness.record.history import History
+from torchaos.harness.record.record import Record
+
+
+def apart_before(run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> Difference | None:
+    """Where the run is certainly not what its twins are before its first fault already: then they are no measure for
+    it. None: they are one. The tolerance is learned from the steps before the fault alone, where none is given."""
+    theirs, landed = _steps_of(twins), landings(run)
+    early = before(history, landed[0].at_s if landed else float("inf"))
+    blind = untold(history, early, twins[0].history, theirs[0])
+    early = {step: by_rank for step, by_rank in early.items() if step not in blind}
+    if tolerance is None:
+        limits = Tolerances.learned(theirs, max(early, default=0))
+    else:
+        limits = Tolerances.given(tolerance, LOSS.typical(theirs))
+    return next(iter(_from_all(early, theirs, limits, CERTAIN)), None)
+
+
+class Comparison:
+    """One run against its twins. What lies before the first fault says whether the twins are any measure for it."""
+
+    def __init__(self, run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> None:
+        self._history, self._twins = history, _steps_of(twins)
+        self._invalid = apart_before(run, history, twins, tolerance)
+        last = max(self._twins[0], default=0)
+        self._done = until(history.by_step(), last if teardown_aborts(run, last) else None)
+        self._untold = untold(history, self._done, twins[0].history, self._twins[0])
+        self._ours = {step: by_rank for step, by_rank in self._done.items() if step not in self._untold}
+        if tolerance is None:
+            self._limits = Tolerances.learned(self._twins)
+        else:
+            self._limits = Tolerances.given(tolerance, LOSS.typical(self._twins))
+
+    @property
+    def _loss(self) -> Tolerance:
+        return self._limits.loss
+
+    @property
+    def bound(self) -> dict[str, object]:
+        """The tolerance is the largest that any step had."""
+        basis: str = self._loss.basis
+        if basis == "learned":
+            basis = f"learned from {len(self._twins)} twins that differ among themselves"
+        return {"tolerance": self._loss.largest, "basis": basis}
+
+    def finding(self) -> Finding:
+        if invalid := self._invalid:
+            return inconclusive(
+                f"the twin is no measure for this run: before any fault, {in_words(invalid, 'in the twin')} Give the "
+                "job a fixed seed, more twins, or a tolerance.",
+                **measured_of(invalid),
+            )
+        different = self._beyond_noise() if self._loss.basis == "learned" else self._different()
+        return different or self._gaps() or self._unseen() or self._too_noisy() or self._well()
+
+    def _different(self) -> Finding | None:
+        """Where the twins are bitwise equal, or a tolerance was given."""
+        found = _from_all(self._ours, self._twins, self._limits)
+        if not found:
+            return None
+        far = self._distances(self._twins[:1])
+        rounded = None if self._loss.basis == "given" else may_be_rounding(far, self._history)
+        first = found[0] if rounded is None else next((one for one in found if not _of_a_rank(one)), None)
+        if first:
+            return self._failed(first)
+        if rounded:
+            return None
+        return inconclusive(
+            f"{in_words(found[0], 'in the twin')} It began as rounding does (after a restart three ranks or more sum "
+            f"in another order) and has grown to {max(far.values()):.2g}: training in low precision, or for many "
+            "steps, may do that. parameter_digest sees what was put back; a tolerance decides.",
+            **measured_of(found[0]),
+        )
+
+    def _beyond_noise(self) -> Finding | None:
+        """A loss must be beyond it in several steps; all else, in one."""
+        found, since = _from_all(self._ours, self._twins, self._limits, CERTAIN), None
+        if any(_of_a_rank(one) for one in found):
+            since = certainly_beyond(self._distances(self._twins), self._loss)
+        first = next((one for one in found if not _of_a_rank(one) or (since and one.step >= since)), None)
+        if first is None:
+            return None
+        spread = self._loss.spreads.get(first.step, 0.0)
+        more = f" That is more than the twins differ among themselves there ({spread:.1g})."
+        return self._failed(first, more if first.what == "loss" else "")
+
+    def _distances(self, twins: Sequence[Steps]) -> dict[int, float]:
+        """Of the losses, in steps that all made on the same ranks."""
+        alike = {step: one for step, one in self._ours.items() if one.keys() == self._twins[0].get(step, {}).keys()}
+        return distances(alike, twins, LOSS, self._loss.typical)
+
+    def _failed(self, first: Difference, more: str = "") -> Finding:
+        words = f"{in_words(first, 'in the twin')}{more}"
+        if odd := uneven(self._twins[0]):
+            return inconclusive(f"{words} But {odd}: whether the difference is a defect can't be told.")
+        cause = likeliest_cause(self._history, self._ours, self._twins[0], first)
+        finding = failed(f"{words} {cause.words}", first_of(first), **measured_of(first))
+        return replace(finding, cause=cause.short)
+
+    def _too_noisy(self) -> Finding | None:
+        """Whether what the twins tell is too little to say that the run is like them."""
+        if self._loss.basis != "learned":
+            return None
+        dark = [step for step in self._ours if not self._loss.judges(step)]
+        if len(dark) > self._spared:
+            spread = max((self._loss.spreads.get(step, math.inf) for step in dark), default=math.inf)
+            size = f"by up to {spread:.2g} of the value" if math.isfinite(spread) else "and are not finite in one"
+            return inconclusive(
+                f"too noisy to judge: in {_steps(dark)} the twins differ among themselves {size}, and a tolerance of "
+                f"more than {CAP:g} would excuse real defects. Give the job a fixed seed (weights, data order, "
+                "dropout), or a tolerance.",
+                noise=spread,
+            )
+        far = self._distances(self._twins)
+        odd = next((step for step in far if self._loss.judges(step) and far[step] > self._loss.allowed(step)), None)
+        if odd is None:
+            return None
+        return inconclusive(
+            f"in step {odd} the loss is {far[odd]:.2g} from the nearest twin's, and {len(self._twins)} twins differ by "
+            f"{self._loss.spreads[odd]:.2g} there: a defect, or chance. More twins or a tolerance would tell.",
+            step=odd, relative_difference=far[odd],
+        )  # fmt: skip
+
+    @property
+    def _spared(self) -> int:
+        """How many steps may be too noisy before all are: what is lost in a restart shows in more than one."""
+        return len(self._ours) // 10
+
+    def _gaps(self) -> Finding | None:
+        missing = sorted(self._twins[0].keys() - self._done.keys())
+        extra = sorted(self._done.keys() - self._twins[0].keys())
+        if missing:
+            return failed(
+                f"{_steps(missing)} of the twin's never took place: the history that counts ends with step "
+                f"{max(self._done, default=0)}",
+                First(What.ABSENT, missing[0]),
+                missing=len(missing),
+            )
+        if extra:
+            return failed(
+                f"{_steps(extra)} took place, and the twin ended with step {max(self._twins[0])}", extra=len(extra)
+            )
+        return None
+
+    def _unseen(self) -> Finding | None:
+        if self._untold:
+            return inconclusive(f"not all ranks told of step {min(self._untold)}, here or in the twin")
+        silent = self._silent
+        for step, by_rank in self._ours.items():
+            twins = self._twins[0][step]
+            if by_rank.keys() != twins.keys():
+                blind = [rank for steps in (by_rank, twins) for rank, one in steps.items() if not one.loss_seen]
+            else:  # a step without any backward has no loss, here and there
+                pairs = [(rank, one, twins[rank]) for rank, one in by_rank.items() if one.losses or twins[rank].losses]
+                blind = [rank for rank, one, other in pairs if not (one.loss_seen and other.loss_seen)]
+            blind = [rank for rank in blind if rank not in silent]
+            if blind:
+                return inconclusive(
+                    f"the loss of step {step} on rank {blind[0]} was not seen, here or in the twin, though others "
+                    "were: the backward hook did not fire in it, or its value was never copied"
+                )
+        return None
+
+    @property
+    def _silent(self) -> set[int]:
+        """Ranks that never have a loss, here or in the twin: stages of a pipeline before the last."""
+        runs = [self._ours, self._twins[0]]
+        ranks = {rank for steps in runs for by_rank in steps.values() for rank in by_rank}
+        seen = {
+            rank for steps in runs for by_rank in steps.values() for rank, one in by_rank.items()
+            if any(loss is not None for loss in one.losses)
+        }  # fmt: skip
+        return ranks - seen
+
+    def _well(self) -> Finding:
+        silent = self._silent
+        ranks = len({rank for by_rank in self._ours.values() for rank in by_rank} - silent)
+        where = "1 rank" if ranks == 1 else f"{ranks} ranks"
+        worst = max(self._distances(self._twins[:1]).values(), default=0.0)
+        allowed = self._loss.largest
+        how = f"within {allowed:.3g} of the twin's" if allowed else "bitwise equal to the twin's"
+        if self._loss.basis == "learned":
+            how = f"no farther from the twins' than these are from each other (at most {allowed:.2g})"
+        elif not allowed and worst and rounded_from(self._history) is not None:
+            how = f"the twin's, {but_for_rounding(worst, self._history)}"
+        dark = [step for step in self._ours if not self._loss.judges(step)]
+        spared = f", but for {_steps(dark)}, where the twins differ too much to tell" if dark else ""
+        if silent:
+            spared += f"; rank {_list(silent)} has none, here or in the twin, and was left out"
+        lines = ", as far as the job's log tells" if self._history.source == "log" else ""
+        changed = any(self._ours[step].keys() != self._twins[0][step].keys() for step in self._ours)
+        means = "; where the number of ranks differed, the means over the ranks were compared" if changed else ""
+        return passed(
+            f"the losses of all {len(self._ours)} steps on {where} are {how}{spared}{lines}{means}",
+            steps=len(self._ours), ranks=ranks, largest_difference=worst, twins=len(self._twins),
+        )  # fmt: skip
+
+
+def in_words(first: Difference, other: str) -> str:
+    where = "on average over the ranks" if first.rank is None else f"on rank {first.rank}"
+    by = f" (by {first.relative:.2g} of it)" if math.isfinite(first.relative) else ""
+    return (
+        f"the {first.what} differs first in step {first.step} {where}: {first.ours:.9g} instead of {first.theirs:.9g} "
+        f"{other}{by}."
+    )
+
+
+def _steps_of(twins: Sequence[Record]) -> list[Steps]:
+    return [until(twin.history.by_step(), final_step(twin)) for twin in twins]
+
+
+def _from_all(
+    ours: Steps, twins: Sequence[Steps], limits: Tolerances, factor: float = LEARNED_FACTOR
+) -> list[Difference]:
+    """Differences that there are from every twin, in order of step; as that from the first one."""
+    by_twin = [
+        {(one.step, one.rank, one.what): one for one in differences(ours, twin, limits, factor=factor)}
+        for twin in twins
+    ]
+    common = set(by_twin[0]).intersection(*by_twin[1:])
+    return [one for where, one in by_twin[0].items() if where in common]
+
+
+def _of_a_rank(one: Difference) -> bool:
+    """Whether it is one of a loss of one rank: what noise and rounding may make."""
+    return one.what == "loss" and one.rank is not None
+
+
+def _list(ranks: set[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
+
+
+def first_of(first: Difference) -> First:
+    return First(What(first.what), first.step)
+
+
+def measured_of(first: Difference) -> dict[str, object]:
+    return {"step": first.step, "rank": first.rank, "relative_difference": first.relative}
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps ({steps[0]} to {steps[-1]})"

@@ -1,0 +1,219 @@
+"""The parameters of one run against its twins', step by step: what is said of them. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from torchaos.harness.contracts import Finding, First, What, failed, inconclusive, passed
+from torchaos.harness.judging.checkpoints.clashes import clashes
+from torchaos.harness.judging.checkpoints.contents import checkpoints_of
+from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
+from torchaos.harness.judging.ending.teardown import final_step
+from torchaos.harness.judging.noise.drift import PUT_BACK, drift, loaded
+from torchaos.harness.judging.noise.quantities import WEIGHTS, Steps, relative
+from torchaos.harness.judging.noise.rounding import ROUNDING, but_for_rounding, rounded_from
+from torchaos.harness.judging.noise.tolerance import CAP, CERTAIN, certainly_beyond, distances, learned
+from torchaos.harness.judging.twins.agreement import differences, uneven, until
+from torchaos.harness.judging.twins.causes import likeliest_cause
+from torchaos.harness.record.history import Execution, History
+from torchaos.harness.record.record import Record
+
+_ASK = "`replicas_only: true` asks for the replicas alone"
+
+
+class AgainstTwins:
+    """`ours`: the steps that count; `early`: those before the first fault, which say whether a twin is any measure."""
+
+    def __init__(self, run: Record, history: History, twins: Sequence[Record], ours: Steps, early: Steps) -> None:
+        self._run, self._history, self._twins, self._ours, self._early = run, history, twins, ours, early
+        self._all = [until(twin.history.by_step(), final_step(twin)) for twin in twins]
+        self._theirs = self._all[0]
+
+    def finding(self, replicas: str) -> Finding:
+        """`replicas`: what was found between the ranks."""
+        varying = next((step for other in self._all[1:] if (step := _first(other, self._theirs)) is not None), None)
+        if varying is not None and all(_sketched(steps) for steps in (self._ours, *self._all)):
+            return self._under_noise(replicas)
+        invalid = _first(self._early, self._theirs)
+        if invalid is not None or varying is not None:
+            what = "before any fault" if invalid is not None else "between the twins themselves"
+            return inconclusive(
+                f"{replicas}; whether they are the twin's can't be told: they differ {what}, in step "
+                f"{varying if invalid is None else invalid}. Bitwise equality is nothing to ask of this job: {_ASK}",
+            )
+        first = _first(self._ours, self._theirs)
+        if first is None:
+            return self._well(replicas, "the twin's")
+        if (since := rounded_from(self._history)) is not None and first >= since:
+            return self._rounded(replicas, first)
+        return self._other(replicas, first)
+
+    def _well(self, replicas: str, equal: str) -> Finding:
+        theirs = self._theirs
+        common = [step for step in self._ours if step in theirs and _told(self._ours[step], theirs[step])]
+        due = sorted({s.global_step for s in self._run.history.saves if s.global_step and s.global_step in theirs})
+        missed = [step for step in (*due, max(theirs)) if step not in common]
+        if missed:
+            return inconclusive(
+                f"{replicas}; the parameters after step {missed[0]} were not seen on the same ranks as in the twin"
+            )
+        where = f"at {len(due)} checkpoints and " if due else ""
+        return passed(
+            f"{replicas}, and the parameters are {equal} after all {len(common)} steps, {where}at the end",
+            steps=len(common), checkpoints=len(due),
+        )  # fmt: skip
+
+    # -- twins that differ among themselves ----------------------------------------------------------------------
+
+    def _under_noise(self, replicas: str) -> Finding:
+        allowed = learned(self._all, WEIGHTS)
+        early = learned(self._all, WEIGHTS, max(self._early, default=0))
+        begun = distances(self._early, self._all, WEIGHTS, 0.0)
+        odd = next((step for step, far in begun.items() if far > early.allowed(step, CERTAIN)), None)
+        if odd is not None:
+            return inconclusive(
+                f"{replicas}; whether they are the twins' can't be told: before any fault, after step {odd}, they are "
+                f"{begun[odd]:.1g} of their norm from the nearest twin's, and the twins are {early.spreads[odd]:.1g} "
+                f"from each other. {_ASK}"
+            )
+        put_back = list(loaded(self._history))
+        bound = max((min(allowed.allowed(one.step), CAP) for one in put_back), default=0.0)
+        off = next((one for one in put_back if math.isfinite(one.off) and one.off > max(PUT_BACK, bound)), None)
+        if off:
+            return failed(
+                f"the parameters that rank {off.rank} began attempt {off.attempt} with are {off.off:.1g} of their norm "
+                f"from those that it had after step {off.step}, which the checkpoint should hold to the last bit: they "
+                "were not put back as they were",
+                First(What.PARAMETERS, off.step + 1), step=off.step + 1, rank=off.rank, off=off.off,
+            )  # fmt: skip
+        far = distances(self._ours, self._all, WEIGHTS, 0.0)
+        first = certainly_beyond(far, allowed)
+        if first is not None:
+            return self._beyond(replicas, first, far[first], allowed.spreads[first])
+        exact = bool(put_back) and not any(one.off for one in put_back)
+        restored = "; each resume put back the very bits that were saved" if exact else ""
+        dark = next((step for step in far if not allowed.judges(step)), None)
+        if dark is not None:
+            return inconclusive(
+                f"{replicas}{restored}; too noisy to judge what came of them: after step {dark} those of the twins are "
+                f"{allowed.spreads[dark]:.1g} of their norm from each other. Seed the job, or {_ASK}"
+            )
+        near = next((step for step in far if far[step] > allowed.allowed(step)), None)
+        if near is not None:
+            return inconclusive(
+                f"{replicas}{restored}; after step {near} they are {far[near]:.1g} of their norm from the nearest "
+                f"twin's, and the twins are {allowed.spreads[near]:.1g} from each other: a defect, or chance. {_ASK}"
+            )
+        words = f"as near to the twins' as these are to each other (at most {allowed.largest:.1g} of their norm)"
+        return self._well(f"{replicas}{restored}", words)
+
+    def _beyond(self, replicas: str, first: int, far: float, spread: float) -> Finding:
+        rank = min(self._ours[first])
+        words = (
+            f"after step {first} the parameters are {far:.1g} of their norm from the nearest twin's, and those of the "
+            f"twins {spread:.1g} from each other, {resumed_in_words(self._history, self._ours[first][rank].attempt)}."
+        )
+        if odd := uneven(self._theirs):
+            return inconclusive(f"{replicas}; {words} But {odd}: whether that is a defect can't be told.")
+        return failed(words, First(What.PARAMETERS, first), step=first, rank=rank, off=far)
+
+    # -- twins that are bitwise equal ----------------------------------------------------------------------------
+
+    def _rounded(self, replicas: str, first: int) -> Finding:
+        """The first difference is one that another order of summation may make."""
+        found = drift(self._ours, self._theirs)
+        if found is None or found.other is not None:
+            return self._other(replicas, first)
+        if found.unclear is not None:
+            return inconclusive(
+                f"{replicas}; after step {found.unclear} the parameters moved away from the twin's by more than "
+                f"rounding alone does at once ({found.farthest:.1g} of their norm at most): a defect, or rounding that "
+                "has grown, or is of a low precision",
+                step=found.unclear,
+            )
+        return self._well(replicas, f"the twin's, {but_for_rounding(found.farthest, self._history)},")
+
+    def _other(self, replicas: str, first: int) -> Finding:
+        theirs, by_rank = self._theirs, self._ours[first]
+        rank = next(rank for rank in sorted(by_rank) if by_rank[rank].parameters != theirs[first][rank].parameters)
+        attempt = by_rank[rank].attempt
+        since = {s.global_step for s in self._run.history.saves if s.global_step and s.global_step >= first}
+        saved = sorted(step for step in since if _first(_at(self._ours, step), _at(theirs, step)) is not None)
+        words = (
+            f"the parameters differ from the twin's first after step {first}, on rank {rank}, "
+            f"{resumed_in_words(self._history, attempt)}{self._by(first, rank)}."
+        )
+        measured = {"step": first, "rank": rank, "bad_checkpoints": len(saved)}
+        if odd := uneven(theirs):
+            return inconclusive(f"{replicas}; {words} But {odd}: whether that is a defect can't be told.", **measured)
+        if not _sketched(self._ours) and self._may_be_rounding():
+            return inconclusive(
+                f"{replicas}; {words} No loss differs by more than {ROUNDING:g}, and with three ranks or more DDP sums "
+                "in another order after any restart, so this may be rounding: see loss_continuity.",
+                **measured,
+            )
+        story = f"{words} {self._why_other(first, rank)}{self._reached(saved)}"
+        return failed(story, First(What.PARAMETERS, first), **measured)
+
+    def _by(self, first: int, rank: int) -> str:
+        """How far off: a check sum does not tell, the gradient's norm of that step does."""
+        mine, twins = self._ours[first][rank].norm, self._theirs[first][rank].norm
+        if mine is None or twins is None:
+            return ""
+        if mine == twins:
+            return " (the gradient's norm is the same)"
+        return f" (the gradient's norm is {mine:.6g} instead of {twins:.6g}, {relative(mine, twins):.2g} off)"
+
+    def _why_other(self, first: int, rank: int) -> str:
+        found = next(differences(self._ours, self._theirs, 0.0), None)
+        if found is not None:
+            return likeliest_cause(self._history, self._ours, self._theirs, found).words
+        mine, twins = self._ours[first][rank], self._theirs[first][rank]
+        losses = "The losses agree" if mine.loss_seen and twins.loss_seen else "The losses were not seen"
+        life = self._history.attempt(mine.attempt)
+        if life is None or not life.number:
+            return f"{losses}, and the job had not been restarted by then: likeliest the fault itself changed them."
+        if mine.norm is None or twins.norm is None:
+            return f"{losses}, and the gradients were not seen."
+        if mine.norm == twins.norm:
+            return (
+                f"{losses}, and the gradients' norms do: likeliest the optimizer's state, or what it is told, was not "
+                "restored."
+            )
+        return f"{losses}, and the gradients' norms don't: likeliest they are averaged or scaled in another way."
+
+    def _reached(self, saved: Sequence[int | None]) -> str:
+        if not saved:
+            return ""
+        ours, theirs = checkpoints_of(self._run), checkpoints_of(self._twins[0])
+        names = [one.name for one in clashes(ours or [], theirs or []) if one.kind == "tensor"]
+        which = f" ({names[0]} and {len(set(names)) - 1} more tensors)" if names else ""
+        return f" It reached {len(saved)} checkpoints, first that of step {saved[0]}{which}."
+
+    def _may_be_rounding(self) -> bool:
+        if max(len(by_rank) for by_rank in self._ours.values()) < 3:
+            return False
+        return all(one.relative <= ROUNDING for one in differences(self._ours, self._theirs, 0.0))
+
+
+def _told(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) -> bool:
+    return ours.keys() == theirs.keys() and all(
+        one.parameters is not None for by_rank in (ours, theirs) for one in by_rank.values()
+    )
+
+
+def _first(ours: Steps, theirs: Steps) -> int | None:
+    """The first step, of those that both saw on the same ranks, after which the parameters differ."""
+    common = sorted(step for step in ours.keys() & theirs.keys() if _told(ours[step], theirs[step]))
+    return next(
+        (s for s in common if any(one.parameters != theirs[s][rank].parameters for rank, one in ours[s].items())), None
+    )
+
+
+def _at(steps: Steps, step: int) -> Steps:
+    return {step: steps[step]} if step in steps else {}
+
+
+def _sketched(steps: Steps) -> bool:
+    return all(one.sketch for by_rank in steps.values() for one in by_rank.values())

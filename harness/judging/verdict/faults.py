@@ -1,0 +1,146 @@
+"""What is said of each fault: whether it landed as planned, was felt, and was outlived. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import replace
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import ChaosError, Evidence
+from torchaos.harness.judging.landing.whom import hit_target
+from torchaos.harness.judging.verdict.gates import landed_wrong, not_outlived
+from torchaos.harness.record.plan import PlannedFault
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.replicas import records_of as replicas_of
+from torchaos.harness.record.result import Case, FaultResult, Verdict
+from torchaos.harness.record.words import moment_in_words, target_in_words
+from torchaos.harness.registry import injector_of
+
+
+def fault_result(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:
+    """In a job of replicas: in those that it was to hit, the worst; and the others have to end well all the same."""
+    if run.plan.job.replicas == 1:
+        return _judge_fault(run, twins, fault, must_recover)
+    theirs, found, others = [replicas_of(twin) for twin in twins], {}, []
+    for number, one in enumerate(replicas_of(run)):
+        own = next((own for own in one.plan.faults if own.id == fault.id), None)
+        if own is None:
+            others += [(number, e.data["exit_code"]) for e in one.of_kind(Kind.JOB_EXITED) if e.data["exit_code"]]
+        else:
+            found[number] = _judge_fault(one, [twin[number] for twin in theirs], own, must_recover)
+    order = (Verdict.INCONCLUSIVE, Verdict.FAILED, Verdict.PASSED)
+    number = min(found, key=lambda one: order.index(found[one].verdict))
+    told = replace(found[number], target=target_in_words(fault.target, fault.params.get("endpoint"), run.plan.job))
+    if told.verdict is Verdict.PASSED and others and must_recover and not _was_stopped(run):
+        why = f"replica {others[0][0]}, which was not hit, ended with exit code {others[0][1]}"
+        return replace(told, verdict=Verdict.FAILED, reason=why)
+    return told if told.verdict is Verdict.PASSED else replace(told, reason=f"replica {number}: {told.reason}")
+
+
+def _was_stopped(run: Record) -> bool:
+    return any(run.of_kind(Kind.STOPPED))
+
+
+def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:
+    hits = list(run.of_fault(fault.id, Kind.APPLYING))
+    evidence, unproved = _evidence(run, twins, fault) if hits else (None, "")
+    wrong = landed_wrong(run, fault, hits)
+    verdict, reason = Verdict.PASSED, "landed where and when it was planned, and was felt"
+    if not hits:
+        verdict, reason = Verdict.INCONCLUSIVE, f"it never landed: {_why_missed(run, fault)}"
+    elif wrong:
+        verdict, reason = Verdict.INCONCLUSIVE, wrong
+    elif evidence is None:
+        verdict, reason = Verdict.INCONCLUSIVE, unproved or "it was applied, but nothing shows that it was felt"
+    proved = verdict is Verdict.PASSED
+    if proved and must_recover:
+        verdict, reason = not_outlived(run, twins, fault) or (verdict, reason)
+    return FaultResult(
+        id=fault.id,
+        inject=fault.inject,
+        target=target_in_words(hit_target(run, fault, hits), fault.params.get("endpoint")),
+        planned=moment_in_words(fault.trigger),
+        applied=_applied_in_words(hits) if hits else None,
+        evidence=evidence.what if evidence else None,
+        rollback=_rollback_in_words(run, fault.id),
+        verdict=verdict,
+        reason=reason,
+        proved=proved,
+        measured=_measured(run, fault),
+    )
+
+
+def _why_missed(run: Record, fault: PlannedFault) -> str:
+    missed = next((event.data for event in run.of_fault(fault.id, Kind.MISSED)), None)
+    if missed is None:
+        return "no trace of it"
+    step, last = getattr(fault.trigger, "step", None), run.history.highest_step()
+    if missed.get("ended_before") and step is not None and last is not None and step > last:
+        return f"the job ended at step {last}; the fault was planned for step {step}"
+    return str(missed["reason"])
+
+
+def _measured(run: Record, fault: PlannedFault) -> dict[str, dict[str, float]]:
+    """What was asked of the network beside the last that was measured while the fault was on."""
+    found: dict[str, dict[str, float]] = {}
+    try:
+        asked_for: dict[str, float] = getattr(injector_of(fault), "asked", dict)()
+    except Exception:  # it may be anybody's code, or parameters that it does not know; `_evidence` says so
+        return found
+    for name, asked in asked_for.items():
+        for event in run.of_fault(fault.id, Kind.NETWORK):
+            said = {**event.data["counts"], **(event.data.get("measured") or {})}
+            if name in said:
+                found[name] = {"asked": asked, "measured": said[name]}
+    return found
+
+
+def _evidence(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Evidence | None, str]:
+    """The proof that it was felt, or why it could not be looked for."""
+    try:
+        injector = injector_of(fault)
+        found = injector.felt(run, fault.id)
+        by_twin = getattr(injector, "felt_by_twin", None)  # of what no witness within the run can tell
+        return (by_twin(run, twins, fault.id) if found is None and twins and by_twin else found), ""
+    except ChaosError:
+        raise
+    except Exception as error:  # it may be anybody's code; without its proof nothing is claimed
+        return None, f"the injector's own proof failed, {type(error).__name__}: {error}; report it to its author"
+
+
+def faults_case(faults: Sequence[FaultResult], never_reached: Set[str]) -> Case:
+    """What never came because the job had not outlived an earlier fault does not make that doubtful."""
+    bad = [one for one in faults if one.verdict is not Verdict.PASSED]
+    if any(one.verdict is Verdict.FAILED for one in bad):
+        bad = [one for one in bad if one.id not in never_reached]
+    bad.sort(key=lambda one: one.verdict is not Verdict.INCONCLUSIVE)
+    if not bad:
+        return Case(
+            "faults",
+            "faults",
+            Verdict.PASSED,
+            f"{len(faults)} of {len(faults)} landed as planned, were felt and outlived",
+        )
+    return Case("faults", "faults", bad[0].verdict, f"{bad[0].id}: {bad[0].reason}")
+
+
+def _applied_in_words(hits: Sequence[Event]) -> str:
+    hit = hits[0]
+    parts = [
+        f"step {hit.data['global_step']}" if hit.data["global_step"] is not None else "",
+        str(hit.data["phase"] or "").replace("_", " "),
+        ", ".join(f"pid {one.data['pid']}" for one in hits if one.data["pid"] is not None),
+        f"attempt {hit.attempt}" if hit.attempt is not None else "",
+    ]
+    nodes = [str(one.data["node"]) for one in hits if one.data.get("node") is not None]
+    return ", ".join(part for part in parts if part) or (f"node {', '.join(nodes)}" if nodes else "once")
+
+
+def _rollback_in_words(run: Record, fault: str) -> str:
+    why = next((e.data.get("why") for e in run.of_kind(Kind.GUARDED) if e.data["record"] == fault), None)
+    if why:
+        return f"not possible: {why}"
+    back = list(run.of_fault(fault, Kind.ROLLED_BACK))
+    if not back:
+        return "not needed"
+    return "verified" if back[-1].data["verified"] else f"INCOMPLETE: {back[-1].data.get('reason', '')}"

@@ -1,0 +1,56 @@
+"""Which failures follow from another one, by what differed first and in which step. Pure.
+
+A second defect may hide behind a consequence: mend the cause and run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchaos.harness.contracts import Finding, First, What
+from torchaos.harness.record.result import Case, Verdict
+
+# By how many steps the consequence comes later, at least. Step 11 computes its loss from its samples and from the
+# parameters after step 10; its update then makes the parameters after step 11, which the checkpoint of step 11 holds.
+_LATER = {
+    What.SAMPLES: {What.LOSSES: 0},
+    What.LOSS: {What.SAMPLES: 0, What.RATE: 1, What.PARAMETERS: 1, What.REPLICAS: 1, What.LOADED: 1},
+    What.PARAMETERS: {What.SAMPLES: 0, What.LOSSES: 0, What.LOSS: 0, What.RATE: 0, What.LOADED: 1},
+    What.SAVED: {
+        What.SAMPLES: 0, What.LOSSES: 0, What.LOSS: 0, What.RATE: 0, What.PARAMETERS: 0, What.REPLICAS: 0,
+        What.LOADED: 1,
+    },
+}  # fmt: skip
+
+
+def linked(cases: Sequence[Case], findings: Sequence[Finding], faults: Sequence[Case] = ()) -> list[Case]:
+    """The cases of the assertions, each failed one with the failed case that it follows from. `faults`: the case of the
+    faults, if there is one."""
+    firsts = [one.first if case.verdict is Verdict.FAILED else None for case, one in zip(cases, findings, strict=True)]
+    fallen = next((case.name for case in faults if case.verdict is Verdict.FAILED), None)
+    return [replace(case, follows=_root(place, cases, firsts, fallen)) for place, case in enumerate(cases)]
+
+
+def _root(place: int, cases: Sequence[Case], firsts: Sequence[First | None], fallen: str | None) -> str | None:
+    own = firsts[place]
+    if own is None:
+        return None
+    if fallen and own.what in (What.ENDING, What.ABSENT):
+        return fallen
+    causes = [at for at, other in enumerate(firsts) if other and _comes_of((own, place), (other, at))]
+    if not causes:
+        return None
+    earliest = min(causes, key=lambda at: (firsts[at] or own).step)
+    return _root(earliest, cases, firsts, fallen) or cases[earliest].name
+
+
+def _comes_of(ours: tuple[First, int], theirs: tuple[First, int]) -> bool:
+    """Each with its place in the scenario: of two that say the same, the earlier is the cause."""
+    (own, place), (other, at) = ours, theirs
+    if own == other:
+        return at < place
+    if own.what is What.ABSENT:
+        return other.what is What.ENDING
+    later = _LATER.get(own.what, {}).get(other.what)
+    return later is not None and own.step >= other.step + later

@@ -1,0 +1,123 @@
+"""Two of the gates that every fault must pass before any assertion counts: landed as planned, and outlived. Pure.
+
+The third, that it was felt, is each injector's own affair.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Target
+from torchaos.harness.judging.ending.ending import ended_on_purpose_s, exit_code, failed_rank
+from torchaos.harness.judging.gaps.unseen import why_unplaced
+from torchaos.harness.judging.landing.whom import hit_target, strayed
+from torchaos.harness.judging.recovery.recovery import never_in_words, recoveries, why_moot
+from torchaos.harness.record.history.uptime import is_down
+from torchaos.harness.record.plan import ENDED_BEFORE, PlannedFault
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Verdict
+
+
+def landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
+    """What is wrong with where, when or how often it landed. The step is checked against the history, which the
+    agent's own count did not make."""
+    missed = next(run.of_fault(fault.id, Kind.MISSED), None)
+    if missed:
+        return f"it did not land each time that it was to: {missed.data['reason']}"
+    wrong = strayed(run, fault, hits) or _wrong_place(fault, hit_target(run, fault, hits), hits)
+    return wrong or next(filter(None, (_wrong_time(run, fault, hit) for hit in hits)), None)
+
+
+def _wrong_place(fault: PlannedFault, target: Target, hits: Sequence[Event]) -> str | None:
+    landed = Counter(hit.rank for hit in hits)
+    strangers = landed.keys() - {None, *target.ranks}
+    if strangers:
+        return f"it landed on rank {min(one for one in strangers if one is not None)}, which is not its target"
+    on_agents = landed.keys() == {None}
+    due = {None: fault.times * max(1, len(target.nodes))} if on_agents else dict.fromkeys(target.ranks, fault.times)
+    for rank, times in due.items():
+        if landed[rank] != times:
+            where = "" if rank is None else f" on rank {rank}"
+            return f"it landed {landed[rank]} of {times} times{where}" if landed[rank] else f"it never landed{where}"
+    return None
+
+
+def _wrong_time(run: Record, fault: PlannedFault, hit: Event) -> str | None:
+    when = fault.trigger
+    if not isinstance(when, Moment):
+        return None
+    held = [event for event in run.of_fault(fault.id, Kind.HELD) if event.mono_s <= hit.mono_s]
+    if fault.where == "node" and not held:
+        return "no rank was held at its Moment"
+    at = hit if fault.where == "rank" else held[-1]
+    attempts = {at.attempt, hit.attempt} - {None}
+    if len(attempts) > 1 or (when.attempt is not None and attempts != {when.attempt}):
+        due = at.attempt if when.attempt is None else when.attempt
+        return f"it was to land in attempt {due}, and landed in attempt {hit.attempt}"
+    if when.phase is not None and at.data["phase"] != when.phase.value:
+        return f"it was to land in phase {when.phase.value}, and landed in {at.data['phase']}"
+    # Not when the rank was held but when the fault came: the rank must not have gone on by itself meanwhile.
+    done = run.history.steps_done(at.rank, at.attempt, hit.mono_s) if when.step is not None else None
+    if when.step is not None and (done is None or done + 1 != when.step):
+        where = "a step that can't be told" if done is None else f"step {done + 1}"
+        return f"it was to land in step {when.step}, and landed in {where}"
+    return None
+
+
+def never_reached(run: Record, fault: PlannedFault) -> bool:
+    """Whether the run ended before the point at which the fault was to come."""
+    if any(run.of_fault(fault.id, Kind.APPLYING, Kind.HELD)):
+        return False
+    when = fault.trigger
+    if isinstance(when, Moment):
+        return when.step is not None and when.step > (run.history.highest_step() or 0) + 1
+    missed = list(run.of_fault(fault.id, Kind.MISSED))  # journals from before the field have the reason alone
+    return bool(missed) and all(e.data.get("ended_before", e.data["reason"] == ENDED_BEFORE) for e in missed)
+
+
+def ranks_repeat(run: Record) -> str | None:
+    """Why the history can't be trusted: two processes made steps as the same rank of the same attempt."""
+    sources: dict[tuple[int, int], set[str]] = {}
+    for event in run.of_kind(Kind.STEP):
+        if event.rank is not None:
+            sources.setdefault((event.attempt or 0, event.rank), set()).add(event.source)
+    twice = next((key for key, found in sorted(sources.items()) if len(found) > 1), None)
+    if twice is None:
+        return None
+    attempt, rank = twice
+    return (
+        f"rank {rank} of attempt {attempt} was {len(sources[twice])} processes, which all made steps, as in a job of "
+        "several torchruns: whose steps are whose can't be told"
+    )
+
+
+def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Verdict, str] | None:
+    """A job that never got past the highest step it had reached before the fault has not recovered, and neither has one
+    that then ends with an error. Of one that had died again, of nothing that was done to it, when the run was ended on
+    purpose, nobody knows."""
+    if not run.history.executions:
+        return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
+    code, reached = exit_code(run), run.history.highest_step() or 0
+    behind = {one.fault for one in recoveries(run, twins) if one.parts["caught_up"] is None}
+    if fault.id not in behind:
+        if code not in (None, 0):
+            return Verdict.FAILED, f"the job got past the fault, and then ended with exit code {code} in step {reached}"
+        if broken := failed_rank(run):
+            how = f"rank {broken.rank} ended with exit code {broken.exit_code} in step {reached}"
+            return (
+                Verdict.FAILED,
+                f"the job got past the fault, and then {how}, though the command's own exit code is {code}",
+            )
+        if not behind and (stopped_s := ended_on_purpose_s(run)) and is_down(run.history, run.events, stopped_s):
+            return Verdict.INCONCLUSIVE, "the job got past the fault, and was down again when the run was ended"
+        return None
+    if run.history.unplaced:
+        return Verdict.INCONCLUSIVE, why_unplaced(run, run.history.unplaced)
+    if ended_on_purpose_s(run):
+        return Verdict.INCONCLUSIVE, "the run was ended on purpose before the job had recovered; see its `until`"
+    if why := why_moot(run, fault.id, twins):
+        return Verdict.INCONCLUSIVE, why
+    return Verdict.FAILED, f"the job {never_in_words(run, fault.id, twins)}"

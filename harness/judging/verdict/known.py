@@ -1,0 +1,74 @@
+"""Known failures of torch, gloo and NCCL that a run met: they change the reason, never the verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.judging.ending.teardown import TeardownAbort, aborts_at_exit, teardown_aborts
+from torchaos.harness.judging.recovery.recovery import recoveries
+from torchaos.harness.record.record import Record
+from torchaos.harness.watching.probes.causes import BY_NAME
+
+
+def causes_in_words(run: Record) -> list[str]:
+    """Each cause that the log tells of, once, and the aborts that were set aside. What any death of a rank brings about
+    is no news."""
+    told = (event for event in run.of_kind(Kind.LOG_CAUSE) if not _is_consequence(event))
+    return list(dict.fromkeys([*map(_in_words, told), *_aside(run)]))
+
+
+def because(run: Record) -> str:
+    """Where the job did not come back, or did not end well, and attempts died of a known failure of what it is built
+    on: a clause that says so, to be added to the reason. Else nothing."""
+    if any(event.data.get("interrupted", True) for event in run.of_kind(Kind.STOPPED)):
+        return ""  # it might still have come back
+    exits = list(run.of_kind(Kind.JOB_EXITED))
+    ended_well = bool(exits) and exits[-1].data["exit_code"] == 0
+    if ended_well and all(one.parts["caught_up"] is not None for one in recoveries(run)):
+        return ""
+    hit = {event.attempt for event in run.of_kind(Kind.APPLYING)}
+    died = [
+        event for event in run.of_kind(Kind.LOG_CAUSE)
+        if _is_of_the_stack(event) and event.attempt not in hit and _died(run, event.attempt)
+    ]  # fmt: skip
+    if not died:
+        return ""
+    name = str(died[0].data["cause"])
+    attempts = sorted({event.attempt or 0 for event in died if event.data["cause"] == name})
+    which = f"attempt {attempts[0]}" if len(attempts) == 1 else f"attempts {', '.join(map(str, attempts))}"
+    return f"; the log of {which}, which ended with an error, shows a known failure, {_in_words(died[0])}"
+
+
+def _is_consequence(event: Event) -> bool:
+    known = BY_NAME.get(str(event.data["cause"]))
+    return known is not None and known.whose == "another rank"
+
+
+def _is_of_the_stack(event: Event) -> bool:
+    known = BY_NAME.get(str(event.data["cause"]))
+    return known is not None and known.of_the_stack
+
+
+def _died(run: Record, attempt: int | None) -> bool:
+    life = run.history.attempt(attempt or 0)
+    return life is not None and any(code not in (0, None) for code in life.exit_codes.values())
+
+
+def _in_words(event: Event) -> str:
+    """`gloo-stale-store (torch, pytorch/pytorch#135712): what to do`; else what the line came with."""
+    name = str(event.data["cause"])
+    known = BY_NAME.get(name)
+    about = f" ({', '.join((known.whose, *known.issues))})" if known else ""
+    return f"{name}{about}: {event.data.get('advice', event.data['line'])}"
+
+
+def _aside(run: Record) -> Iterator[str]:
+    aside = teardown_aborts(run)
+    for one in aborts_at_exit(run):
+        yield _abort(one, one in aside)
+
+
+def _abort(one: TeardownAbort, aside: bool) -> str:
+    done = "set aside and counted" if aside else "not set aside, since no whole checkpoint of that step was seen"
+    return f"rank {one.rank} aborted at interpreter exit in attempt {one.attempt}, after step {one.last_step}: {done}"

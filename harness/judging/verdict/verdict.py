@@ -1,0 +1,200 @@
+"""From a record to a Result. Gates come first: a fault that did not land, or was not felt, proves nothing.
+
+Pure but for `judge`, which loads the record from a run directory: the same verdicts again, offline.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from torchaos.harness import registry
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Assertion, ChaosError, Finding, Need, Outcome, UsageError, inconclusive
+from torchaos.harness.judging.ending.unstarted import died_at_start
+from torchaos.harness.judging.gaps.missing import missing_in_words
+from torchaos.harness.judging.recovery.recovery import recoveries
+from torchaos.harness.judging.replicas import judged
+from torchaos.harness.judging.verdict.faults import fault_result, faults_case
+from torchaos.harness.judging.verdict.follows import linked
+from torchaos.harness.judging.verdict.gates import never_reached, ranks_repeat
+from torchaos.harness.judging.verdict.known import because, causes_in_words
+from torchaos.harness.judging.verdict.split import split_brain
+from torchaos.harness.record.plan import Named, Plan
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.replicas import records_of as replicas_of
+from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
+from torchaos.harness.record.rundir import RunDir
+
+SPLIT_BRAIN = "split_brain"  # said of the run whatever was asserted, when there was one
+_OF_OUTCOME = {
+    Outcome.PASSED: Verdict.PASSED,
+    Outcome.FAILED: Verdict.FAILED,
+    Outcome.INCONCLUSIVE: Verdict.INCONCLUSIVE,
+}
+
+
+def judge(folder: RunDir) -> Result:
+    """Judge what lies in a run directory. Raises ChaosError where it is not whole."""
+    run, twins = records_of(folder)
+    return verdict_of(run, twins, str(folder.root))
+
+
+def records_of(folder: RunDir) -> tuple[Record, list[Record]]:
+    """The records of a run and of its twins. Raises ChaosError where one is not whole."""
+    twins = sorted(folder.twins.iterdir()) if folder.twins.is_dir() else []
+    return Record.load(folder), [Record.load(RunDir(path)) for path in twins]
+
+
+def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
+    parts = replicas_of(run)
+    of_twins = [list(own) for own in zip(*map(replicas_of, twins), strict=True)] or [[] for _ in parts]
+    assertions = [_assertion(named) for named in run.plan.asserts]
+    must_recover = all(getattr(assertion, "expects_recovery", True) for assertion in assertions)
+    faults = tuple(fault_result(run, twins, fault, must_recover) for fault in run.plan.faults)
+    findings = [_finding(assertion, run, twins) for assertion in assertions]
+    cases = [_case(named, finding) for named, finding in zip(run.plan.asserts, findings, strict=True)]
+    late = {fault.id for one in parts for fault in one.plan.faults if never_reached(one, fault)}
+    landed = [faults_case(faults, late)] if faults else []
+    cases = [*landed, *linked(cases, findings, landed)]
+    if split := next(filter(None, map(split_brain, parts)), None):
+        cases.insert(0, Case(SPLIT_BRAIN, "assertion", Verdict.FAILED, split))
+    rollback = _rollback_case(run)
+    verdict, reason, decided_by = _overall(run, twins, cases, proved=all(fault.proved for fault in faults))
+    if verdict is not Verdict.PASSED:
+        reason = (died_at_start(run) or reason) + because(run)
+    elif rollback.verdict is not Verdict.PASSED:
+        verdict, reason, decided_by = Verdict.ERROR, f"rollback: {rollback.reason}", rollback.name
+    first, last = (run.events[0], run.events[-1]) if run.events else (None, None)
+    return Result(
+        scenario=run.plan.scenario,
+        description=run.plan.description,
+        seed=run.plan.seed,
+        verdict=verdict,
+        exit_code=verdict.exit_code if rollback.verdict is Verdict.PASSED else ExitCode.ROLLBACK,
+        reason=reason,
+        run_dir=run_dir,
+        started=_clock_time(first.wall_s if first else 0.0),
+        duration_s=round(last.mono_s - first.mono_s, 3) if first and last else 0.0,
+        faults=faults,
+        recoveries=tuple(found for one, own in zip(parts, of_twins, strict=True) for found in recoveries(one, own)),
+        cases=(*cases, rollback),
+        steps=max((one.history.last_step for one in parts if one.history.last_step is not None), default=None),
+        attempts=max(len(one.history.attempts) for one in parts),
+        twin=_about_twins(run.plan, twins),
+        reproduce=shlex.join(map(str, _environment(run).get("reproduce") or ())),
+        versions={k: str(_environment(run).get(k, "")) for k in ("torchaos", "torch", "python")},
+        notes=tuple(_notes(run)),
+        decided_by=decided_by,
+    )
+
+
+def _assertion(named: Named) -> Assertion:
+    try:
+        found: Assertion = registry.find("assertions", named.name)(**named.params)
+    except TypeError as error:
+        raise UsageError(f"the plan is damaged: {named.name} can't be made from its bounds: {error}") from error
+    return found
+
+
+def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
+    try:
+        finding = judged(assertion, run, twins)
+    except ChaosError as error:
+        return inconclusive(str(error))
+    except Exception as error:  # it may be anybody's code, and the others still have something to say
+        return inconclusive(f"the assertion itself failed, {type(error).__name__}: {error}; report it to its author")
+    if finding.outcome is Outcome.PASSED and run.plan.twin and not twins and Need.TWIN in assertion.needs:
+        reason = f"the twin that was to be the measure could not be had; without it, {finding.reason}"
+        return replace(finding, outcome=Outcome.INCONCLUSIVE, reason=reason)
+    return finding
+
+
+def _case(named: Named, finding: Finding) -> Case:
+    outcome, seconds = _OF_OUTCOME[finding.outcome], registry.seconds_of(registry.find("assertions", named.name))
+    return Case(
+        named.name, "assertion", outcome, finding.reason, finding.measured, finding.bound, tuple(sorted(seconds)),
+        cause=finding.cause,
+    )  # fmt: skip
+
+
+def _rollback_case(run: Record) -> Case:
+    undone = list(run.of_kind(Kind.ROLLED_BACK, Kind.HEALED))
+    bad = [event for event in undone if not event.data["verified"]]
+    if bad:
+        why = bad[0].data.get("reason", "")
+        return Case("rollback", "rollback", Verdict.ERROR, f"{_owner(bad[0])} could not be taken back: {why}")
+    back = {_owner(event): event.mono_s for event in undone}  # the last time
+    guarded = [event for event in run.of_kind(Kind.GUARDED) if event.data["handles"]]
+    unhealed = {_owner(event) for event in guarded if back.get(_owner(event), -math.inf) < event.mono_s}
+    if unhealed:
+        return Case("rollback", "rollback", Verdict.ERROR, f"nothing shows that {min(unhealed)} was taken back")
+    return Case("rollback", "rollback", Verdict.PASSED, "all that was changed has been taken back, and verified")
+
+
+def _owner(event: Event) -> str:
+    return str(event.data.get("fault") or event.data.get("record"))
+
+
+def _overall(
+    run: Record, twins: Sequence[Record], cases: Sequence[Case], *, proved: bool
+) -> tuple[Verdict, str, str]:  # fmt: skip
+    """Verdict, reason, and the case that decided. A fault that did not land or was not felt (not `proved`) makes
+    everything inconclusive, and so does a journal with lines that are missing or can't be read, since nobody knows
+    what they said. Then failed beats inconclusive."""
+    stopped = next((event.data for event in run.of_kind(Kind.STOPPED)), None)
+    by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
+    gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults" and not proved]
+    early = stopped and not stopped.get("enough", False)
+    if stopped and early and (stopped.get("interrupted", True) or not by_verdict[Verdict.FAILED]):
+        return Verdict.INCONCLUSIVE, f"the run was ended early: {stopped['reason']}", ""
+    for whose, damaged in (("the journal", run.damaged), *(("the journal of a twin", one.damaged) for one in twins)):
+        if damaged:
+            many = f"{len(damaged)} of its lines can't be read, such as {damaged[0]}"
+            return Verdict.INCONCLUSIVE, f"{whose} is damaged: {many}", ""
+    if lacks := missing_in_words(run, twins):
+        return Verdict.INCONCLUSIVE, lacks, ""
+    split = [case for case in by_verdict[Verdict.FAILED] if case.name == SPLIT_BRAIN]
+    if not split and (twice := next(filter(None, map(ranks_repeat, (run, *twins))), None)):
+        return Verdict.INCONCLUSIVE, twice, ""
+    for found in (split, gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
+        if root := next((case for case in found if case.follows is None), None):
+            return root.verdict, f"{root.name}: {root.reason}", root.name
+    stages = [str(event.data["stage"]) for event in run.of_kind(Kind.STAGE)]
+    if stages and stages[-1] != "end":
+        return Verdict.INCONCLUSIVE, f"the run was never finished: its last stage is {stages[-1]}", ""
+    if not cases:
+        return Verdict.INCONCLUSIVE, "nothing was asserted and nothing was injected", ""
+    outlived = "every fault was felt and outlived, and " if run.plan.faults else ""
+    return Verdict.PASSED, f"{outlived}every assertion holds", ""
+
+
+def _clock_time(wall_s: float) -> str:
+    """In ISO 8601; the epoch for what is no time that a calendar has, as in a damaged journal."""
+    try:
+        moment = datetime.fromtimestamp(wall_s, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        moment = datetime.fromtimestamp(0.0, timezone.utc)
+    return moment.isoformat(timespec="seconds")
+
+
+def _about_twins(plan: Plan, twins: Sequence[Record]) -> str:
+    if twins:
+        return f"{len(twins)} fault-free {'twin' if len(twins) == 1 else 'twins'}"
+    return "no twin was wanted" if not plan.twin else "no twin could be had"
+
+
+def _environment(run: Record) -> Mapping[str, Any]:
+    """The artifact; empty where it is missing or is no longer one."""
+    found = run.artifacts.get("environment")
+    return {} if not isinstance(found, dict) or not isinstance(found.get("reproduce", []), list) else found
+
+
+def _notes(run: Record) -> list[str]:
+    notes = [str(event.data["text"]) for event in run.of_kind(Kind.NOTE)]
+    notes += [f"the agent's hook {e.data['hook']} failed: {e.data['error']}" for e in run.of_kind(Kind.AGENT_FAILED)]
+    return list(dict.fromkeys([*notes, *causes_in_words(run)]))

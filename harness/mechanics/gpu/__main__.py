@@ -1,0 +1,40 @@
+"""`python -m torchaos.harness.mechanics.gpu [--control PATH] COMMAND...`: run a command that sees the NVML overlay.
+
+For whoever watches the GPUs: a node health agent, nvidia-smi, a device plugin, a DCGM host engine. The job's ranks
+don't get it, since NCCL reads its topology from NVML.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.machine.native.library import ENV_CONTROL, ENV_PATH, folder
+
+
+def environment(control: str | None) -> dict[str, str]:
+    """The environment of a process that is to see the overlay. Raises UsageError where there is no overlay."""
+    found = os.environ.get(ENV_PATH) or str(folder())
+    others = os.environ.get("LD_LIBRARY_PATH")
+    paths = {"LD_LIBRARY_PATH": f"{found}:{others}" if others else found, ENV_PATH: found}
+    return {**os.environ, **paths, **({ENV_CONTROL: str(Path(control).absolute())} if control else {})}
+
+
+def main(arguments: list[str]) -> int:
+    control = None
+    if arguments[:1] == ["--control"] and len(arguments) > 1:
+        control, arguments = arguments[1], arguments[2:]
+    if not arguments or arguments[0].startswith("-"):
+        print(__doc__, file=sys.stderr)
+        return 3
+    try:
+        os.execvpe(arguments[0], arguments, environment(control))
+    except (UsageError, OSError) as error:
+        print(f"torchaos: {arguments[0]}: {error}", file=sys.stderr)
+        return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,173 @@
+"""The work that all `gpu.*` injectors share: orders to the overlay as a file of their own, and what was served of them.
+
+The overlay says in `nvml.log`, beside the orders, which process was served which order: that is the proof that a fault
+was felt. It comes from the process that asked about the GPU, never from the rank that is hit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Probe, Site, Where
+from torchaos.harness.machine.native.library import ENV_CONTROL
+from torchaos.harness.record.record import Record
+from torchaos.harness.undo.file import File
+from torchaos.harness.watching.probes.census import environ_of, gpu_of
+
+LOG, KERNEL_LOG = "nvml.log", "kernel.log"
+_SERVED = re.compile(
+    r"(?P<mono_s>\d+\.\d+) pid (?P<pid>\d+) served (?P<order>gpu\d+\.\S+ = \d+)(?: on node (?P<node>\d+))?"
+)
+
+
+class OverlayFault(Fault):
+    """A fault that the NVML overlay is ordered to show. It may also have `kernel_lines(gpu)`, for `kernel.log`."""
+
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
+
+    gpu: int | None  # NVML's index; None: the GPU of the target rank
+
+    def orders(self) -> Sequence[str]:
+        """Lines without the GPU they are about, such as `ecc.volatile.uncorrected += 1`."""
+        raise NotImplementedError
+
+    def changes(self, site: Site) -> Sequence[Handle]:
+        """One new file in the folder of orders of each target node; taken back, it is gone."""
+        found = []
+        for folder, pids in folders_of(site.pids).items():
+            made = hashlib.sha256(_text(self, pids).encode()).hexdigest()
+            found.append(File.of(_path(folder, site.fault), folder, site.undo_copies, made=made))
+        return found
+
+    def apply(self, site: Site) -> None:
+        lines = getattr(self, "kernel_lines", None)
+        for folder, pids in folders_of(site.pids).items():
+            _write(_path(folder, site.fault), _text(self, pids).encode())
+            if lines is not None:
+                with open(folder / KERNEL_LOG, "a") as log:
+                    log.writelines(f"{line}\n" for gpu in gpus_of(self.gpu, pids) for line in lines(gpu))
+
+    def probes(self, site: Site) -> Sequence[Probe]:
+        found = []
+        for folder, pids in folders_of(site.pids).items():
+            gpus = gpus_of(self.gpu, pids)
+            keys = {f"gpu{gpu}.{re.split(r' *[+]?= *', order)[0]}" for gpu in gpus for order in self.orders()}
+            found.append(Served(folder / LOG, site.fault, frozenset(keys)))
+        return found
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        """Some process that asked about the GPU was served what was ordered, after it was."""
+        hit = next(record.of_fault(fault, Kind.APPLYING), None)
+        seen = [
+            e for e in record.of_fault(fault, Kind.EFFECT) if hit and e.mono_s >= hit.mono_s and "served_to" in e.data
+        ]
+        if not seen:
+            return None
+        first = seen[0]
+        return Evidence(
+            f"pid {first.data['served_to']}, which watches the GPUs, was told {first.data['effect']}",
+            ((first.source, first.seq),),
+        )
+
+
+def _write(path: Path, orders: bytes) -> None:
+    """The overlay sees all of it or nothing, and whoever dies meanwhile leaves nothing: it has no name until it is
+    whole (O_TMPFILE of open(2)), but on a file system that has no such files."""
+    try:
+        fd = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC)
+    except (OSError, AttributeError):
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_bytes(orders)
+        partial.chmod(0o644)
+        partial.replace(path)
+        return
+    try:
+        os.write(fd, orders)
+        os.fchmod(fd, 0o644)
+        path.unlink(missing_ok=True)
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)  # without a folder Python takes link(2), which won't follow
+    finally:
+        os.close(fd)
+
+
+@dataclass
+class Served:
+    """Tells of each of these orders that a process was served, as the overlay's log says; only from now on."""
+
+    log: Path
+    fault: str
+    keys: frozenset[str]
+    period_s: float = 0.05
+    _at: int = 0
+    _told: set[tuple[str, str]] = field(default_factory=set)
+
+    def sample(self, emit: Emit) -> None:
+        for found in self._lines():
+            key = found["order"].partition(" = ")[0]
+            if key in self.keys and (found["pid"], found["order"]) not in self._told:
+                self._told.add((found["pid"], found["order"]))
+                effect = {"fault": self.fault, "effect": found["order"], "served_to": int(found["pid"])}
+                node = {"node": int(found["node"])} if found["node"] else {}
+                emit(Kind.EFFECT, {**effect, "served_mono_s": float(found["mono_s"]), **node})
+
+    def _lines(self) -> Iterator[re.Match[str]]:
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(self._at)
+                text = file.read()
+        except OSError:
+            return
+        whole = text[: text.rfind(b"\n") + 1]
+        self._at += len(whole)
+        for line in whole.decode(errors="replace").splitlines():
+            if found := _SERVED.fullmatch(line):
+                yield found
+
+
+def folders_of(pids: Sequence[int]) -> dict[Path, list[int]]:
+    """The folders of orders that these ranks were started with: one on each node. Raises ChaosError where a rank has
+    none."""
+    found: dict[Path, list[int]] = {}
+    for pid in pids:
+        named = environ_of(pid).get(ENV_CONTROL)
+        if not named:
+            raise ChaosError(
+                f"the job has no folder for orders to the NVML overlay; add to job.env: "
+                f'{{TORCHAOS_NVML_PATH: "{{nvml}}", {ENV_CONTROL}: "{{run}}"}}'
+            )
+        if not Path(named).is_dir():
+            raise ChaosError(f"{ENV_CONTROL} of pid {pid} is {named}, which is no folder; an injector needs one")
+        found.setdefault(Path(named).resolve(), []).append(pid)
+    return found
+
+
+def gpus_of(gpu: int | None, pids: Sequence[int]) -> list[int]:
+    """NVML's indices: the one that is named, else those of the target ranks. Raises ChaosError where no rank says."""
+    if gpu is not None:
+        return [gpu]
+    found = set()
+    for pid in pids:
+        env = environ_of(pid)
+        local = env.get("LOCAL_RANK", "")
+        if not local.isdigit():
+            raise ChaosError(f"pid {pid} has no LOCAL_RANK, so which GPU is meant can't be told; write gpu")
+        found.add(gpu_of(env, int(local)))
+    return sorted(found)
+
+
+def _text(injector: OverlayFault, pids: Sequence[int]) -> str:
+    lines = [f"gpu{gpu}.{order}" for gpu in gpus_of(injector.gpu, pids) for order in injector.orders()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _path(folder: Path, fault: str) -> Path:
+    return folder / (re.sub(r"[^A-Za-z0-9_-]", "_", fault) + ".nvml")

@@ -1,0 +1,116 @@
+"""Dropping what goes between nodes: an nftables table of our own, put in place in one transaction.
+
+It lies in the switch, or, where that is not the run's own, in each node that would hear something.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchaos.harness.contracts import LiveNode
+from torchaos.harness.machine.netspace import Space
+from torchaos.harness.mechanics.network.link import Link, link_of
+from torchaos.harness.undo.network import NftTable, mark_of
+
+SWITCH, NODE = "bridge", "netdev"  # families
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Drops `percent` of what `sources` send to `sinks`. With `ports`, of TCP from or to these alone."""
+
+    fault: str
+    sources: Sequence[Link]
+    sinks: Sequence[Link]
+    both: bool = True
+    ports: Sequence[int] = ()
+    percent: float = 100.0
+
+    @property
+    def handles(self) -> list[NftTable]:
+        family = NODE if self._in_nodes else SWITCH
+        return [NftTable(space.pid, space.start_ticks, family, mark_of(self.fault)) for space in self.scripts()]
+
+    def apply(self) -> None:
+        """Raises OSError."""
+        for space, script in self.scripts().items():
+            space.run(["nft", "-f", "-"], script)
+
+    def scripts(self) -> dict[Space, str]:
+        """By the place that each lies in."""
+        ways = [(self.sources, self.sinks), *([(self.sinks, self.sources)] if self.both else [])]
+        if not self._in_nodes:
+            rules = [
+                rule for froms, tos in ways
+                for rule in self._rules(f"iifname {_ports(froms)} oifname {_ports(tos)}")
+            ]  # fmt: skip
+            return {self.sources[0].switch: self._table(SWITCH, "forward", rules)}
+        return {
+            link.space: self._table(NODE, f'ingress device "{link.device}"', self._heard(froms))
+            for froms, tos in ways for link in tos
+        }  # fmt: skip
+
+    @property
+    def _in_nodes(self) -> bool:
+        return self.sources[0].switch == self.sources[0].space
+
+    def _table(self, family: str, hook: str, rules: Sequence[str]) -> str:
+        lines = "\n".join(rules)
+        return (
+            f"table {family} {mark_of(self.fault)} {{\n counter seen {{ }}\n counter dropped {{ }}\n"
+            f" chain links {{\n  type filter hook {hook} priority 0; policy accept;\n{lines}\n }}\n}}\n"
+        )
+
+    def _heard(self, froms: Sequence[Link]) -> list[str]:
+        """Whoever does not know the other's hardware address any more asks for it; that is cut, too."""
+        addresses = ", ".join(link.address for link in froms)
+        asks = [] if self.ports or self.percent < 100 else [f"  arp saddr ip {{ {addresses} }} drop"]
+        return [*asks, *self._rules(f"ip saddr {{ {addresses} }}")]
+
+    def _rules(self, way: str) -> list[str]:
+        """What is counted is TCP, in which all that a job's ranks and agents say to each other goes."""
+        some = f" numgen random mod 10000 < {round(self.percent * 100)}" if self.percent < 100 else ""
+        ports = ", ".join(map(str, self.ports))
+        if ports:
+            return [
+                f"  {way} tcp {side} {{ {ports} }} counter name seen{some} counter name dropped drop"
+                for side in ("sport", "dport")
+            ]
+        tcp = f"  {way} ip protocol tcp counter name seen{some} counter name dropped drop"
+        others = f"  {way} meta l4proto != tcp{some} drop" if some else f"  {way} drop"
+        return [tcp, others]
+
+
+def counts(*handles: NftTable) -> dict[str, int]:
+    """The packets that each counter of these tables has counted; empty when the tables are gone."""
+    found: Counter[str] = Counter()
+    for handle in handles:
+        try:
+            said = handle.space.run(["nft", "-j", "list", "counters", "table", handle.family, handle.table])
+        except OSError:
+            continue
+        counters = [one["counter"] for one in json.loads(said)["nftables"] if "counter" in one]
+        found.update({one["name"]: one["packets"] for one in counters})
+    return dict(found)
+
+
+def sides(
+    nodes: Sequence[LiveNode], cluster: Sequence[LiveNode], peers: Sequence[int]
+) -> tuple[list[Link], list[Link]]:
+    """The links of the target nodes, and of those that they are cut off from: `peers`, or all others. Raises ChaosError
+    where there is nobody on one side."""
+    from torchaos.harness.contracts import ChaosError
+
+    inside = {live.node.index for live in nodes}
+    outside = [live for live in cluster if live.node.index not in inside]
+    outside = [live for live in outside if not peers or live.node.index in peers]
+    if not inside or not outside:
+        raise ChaosError("there is no node on the other side; name another target, or other peers")
+    return [link_of(live) for live in nodes], [link_of(live) for live in outside]
+
+
+def _ports(links: Sequence[Link]) -> str:
+    return "{ " + ", ".join(f'"{link.port}"' for link in links) + " }"

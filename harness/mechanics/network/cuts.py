@@ -1,0 +1,57 @@
+"""What `network.partition` and `network.loss` share: a cut between the target nodes and others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
+from torchaos.harness.mechanics.network.cut import Cut, sides
+from torchaos.harness.mechanics.network.evidence import counted
+from torchaos.harness.mechanics.network.metering import measured, meter_handle
+from torchaos.harness.mechanics.network.probes import drops
+from torchaos.harness.record.record import Record
+
+
+class CutFault(Fault):
+    """Drops what goes between nodes. `direction`, as the target sees it."""
+
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    hits: ClassVar[Hits] = "nodes"
+    needs: ClassVar[frozenset[str]] = frozenset({"links", "nft"})
+    on_collectives: ClassVar[bool] = True
+
+    peers: Sequence[int]  # by default all others
+
+    if TYPE_CHECKING:  # parameters of some, constants of others
+
+        @property
+        def direction(self) -> str: ...  # both, out, in
+        @property
+        def ports(self) -> Sequence[int]: ...  # of TCP; none named: all that goes over the link
+        @property
+        def percent(self) -> float: ...  # of the packets
+
+    def asked(self) -> Mapping[str, float]:
+        """What a probe connection should measure."""
+        return {"loss_percent": self.percent}
+
+    def changes(self, site: Site) -> Sequence[Handle]:
+        return [*self._cut(site).handles, meter_handle(site)]
+
+    def apply(self, site: Site) -> None:
+        self._cut(site).apply()
+
+    def probes(self, site: Site) -> Sequence[Probe]:
+        asked = {} if self.ports or self.peers else self.asked()
+        return [*drops(site, self._cut(site)), *measured(site, asked, inward=self.direction == "in")]
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        return counted(record, fault, "dropped")
+
+    def _cut(self, site: Site) -> Cut:
+        inside, outside = sides(site.nodes, site.cluster, self.peers)
+        if self.direction == "in":
+            inside, outside = outside, inside
+        return Cut(site.fault, inside, outside, self.direction == "both", self.ports, self.percent)

@@ -1,0 +1,60 @@
+"""Whether a network fault was felt: from what the kernel counted on the job's own connections. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Evidence
+from torchaos.harness.record.record import Record
+
+
+def counted(record: Record, fault: str, *names: str, least: float = 1) -> Evidence | None:
+    """While the fault was on, one of these numbers came to `least`."""
+    for event in record.of_fault(fault, Kind.NETWORK):
+        for name in names:
+            if (number := event.data["counts"].get(name, 0)) >= least:
+                return Evidence(_WORDS.get(name, name + ": {n}").format(n=f"{number:g}"), ((event.source, event.seq),))
+    return None
+
+
+_WORDS = {
+    "dropped": "{n} TCP packets of the job were dropped between the nodes",
+    "resent": "the job's connections sent {n} segments again",
+    "timeouts": "{n} retransmission timers of the job's connections ran out",
+    "resets": "{n} established connections of the job were reset",
+    "bad_checksums": "{n} segments of the job came with a bad checksum",
+    "duplicates": "{n} segments of the job came twice",
+    "out_of_order": "{n} segments of the job came out of order",
+    "rtt_ms": "the round trip on the job's connections rose to {n} ms",
+    "overlimits": "{n} packets of the job had to wait for the rate limit",
+    "refused": "{n} connections of the job were refused",
+    "sent_bytes": "the job sent {n} bytes through the proxy",
+    "got_bytes": "the job got {n} bytes through the proxy",
+    "unanswered": "the job sent {n} bytes to the proxy, and got none back",
+    "ended": "{n} connections of the job to the proxy ended",
+}
+
+
+def late(record: Record, fault: str, seconds: float) -> Evidence | None:
+    """While the fault was on no rank finished a step for at least that long."""
+    hits = [event.mono_s for event in record.of_fault(fault, Kind.APPLIED)]
+    if not hits:
+        return None
+    steps: list[Event] = [event for event in record.of_kind(Kind.STEP) if event.mono_s > hits[0]]
+    first = min(steps, key=lambda event: event.mono_s, default=None)
+    if first is None or first.mono_s - hits[0] < seconds:
+        return None
+    return Evidence(f"no rank finished a step for {first.mono_s - hits[0]:.1f} s", ((first.source, first.seq),))
+
+
+def logged(record: Record, fault: str, cause: str, words: str, naming: Sequence[str] = ("",)) -> Evidence | None:
+    """The job's log has a line of that cause (see watching/probes/causes.py) while the fault was on, that names one of
+    these."""
+    on = [event.mono_s for event in record.of_fault(fault, Kind.APPLYING)]
+    off = [event.mono_s for event in record.of_fault(fault, Kind.ROLLED_BACK)]
+    for event in record.of_kind(Kind.LOG_CAUSE):
+        is_on = on and on[0] <= event.mono_s <= (off[0] + 1.0 if off else float("inf"))
+        if is_on and event.data["cause"] == cause and any(one in event.data["line"] for one in naming):
+            return Evidence(f"{words}: {event.data['line']}", ((event.source, event.seq),))
+    return None

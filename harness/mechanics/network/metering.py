@@ -1,0 +1,83 @@
+"""Asked against measured: a probe connection beside the job's, while a network fault is on. It proves only itself: that
+the job felt the fault is shown by the job's own connections (see probes.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
+from torchaos.harness.contracts import Emit, Handle, Site
+from torchaos.harness.mechanics.network import meter
+from torchaos.harness.mechanics.network.link import Link, link_of
+from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.undo.network import mark_of
+
+SETTLE_S = 0.3  # beyond the delay that was asked for
+
+
+def meter_handle(site: Site) -> Handle:
+    """The way back of the meter that `measured` starts."""
+    return JobProcesses(_mark(site))
+
+
+def measured(
+    site: Site, asked: Mapping[str, float], inward: bool = False, jitter_ms: float = 0.0
+) -> Sequence[Measuring]:
+    """From the first target node to the first other one, or the other way round. Nothing where nothing can be asked
+    of a datagram. With jitter they are so far apart that none has to wait for the one before it."""
+    if not asked:
+        return ()
+    inside = [link_of(live) for live in site.nodes]
+    targets = {live.node.index for live in site.nodes}
+    outside = [link_of(live) for live in site.cluster if live.node.index not in targets] or inside[1:]
+    if not outside:
+        return ()
+    ends = (outside[0], inside[0]) if inward else (inside[0], outside[0])
+    settle_s = SETTLE_S + 2e-3 * asked.get("delay_ms", 0.0)
+    return [
+        Measuring(site.fault, dict(asked), _start(_mark(site), *ends, settle_s, max(meter.GAP_S, 2.2e-3 * jitter_ms)))
+    ]
+
+
+@dataclass
+class Measuring:
+    """A probe: emits what the meter says, with what was asked for, as `network.sample` events."""
+
+    fault: str
+    asked: Mapping[str, float]
+    process: subprocess.Popen[bytes]
+    period_s: float = 0.25
+    _rest: bytes = field(default=b"")
+
+    def sample(self, emit: Emit) -> None:
+        assert self.process.stdout is not None
+        try:
+            self._rest += os.read(self.process.stdout.fileno(), 1 << 16)
+        except BlockingIOError:
+            return
+        *lines, self._rest = self._rest.split(b"\n")
+        if lines:
+            said = json.loads(lines[-1])
+            found = {name: said[name] for name in self.asked if name in said}
+            emit(Kind.NETWORK, {"fault": self.fault, "counts": {}, "measured": found, "datagrams": said["sent"]})
+
+
+def _mark(site: Site) -> str:
+    return f"{link_of(site.nodes[0]).run_id}.{mark_of(site.fault)}.meter"
+
+
+def _start(mark: str, sender: Link, receiver: Link, settle_s: float, gap_s: float) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-S", "-E", meter.__file__, str(receiver.space.pid)]
+    argv += [sender.address, receiver.address, str(settle_s), str(gap_s)]
+    process = subprocess.Popen(
+        sender.space.enter(argv), cwd="/", start_new_session=True, env={**os.environ, ENV_RUN_ID: mark},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    return process

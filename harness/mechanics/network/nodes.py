@@ -1,0 +1,132 @@
+"""What is done to whole nodes: to all of the job's processes there, torchrun and ranks and what they started."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import ClassVar
+
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import ChaosError, Evidence, Handle, Hits, Irreversible, LiveNode, Site, Where
+from torchaos.harness.machine import proc
+from torchaos.harness.mechanics.network import throttle
+from torchaos.harness.mechanics.network.helper import Helper
+from torchaos.harness.record.record import Record
+from torchaos.harness.undo.handles import Process
+from torchaos.harness.undo.network import mark_of
+
+KILL_S = 30.0
+
+
+class NodeDeath(Fault):
+    """Ends all of the job's processes on nodes."""
+
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "proc"})
+    lethal: ClassVar[bool] = True
+    hits: ClassVar[Hits] = "nodes"
+    irreversible: ClassVar[str] = "a dead node can't be brought back; that is the scheduler's affair"
+
+    def changes(self, site: Site) -> Irreversible:
+        return Irreversible(self.irreversible)
+
+
+def processes(nodes: Iterable[LiveNode]) -> dict[int, int]:
+    """Start times by pid. Raises ChaosError where a node has none: then there is nothing to hit."""
+    found: dict[int, int] = {}
+    for live in nodes:
+        here = live.processes()
+        if not here:
+            raise ChaosError(f"no process of the job is on node {live.node.index} now")
+        found.update(here)
+    return found
+
+
+def kill(site: Site) -> None:
+    """SIGKILL to everything, until there is nothing. Raises ChaosError where there was nothing, or something stays."""
+    killed: dict[int, int] = processes(site.nodes)
+    deadline = time.monotonic() + KILL_S
+    left = found = killed
+    while found and time.monotonic() < deadline:
+        left = dict.fromkeys(proc.kill(found, deadline), 0)
+        found = {pid: ticks for live in site.nodes for pid, ticks in live.processes().items()}
+        killed.update(found)
+    tell(site, killed, "killed")
+    if left:
+        raise ChaosError(f"processes of the node can't be killed: {sorted(left)}")
+
+
+def send(targets: Mapping[int, int], number: int) -> None:
+    for pid, ticks in targets.items():
+        with suppress(ProcessLookupError), proc.hold(pid, ticks) as fd:
+            if fd is not None:
+                signal.pidfd_send_signal(fd, number)
+
+
+def heads(targets: Mapping[int, int]) -> dict[int, int]:
+    """Those that no other of them has started: torchrun, or a wrapper around it."""
+    found = {pid: proc.stat(pid) for pid in targets}
+    return {pid: targets[pid] for pid, stat in found.items() if stat and stat.parent not in targets}
+
+
+def tell(site: Site, targets: Iterable[int], what: str) -> None:
+    """What was done to which processes, for the record."""
+    names = ", ".join(str(live.node.index) for live in site.nodes)
+    pids = sorted(targets)
+    site.emit(
+        Kind.EFFECT, {"fault": site.fault, "effect": f"{len(pids)} processes of node {names} were {what}", "pids": pids}
+    )
+
+
+def resumed(site: Site) -> list[Handle]:
+    """How to let everything run on that is there now."""
+    return [Process(pid, ticks, "resume", proc.boot_id()) for pid, ticks in processes(site.nodes).items()]
+
+
+def slow_helper(site: Site) -> Helper:
+    return Helper(f"{site.nodes[0].run_id}.{mark_of(site.fault)}")
+
+
+def slow_down(site: Site, share: float) -> None:
+    """Everything on the nodes runs only this share of the time. Raises ChaosError."""
+    targets = processes(site.nodes)
+    argv = [sys.executable, "-S", "-E", throttle.__file__, str(share), *(f"{p}:{t}" for p, t in targets.items())]
+    said = slow_helper(site).start(None, argv)
+    if said != "ready":
+        raise ChaosError(f"the nodes could not be slowed down: {said or 'the helper ended'}")
+    tell(site, targets, f"slowed down to {100 * share:g} % of the time")
+
+
+def ended(record: Record, fault: str) -> Evidence | None:
+    """The kernel shows that what the fault killed is gone: a rank, or a node's command."""
+    pids = _pids(record, fault)
+    for event in record.of_kind(Kind.RANK_EXITED, Kind.NODE_EXITED, Kind.JOB_EXITED):
+        if event.data["pid"] in pids and event.data["exit_code"] == -signal.SIGKILL:
+            return Evidence(f"pid {event.data['pid']} ended with exit code -9", ((event.source, event.seq),))
+    return None
+
+
+def left(record: Record, fault: str) -> Evidence | None:
+    """As `ended`, with whatever exit code: a graceful end chooses its own."""
+    pids = _pids(record, fault)
+    for event in record.of_kind(Kind.NODE_EXITED, Kind.JOB_EXITED, Kind.RANK_EXITED):
+        if event.data["pid"] in pids:
+            return Evidence(f"pid {event.data['pid']} left", ((event.source, event.seq),))
+    return None
+
+
+def stopped(record: Record, fault: str) -> Evidence | None:
+    """The process probe saw a rank of the node in state T (stopped)."""
+    pids = _pids(record, fault)
+    for event in record.of_kind(Kind.RANK_STATE):
+        if event.data["pid"] in pids and event.data["state"] == "T":
+            return Evidence(f"the kernel showed pid {event.data['pid']} as stopped", ((event.source, event.seq),))
+    return None
+
+
+def _pids(record: Record, fault: str) -> set[int]:
+    return {pid for event in record.of_fault(fault, Kind.EFFECT) for pid in event.data.get("pids", ())}

@@ -1,0 +1,88 @@
+"""What is watched while a network fault is on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from torchaos.harness.contracts import Site
+from torchaos.harness.mechanics.network.cut import Cut, counts
+from torchaos.harness.mechanics.network.link import Link, link_of
+from torchaos.harness.mechanics.network.sampling import Counts, Watch, at_least, round_trips
+from torchaos.harness.undo.network import NftTable
+
+
+def drops(site: Site, cut: Cut) -> Sequence[Watch]:
+    """The job's own packets that a cut has dropped; known by the counters of the rules that drop them."""
+    proof = at_least("dropped", 1, "the first packet of the job was dropped ({n} by now)")
+    return [Watch(site.fault, _links(site), proof, [partial(counts, *cut.handles)])]
+
+
+def resent(site: Site) -> Sequence[Watch]:
+    return [Watch(site.fault, _links(site), at_least("resent", 1, "the job sent {n} segments again"))]
+
+
+def came(site: Site, name: str, words: str) -> Sequence[Watch]:
+    """What the kernels of the nodes count of segments that came in."""
+    return [Watch(site.fault, _links(site), at_least(name, 1, words))]
+
+
+def slower(site: Site, least_ms: float) -> Sequence[Watch]:
+    """The round trips on the connections of each target node."""
+    proof = at_least("rtt_ms", least_ms, "the round trip on the job's connections is {n} ms")
+    links = [link_of(live) for live in site.nodes]
+    return [Watch(site.fault, _links(site), proof, [partial(_longest, links)], period_s=0.25)]
+
+
+def limited(site: Site) -> Sequence[Watch]:
+    """The packets that had to wait for a rate limit, and the rate at which what waits goes on."""
+    proof = at_least("overlimits", 1, "{n} packets of the job had to wait for the rate limit")
+    links = [link_of(live) for live in site.nodes]
+    return [Watch(site.fault, _links(site), proof, [_Limiter(links)], period_s=0.25)]
+
+
+def _links(site: Site) -> list[Link]:
+    return [link_of(live) for live in site.cluster]
+
+
+def _longest(links: Sequence[Link]) -> Counts:
+    found = [trips["rtt_ms"] for trips in map(round_trips, links) if trips]
+    return {"rtt_ms": max(found)} if found else {}
+
+
+class _Limiter:
+    """What the token buckets count. The rate is that of the job's own packets: the highest between two looks at both
+    of which some had to wait, since in between they need not have waited all the time."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links = links
+        self._last: dict[str, tuple[float, int, bool]] = {}  # by link: when, bytes sent, whether some wait
+        self._rates: list[float] = []  # Mbit/s
+
+    def __call__(self) -> Counts:
+        total = 0
+        for link in self._links:
+            try:
+                shown = json.loads(link.space.run(["tc", "-s", "-j", "qdisc", "show", "dev", link.device]))
+            except OSError:
+                continue
+            for one in (one for one in shown if one.get("kind") == "tbf"):
+                total += one.get("overlimits", 0)
+                now = time.monotonic(), one.get("bytes", 0), one.get("backlog", 0) > 0
+                before = self._last.get(link.name)
+                if before and before[2] and now[2]:
+                    self._rates.append(8e-6 * (now[1] - before[1]) / (now[0] - before[0]))
+                self._last[link.name] = now
+        return {"overlimits": total, **({"rate_mbit": round(max(self._rates), 3)} if self._rates else {})}
+
+
+def refusals(site: Site, tables: Sequence[NftTable]) -> Sequence[Watch]:
+    """The connections that rules of these tables refused."""
+    proof = at_least("refused", 1, "{n} connections of the job were refused")
+    return [Watch(site.fault, _links(site), proof, [partial(_refused, tables)])]
+
+
+def _refused(tables: Sequence[NftTable]) -> Counts:
+    return {"refused": sum(counts(table).get("refused", 0) for table in tables)}

@@ -1,0 +1,101 @@
+"""What the kernel says of a job's own connections while a fault is on.
+
+In a node's namespace there is no TCP but the job's own, so the kernel's counters of the namespace are evidence.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import Emit
+from torchaos.harness.machine.netspace import Space
+from torchaos.harness.mechanics.network.link import Link
+
+Counts = Mapping[str, float]
+
+# Our names for counters of /proc/net/snmp and netstat; see the kernel's Documentation/networking/snmp_counter.rst.
+COUNTERS = {
+    "resent": ("Tcp.RetransSegs",),
+    "timeouts": ("TcpExt.TCPTimeouts",),
+    "resets": ("Tcp.EstabResets",),
+    "bad_checksums": ("Tcp.InCsumErrors",),
+    "duplicates": ("TcpExt.TCPDSACKOldSent", "TcpExt.TCPDSACKOfoSent"),
+    "out_of_order": ("TcpExt.TCPOFOQueue",),
+}
+
+
+def read(links: Iterable[Link]) -> dict[str, int]:
+    """The counters of these nodes together, since their namespaces were made."""
+    found = dict.fromkeys(COUNTERS, 0)
+    for link in links:
+        table = _table(link.space)
+        for name, parts in COUNTERS.items():
+            found[name] += sum(table.get(part, 0) for part in parts)
+    return found
+
+
+def _table(space: Space) -> dict[str, int]:
+    values: dict[str, int] = {}
+    with suppress(OSError):
+        for name in ("snmp", "netstat"):
+            with open(f"/proc/{space.pid}/net/{name}") as file:
+                lines = file.read().splitlines()
+            for keys, numbers in zip(lines[::2], lines[1::2], strict=False):
+                group = keys.partition(":")[0]
+                pairs = zip(keys.split()[1:], numbers.split()[1:], strict=False)
+                values.update({f"{group}.{key}": int(number) for key, number in pairs})
+    return values
+
+
+def round_trips(link: Link) -> dict[str, float]:
+    """The longest smoothed round trip of the node's connections to others, in ms (TCP_INFO, by ss)."""
+    try:
+        said = link.space.run(["ss", "-tinHO", "state", "established"])
+    except OSError:
+        return {}
+    others = [line for line in said.splitlines() if "127.0.0.1" not in line]
+    found = [float(number) for line in others for number in re.findall(r"\brtt:([\d.]+)/", line)]
+    return {"rtt_ms": max(found)} if found else {}
+
+
+@dataclass
+class Watch:
+    """A probe: what has changed since it was made, as `network.sample` events. When `proof` finds a sentence in the
+    numbers, the fault was felt, and this is told once."""
+
+    fault: str
+    links: Sequence[Link]
+    proof: Callable[[Counts], str | None]
+    more: Sequence[Callable[[], Counts]] = ()
+    period_s: float = 0.1
+    _before: Mapping[str, int] = field(default_factory=dict)
+    _told: dict[str, float] = field(default_factory=dict)
+    _told_s: float = 0.0
+    _proved: bool = False
+
+    def __post_init__(self) -> None:
+        if self.links:
+            self._before = self._before or read(self.links)
+
+    def sample(self, emit: Emit) -> None:
+        now = read(self.links) if self.links else {}
+        counts: dict[str, float] = {name: now[name] - before for name, before in self._before.items()}
+        for one in self.more:
+            counts.update(one())
+        sentence = None if self._proved else self.proof(counts)
+        if sentence or (counts != self._told and time.monotonic() - self._told_s > 0.4):
+            emit(Kind.NETWORK, {"fault": self.fault, "counts": counts})
+            self._told, self._told_s = counts, time.monotonic()
+        if sentence:
+            self._proved = True
+            emit(Kind.EFFECT, {"fault": self.fault, "effect": sentence, "proof": counts})
+
+
+def at_least(name: str, least: float, words: str) -> Callable[[Counts], str | None]:
+    """A proof: that number has come to `least`. `words` may name it as {n}."""
+    return lambda counts: words.format(n=f"{counts[name]:g}") if counts.get(name, 0) >= least else None

@@ -1,0 +1,56 @@
+"""What `network.delay` and its kin share: what the target nodes send goes through a shaper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
+from torchaos.harness.mechanics.network.evidence import counted
+from torchaos.harness.mechanics.network.link import link_of
+from torchaos.harness.mechanics.network.metering import measured, meter_handle
+from torchaos.harness.mechanics.network.probes import came, slower
+from torchaos.harness.mechanics.network.shaper import Shape, Shaper
+from torchaos.harness.record.record import Record
+
+
+class ShapedFault(Fault):
+    """Is done to all that nodes send; for both directions, name all nodes."""
+
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    hits: ClassVar[Hits] = "nodes"
+    needs: ClassVar[frozenset[str]] = frozenset({"links", "shaper", "tc", "ss"})
+    on_collectives: ClassVar[bool] = True
+    counter: ClassVar[str]  # which number of the receiving kernels shows it; rtt_ms: the job's own round trips
+    words: ClassVar[str] = ""  # what that number says
+
+    @property
+    def least(self) -> float:
+        """What the counter has to come to."""
+        return 1.0
+
+    def shape(self) -> Mapping[str, float]:
+        """The fields of a Shape."""
+        raise NotImplementedError
+
+    def asked(self) -> Mapping[str, float]:
+        """What a probe connection should measure."""
+        raise NotImplementedError
+
+    def changes(self, site: Site) -> Sequence[Handle]:
+        return [*(handle for shaper in self._shapers(site) for handle in shaper.handles()), meter_handle(site)]
+
+    def apply(self, site: Site) -> None:
+        for shaper in self._shapers(site):
+            shaper.apply()
+
+    def probes(self, site: Site) -> Sequence[Probe]:
+        seen = slower(site, self.least) if self.counter == "rtt_ms" else came(site, self.counter, self.words)
+        return [*seen, *measured(site, self.asked(), jitter_ms=self.shape().get("jitter", 0.0))]
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        return counted(record, fault, self.counter, least=self.least)
+
+    def _shapers(self, site: Site) -> list[Shaper]:
+        return [Shaper(site.fault, link_of(live), Shape(**self.shape())) for live in site.nodes]

@@ -1,0 +1,118 @@
+"""Where an outside fault is applied: named processes of the job, seen from the harness."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchaos.harness.agent.wire import Phase, start_ticks
+from torchaos.harness.contracts import ChaosError, Emit, Handle, LiveNode
+
+if TYPE_CHECKING:
+    from torchaos.harness.mechanics.proxy.server import Endpoint
+
+
+class TargetGone(ChaosError):
+    """The process that was to be hit is no longer the one that was chosen."""
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A process by pid and start time (clock ticks since boot): never another one that inherited the pid."""
+
+    pid: int
+    start_ticks: int
+    rank: int | None  # None: a torchelastic agent
+    attempt: int | None = None
+
+    def open(self) -> int:
+        """A pidfd of the very process; raises TargetGone."""
+        try:
+            fd = os.pidfd_open(self.pid)
+        except OSError as error:
+            raise TargetGone(f"pid {self.pid} is gone") from error
+        if start_ticks(self.pid) != self.start_ticks:
+            os.close(fd)
+            raise TargetGone(f"pid {self.pid} is another process by now")
+        return fd
+
+
+@dataclass(frozen=True)
+class NodeSite:
+    """Fits `contracts.Site`. `release` lets the rank go on that is held at the Moment, if one is."""
+
+    fault: str
+    victims: Sequence[Victim]
+    emit: Emit
+    step: int | None = None
+    phase: Phase | None = None
+    on_release: Callable[[], None] = field(default=lambda: None)
+    run_ended: threading.Event = field(default_factory=threading.Event)
+    checkpoints: Path | None = None
+    undo_copies: Path = Path(os.devnull)  # a dry run saves no copy
+    nodes: Sequence[LiveNode] = ()
+    cluster: Sequence[LiveNode] = ()
+    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
+    guarded: Sequence[Handle] = ()
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return [victim.pid for victim in self.victims]
+
+    def check(self, changes: Sequence[Handle]) -> None:
+        for victim in self.victims:
+            os.close(victim.open())
+        if any(change not in self.guarded for change in changes):
+            raise TargetGone(f"what fault {self.fault} would change is not what its way back was written down for")
+
+    def signal(self, number: int) -> None:
+        """Raises TargetGone when none of the targets is there any more."""
+        hit = [victim for victim in self.victims if _send(victim, number)]
+        if not hit:
+            raise TargetGone(f"pid {', '.join(str(pid) for pid in self.pids)}: gone before it could be hit")
+
+    def release(self) -> None:
+        self.on_release()
+
+    def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
+        """Raises ChaosError when the run ends meanwhile: nothing may be done to the targets any more."""
+        end = time.monotonic() + timeout_s
+        while left := [victim.pid for victim in self.victims if not _exited(victim, 0.0)]:
+            if time.monotonic() >= end:
+                break
+            if self.run_ended.is_set():
+                raise ChaosError(f"the run ended while pid {left[0]} was being waited for")
+            _exited(next(one for one in self.victims if one.pid == left[0]), min(0.1, end - time.monotonic()))
+        return left
+
+
+def _send(victim: Victim, number: int) -> bool:
+    try:
+        fd = victim.open()
+    except TargetGone:
+        return False
+    try:
+        signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _exited(victim: Victim, timeout_s: float) -> bool:
+    try:
+        fd = victim.open()
+    except TargetGone:
+        return True
+    try:
+        return bool(select.select([fd], [], [], timeout_s)[0])
+    finally:
+        os.close(fd)

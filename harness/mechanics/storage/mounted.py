@@ -1,0 +1,146 @@
+"""What most of `storage.*` share: covers the checkpoint folder with server.py, and takes that away again.
+
+Only what is opened while the fault is on goes through it: a file that is open already stays where it is. What the job
+writes meanwhile lies in the very folder below, and is there afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from torchaos.harness.agent.fault import Fault
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Site, Target, Where
+from torchaos.harness.mechanics.storage.rules import Rules
+from torchaos.harness.undo.file import File
+from torchaos.harness.undo.mount import Mount, mounts
+
+if TYPE_CHECKING:
+    from torchaos.harness.record.record import Record
+
+Self = TypeVar("Self")
+MOUNT_S = 8.0  # less than a rank is held for
+_ON = b"on\n"
+
+
+class StorageFault(Fault):
+    """A fault of the file system that the checkpoints lie on. Its ranks are those of the target."""
+
+    where: ClassVar[tuple[Where, ...]] = ("node",)
+    needs: ClassVar[frozenset[str]] = frozenset({"fuse"})
+    late: ClassVar[bool] = True
+
+    ranks: tuple[int, ...]
+
+    def rules(self) -> Rules:
+        """What goes wrong."""
+        raise NotImplementedError
+
+    def plan(self: Self, target: Target, draw: random.Random) -> Self:
+        return replace(self, ranks=target.ranks)  # type: ignore[type-var]
+
+    def changes(self, site: Site) -> Sequence[Handle]:
+        """Taken back from the last to the first: it stops spoiling, and is unmounted, also while it is in use."""
+        folder = _folder(site)
+        switch = File.of(_switch(site), site.undo_copies, site.undo_copies, hashlib.sha256(_ON).hexdigest())
+        return [Mount.of(folder, _tag(site)), switch]
+
+    def apply(self, site: Site) -> None:
+        """Raises ChaosError where it can't be mounted."""
+        folder, log = _folder(site), _log(site)
+        _switch(site).write_bytes(_ON)
+        module = f"{__package__}.server"
+        argv = [sys.executable, "-m", module, str(folder), _tag(site), str(_switch(site)), str(log)]
+        with open(log.with_suffix(".out"), "wb") as output:
+            server = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd="/", start_new_session=True
+            )
+        assert server.stdin is not None
+        server.stdin.write(self.rules().to_json().encode())
+        server.stdin.close()
+        end = time.monotonic() + MOUNT_S
+        while not any(one.source == _tag(site) for one in mounts()):
+            if server.poll() is not None or time.monotonic() > end:
+                said = log.with_suffix(".out").read_text(errors="replace").strip().splitlines()
+                raise ChaosError(
+                    f"{folder} could not be covered by FUSE: {said[-1] if said else 'no reason was given'}"
+                )
+            time.sleep(0.005)
+
+    def probes(self, site: Site) -> Sequence[Spoilt]:
+        return [Spoilt(site.fault, _log(site))]
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        """A rank of the target was refused, or kept waiting: the file system says so, which is not in the rank. The
+        others need not be: the first one may keep them from coming so far."""
+        seen = [event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("what") == "spoilt"]
+        last = {event.data["rank"]: event for event in seen}
+        if not last:
+            return None
+        told = "; ".join(str(event.data["effect"]) for _rank, event in sorted(last.items()))
+        return Evidence(told, tuple((event.source, event.seq) for event in last.values()))
+
+
+@dataclass
+class Spoilt:
+    """Reads the server's log, and says what each rank has been given."""
+
+    fault: str
+    log: Path
+    period_s: float = 0.2
+    _offset: int = 0
+    _counts: dict[int, Counter[str]] = field(default_factory=dict)
+
+    def sample(self, emit: Emit) -> None:
+        new: set[int] = set()
+        for line in self._lines():
+            rank = int(line["rank"])
+            new.add(rank)
+            what = f"{line['what']} at {line['operation'].replace('_', ' for ')}"
+            self._counts.setdefault(rank, Counter())[what] += 1
+        for rank in sorted(new):
+            told = ", ".join(f"{count} × {what}" for what, count in self._counts[rank].most_common(4))
+            data = {"fault": self.fault, "what": "spoilt", "rank": rank, "effect": f"rank {rank} was given {told}"}
+            emit(Kind.EFFECT, data)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        try:
+            with open(self.log, "rb") as file:
+                file.seek(self._offset)
+                whole, newline, _torn = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self._offset += len(whole) + len(newline)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def _folder(site: Site) -> Path:
+    folder = site.checkpoints
+    if folder is None:
+        raise ChaosError("the scenario does not say where the checkpoints are; write job.checkpoints.path")
+    if not folder.is_dir():
+        raise ChaosError(f"{folder}: there is no such folder yet, so nothing can be mounted over it")
+    return folder.resolve()
+
+
+def _tag(site: Site) -> str:
+    """The run's folder and the fault: no other mount has the same."""
+    return f"torchaos-{site.undo_copies.resolve().parent.name}-{site.fault}".replace(",", "_")
+
+
+def _switch(site: Site) -> Path:
+    return site.undo_copies.resolve() / f"{site.fault}.on"
+
+
+def _log(site: Site) -> Path:
+    return site.undo_copies.resolve() / f"{site.fault}.log"

@@ -1,1 +1,0 @@
-"""Toxiproxy before an endpoint that the job reaches by its address: a rendezvous store, an object store, anything."""

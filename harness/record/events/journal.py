@@ -1,0 +1,158 @@
+"""The record of a run: event files with one writer each, merged only on reading."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping, TypeVar
+
+from torchaos.harness.agent.wire import Event, EventFile, Kind
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.record.events.clocks import aligned
+from torchaos.harness.record.events.gaps import Gaps
+from torchaos.harness.record.events.outer_pids import OuterPids
+from torchaos.harness.record.events.payloads import of_later_version, read
+from torchaos.harness.record.secrecy import mask
+
+Found = TypeVar("Found")
+_SAID = frozenset(
+    {"text", "line", "reason", "error"}
+)  # free text of the job's or the machine's, that may hold a secret
+
+
+def read_events(folder: Path, damaged: list[str] | None = None, gaps: Gaps | None = None) -> list[Event]:
+    """All events of a run in order of time. Torn lines and kinds of a later version are passed over; a whole line that
+    can't be read is told in `damaged`: its file and number. `gaps` notes each event's number."""
+    damaged, gaps, pids = [] if damaged is None else damaged, gaps or Gaps(), OuterPids()
+    events = merge(event for path in sorted(folder.glob("*.jsonl")) for event in _read_file(path, damaged, gaps))
+    for event in events:
+        pids.note(event)
+    return [pids.outside(event) for event in events]
+
+
+def merge(events: Iterator[Event]) -> list[Event]:
+    return sorted(aligned(events), key=lambda event: (event.mono_s, event.source, event.seq))
+
+
+def _read_file(path: Path, damaged: list[str], gaps: Gaps) -> Iterator[Event]:
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        try:
+            event = read(line)
+        except (ValueError, RecursionError):
+            if (later := of_later_version(line)) is not None:
+                gaps.note(*later)
+            elif line.endswith(b"\n") and line.strip():
+                damaged.append(f"{path.name}:{number}")
+            continue
+        gaps.note(event.source, event.seq, event.kind.value)
+        yield event
+
+
+class Journal:
+    """The live view: writes the harness's own events and follows the files of the ranks.
+
+    Thread-safe. `events` only grows; `wait_for` wakes whenever it has grown.
+    """
+
+    POLL_S = 0.005
+
+    def __init__(self, folder: Path, source: str = "harness", follow: str = "*.jsonl") -> None:
+        """`follow`: which of the other files; for a journal of one node alone."""
+        self._folder, self._pattern = folder, follow
+        self._own = EventFile(folder / f"{source}.jsonl", source)
+        self._offsets: dict[Path, int] = {folder / f"{source}.jsonl": -1}
+        self._events: list[Event] = []
+        self._pids = OuterPids()
+        self._grown = threading.Condition()
+        self._closed, self._closed_file = threading.Event(), False
+        self.failed = ""  # why what is told is not all recorded, once it is so
+        self._listeners: list[Callable[[Event], None]] = []
+        self._follower = threading.Thread(target=self._follow, name="journal", daemon=True)
+        self._follower.start()
+
+    def emit(
+        self, kind: Kind, data: Mapping[str, Any], *, rank: int | None = None,
+        attempt: int | None = None, mono_s: float | None = None,
+    ) -> Event:  # fmt: skip
+        """Raises ChaosError once the journal is closed: its file may be another's by then."""
+        with self._grown:
+            if self._closed_file:
+                raise ChaosError(f"{kind.value}: the run is over")
+            clean = {
+                key: mask(value) if key in _SAID and isinstance(value, str) else value for key, value in data.items()
+            }
+            try:
+                event = self._own.emit(kind, clean, rank=rank, attempt=attempt, mono_s=mono_s)
+            except OSError as error:  # healing goes on all the same; whoever runs this ends it
+                self.failed = self.failed or f"the journal can't be written: {error.strerror}"
+                event = Event(kind, "harness", -1, time.time(), time.monotonic(), rank, attempt, None, clean)
+            self._add([event])
+        return event
+
+    def snapshot(self) -> list[Event]:
+        """The events so far, in order of arrival."""
+        with self._grown:
+            return list(self._events)
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        """Call `listener` with each later event, from the thread that saw it; it must be quick."""
+        self._listeners.append(listener)
+
+    def wait_for(self, find: Callable[[list[Event]], Found | None], timeout_s: float) -> Found | None:
+        """The first thing that `find` makes of the events so far, or None when the time is over or the journal is
+        closed."""
+        end = time.monotonic() + timeout_s
+        with self._grown:
+            while (found := find(self._events)) is None:
+                left = end - time.monotonic()
+                if left <= 0 or self._closed.is_set():
+                    return None
+                self._grown.wait(min(left, 0.25))
+            return found
+
+    def close(self) -> None:
+        """Read what the ranks still left, and stop following."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._follower.join()
+            self._poll()
+            with self._grown:
+                self._closed_file = True
+                self._own.close()
+
+    def _follow(self) -> None:
+        while not self._closed.wait(self.POLL_S):
+            self._poll()
+
+    def _poll(self) -> None:
+        for path in self._folder.glob(self._pattern):
+            offset = self._offsets.get(path, 0)
+            try:
+                if offset < 0 or path.stat().st_size <= offset:
+                    continue
+                with open(path, "rb") as file:
+                    file.seek(offset)
+                    whole, newline, _torn = file.read().rpartition(b"\n")
+            except OSError as error:  # somebody removed it
+                self.failed = self.failed or f"the journal can't be read: {path.name}: {error.strerror}"
+                continue
+            self._offsets[path] = offset + len(whole) + len(newline)
+            found = []
+            for line in whole.splitlines():
+                try:
+                    found.append(read(line))
+                except (ValueError, RecursionError):
+                    continue
+            with self._grown:
+                self._add(found)
+
+    def _add(self, events: list[Event]) -> None:
+        for event in events:
+            self._pids.note(event)
+        events = [self._pids.outside(event) for event in events]
+        self._events.extend(events)
+        for event in events:
+            for listener in self._listeners:
+                listener(event)
+        self._grown.notify_all()

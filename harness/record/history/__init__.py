@@ -1,0 +1,13 @@
+"""The one notion of step: from the events of a run to attempts, global steps and the history that counts. Pure.
+
+Events come in, with the witnesses of where an attempt resumed. The steps of every attempt go out, each with its global
+number. No other code makes global steps."""
+
+from torchaos.harness.record.history.attempts import Attempt, Process
+from torchaos.harness.record.history.believing import Witness
+from torchaos.harness.record.history.checkpoints import Load, Save, saved_as
+from torchaos.harness.record.history.executions import Execution
+from torchaos.harness.record.history.history import History, base_of
+from torchaos.harness.record.history.segments import Segment
+
+__all__ = ["Attempt", "Execution", "History", "Load", "Process", "Save", "Segment", "Witness", "base_of", "saved_as"]

@@ -1,0 +1,92 @@
+"""The attempts of a run: which processes stood for which ranks, when, and how each of them ended."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.record.history.believing import Witness
+from torchaos.harness.record.history.segments import Segment
+
+_BORN = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.STEP, Kind.ELASTIC_WORKER)
+
+
+@dataclass(frozen=True)
+class Process:
+    """The process that was a rank in one attempt; (pid, start_ticks) names it for good."""
+
+    pid: int | None
+    start_ticks: int | None
+    up_s: float  # first seen, CLOCK_MONOTONIC
+    exited_s: float | None = None
+    exit_code: int | None = None  # negative: signal; None: unknown, or still running
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One life of the job between two (re)starts."""
+
+    number: int
+    submission: int
+    ranks: Mapping[int, Process]
+    started_s: float
+    ended_s: float | None  # when the last of its ranks was gone
+    world_size: int
+    base: int | None = None  # global steps done before its first step; None: can't be established
+    witnesses: tuple[Witness, ...] = ()
+    conflicts: tuple[str, ...] = ()  # witnesses that disagree: evidence that something was not restored
+    loaded: str | None = None  # path of the checkpoint that it resumed from
+    first_step: int | None = None  # global
+    last_step: int | None = None
+    segments: tuple[Segment, ...] = ()  # its stretches of steps; base and the like are those of the first
+
+    @property
+    def exit_codes(self) -> dict[int, int | None]:
+        return {rank: process.exit_code for rank, process in self.ranks.items()}
+
+
+def read(events: Sequence[Event]) -> list[Attempt]:
+    """The attempts in order of number, not yet placed in the global count. Events are in order of time."""
+    of_attempt: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.attempt is not None and event.kind in _BORN and event.rank is not None:
+            of_attempt[event.attempt].append(event)
+    starts = [(event.mono_s, int(event.data["submission"])) for event in events if event.kind is Kind.JOB_STARTED]
+    if not of_attempt:  # nothing but the job's own start and its log is known
+        return [Attempt(n, submission, {}, start, None, 0) for n, (start, submission) in enumerate(starts)]
+    exits = [event for event in events if event.kind in (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE)]
+    return [_attempt(number, of_attempt[number], exits, starts) for number in sorted(of_attempt)]
+
+
+def _attempt(number: int, seen: list[Event], exits: list[Event], starts: list[tuple[float, int]]) -> Attempt:
+    started = min(event.mono_s for event in seen)
+    ranks = {
+        rank: _process(number, rank, [event for event in seen if event.rank == rank], exits)
+        for rank in sorted({event.rank for event in seen if event.rank is not None})
+    }
+    sizes = [event.data["world_size"] for event in seen if event.data.get("world_size")]
+    ends = [process.exited_s for process in ranks.values()]
+    ended = max((end for end in ends if end is not None), default=None) if None not in ends else None
+    submission = max(((start, n) for start, n in starts if start <= started), default=(0.0, 0))[1]
+    return Attempt(number, submission, ranks, started, ended, sizes[-1] if sizes else len(ranks))
+
+
+def _process(attempt: int, rank: int, seen: list[Event], exits: list[Event]) -> Process:
+    # Torchelastic names the process that it started, which may be a shell around the trainer.
+    named = sorted(seen, key=lambda event: event.kind is Kind.ELASTIC_WORKER)
+    pid = next((event.data["pid"] for event in named if event.data.get("pid")), None)
+    ticks = next((event.data["start_ticks"] for event in seen if event.data.get("start_ticks")), None)
+    own = [event for event in exits if _is_of(event, attempt, rank, pid, ticks)]
+    gone = next((event for event in own if event.kind is Kind.RANK_EXITED), None)
+    codes = [event.data.get("exit_code") for event in own]
+    code = next((code for code in codes if code is not None), None)
+    return Process(pid, ticks, seen[0].mono_s, gone.mono_s if gone else None, code)
+
+
+def _is_of(event: Event, attempt: int, rank: int, pid: int | None, ticks: int | None) -> bool:
+    if event.data.get("pid") is not None and pid is not None:
+        other = event.data.get("start_ticks")
+        return bool(event.data["pid"] == pid and (other is None or ticks is None or other == ticks))
+    return event.attempt == attempt and event.rank == rank

@@ -1,0 +1,215 @@
+"""From the events of a run to the history that counts. The only place where global steps are made. Pure.
+
+Within an attempt the agent counts steps from 1. An attempt has a base, the global steps done before its first one (see
+witnesses.py), and another one where it loads a checkpoint between two steps (see placing.py). What it makes from one
+base on is a segment; a step counts unless a later segment that made steps went on from before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, TypeVar
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.record.history import attempts, checkpoints, executions
+from torchaos.harness.record.history.attempts import Attempt
+from torchaos.harness.record.history.believing import LOG, RECORD, Witness
+from torchaos.harness.record.history.checkpoints import Load, Save
+from torchaos.harness.record.history.executions import Execution
+from torchaos.harness.record.history.placing import Lines, Placing
+from torchaos.harness.record.history.segments import Segment
+
+Own = TypeVar("Own", Execution, Save)
+
+
+@dataclass(frozen=True)
+class History:
+    attempts: tuple[Attempt, ...]
+    executions: tuple[Execution, ...]  # in order of attempt, then of time
+    saves: tuple[Save, ...]
+    loads: tuple[Load, ...]
+    source: Literal["agent", "log", "none"]  # who told of the steps
+    uneven: tuple[
+        int, ...
+    ] = ()  # steps by rank in an attempt that ended well, where they differ: none has a global step
+
+    @classmethod
+    def of(cls, events: Sequence[Event], twin: History | None = None) -> History:
+        """`events` in any order; a twin adds to what samples, losses and counters are aligned with."""
+        ordered = sorted(events, key=lambda event: (event.mono_s, event.source, event.seq))
+        found = attempts.read(ordered)
+        loads, saves = checkpoints.read_loads(ordered), checkpoints.read_saves(ordered)
+        seen = executions.from_agent(ordered)
+        if seen:
+            uneven = _uneven(ordered, found, seen) or (twin.uneven if twin else ())
+            placing = Placing(
+                found, _by_attempt(seen), _by_attempt(saves), loads, _lines(ordered),
+                list(twin.counting().values()) if twin else [], uneven,
+            )  # fmt: skip
+            placed = tuple(placing.place(attempt) for attempt in found)
+            return cls(placed, tuple(placing.placed), tuple(placing.saved), tuple(loads), "agent", uneven)
+        logged = executions.from_log(ordered, [(one.number, one.started_s) for one in found])
+        if logged and not found:
+            found = [Attempt(0, 0, {}, logged[0].mono_s, None, 0)]
+        return cls(_from_log(found, logged), tuple(logged), (), (), "log" if logged else "none")
+
+    def attempt(self, number: int) -> Attempt | None:
+        return next((one for one in self.attempts if one.number == number), None)
+
+    def attempt_at(self, mono_s: float) -> Attempt | None:
+        """The last attempt that had started by then."""
+        return next((one for one in reversed(self.attempts) if one.started_s <= mono_s), None)
+
+    @property
+    def unplaced(self) -> tuple[int, ...]:
+        """Attempts that made steps of which nobody can say which global steps they were."""
+        return tuple(sorted({one.attempt for one in self.executions if one.global_step is None}))
+
+    def counting(self) -> Mapping[tuple[int, int], Execution]:
+        """The history that counts: by (global step, rank), in order of step."""
+        return self._counting
+
+    @cached_property
+    def _counting(self) -> dict[tuple[int, int], Execution]:
+        made: dict[tuple[int, int], list[Execution]] = defaultdict(list)
+        for one in self.executions:
+            if one.global_step is not None:
+                made[one.attempt, one.segment].append(one)
+        found: dict[tuple[int, int], Execution] = {}
+        for part in self.segments:
+            own = made.pop((part.number, part.after), [])
+            if own or (not made and self._put_back(part)):
+                resumed = part.base if part.base is not None else min(one.global_step or 0 for one in own) - 1
+                found = {key: one for key, one in found.items() if key[0] <= resumed}
+                found.update({(one.global_step or 0, one.rank): one for one in own})
+        return dict(sorted(found.items()))
+
+    def _put_back(self, part: Segment) -> bool:
+        """Whether a segment without steps put the job back: it loaded a checkpoint of this run. Not where it saved, so
+        that its steps were not seen, or ended well with an older one than it had, which may be for an evaluation."""
+        saved = any(save.attempt == part.number for save in self.saves)
+        if saved or part.base is None or not any(one.name == RECORD for one in part.witnesses):
+            return False
+        attempt = self.attempt(part.number)
+        ended_well = attempt is not None and set(attempt.exit_codes.values()) == {0}
+        had = [one.global_step or 0 for one in self.saves if one.ok and one.attempt < part.number]
+        return not ended_well or part.base >= max(had, default=0)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Those of all attempts, in order."""
+        return tuple(
+            part for one in self.attempts for part in one.segments or (Segment(one.number, 0, one.started_s, one.base),)
+        )
+
+    def put_back(self, attempt: int, since_s: float, until_s: float = math.inf) -> list[Segment]:
+        """The segments that an attempt began in its midst, by loading a checkpoint again, in that time."""
+        return [
+            one for one in self.segments if one.number == attempt and one.after and since_s < one.started_s <= until_s
+        ]
+
+    def redone(self) -> list[tuple[Execution, Execution]]:
+        """Each step that a rank executed again: (the first execution, the execution again), in order of step."""
+        placed = [one for one in self.executions if one.global_step is not None]
+        first: dict[tuple[int, int], Execution] = {}
+        for one in placed:
+            first.setdefault((one.global_step or 0, one.rank), one)
+        pairs = [(first[one.global_step or 0, one.rank], one) for one in placed]
+        again = [(old, new) for old, new in pairs if old is not new]
+        return sorted(again, key=lambda pair: (pair[1].global_step or 0, pair[1].rank, pair[1].attempt))
+
+    def highest_step(self, before_s: float | None = None, attempt: int | None = None) -> int | None:
+        """The highest global step that any rank finished: by then, and in that attempt, where these are given."""
+        return max(
+            (
+                one.global_step
+                for one in self.executions
+                if one.global_step is not None
+                and (before_s is None or one.mono_s <= before_s)
+                and (attempt is None or one.attempt == attempt)
+            ),
+            default=None,
+        )
+
+    def steps_done(self, rank: int | None, attempt: int | None, mono_s: float) -> int | None:
+        """How many global steps a rank (None: the foremost) had done by then; None when that can't be established."""
+        life = self.attempt_at(mono_s) if attempt is None else self.attempt(attempt)
+        if life is None or life.base is None:
+            return None
+        part = [one for one in self.segments if one.number == life.number and one.started_s <= mono_s][-1:]
+        base, after = (part[0].base, part[0].after) if part else (life.base, 0)
+        own = [
+            one for one in self.executions
+            if one.attempt == life.number and one.segment == after and rank in (None, one.rank)
+        ]  # fmt: skip
+        return max((one.global_step or 0 for one in own if one.mono_s <= mono_s), default=base)
+
+    @property
+    def last_step(self) -> int | None:
+        """The last global step of the history that counts."""
+        return max((step for step, _rank in self._counting), default=None)
+
+    def by_step(self) -> dict[int, dict[int, Execution]]:
+        """The history that counts: by global step, then by rank."""
+        found: dict[int, dict[int, Execution]] = defaultdict(dict)
+        for (step, rank), one in self._counting.items():
+            found[step][rank] = one
+        return dict(found)
+
+
+def base_of(events: Sequence[Event], attempt: int, twin: History | None = None) -> tuple[int | None, list[Witness]]:
+    """What is to be added to an attempt's own count of steps, as far as these events tell, and who says so: the global
+    steps before its first one, less those that only warmed it up or that it has put back since."""
+    found = History.of(events, twin).attempt(attempt)
+    if found is None or not found.segments:
+        return (found.base, list(found.witnesses)) if found else (None, [])
+    newest = found.segments[-1]
+    return newest.global_step(0), list(newest.witnesses)
+
+
+def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Sequence[Execution]) -> tuple[int, ...]:
+    """The numbers of steps that the ranks made in an attempt that ended well, where they are not the same."""
+    blind = {event.attempt for event in ordered if event.kind is Kind.AGENT_FAILED}
+    for attempt in found:
+        if attempt.number in blind or set(attempt.exit_codes.values()) != {0}:
+            continue
+        made: dict[int, int] = {}
+        for one in seen:
+            if one.attempt == attempt.number:
+                made[one.rank] = max(made.get(one.rank, 0), one.local_step)
+        if len(set(made.values())) > 1:
+            return tuple(made[rank] for rank in sorted(made))
+    return ()
+
+
+def _by_attempt(found: Iterable[Own]) -> dict[int, list[Own]]:
+    sorted_out: dict[int, list[Own]] = defaultdict(list)
+    for one in found:
+        sorted_out[one.attempt].append(one)
+    return sorted_out
+
+
+def _lines(events: Sequence[Event]) -> Lines:
+    lines = [(event.mono_s, event.data.get("step")) for event in events if event.kind is Kind.LOG_STEP]
+    return [(at, step) for at, step in lines if isinstance(step, int)]
+
+
+def _from_log(found: list[Attempt], logged: list[Execution]) -> tuple[Attempt, ...]:
+    """The base of an attempt that only a log tells of is known when every step has a line of its own."""
+    interval = executions.log_interval(logged)
+    placed = []
+    for attempt in found:
+        steps = [one.local_step for one in logged if one.attempt == attempt.number]
+        if not steps:
+            placed.append(attempt)
+            continue
+        low = min(steps)
+        fits = tuple(range(max(low - interval, 0), low))
+        witness = Witness(LOG, fits[0] if len(fits) == 1 else None, f"its first line is of step {low}",
+                          () if len(fits) == 1 else fits)  # fmt: skip
+        placed.append(replace(attempt, base=witness.value, witnesses=(witness,), first_step=low, last_step=max(steps)))
+    return tuple(placed)

@@ -1,0 +1,160 @@
+"""Goes through the attempts in order and says which global steps they made. Pure.
+
+An attempt is one or more segments: the first begins with it, another where a checkpoint is loaded between two steps
+and training goes on from that, or where the job goes back to a state that it kept in memory. Steps before such a
+load, in an attempt that had loaded and saved nothing yet, only warmed it up: they are left out of the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torchaos.harness.record.history import executions
+from torchaos.harness.record.history.attempts import Attempt
+from torchaos.harness.record.history.believing import decide, goes_on_from, is_done_again_from
+from torchaos.harness.record.history.checkpoints import (  # fmt: skip
+    Load,
+    Save,
+    checkpoint_of,
+    number_in_name,
+    saved_as,
+    says_step,
+    whole_loads,
+)
+from torchaos.harness.record.history.executions import Execution
+from torchaos.harness.record.history.segments import Segment, by_place, by_step, goings_back, may_begin
+from torchaos.harness.record.history.witnesses import Scene, hear, log_lead
+
+Lines = list[tuple[float, int]]  # (mono_s, step) of log lines
+
+
+@dataclass
+class Placing:
+    """What is placed already helps to place the next one."""
+
+    found: Sequence[Attempt]
+    seen: Mapping[int, Sequence[Execution]]  # by attempt
+    saves: Mapping[int, Sequence[Save]]  # by attempt
+    loads: Sequence[Load]
+    lines: Lines
+    twin: Sequence[Execution]  # of the history that counts there
+    uneven: Collection[int] = ()  # numbers of steps that the ranks of one attempt made, where they differ
+    placed: list[Execution] = field(default_factory=list)
+    saved: list[Save] = field(default_factory=list)
+    foreign: dict[str, int] = field(default_factory=dict)  # files of another run: what the first attempt made of them
+    log_offset: int = 0
+
+    def place(self, attempt: Attempt) -> Attempt:
+        """The attempt, placed. Attempts must come in order."""
+        own = self.seen.get(attempt.number, ())
+        loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
+        segments = [self._segment(attempt, [], 0, loads.get(0, []))]
+        if attempt is self.found[0] and segments[0].base is not None:
+            told = [load.path for load in whole_loads(loads.get(0, []))]
+            self.foreign = dict.fromkeys(told, segments[0].base) if segments[0].base == 0 else {}
+        steps, done = by_step(own), 0
+        for place in sorted((loads.keys() - {0}) | set(goings_back(steps))):
+            here = loads.get(place, [])
+            if here and not may_begin(here, steps.get(place, {}), steps.get(place + 1, {})):
+                continue
+            self._put(own, done, place, segments[-1])
+            done = place
+            segment, straight_on = self._segment(attempt, segments, place, here), segments[-1].global_step(place)
+            goes_on = goes_on_from if here else is_done_again_from
+            if goes_on(segment.base, segment.witnesses, straight_on):
+                if here and len(segments) == 1 and self._only_warmed_up(segments[0], segment):
+                    self.placed = [one for one in self.placed if one.attempt != attempt.number]
+                    segments.clear()
+                segments.append(segment)
+        self._put(own, done, max((one.local_step for one in own), default=0), segments[-1])
+        self._calibrate(attempt)
+        self.saved += self._placed_saves(attempt.number, segments)
+        made = [one.global_step for one in self.placed if one.attempt == attempt.number]
+        placed = [step for step in made if step is not None]
+        first = segments[0]
+        return replace(
+            attempt, base=first.base, witnesses=first.witnesses, conflicts=first.conflicts, loaded=first.loaded,
+            first_step=min(placed, default=None), last_step=max(placed, default=None), segments=tuple(segments),
+        )  # fmt: skip
+
+    def _segment(self, attempt: Attempt, before: Sequence[Segment], place: int, loads: Sequence[Load]) -> Segment:
+        """What begins at `place`, after the segments `before` of the same attempt."""
+        own = self.seen.get(attempt.number, ())
+        ends = [load.mono_s for load in loads] or [one.mono_s for one in own if one.local_step == place]
+        since_s = max(ends, default=attempt.started_s) if place else attempt.started_s
+        scene = Scene(
+            first=attempt is self.found[0] and not place,
+            own=[executions.counted_from(one, place) for one in own if one.local_step > place] if place else own,
+            loads=loads,
+            lines=[line for line in self._lines_of(attempt) if line[0] >= since_s],
+            saves=[*self.saved, *self._placed_saves(attempt.number, before)],
+            known=[*self.twin, *(one for one in self.placed if one.global_step is not None)],
+            log_offset=self.log_offset,
+            foreign=self.foreign,
+        )
+        witnesses = hear(scene)
+        base, conflicts = decide(witnesses)
+        if self.uneven and attempt is not self.found[0]:
+            base, conflicts = None, ()
+        whole = whole_loads(loads)
+        used = _used(whole, scene.saves, base)
+        if used and base is not None:
+            self._correct(used, base)
+        return Segment(
+            attempt.number, place, since_s, base, tuple(witnesses), conflicts, used.path if used else None,
+            bool(place) and not loads,
+        )  # fmt: skip
+
+    def _put(self, own: Sequence[Execution], after: int, up_to: int, segment: Segment) -> None:
+        part = [one for one in own if after < one.local_step <= up_to]
+        self.placed += [executions.placed(one, segment.base, segment.after) for one in part]
+
+    def _only_warmed_up(self, first: Segment, then: Segment) -> bool:
+        saves = self.saves.get(first.number, ())
+        return first.loaded is None and all(save.begun_s > then.started_s for save in saves)
+
+    def _placed_saves(self, attempt: int, segments: Sequence[Segment]) -> list[Save]:
+        return [self._placed_save(save, segments) for save in self.saves.get(attempt, ())] if segments else []
+
+    def _placed_save(self, save: Save, segments: Sequence[Segment]) -> Save:
+        own = [one for one in segments if (one.after, one.started_s) < (save.local_step, save.begun_s)] or segments[:1]
+        step, told = own[-1].global_step(save.local_step), number_in_name(save.path)
+        if save.in_thread and step is not None and told is not None and 0 < told <= step and self._counts_steps(save):
+            step = told
+        return replace(save, global_step=step)
+
+    def _counts_steps(self, save: Save) -> bool:
+        """Whether the number in the name of a save is that of a step."""
+        first = self.saves.get(self.found[0].number, ())
+        return says_step(save.path) or any(number_in_name(one.path) == one.local_step for one in first)
+
+    def _correct(self, load: Load, base: int) -> None:
+        """A thread may begin to write long after the step whose state it holds: its load shows which step that was."""
+        was = saved_as(load.path, self.saved, load.mono_s)
+        if was is None or not was.in_thread or was.global_step is None or was.global_step <= base:
+            return
+        kept, step = checkpoint_of(was.path), was.global_step
+        self.saved = [
+            replace(one, global_step=base) if one.global_step == step and checkpoint_of(one.path) == kept else one
+            for one in self.saved
+        ]
+
+    def _lines_of(self, attempt: Attempt) -> Lines:
+        later = [one.started_s for one in self.found if one.number > attempt.number]
+        return [line for line in self.lines if attempt.started_s <= line[0] < min(later, default=float("inf"))]
+
+    def _calibrate(self, attempt: Attempt) -> None:
+        lines = self._lines_of(attempt)
+        steps = [(one.mono_s, one.global_step) for one in self.placed if one.attempt == attempt.number]
+        lead = log_lead(lines, [(at, step) for at, step in steps if step is not None]) if lines else None
+        if lead is not None:
+            self.log_offset = lead
+
+
+def _used(loads: Sequence[Load], saves: Sequence[Save], base: int | None) -> Load | None:
+    """Of several checkpoints that were loaded, the last that is known to be of the step that the job went on from; else
+    the last."""
+    made = [(load, saved_as(load.path, saves, load.mono_s)) for load in loads]
+    fitting = [load for load, save in made if save is not None and save.global_step == base]
+    return next(reversed(fitting or list(loads)), None)

@@ -1,0 +1,79 @@
+"""What an attempt made in one stretch: from its start, or from where it went back to between two steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torchaos.harness.record.history.believing import Witness
+from torchaos.harness.record.history.checkpoints import Load, number_in_contents, number_in_name
+from torchaos.harness.record.history.executions import Execution
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps that count on from one base. Most attempts have one."""
+
+    number: int  # of the attempt
+    after: int  # steps of the attempt before its first one
+    started_s: float  # CLOCK_MONOTONIC
+    base: int | None  # global steps done before its first one; None: can't be established
+    witnesses: tuple[Witness, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    loaded: str | None = None
+    in_memory: bool = False  # it goes on from a state that the job kept in memory: no file is involved
+
+    def global_step(self, local_step: int) -> int | None:
+        return None if self.base is None else self.base + local_step - self.after
+
+
+def by_place(loads: Iterable[Load], own: Sequence[Execution]) -> dict[int, list[Load]]:
+    """An attempt's loads by the steps that were over when they came. One that the end of the first step overtook, and
+    those after which no step came, are of no place."""
+    first: dict[int, float] = {}
+    for one in own:
+        first[one.rank] = min(first.get(one.rank, one.mono_s), one.mono_s)
+    last = max((one.local_step for one in own), default=0)
+    found: dict[int, list[Load]] = defaultdict(list)
+    for load in loads:
+        if load.mono_s <= first.get(load.rank, load.mono_s):
+            found[0].append(load)
+        elif 0 < load.local_step < last:
+            found[load.local_step].append(load)
+    return found
+
+
+def by_step(own: Iterable[Execution]) -> dict[int, dict[int, Execution]]:
+    """By local step, then by rank."""
+    found: dict[int, dict[int, Execution]] = defaultdict(dict)
+    for one in own:
+        found[one.local_step][one.rank] = one
+    return found
+
+
+def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
+    """Whether a segment may begin between two steps, given by rank, with these loads. Not if all counters go on by one
+    or if there is neither a counter nor a number in what was loaded, which may be anything: data, or another model."""
+    pairs = [(before[rank], one) for rank, one in after.items() if rank in before]
+    if pairs and all(_counts_on(*pair) for pair in pairs):
+        return False
+    counted = any(one.opt_step is not None for one in after.values())
+    return counted or any(number_in_contents(one.numbers) or number_in_name(one.path) is not None for one in loads)
+
+
+def goings_back(steps: Mapping[int, Mapping[int, Execution]]) -> Iterator[int]:
+    """The local steps after which the optimizer's own counter was set back on all ranks."""
+    for place, after in steps.items():
+        before = steps.get(place - 1, {})
+        pairs = [(before[rank].opt_step, one) for rank, one in after.items() if rank in before]
+        if pairs and all(was is not None and one.opt_step is not None and one.opt_step < was for was, one in pairs):
+            yield place - 1
+
+
+def _counts_on(before: Execution, after: Execution) -> bool:
+    return (
+        before.opt_step is not None
+        and after.opt_step == before.opt_step + 1
+        and (before.sched_step is None or after.sched_step == before.sched_step + 1)
+    )

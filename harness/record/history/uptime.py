@@ -1,0 +1,41 @@
+"""Whether the job makes steps at a moment, or is down. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.record.history.history import History
+
+_DEATHS = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE, Kind.NODE_EXITED, Kind.JOB_EXITED)
+_LONG, _LEAST_S = 3.0, 10.0  # a halt: so many times the longest step, and at least so long (a machine may be busy)
+
+
+def is_down(history: History, events: Sequence[Event], at_s: float = math.inf) -> bool:
+    """Whether the newest attempt by then (CLOCK_MONOTONIC) had made no step, or part of it had died since its last."""
+    newest = history.attempt_at(at_s)
+    steps = [one.mono_s for one in history.executions if newest and one.attempt == newest.number]
+    last = max((step for step in steps if step <= at_s), default=None)
+    if newest is None or last is None:
+        return True
+    since = [e for e in events if e.kind in _DEATHS and last < e.mono_s <= at_s and e.attempt in (None, newest.number)]
+    return any(event.data.get("exit_code") != 0 for event in since)
+
+
+def new_steps(history: History) -> list[float]:
+    """When the newest attempt made steps that no earlier one had made, in order of time. Where nobody can say which
+    steps it makes, all of them."""
+    if not history.attempts:
+        return []
+    newest = history.attempts[-1]
+    reached = max((one.last_step or 0 for one in history.attempts[:-1]), default=0)
+    own = [one for one in history.executions if one.attempt == newest.number]
+    return sorted(one.mono_s for one in own if one.global_step is None or one.global_step > reached)
+
+
+def stands_still(steps: Sequence[float], now_s: float) -> bool:
+    """Whether no step has ended for far longer than any of these took. `steps`: when they ended, in order."""
+    longest = max((after - before for before, after in pairwise(steps)), default=math.inf)
+    return now_s - steps[-1] > max(_LEAST_S, _LONG * longest)

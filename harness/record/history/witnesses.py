@@ -1,0 +1,257 @@
+"""How many global steps were done before an attempt's first: what each witness says.
+
+A job that comes back starts counting anywhere, so nothing that it says alone is taken for granted. In order of trust:
+
+1. the checkpoint that was loaded: the global step at which this run itself recorded its saving
+2. a step-like entry in its contents, then a number in its name
+3. the optimizer's own step counter, then the LR scheduler's
+4. the samples, then the losses, of its first steps: those of which earlier steps (of this run, or of the twin) they are
+   and only then a checkpoint of which it loaded some files and failed to load others, or a file of another run that
+   the first attempt loaded too
+5. the first attempt, where nothing that it loaded is of this run
+6. the job's log lines
+
+Whom to believe if they disagree is said in believing.py. If a checkpoint is loaded between two steps, the same is asked
+of the steps after it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from torchaos.harness.record.history import believing as names
+from torchaos.harness.record.history.alignment import FEW, align
+from torchaos.harness.record.history.believing import Witness, of_this_run
+from torchaos.harness.record.history.checkpoints import (
+    Load,
+    Save,
+    number_in_contents,
+    number_in_name,
+    saved_as,
+    whole_loads,
+)
+from torchaos.harness.record.history.executions import Execution
+
+Read = Callable[[Execution], float | None]
+Union = Callable[[Iterable[Hashable]], Hashable]  # of what several ranks saw
+_LATE = 1000  # steps by which a thread may be late in writing
+Said = tuple[tuple[int, ...], str]  # bases that fit, the preferred one first if there is one; what it rests on
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is known of an attempt when its base is asked for. Local steps are counted from where that is asked."""
+
+    first: bool  # there was no attempt before it
+    own: Sequence[Execution]
+    loads: Sequence[Load]  # before its first step
+    lines: Sequence[tuple[float, int]]  # (mono_s, step) of the job's log in this attempt
+    saves: Sequence[Save]  # of earlier attempts, placed
+    known: Sequence[Execution]  # of earlier attempts, and of the twin: placed
+    log_offset: int  # what the log's count is ahead of ours, as a rule
+    foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
+
+    @property
+    def start(self) -> list[Execution]:
+        """The first steps: they show what was restored."""
+        return [one for one in self.own if one.local_step <= FEW]
+
+
+def hear(scene: Scene) -> list[Witness]:
+    """All witnesses, the most trusted first."""
+    whole = whole_loads(scene.loads)
+    ours = [load for load in whole if load.path not in scene.foreign]
+    saved_here = [load for load in ours if saved_as(load.path, scene.saves, load.mono_s)]
+    files = replace(scene, loads=saved_here or ours)
+    record = _of_loads(names.RECORD, files, _save_record)
+    told = [*_of_loads(names.CONTENTS, files, _contents), *_of_loads(names.NAME, files, _name)]
+    running = [
+        *_of_counter(names.OPTIMIZER, scene, lambda one: one.opt_step, from_one=True),
+        *_of_counter(names.SCHEDULER, scene, lambda one: one.sched_step, from_one=False),
+        *_of_content(names.SAMPLES, scene, lambda one: one.samples if one.samples_seen else None, _union),
+        *_of_content(names.LOSSES, scene, lambda one: one.losses if one.loss_seen else None, None),
+    ]
+    log = _of_log(scene)
+    start: list[Witness] = []
+    if scene.first and not record and not of_this_run(told, [*running, *log]):
+        told, start = (
+            [],
+            [Witness(names.START, 0, "it is the first attempt, and loaded nothing known to be of this run")],
+        )
+    in_part = [load for load in scene.loads if load not in whole]
+    return [
+        *record, *told, *running,
+        *_of_loads(names.IN_PART, replace(scene, loads=in_part), _save_record),
+        *_of_loads(names.FOREIGN, replace(scene, loads=[] if ours else whole), _as_the_first(scene)),
+        *start, *log,
+    ]  # fmt: skip
+
+
+def _grouped(name: str, said: Mapping[int, Said], preferred: bool = False) -> list[Witness]:
+    """One witness for all ranks that say the same, the most numerous first."""
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for rank in sorted(said):
+        groups[said[rank][0]].append(rank)
+    return [
+        Witness(name, fits[0], said[ranks[0]][1], fits[1:], tuple(ranks))
+        if preferred or len(fits) == 1
+        else Witness(name, None, said[ranks[0]][1], fits, tuple(ranks))
+        for fits, ranks in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
+    ]
+
+
+def _of_loads(name: str, scene: Scene, tell: Callable[[Load, Sequence[Save]], Said | None]) -> list[Witness]:
+    """A rank that loaded several checkpoints may have gone on from any; from the last, if nothing else tells."""
+    said: dict[int, Said] = {}
+    for load in scene.loads:
+        found = tell(load, scene.saves) if load.ok else None
+        if found:
+            fits, rests_on = found
+            earlier = said[load.rank][0] if load.rank in said else ()
+            said[load.rank] = tuple(dict.fromkeys((*fits, *earlier))), rests_on
+    return _grouped(name, said, preferred=True)
+
+
+def _save_record(load: Load, saves: Sequence[Save]) -> Said | None:
+    save = saved_as(load.path, saves, load.mono_s)
+    if save is None or save.global_step is None:
+        return None
+    before = range(save.global_step - 1, max(0, save.global_step - _LATE), -1) if save.in_thread else ()
+    said = f"{save.path} was saved after step {save.global_step}, in attempt {save.attempt}"
+    return (save.global_step, *before), said
+
+
+def _as_the_first(scene: Scene) -> Callable[[Load, Sequence[Save]], Said | None]:
+    def tell(load: Load, saves: Sequence[Save]) -> Said | None:
+        base = scene.foreign.get(load.path)
+        return None if base is None else ((base,), f"the first attempt loaded {load.path} too, and began after {base}")
+
+    return tell
+
+
+def _contents(load: Load, saves: Sequence[Save]) -> Said | None:
+    found = number_in_contents(load.numbers)
+    if found is None or found[1] < 0:
+        return None
+    key, number = found
+    ahead = _ahead(saves) if number == number_in_name(load.path) else None
+    fits = (number - ahead,) if ahead else (number, number + 1)  # +1: some count steps from 0
+    return fits, f"{load.path} holds {key} = {number}"
+
+
+def _name(load: Load, saves: Sequence[Save]) -> Said | None:
+    number, ahead = number_in_name(load.path), _ahead(saves)
+    if number is None or (ahead is None and any(_named(saves))):
+        return None  # it counts something else: saves, epochs
+    base = number - (ahead or 0)
+    return (base, base + 1) if ahead is None else (base,), f"it is called {load.path}"
+
+
+def _ahead(saves: Sequence[Save]) -> int | None:
+    """How far the numbers in names are ahead of the steps at which they were saved; None where they count no steps."""
+    named = _named(saves)
+    ahead = {told - done for told, done in named}
+    plain = len(named) > 1 or ahead <= {-1, 0, 1}
+    return ahead.pop() if len(ahead) == 1 and plain else None
+
+
+def _named(saves: Sequence[Save]) -> set[tuple[int, int]]:
+    named = ((number_in_name(save.path), save.global_step) for save in saves)
+    return {(told, done) for told, done in named if told is not None and done is not None}
+
+
+def _of_counter(name: str, scene: Scene, read: Read, from_one: bool) -> list[Witness]:
+    known: dict[float, set[int]] = defaultdict(set)
+    for one in scene.known:
+        value = read(one)
+        if value is not None and one.global_step is not None:
+            known[value].add(one.global_step)
+    said: dict[int, Said] = {}
+    for one in sorted(scene.start, key=lambda one: -one.local_step):
+        value = read(one)
+        if value is not None:
+            bases = sorted(step - one.local_step for step in _steps_at(value, known, from_one))
+            fits = tuple(base for base in bases if base >= 0)
+            said[one.rank] = fits, f"it stood at {value:g} when the attempt's step {one.local_step} was over"
+    return _grouped(name, {rank: one for rank, one in said.items() if one[0]})
+
+
+def _steps_at(value: float, known: Mapping[float, set[int]], from_one: bool) -> set[int]:
+    """The global steps after which the counter stands at `value`: as seen before, else by counting on one by one."""
+    if value in known:
+        return set(known[value])
+    if not math.isfinite(value):  # of a damaged record
+        return set()
+    if not known or value < min(known):
+        return {int(value)} if from_one else set()
+    last = max(known)
+    one_by_one = all(len(steps) == 1 for steps in known.values()) and value > last
+    return {max(known[last]) + int(value - last)} if one_by_one else set()
+
+
+def _union(parts: Iterable[Hashable]) -> Hashable:
+    return tuple(sorted(str(leaf) for part in parts if isinstance(part, tuple) for leaf in part))
+
+
+def _of_content(
+    name: str, scene: Scene, read: Callable[[Execution], Hashable], union: Union | None
+) -> list[Witness]:  # fmt: skip
+    """By rank; or, when the ranks of before are no more and there is a `union`, by all ranks of a step together."""
+    said: dict[int, Said] = {}
+    for rank in {one.rank for one in scene.start}:
+        own = {one.local_step: read(one) for one in scene.start if one.rank == rank and read(one) is not None}
+        reference: dict[int, list[Hashable]] = defaultdict(list)
+        for one in scene.known:
+            if one.rank == rank and one.global_step is not None and read(one) is not None:
+                reference[one.global_step].append(read(one))
+        fits = align(own, reference)
+        if fits:
+            said[rank] = fits, f"those of its step {min(own)} are those of step {fits[0] + min(own)}"
+    if said or union is None:
+        return _grouped(name, said)
+    own_union = _by_step(scene.start, lambda one: one.local_step, read, union)
+    fits = align(own_union, {step: [key] for step, key in _by_step(_last(scene.known), _global, read, union).items()})
+    return _grouped(name, {-1: (fits, "taken over all ranks of a step")}) if fits else []
+
+
+def _by_step(
+    executions: Iterable[Execution], step_of: Callable[[Execution], int], read: Callable[[Execution], Hashable],
+    union: Union,
+) -> dict[int, Hashable]:  # fmt: skip
+    parts: dict[int, list[Hashable]] = defaultdict(list)
+    for one in executions:
+        parts[step_of(one)].append(read(one))
+    return {step: union(found) for step, found in parts.items() if None not in found}
+
+
+def _global(one: Execution) -> int:
+    return one.global_step or 0
+
+
+def _last(executions: Iterable[Execution]) -> list[Execution]:
+    """Of each rank and global step the last execution."""
+    return list({(one.rank, one.global_step): one for one in executions if one.global_step is not None}.values())
+
+
+def _of_log(scene: Scene) -> list[Witness]:
+    """A line comes a little before or after the step is over in the journal, so it may be one off."""
+    ahead = log_lead(scene.lines, [(one.mono_s, one.local_step) for one in scene.own])
+    if ahead is None or ahead < scene.log_offset:
+        return []
+    base = ahead - scene.log_offset
+    near = tuple(one for one in (base - 1, base + 1) if one >= 0)
+    return [Witness(names.LOG, base, f"its step numbers are {base} ahead of those of the attempt", near)]
+
+
+def log_lead(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> int | None:
+    """How far the log's step numbers are ahead of the given (mono_s, step), mostly."""
+    done = sorted(steps)
+    times = [at for at, _step in done]
+    highest = list(accumulate((step for _at, step in done), max))
+    leads = Counter(number - highest[bisect_right(times, at) - 1] for at, number in lines if times and times[0] <= at)
+    return leads.most_common(1)[0][0] if leads else None

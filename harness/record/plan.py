@@ -1,0 +1,149 @@
+"""What is going to happen, decided before anything does: targets, moments, parameters, needs.
+
+A Plan is data (JSON): `run` executes it, a dry run prints it, a replay reads it back. Everything random has been
+drawn by then, each fault from a stream of its own, so that taking one fault out changes no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Mapping
+
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.contracts import Need, Target, Where
+from torchaos.harness.machine.disk import owner_only
+from torchaos.harness.record.secrecy import mask_env, mask_words
+
+# Why a fault was missed whose trigger had not come by then.
+ENDED_BEFORE = "the run ended before its trigger was reached"
+
+
+@dataclass(frozen=True)
+class After:
+    """A trigger that is seen from outside: so long after the launch, or after something happened to another fault."""
+
+    delay_s: float = 0.0
+    fault: str | None = None  # None: after the job's launch
+    state: str = "applied"  # applied, felt, recovered, rolled_back
+    checkpoints: int = 0  # and this many checkpoints have been saved since
+    not_before_s: float = 0.0  # beside `fault`: and so long after the launch
+    lethal: bool = False  # who is hit by that fault dies of it, at once or a while later
+    lasting: bool = False  # that fault is taken back while the run goes on, and has to be before anything has recovered
+
+
+@dataclass(frozen=True)
+class PlannedFault:
+    id: str
+    inject: str
+    where: Where
+    target: Target
+    trigger: Moment | After
+    params: Mapping[str, Any]
+    source: str  # the injector's file
+    injector: str  # and class
+    duration_s: float | None = None  # taken back after this long; None: when the run ends
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    command: tuple[str, ...]  # placeholders but `{run}` filled in
+    cwd: str
+    env: Mapping[str, str]  # what the scenario adds
+    world_size: int
+    nodes: int
+    timeout_s: float
+    checkpoints: str | None = None
+    checkpoints_size: int | None = None  # bytes, of a file system of its own that is made there
+    endpoints: Mapping[str, str] = field(default_factory=dict)  # host:port by name
+    log: Mapping[str, Any] | None = None
+    resubmit_times: int = 0
+    resubmit_delay_s: float = 0.0
+    attach_pid: int | None = None
+    replicas: int = 1  # each a torchrun of its own, with an equal share of the ranks; each counts as a node
+    container: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # what the nodes are made from, where they are containers
+    busy_nodes: int = 0  # so many have ranks at first, and the others are spare; 0: all have
+
+    @property
+    def per_node(self) -> int:
+        """Ranks of a node that has any."""
+        return max(1, self.world_size // (self.busy_nodes or self.nodes))
+
+
+@dataclass(frozen=True)
+class Named:
+    """A thing with bounds that the registry finds by name: an assertion or a condition."""
+
+    name: str
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    scenario: str
+    description: str
+    seed: int
+    job: PlannedJob
+    faults: tuple[PlannedFault, ...]
+    asserts: tuple[Named, ...]
+    steady_state: tuple[Named, ...] = ()
+    stop: tuple[Named, ...] = ()
+    until: tuple[Named, ...] = ()  # all of them together end the run on purpose
+    launcher: str = "local"
+    max_ranks: int | None = None
+    max_nodes: int | None = None
+    max_percent: float | None = None  # of the ranks
+    max_duration_s: float | None = None  # of each fault
+    never_ranks: tuple[int, ...] = ()
+    never_nodes: tuple[int, ...] = ()
+    consent: tuple[str, ...] = ()  # to what can hurt the host, given by scenario and command line
+    twin: Mapping[str, Any] = field(default_factory=dict)  # {"runs": how many at most}; empty: none wanted
+    hooks: tuple[str, ...] = ()
+    collect: tuple[Need, ...] = ()  # what the assertions want to see
+    needs: tuple[str, ...] = ()  # capabilities
+    version: int = 1
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    def masked(self) -> Plan:
+        """As it may be shown and kept: the secrets in the job's command and environment are not in it. What is run is
+        the plan itself."""
+        job = replace(self.job, command=mask_words(self.job.command), env=mask_env(self.job.env))
+        return replace(self, job=job)
+
+    def write(self, path: Path) -> None:
+        """Masked, and readable by its owner alone."""
+        with open(path, "w", opener=owner_only) as file:
+            file.write(self.masked().to_json() + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        raw = json.loads(path.read_text())
+        return cls(**{
+            **raw, "job": PlannedJob(**{**raw["job"], "command": tuple(raw["job"]["command"])}),
+            "faults": tuple(_fault(fault) for fault in raw["faults"]),
+            **{name: tuple(Named(**item) for item in raw.get(name, ())) for name in ("steady_state", "stop", "until")},
+            "asserts": tuple(Named(**item) for item in raw["asserts"]),
+            **{name: tuple(raw.get(name, ())) for name in ("hooks", "needs", "never_ranks", "never_nodes", "consent")},
+            "collect": tuple(Need(one) for one in raw["collect"]),
+        })  # fmt: skip
+
+
+def _fault(raw: dict[str, Any]) -> PlannedFault:
+    trigger = raw["trigger"]
+    when: Moment | After = Moment.from_dict(trigger) if "pacer" in trigger else After(**trigger)
+    target = Target(tuple(raw["target"]["ranks"]), tuple(raw["target"]["nodes"]))
+    return PlannedFault(**{**raw, "target": target, "trigger": when})
+
+
+def stream(seed: int, fault: str) -> random.Random:
+    """The random stream of one fault: a function of the seed and the fault's id alone."""
+    digest = hashlib.blake2b(f"{seed}/{fault}".encode(), digest_size=8).digest()
+    return random.Random(int.from_bytes(digest, "big"))

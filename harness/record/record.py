@@ -1,0 +1,71 @@
+"""All that a run left, in the shape that assertions and injectors judge: read-only, and no file is opened again."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Iterator, Mapping
+
+from pydantic import TypeAdapter
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.record.events.gaps import Gaps
+from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.history import History
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.record.secrecy import mask
+
+_LOG_END = 1 << 14  # bytes
+
+
+@dataclass(frozen=True)
+class Record:
+    plan: Plan
+    events: tuple[Event, ...]  # merged, in order of time
+    artifacts: Mapping[str, Any]  # by file name without .json: "inventory", "environment"
+    damaged: tuple[str, ...] = ()  # whole lines of the journal that can't be read: nobody knows what they said
+    gaps: tuple[str, ...] = ()  # events that are missing, in words
+    log_end: tuple[str, ...] = ()  # the last lines of the job's log, without secrets
+
+    @cached_property
+    def history(self) -> History:
+        return History.of(self.events)
+
+    def of_kind(self, *kinds: Kind) -> Iterator[Event]:
+        return (event for event in self.events if event.kind in kinds)
+
+    def of_fault(self, fault: str, *kinds: Kind) -> Iterator[Event]:
+        return (event for event in self.of_kind(*kinds) if event.data.get("fault") == fault)
+
+    @classmethod
+    def load(cls, folder: RunDir) -> Record:
+        """Raises UsageError where the folder lacks what a record needs, or where that is damaged."""
+        try:
+            artifacts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.artifacts.glob("*.json"))}
+            damaged, gaps = list[str](), Gaps()
+            events = tuple(read_events(folder.events, damaged, gaps))
+            plan, missing = _checked(Plan.read(folder.plan)), tuple(gaps.in_words())
+            return cls(plan, events, artifacts, tuple(damaged), missing, _log_end(folder))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UsageError(f"{folder.root}: it can't be judged, a file is missing or damaged: {error}") from error
+
+
+def _log_end(folder: RunDir) -> tuple[str, ...]:
+    """Of the last submission's log; empty where there is none."""
+    logs = sorted(folder.logs.glob("job-*.log"), key=lambda path: (len(path.name), path.name))
+    if not logs:
+        return ()
+    with open(logs[-1], "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_END))
+        return tuple(mask(file.read(_LOG_END).decode(errors="replace")).splitlines())
+
+
+def _checked(plan: Plan) -> Plan:
+    """Raises ValueError where a value in it is of another type than the plan's: it was damaged."""
+    if TypeAdapter(Plan).validate_json(plan.to_json(), strict=True) != plan:
+        raise ValueError("in the plan, a trigger is of no kind")  # damaged, it passes for one of the other kind
+    return plan

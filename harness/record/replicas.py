@@ -1,0 +1,81 @@
+"""A job of several replicas, each a torchrun of its own, as in torchft: what of a run is whose. Pure.
+
+In the journal ranks are numbered one replica after the other. What one replica left is the record of an ordinary job:
+its ranks count from 0, its torchrun is the job's command, its restarts are the attempts, and its faults are the faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Target
+from torchaos.harness.record.plan import After, Plan, PlannedFault, PlannedJob
+from torchaos.harness.record.record import Record
+
+_COMMAND = {Kind.NODE_STARTED: Kind.JOB_STARTED, Kind.NODE_EXITED: Kind.JOB_EXITED}
+
+
+def ranks_of(job: PlannedJob, replica: int) -> range:
+    """By their numbers in the whole job."""
+    size = job.world_size // job.replicas
+    return range(replica * size, (replica + 1) * size)
+
+
+def events_of(events: Iterable[Event], job: PlannedJob, replica: int) -> Iterator[Event]:
+    """Those of one replica, and those that are of none."""
+    ranks = ranks_of(job, replica)
+    for event in events:
+        if event.rank is not None:
+            if event.rank in ranks:
+                yield replace(event, rank=event.rank - ranks.start)
+        elif event.kind in _COMMAND:
+            if event.data["node"] == replica:
+                yield replace(event, kind=_COMMAND[event.kind])
+        elif event.kind not in _COMMAND.values() and event.data.get("replica", replica) == replica:
+            yield event
+
+
+def records_of(run: Record) -> list[Record]:
+    """What each replica left; of a job without replicas, the run itself."""
+    job = run.plan.job
+    return [run] if job.replicas == 1 else [_record_of(run, replica) for replica in range(job.replicas)]
+
+
+def without_steps(run: Record) -> Record:
+    """For a page that would show all steps, samples and checkpoints of replicas as if they were of one torchrun."""
+    told = {
+        Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.RENAMED,
+        Kind.LOAD_BEGIN, Kind.LOAD_END,
+    }  # fmt: skip
+    return replace(run, events=tuple(event for event in run.events if event.kind not in told))
+
+
+def _record_of(run: Record, replica: int) -> Record:
+    plan = _plan_of(run.plan, replica)
+    others = {fault.id for fault in run.plan.faults} - {fault.id for fault in plan.faults}
+    events = events_of(run.events, run.plan.job, replica)
+    return replace(run, plan=plan, events=tuple(event for event in events if event.data.get("fault") not in others))
+
+
+def _plan_of(plan: Plan, replica: int) -> Plan:
+    ranks = ranks_of(plan.job, replica)
+    job = replace(plan.job, world_size=len(ranks), nodes=1, replicas=1)
+    return replace(plan, job=job, faults=tuple(_faults_of(plan.faults, ranks, replica)))
+
+
+def _faults_of(faults: Iterable[PlannedFault], ranks: range, replica: int) -> Iterator[PlannedFault]:
+    for fault in faults:
+        whole = fault.target
+        own = Target(
+            tuple(rank - ranks.start for rank in whole.ranks if rank in ranks), (0,) if replica in whole.nodes else ()
+        )
+        if own.ranks or own.nodes or not (whole.ranks or whole.nodes):  # files belong to all
+            yield replace(fault, target=own, trigger=_trigger_of(fault, ranks))
+
+
+def _trigger_of(fault: PlannedFault, ranks: range) -> Moment | After:
+    when = fault.trigger
+    return replace(when, pacer=max(0, when.pacer - ranks.start)) if isinstance(when, Moment) else when

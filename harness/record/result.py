@@ -1,0 +1,196 @@
+"""What is said of one scenario in the end: the shape of result.json, and what every report is made from."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import asdict, dataclass, field
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any, Literal, Mapping, Sequence
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.machine.disk import owner_only
+
+SCHEMA = 1  # of result.json: counted up when a reader of the old shape would misread the new one
+
+
+class Verdict(str, Enum):
+    PASSED = "passed"
+    FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
+    ERROR = "error"  # nothing was judged: bad usage, an internal error, or not finished
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode[self.name] if self is not Verdict.ERROR else ExitCode.INTERNAL
+
+
+class ExitCode(IntEnum):
+    PASSED = 0  # passed
+    FAILED = 1  # an assertion failed
+    INCONCLUSIVE = 2  # inconclusive: this run is no evidence
+    USAGE = 3  # bad usage, or a scenario that can't be carried out here
+    ROLLBACK = 4  # the rollback is incomplete: the machine is not as it was
+    INTERNAL = 5  # internal error
+
+
+# The worst of several: 3 > 4 > 5 > 1 > 2 > 0.
+_SEVERITY = (
+    ExitCode.USAGE,
+    ExitCode.ROLLBACK,
+    ExitCode.INTERNAL,
+    ExitCode.FAILED,
+    ExitCode.INCONCLUSIVE,
+    ExitCode.PASSED,
+)
+
+
+def worst(codes: list[ExitCode]) -> ExitCode:
+    """The exit code of several scenarios; of none it is bad usage, since nothing was shown."""
+    return min(codes, key=_SEVERITY.index, default=ExitCode.USAGE)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the verdict: an assertion, the faults (landed, felt, outlived), or the rollback."""
+
+    name: str
+    kind: Literal["assertion", "faults", "rollback"]
+    verdict: Verdict
+    reason: str
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    bound: Mapping[str, Any] = field(default_factory=dict)
+    seconds: tuple[str, ...] = ()  # which of these figures are durations
+    follows: str | None = None  # the failed case that this failure follows from
+    cause: str = ""  # the likeliest, in a few words; the reason has it too
+
+    @property
+    def told(self) -> str:
+        """The reason, behind the case that it follows from."""
+        return f"(follows from {self.follows}) {self.reason}" if self.follows else self.reason
+
+
+def root_first(cases: Sequence[Case]) -> list[Case]:
+    """As they are told: what follows from another case stands right after it."""
+    found = [case for case in cases if case.follows is None]
+    for case in (case for case in reversed(cases) if case.follows is not None):
+        at = next((place for place, one in enumerate(found, 1) if one.name == case.follows), len(found))
+        found.insert(at, case)
+    return found
+
+
+@dataclass(frozen=True)
+class FaultResult:
+    id: str
+    inject: str
+    target: str  # "rank 1"
+    planned: str  # "step 25, backward"
+    applied: str | None  # "step 25, backward, pid 4711, attempt 0"; None: it never landed
+    evidence: str | None  # None: it was not felt
+    rollback: str  # "not needed: a kill can't be undone", "verified", "INCOMPLETE: ..."
+    verdict: Verdict
+    reason: str
+    proved: bool = True  # it landed as planned and was felt: the run is evidence, whatever came of the fault
+    # What was asked of a network and what was measured, by name: {"delay_ms": {"asked": 50.0, "measured": 50.3}}
+    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One recovery, in seconds from the moment of injection; a part that was not seen is None."""
+
+    fault: str
+    parts: Mapping[
+        str, float | None
+    ]  # felt, detected, torn_down, rendezvous, workers_up, imported, set_up, restored, first_step, caught_up
+    lost_steps: int | None
+
+
+@dataclass(frozen=True)
+class Result:
+    scenario: str
+    description: str
+    seed: int
+    verdict: Verdict
+    exit_code: int
+    reason: str
+    run_dir: str
+    started: str  # ISO 8601, UTC
+    duration_s: float
+    faults: tuple[FaultResult, ...] = ()
+    recoveries: tuple[Recovery, ...] = ()
+    cases: tuple[Case, ...] = ()
+    steps: int | None = None  # the highest global step that counts
+    attempts: int = 0
+    twin: str = ""  # which twin it was judged against, or why there was none
+    reproduce: str = ""  # the command line that runs it again
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # recognised causes in torch or gloo, hooks that failed, what can't be seen
+    decided_by: str = ""  # the case that decided; empty where none did: passed, ended early, a damaged journal
+
+    schema: int = SCHEMA
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON that every reader takes: NaN and infinities as words, lone surrogates as escapes."""
+        found: dict[str, Any] = _as_json(asdict(self))
+        return found
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Result:
+        """Unknown keys are passed over. Raises UsageError where this is no result, or of a later schema."""
+        try:
+            if int(raw["schema"]) > SCHEMA:
+                raise UsageError(
+                    f"this result has schema {raw['schema']}, and {SCHEMA} is the latest known: use a newer torchaos"
+                )
+            known: dict[str, Any] = {"decided_by": _decided_by(raw)}  # of a result that is older than this field
+            known |= {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
+            return cls(**{
+                **known, "verdict": Verdict(raw["verdict"]), "notes": tuple(raw["notes"]),
+                "faults": tuple(FaultResult(**{**one, "verdict": Verdict(one["verdict"])}) for one in raw["faults"]),
+                "recoveries": tuple(Recovery(**one) for one in raw["recoveries"]),
+                "cases": tuple(_case(one) for one in raw["cases"]),
+            })  # fmt: skip
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"this is not a result of torchaos: {error!r}") from error
+
+
+def _decided_by(raw: Mapping[str, Any]) -> str:
+    names = (one["name"] for one in raw["cases"] if one["verdict"] == raw["verdict"] != "passed")
+    return next((name for name in names if raw["reason"].startswith(f"{name}: ")), "")
+
+
+def _case(raw: Mapping[str, Any]) -> Case:
+    return Case(**{**raw, "verdict": Verdict(raw["verdict"]), "seconds": tuple(raw.get("seconds", ()))})
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return _as_json(value.value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)  # "nan", "inf": JSON has no word for them
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, Mapping):
+        return {_as_text(key): _as_json(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_as_json(one) for one in value]
+    return _as_text(value)
+
+
+def _as_text(value: object) -> str:
+    text = str(value.value) if isinstance(value, Enum) else str(value)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def write_atomically(path: Path, text: str, private: bool = False) -> None:
+    """Replace the file in one step, so that a reader sees the old or the new text and never half of it. `private`: only
+    its owner may read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(partial, "w", encoding="utf-8", opener=owner_only if private else None) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

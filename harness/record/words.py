@@ -1,0 +1,67 @@
+"""Plans in plain words, for people: targets, triggers, durations."""
+
+from __future__ import annotations
+
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.contracts import Target
+from torchaos.harness.record.plan import After, PlannedJob
+
+
+def target_in_words(target: Target, endpoint: object = None, job: PlannedJob | None = None) -> str:
+    """`endpoint`: of a fault that hits one, the parameter of that name. `job`: one of replicas tells its ranks apart
+    by them."""
+    if not target.ranks and not target.nodes:
+        return f"endpoint {endpoint}" if endpoint else "files"
+    if job and job.replicas > 1:
+        size = job.world_size // job.replicas
+        own = {replica: tuple(rank % size for rank in target.ranks if rank // size == replica)
+               for replica in sorted({rank // size for rank in target.ranks})}  # fmt: skip
+        return " and ".join(f"{_list('rank', ranks)} of replica {replica}" for replica, ranks in own.items())
+    nodes = _list("node", target.nodes)
+    return f"{nodes} ({_list('rank', target.ranks)})" if target.nodes else _list("rank", target.ranks)
+
+
+def moment_in_words(when: Moment | After) -> str:
+    if isinstance(when, Moment):
+        parts = [
+            f"step {when.step}" if when.step is not None else "",
+            f"attempt {when.attempt}" if when.attempt is not None else "",
+            _phase_in_words(when),
+            f"the {when.nth}. time" if when.nth > 1 else "",
+        ]
+        return ", ".join(part for part in parts if part) or "the next phase"
+    start = f"{when.fault} was {when.state.replace('_', ' ')}" if when.fault else "launch"
+    if when.checkpoints:
+        return f"{when.delay_s:g} s after checkpoint {when.checkpoints} since {start}"
+    return f"{when.delay_s:g} s after {start}"
+
+
+def _phase_in_words(when: Moment) -> str:
+    which = when.collectives
+    if which is None:
+        return when.phase.value.replace("_", " ") if when.phase else ""
+    parts = [
+        which.operation or "collective",
+        f"of group {which.group}" if which.group else "",
+        f"of at least {which.min_bytes} bytes" if which.min_bytes is not None else "",
+        f"of at most {which.max_bytes} bytes" if which.max_bytes is not None else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def seconds_in_words(seconds: float | None) -> str:
+    if seconds is None:
+        return "not seen"
+    return (
+        f"{seconds * 1000:.0f} ms"
+        if seconds < 1
+        else f"{seconds:.1f} s"
+        if seconds < 120
+        else f"{seconds / 60:.1f} min"
+    )
+
+
+def _list(word: str, numbers: tuple[int, ...]) -> str:
+    if not numbers:
+        return f"no {word}"
+    return f"{word}{'s' if len(numbers) > 1 else ''} {', '.join(str(number) for number in numbers)}"

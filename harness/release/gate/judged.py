@@ -1,0 +1,176 @@
+"""What the gate makes of the runs that count: each is judged again under the gate's bounds, then the waivers apply.
+
+A bound of the gate holds beside the scenario's own: the assertion is judged under each, offline, from the record, and
+must pass under all. So the tightest counts, whichever way "tight" is, and a looser bound changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.judging.verdict.verdict import records_of, verdict_of
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.result import Case, ExitCode, Result, Verdict, worst
+from torchaos.harness.release.gate import waivers
+from torchaos.harness.release.gate.grammar import Waiver
+from torchaos.harness.release.gate.loader import FAULTS, Layer, Loaded, Wanted
+from torchaos.harness.release.gate.runs import Found, Terms, counting, doubt
+from torchaos.harness.release.repeats.ask import Ask, ask_of
+from torchaos.harness.release.repeats.judged import Repeats, judge_repeats
+
+WAIVERS = "waivers"  # what reports call the group of them
+
+
+@dataclass(frozen=True)
+class Judged:
+    """`results`: as the gate sees them, those of one scenario together, and the waivers last; `repeats`: of scenarios
+    that are judged by their rate; `missing`: scenarios that lack a run that counts."""
+
+    gate: str
+    environment: str
+    results: tuple[Result, ...]
+    repeats: tuple[Repeats, ...]
+    missing: tuple[Wanted, ...]
+    exit_code: ExitCode
+
+
+def judge_gate(loaded: Loaded, environment: str, runs: Sequence[Found], terms: Terms) -> Judged:
+    today = terms.now.date()
+    waived = loaded.gate.waivers_in(environment)
+    said: dict[int, list[Verdict]] = {number: [] for number in range(len(waived))}
+    results: list[Result] = []
+    repeats: list[Repeats] = []
+    missing: list[Wanted] = []
+    codes: list[ExitCode] = []
+    for wanted in loaded.wanted[environment]:
+        found, why = counting(wanted, runs, terms)
+        ask = ask_of(wanted.scenario.repeat)
+        cover = waivers.in_force(waived, wanted.name, today)
+        judged = [_judged(run, wanted, cover, terms) for run in found]
+        for result, before in judged:
+            if result.verdict in (Verdict.PASSED, Verdict.FAILED):
+                for number, waiver in enumerate(waived):
+                    if waiver.scenario == wanted.name and waiver.assertion in before:
+                        said[number].append(before[waiver.assertion])
+        own = [result for result, _ in judged]
+        if len(own) < ask.times:
+            missing.append(wanted)
+            told = why or f"only {len(own)} of its {ask.times} repetitions have a run that counts; run it again"
+            own.append(_without_run(wanted, told))
+        together = _together(wanted, own, ask) if ask.of_rate and wanted not in missing else None
+        codes += _codes(own, together)
+        repeats += [together] if together else []
+        results += own
+    if waived:
+        states = [waivers.state(waiver, said[number], today) for number, waiver in enumerate(waived)]
+        results.append(_result(WAIVERS, "", 0, "", states))
+        codes.append(ExitCode(results[-1].exit_code))
+    return Judged(loaded.gate.gate, environment, tuple(results), tuple(repeats), tuple(missing), worst(codes))
+
+
+def _together(wanted: Wanted, results: Sequence[Result], ask: Ask) -> Repeats:
+    """Where there are more than were asked for, no more of them may fail than of those."""
+    more = len(results) - ask.times
+    ask = replace(ask, times=len(results), at_least=None if ask.at_least is None else ask.at_least + more)
+    return judge_repeats(wanted.name, wanted.scenario.description, results, ask, "done",
+                         run_dirs=[one.run_dir for one in results])  # fmt: skip
+
+
+def _codes(results: Sequence[Result], together: Repeats | None) -> list[ExitCode]:
+    """One that can't be judged at all is no repetition that failed: it closes the gate by itself."""
+    alone = [one for one in results if together is None or one.verdict is Verdict.ERROR]
+    return [*([ExitCode(together.exit_code)] if together else []), *(ExitCode(one.exit_code) for one in alone)]
+
+
+def _without_run(wanted: Wanted, why: str) -> Result:
+    case = Case("result", "assertion", Verdict.FAILED, why)
+    return _result(wanted.name, wanted.scenario.description, wanted.scenario.seed, "", [case])
+
+
+def _judged(
+    run: Found, wanted: Wanted, cover: Mapping[str, Waiver], terms: Terms
+) -> tuple[Result, Mapping[str, Verdict]]:
+    """The result as the gate sees it, and what is said of each assertion before anything is waived."""
+    views = [run.result] if run.result else []
+    extra = [Case("run", "faults", Verdict.ERROR, why)] if (why := doubt(run, terms)) else []
+    try:
+        views += judged_again(run, wanted.layers)
+    except (ChaosError, OSError) as error:
+        extra.append(Case("run", "faults", Verdict.ERROR, f"it can't be judged again: {error}"))
+    variants: dict[str, list[Case]] = {}
+    for view in views:
+        for case in view.cases:
+            variants.setdefault(case.name, []).append(case)
+    names = {FAULTS, *wanted.asserts}
+    applied = {name: waivers.apply(cover.get(name) if name in names else None, some) for name, some in variants.items()}
+    unsaid = [name for name in wanted.asserts if any(name not in _names(view) for view in views)]
+    extra += [Case(name, "assertion", Verdict.ERROR, "the run's result says nothing of it") for name in unsaid]
+    cases = [*extra, *_untold(views), *(one.case for name, one in applied.items() if name not in unsaid)]
+    first = run.told
+    result = _result(wanted.name, wanted.scenario.description, first.seed if first else wanted.scenario.seed,
+                     str(run.folder.root), cases, views)  # fmt: skip
+    if first:
+        result = replace(
+            result, started=first.started, duration_s=first.duration_s, faults=first.faults, versions=first.versions,
+            recoveries=first.recoveries, steps=first.steps, attempts=first.attempts, twin=first.twin,
+            reproduce=first.reproduce, notes=first.notes,
+        )  # fmt: skip
+    return result, {name: one.said for name, one in applied.items()}
+
+
+def _names(view: Result) -> set[str]:
+    return {case.name for case in view.cases}
+
+
+def judged_again(run: Found, layers: Sequence[Layer]) -> list[Result]:
+    """From its record, under each set of bounds; under its own where the gate has none. Raises ChaosError, OSError."""
+    record, twins = records_of(run.folder.check())
+    plans = [_under(record.plan, layer) for layer in layers] or [record.plan]
+    return [verdict_of(replace(record, plan=plan), twins, str(run.folder.root)) for plan in plans]
+
+
+def _under(plan: Plan, layer: Layer) -> Plan:
+    asserts = tuple(replace(one, params=layer.get(one.name, one.params)) for one in plan.asserts)
+    return replace(plan, asserts=asserts)
+
+
+def _untold(views: Sequence[Result]) -> list[Case]:
+    """What makes a whole run worth less than its cases: it was ended early, its journal is damaged, a twin's rollback
+    is incomplete. No waiver covers that."""
+    found: dict[str, Case] = {}
+    for view in views:
+        by_case = any(case.verdict is view.verdict and case.name == view.decided_by for case in view.cases)
+        undone = any(case.kind == "rollback" and case.verdict is not Verdict.PASSED for case in view.cases)
+        as_told = view.exit_code == view.verdict.exit_code or undone
+        if not as_told or not (by_case or view.verdict is Verdict.PASSED):
+            told = f"{view.reason or 'no reason was given'} (exit code {view.exit_code})"
+            found.setdefault(told, Case("run", "faults", view.verdict if as_told else Verdict.ERROR, told))
+    return list(found.values())
+
+
+def _result(
+    scenario: str, description: str, seed: int, run_dir: str, cases: Sequence[Case], views: Sequence[Result] = ()
+) -> Result:  # fmt: skip
+    """Verdict, reason and exit code from the cases alone; `views`: the results that they were taken from."""
+    red = sorted((case for case in cases if case.verdict is not Verdict.PASSED), key=lambda case: _order(case, views))
+    verdict = red[0].verdict if red else Verdict.PASSED
+    waived = [case.name for case in cases if waivers.is_waived(case)]
+    reason = f"{red[0].name}: {red[0].reason}" if red else "; ".join(waived) or "all that is asked holds"
+    code = verdict.exit_code
+    if verdict is Verdict.ERROR:
+        wrong = (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)
+        errors = [code for view in views for code in ExitCode if code == view.exit_code and code in wrong]
+        undone = any(case.kind == "rollback" for case in red)
+        code = worst(errors or [ExitCode.ROLLBACK if undone else ExitCode.FAILED])
+    return Result(scenario, description, seed, verdict, code, reason, run_dir, "", 0.0, cases=tuple(cases),
+                  decided_by=red[0].name if red else "")  # fmt: skip
+
+
+def _order(case: Case, views: Sequence[Result]) -> tuple[int, bool]:
+    """As the run's own verdict has it: doubt about the faults goes before failures only where no view of the run is
+    failed; and of several cases alike, the one that decided in a view goes first."""
+    doubted = case.kind == "faults" and not any(view.verdict is Verdict.FAILED for view in views)
+    places = (Verdict.ERROR, Verdict.INCONCLUSIVE if doubted else None, Verdict.FAILED, Verdict.INCONCLUSIVE)
+    return places.index(case.verdict), all(case.name != view.decided_by for view in views)

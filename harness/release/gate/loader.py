@@ -1,0 +1,145 @@
+"""Loads a gate and the scenarios that it asks for; all that is wrong with it is said at once, each with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness import registry
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.release.gate.grammar import Environment, Gate
+from torchaos.harness.scenario import load as load_scenario
+from torchaos.harness.scenario.grammar import Item, Scenario
+from torchaos.harness.scenario.loader import load_as
+from torchaos.harness.scenario.parameters import Tell, check_parameters
+from torchaos.harness.scenario.yaml_source import Keys
+
+FAULTS = "faults"  # a case that every run with faults has, beside the assertions
+Layer = Mapping[str, Mapping[str, Any]]  # parameters by assertion
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A scenario that must have a run that counts. `layers`: each holds by itself, beside the scenario's own bounds."""
+
+    path: Path
+    text: bytes
+    scenario: Scenario
+    layers: tuple[Layer, ...]
+
+    @property
+    def name(self) -> str:
+        return self.scenario.scenario
+
+    @property
+    def asserts(self) -> list[str]:
+        return [item.name for item in self.scenario.assert_]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    gate: Gate
+    wanted: Mapping[str, tuple[Wanted, ...]]  # by environment
+
+
+def load(path: Path) -> Loaded:
+    """Raises ScenarioError, a line per problem: `file:line:column: what; what to do`; for a scenario, its own."""
+    wanted: dict[str, tuple[Wanted, ...]] = {}
+
+    def check(gate: Gate, tell: Tell) -> None:
+        files = _files(gate, path, tell)
+        for name, environment in gate.environments.items():
+            wanted[name] = _wanted(files, environment, ("environments", name), tell)
+        _check_waivers(gate, [one for some in wanted.values() for one in some], tell)
+
+    return Loaded(load_as(Gate, path, (), check), wanted)
+
+
+def _files(gate: Gate, file: Path, tell: Tell) -> list[Path]:
+    """In the order of the gate. It may lie beside its scenarios, and is none itself."""
+    found: list[Path] = []
+    for number, text in enumerate(gate.scenarios):
+        path = file.parent / text
+        files = sorted(path.glob("*.yaml")) if path.is_dir() else [path] if path.is_file() else []
+        files = [one for one in files if not one.samefile(file)]
+        if not files:
+            what = "there is no *.yaml in it" if path.is_dir() else "there is no such file or folder"
+            tell(("scenarios", number), f"{text}: {what}; name what the gate asks for, relative to this file")
+        found += [one for one in files if one not in found]
+    return found
+
+
+def _wanted(files: Sequence[Path], environment: Environment, at: Keys, tell: Tell) -> tuple[Wanted, ...]:
+    scenarios, wrong = [], []
+    for file in files:
+        try:
+            scenarios.append((file, load_scenario(file, environment.set)))
+        except UsageError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise UsageError("\n".join(wrong))
+    seen: dict[str, Path] = {}
+    for file, one in scenarios:
+        if one.scenario in seen:
+            tell(("scenarios",), f"{seen[one.scenario]} and {file} are both called {one.scenario}; rename one of them")
+        seen[one.scenario] = file
+    layers: dict[str, list[Layer]] = {one.scenario: [] for _, one in scenarios}
+    for pattern, items in environment.bounds.items():
+        for name, layer in _bounds(pattern, items, [one for _, one in scenarios], (*at, "bounds", pattern), tell):
+            layers[name].append(layer)
+    return tuple(Wanted(file, file.read_bytes(), one, tuple(layers[one.scenario])) for file, one in scenarios)
+
+
+def _bounds(
+    pattern: str, items: Sequence[Item], scenarios: Sequence[Scenario], at: Keys, tell: Tell
+) -> list[tuple[str, Layer]]:  # fmt: skip
+    """Of each scenario that the pattern matches: its own parameters, and over them these."""
+    matched = [one for one in scenarios if fnmatchcase(one.scenario, pattern)]
+    if scenarios and not matched:
+        tell(at, f"no scenario is called {pattern!r}{_near(pattern, [one.scenario for one in scenarios])}", True)
+    layers: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for number, item in enumerate(items):
+        where: Keys = (*at, number)
+        having = [(one, own) for one in matched for own in one.assert_ if own.name == item.name]
+        if matched and not having:
+            asserted = sorted({own.name for one in matched for own in one.assert_})
+            tell(where, f"{item.name} is asserted by none of these scenarios{_near(item.name, asserted)}")
+        if not item.params:
+            tell(where, f"{item.name} has no bound here; write one, such as `- recovery_time: {{catch_up: 60s}}`")
+        for scenario, own in having:
+            found, given = registry.find("assertions", item.name), {**own.params, **item.params}
+            layers.setdefault(scenario.scenario, {})[item.name] = check_parameters(
+                found, given, (*where, item.name), tell
+            )
+    return list(layers.items())
+
+
+def _check_waivers(gate: Gate, wanted: Sequence[Wanted], tell: Tell) -> None:
+    asserts = {one.name: {*one.asserts, *([FAULTS] if one.scenario.faults else [])} for one in wanted}
+    seen: set[tuple[str, str, str]] = set()
+    for number, waiver in enumerate(gate.waivers):
+        at: Keys = ("waivers", number)
+        for where, environment in enumerate(waiver.environments or []):
+            if environment not in gate.environments:
+                near = _near(environment, gate.environments)
+                tell((*at, "environments", where), f"there is no environment {environment!r}{near}")
+        if waiver.scenario not in asserts:
+            hint = _near(waiver.scenario, asserts)
+            tell((*at, "scenario"), f"the gate asks for no scenario {waiver.scenario!r}{hint}; or remove the waiver")
+        elif waiver.assertion not in asserts[waiver.scenario]:
+            near = _near(waiver.assertion, asserts[waiver.scenario])
+            told = f"{waiver.scenario} has no assertion {waiver.assertion!r}"
+            tell((*at, "assertion"), f"{told}{near}; or remove the waiver")
+        for environment in waiver.environments or gate.environments:
+            if (key := (waiver.scenario, waiver.assertion, environment)) in seen:
+                tell(at, f"{waiver.assertion} of {waiver.scenario} is waived already; put the two together")
+                break
+            seen.add(key)
+
+
+def _near(name: str, known: Any) -> str:
+    near = registry.suggest(name, known)
+    return f"; did you mean {near!r}?" if near else f"; there are {', '.join(sorted(known)) or 'none'}"

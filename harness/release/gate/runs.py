@@ -1,0 +1,208 @@
+"""Finds run directories, however deep artifacts have put them, and which of them count for a gate.
+
+A run counts when it is of this very text of the scenario, was run as the gate says (its `set`), at the wanted commit
+and with the wanted versions, and began no longer ago than the gate allows. Of those that count the newest of each seed
+is judged. What can't be told of a run never makes it drop out: it counts, and the gate is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.result import Result
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.record.words import seconds_in_words
+from torchaos.harness.release.gate.loader import Wanted
+
+SKEW = timedelta(minutes=5)  # that clocks of two machines may differ by
+_MOST_BYTES = 32 << 20  # of a result
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run must be to count."""
+
+    now: datetime
+    max_age: timedelta
+    commit: str = ""
+    versions: Mapping[str, str] | None = None
+    set: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run directory. `result`: as it was written; None, and the `problem` with it, where there is none to read."""
+
+    folder: RunDir
+    text: bytes
+    result: Result | None
+    problem: str
+    commit: str
+
+    @cached_property
+    def told(self) -> Result | None:
+        """The result, or what the record says by itself of a run that has none."""
+        if self.result is not None:
+            return self.result
+        try:
+            return judge(self.folder)
+        except (ChaosError, OSError):
+            return None
+
+    @property
+    def started(self) -> datetime | None:
+        try:
+            found = datetime.fromisoformat(self.told.started) if self.told else None
+        except ValueError:
+            return None
+        return found if found and found.tzinfo else None
+
+    def version(self, name: str) -> str:
+        return self.told.versions.get(name, "") if self.told else ""
+
+    @property
+    def options(self) -> tuple[str, ...] | None:
+        """Those of the command line that change what is run: `--set` with its value, `--attach`. None: not known."""
+        try:
+            words = shlex.split(self.told.reproduce) if self.told else []
+        except ValueError:
+            return None
+        pairs = zip(words, [*words[1:], ""], strict=False)
+        told = tuple(value if word == "--set" else word for word, value in pairs if word in ("--set", "--attach"))
+        return told if words else None
+
+
+def found_in(folders: Sequence[Path]) -> list[Found]:
+    """A folder that is not there holds no runs. Raises UsageError where one can't be listed."""
+    there = [folder.absolute() for folder in folders if folder.exists()]
+    return [_found(path) for folder in there for path in _run_dirs(folder)]
+
+
+def _run_dirs(folder: Path) -> Iterator[Path]:
+    """What has a plan or a result in it. Nothing inside of one is one: it may hold twins."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise UsageError(f"{folder}: it can't be listed: {error.strerror}; name the folder of the runs") from error
+    if {"plan.json", "result.json"} & set(names):
+        yield folder
+        return
+    for name in names:
+        if (folder / name).is_dir() and not (folder / name).is_symlink():
+            yield from _run_dirs(folder / name)
+
+
+def _found(path: Path) -> Found:
+    folder = RunDir(path)
+    try:
+        text = folder.scenario.read_bytes()
+    except OSError:
+        text = b""
+    result, problem = None, ""
+    try:
+        result = _result(folder)
+    except OSError as error:
+        problem = f"it has no result: {error.strerror}; the run was not finished"
+    except (UsageError, ValueError, RecursionError) as error:
+        problem = f"its result.json can't be read: {' '.join(str(error).split())[:200]}"
+    return Found(folder, text, result, problem, _commit(folder))
+
+
+def _result(folder: RunDir) -> Result:
+    """Checked down to the type of each value: it may have been cut, or damaged on its way here."""
+    with open(folder.result, "rb") as file:
+        raw = file.read(_MOST_BYTES + 1)
+    if len(raw) > _MOST_BYTES:
+        raise ValueError(f"it is larger than {_MOST_BYTES >> 20} MiB")
+    result = Result.from_json(json.loads(raw))
+    return TypeAdapter(Result).validate_python(result.to_json())
+
+
+def _commit(folder: RunDir) -> str:
+    try:
+        found = json.loads((folder.artifacts / "environment.json").read_text())
+        return str(found.get("commit") or "") if isinstance(found, dict) else ""
+    except (OSError, ValueError, RecursionError):
+        return ""
+
+
+def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[Found], str]:
+    """Those to be judged, the newest of each seed; where there is none, why."""
+    same = [one for one in runs if one.text == wanted.text]
+    dropped = [(one, why_not(one, terms)) for one in same]
+    found = [one for one, why in dropped if not why]
+    if found:
+        return _newest(found), ""
+    if dropped:
+        one, why = max(dropped, key=lambda pair: pair[0].started or terms.now)
+        return [], f"no run of it counts: the newest {why}; run it again ({one.folder.root})"
+    others = [one for one in runs if one.told is not None and one.told.scenario == wanted.name]
+    if others:
+        return [], f"{len(others)} of its runs are there, all of another text of {wanted.path.name}; run it again"
+    return [], f"there is no run of it; do `torchaos run {wanted.path}`"
+
+
+def why_not(run: Found, terms: Terms) -> str:
+    """Why it does not count, in words that follow on `the run`; empty where it counts."""
+    if run.options is not None and sorted(run.options) != sorted(terms.set):
+        said = " ".join(shlex.quote(one) for one in run.options) or "nothing"
+        return f"was run with other options than the gate's `set` ({said})"
+    if terms.commit and run.commit and not _at(run.commit, terms.commit):
+        return f"was made at commit {run.commit}, not {terms.commit}"
+    for name, pattern in (terms.versions or {}).items():
+        if (version := run.version(name)) and not fnmatchcase(version, pattern):
+            return f"was made with {name} {version}, not {pattern}"
+    if run.started is not None and terms.now - run.started > terms.max_age:
+        return f"is stale: it began {_long(terms.now - run.started)} ago, and {_long(terms.max_age)} are allowed"
+    return ""
+
+
+def doubt(run: Found, terms: Terms) -> str:
+    """Why a run that counts closes the gate whatever it says."""
+    if run.result is None:
+        return run.problem
+    if run.started is None:
+        return "nothing tells when it began; run it again"
+    if run.started - terms.now > SKEW:
+        return f"it begins {_long(run.started - terms.now)} from now, by its clock; set the clocks, and run it again"
+    if run.options is None:
+        return "nothing tells how it was run; run it again"
+    if terms.commit and not run.commit:
+        return "nothing tells its commit: the job's working directory is in no git repository"
+    unknown = [name for name in terms.versions or {} if not run.version(name)]
+    return f"nothing tells which {unknown[0]} it was made with; run it again" if unknown else ""
+
+
+def _long(time: timedelta) -> str:
+    seconds = time.total_seconds()
+    for unit, size in (("days", 86400.0), ("hours", 3600.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return seconds_in_words(seconds)
+
+
+def _at(commit: str, wanted: str) -> bool:
+    """Of a commit and its beginning. One with uncommitted changes (`-dirty`) is not that commit."""
+    return commit.startswith(wanted) and not commit.endswith("-dirty")
+
+
+def _newest(runs: Sequence[Found]) -> list[Found]:
+    """Of each seed; those of which seed or time is unknown are all kept."""
+    oldest = datetime.min.replace(tzinfo=timezone.utc)
+    by_seed: dict[object, Found] = {}
+    for run in sorted(runs, key=lambda one: one.started or oldest):
+        known = run.told is not None and run.started is not None
+        by_seed[run.told.seed if run.told and known else run.folder.root] = run
+    return list(by_seed.values())

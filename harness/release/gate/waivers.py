@@ -1,0 +1,74 @@
+"""What a waiver lets through, and when a waiver itself closes the gate. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from torchaos.harness.record.result import Case, Verdict
+from torchaos.harness.release.gate.grammar import Waiver
+
+_WAIVED = ", waived"  # behind the name of a case, so that it shows where only names are shown
+
+
+@dataclass(frozen=True)
+class Waived:
+    """One case after the waiver. `said`: the verdict before it."""
+
+    case: Case
+    said: Verdict
+
+
+def apply(waiver: Waiver | None, variants: Sequence[Case]) -> Waived:
+    """Of one case: as it was written, and as it is judged again, under each set of bounds. The worst counts, and all
+    that did not pass must be covered."""
+    red = [one for one in variants if one.verdict is not Verdict.PASSED]
+    if not red:
+        return Waived(variants[-1], Verdict.PASSED)
+    worst = min(red, key=lambda one: _SEVERITY.index(one.verdict))
+    if waiver is None:
+        return Waived(worst, worst.verdict)
+    bare = [one for one in red if one.verdict.value not in waiver.covers]
+    if bare:
+        worst = min(bare, key=lambda one: _SEVERITY.index(one.verdict))
+        told = f"{worst.reason} (waiver {waiver.ticket} covers only what {' or '.join(waiver.covers)})"
+        return Waived(_with(worst, worst.name, worst.verdict, told), worst.verdict)
+    told = f"{worst.verdict.value}, and waived until {waiver.expires} ({waiver.ticket}): {worst.reason}"
+    return Waived(_with(worst, worst.name + _WAIVED, Verdict.PASSED, told), worst.verdict)
+
+
+def state(waiver: Waiver, said: Sequence[Verdict], today: date) -> Case:
+    """Of the waiver itself. `said`: what each run that is evidence says of its assertion, before anything is waived."""
+    name, about = f"{waiver.scenario}: {waiver.assertion}", f"{waiver.ticket}: {waiver.reason}"
+    if expired(waiver, today):
+        return _case(name, Verdict.FAILED, f"it expired on {waiver.expires}; mend it, or say anew why it may ({about})")
+    if said and all(one is Verdict.PASSED for one in said):
+        return _case(name, Verdict.FAILED, f"{waiver.assertion} passes: remove the waiver ({about})")
+    left = (waiver.expires - today).days
+    holds = "today is its last day" if left == 0 else f"{left} {'day is' if left == 1 else 'days are'} left"
+    return _case(name, Verdict.PASSED, f"{holds}, until {waiver.expires} ({about})")
+
+
+def is_waived(case: Case) -> bool:
+    return case.name.endswith(_WAIVED)
+
+
+def expired(waiver: Waiver, today: date) -> bool:
+    return today > waiver.expires
+
+
+def in_force(waivers: Sequence[Waiver], scenario: str, today: date) -> Mapping[str, Waiver]:
+    """By assertion."""
+    return {one.assertion: one for one in waivers if one.scenario == scenario and not expired(one, today)}
+
+
+_SEVERITY = (Verdict.ERROR, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
+
+
+def _case(name: str, verdict: Verdict, reason: str) -> Case:
+    return Case(name, "assertion", verdict, reason)
+
+
+def _with(case: Case, name: str, verdict: Verdict, reason: str) -> Case:
+    return Case(name, case.kind, verdict, reason, case.measured, case.bound, case.seconds)

@@ -1,0 +1,80 @@
+"""What the repetitions of one scenario measured, as distributions. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchaos.harness.record.result import Result
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Of one figure over the repetitions that say something (passed or failed)."""
+
+    name: str  # "caught up", "kill-2: caught up", "checkpoint_overhead: blocked"
+    seconds: bool
+    count: int  # repetitions in which it was seen
+    unseen: int  # and in which it was not: of a part of a recovery, that it never came
+    min: float | None
+    median: float | None
+    p90: float | None  # the least value seen that is no lower than 90 % of them
+    max: float | None
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[float | None], seconds: bool) -> Distribution:
+        seen = [float(value) for value in values if value is not None and math.isfinite(value)]
+        if not seen:
+            return cls(name, seconds, 0, len(values), None, None, None, None)
+        p90 = float(np.quantile(seen, 0.9, method="inverted_cdf"))
+        return cls(name, seconds, len(seen), len(values) - len(seen), min(seen), float(np.median(seen)), p90, max(seen))
+
+
+Series = dict[str, list[float | None]]
+
+
+def distributions(results: Sequence[Result]) -> tuple[Distribution, ...]:
+    """Of each part of each recovery and its lost steps, of the run itself, and of every number that an assertion
+    measured and that is not one of the former."""
+    told = [dict(_figures(result)) for result in results]
+    names = list(dict.fromkeys(name for one in told for name in one))
+    found: dict[str, Distribution] = {}
+    known: list[list[float | None]] = []
+    for name in names:
+        values = [one[name][0] if name in one else None for one in told]
+        seconds = any(one[name][1] for one in told if name in one)
+        if ": " in name and _is_said_again(name, values, known, found):
+            continue
+        known.append(values)
+        found[name] = Distribution.of(name, values, seconds)
+    return tuple(found.values())
+
+
+def _figures(result: Result) -> Iterator[tuple[str, tuple[float | None, bool]]]:
+    """(name, (value, whether it is a duration))."""
+    several, seen = len(result.recoveries) > 1, Counter[str]()
+    for recovery in result.recoveries:
+        seen[recovery.fault] += 1
+        again = f" ({seen[recovery.fault]})" if seen[recovery.fault] > 1 else ""
+        whose = f"{recovery.fault}{again}, " if several else ""
+        for part, at in recovery.parts.items():
+            yield f"{whose}{part}", (at, True)
+        yield f"{whose}lost_steps", (recovery.lost_steps, False)
+    yield "run", (result.duration_s, True)
+    yield "attempts", (result.attempts, False)
+    for case in result.cases:
+        for name, value in case.measured.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                yield f"{case.name}: {name}", (float(value), name in case.seconds or name.endswith("_s"))
+
+
+def _is_said_again(
+    name: str, values: list[float | None], known: Sequence[list[float | None]], found: dict[str, Distribution]
+) -> bool:
+    """Whether an assertion's figure is one of the recovery's: recovery_time repeats them under its own names."""
+    fractions = any(value is not None and not float(value).is_integer() for value in values)
+    return name.partition(": ")[2] in found or (fractions and values in known)

@@ -1,0 +1,139 @@
+"""The repetitions of one scenario, judged together. Pure.
+
+A repetition passes when its run is *passed*. One that is inconclusive is no evidence, and decides nothing: where it is
+asked whether enough passed, it counts as if it had not, and where it is asked whether too few did, as if it had.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torchaos.harness.record.result import Case, ExitCode, Result, Verdict, worst
+from torchaos.harness.release.repeats.ask import MISSING, Ask
+from torchaos.harness.release.repeats.bounds import lower, upper
+from torchaos.harness.release.repeats.figures import Distribution, distributions
+
+State = Literal["running", "halted", "done"]
+_ERRORS = (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Of the whole scenario, or of one of its cases. The bounds are one-sided, each with the asked confidence, and
+    None where there is no library for them."""
+
+    name: str  # "scenario", or the case's
+    passed: int
+    failed: int
+    inconclusive: int  # or an error
+    low: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, name: str, verdicts: Sequence[Verdict], confidence: float) -> Rate:
+        counts = Counter(verdicts)
+        good, bad = counts[Verdict.PASSED], counts[Verdict.FAILED]
+        rest, trials = len(verdicts) - good - bad, len(verdicts)
+        return cls(name, good, bad, rest, lower(good, trials, confidence), upper(good + rest, trials, confidence))
+
+
+@dataclass(frozen=True)
+class Repeats:
+    scenario: str
+    description: str
+    asked: str
+    times: int  # how often it was to be run
+    seeds: tuple[int, ...]  # of those that came to an end
+    verdict: Verdict
+    exit_code: int
+    reason: str
+    confidence: float
+    rate: Rate
+    cases: tuple[Rate, ...]
+    figures: tuple[Distribution, ...]
+    notes: tuple[str, ...]
+    of_rate: bool  # judged together, so that one repetition alone decides nothing
+    run_dirs: tuple[str, ...] = ()  # of all of them, those that never began included
+
+
+def judge_repeats(
+    scenario: str, description: str, results: Sequence[Result], ask: Ask, state: State, alike: bool = False,
+    run_dirs: Sequence[str] = (),
+) -> Repeats:  # fmt: skip
+    """`results`: those that came to an end, in order. `alike`: the plans differ in nothing but the seed."""
+    rate = Rate.of("scenario", [one.verdict for one in results], ask.confidence)
+    verdict, code, reason = _verdict(results, ask, state, rate)
+    names = list(dict.fromkeys(case.name for one in results for case in one.cases))
+    of_case = {name: [_said(one, case) for one in results for case in one.cases if case.name == name] for name in names}
+    telling = [one for one in results if one.verdict in (Verdict.PASSED, Verdict.FAILED)]
+    return Repeats(
+        scenario, description, ask.in_words, ask.times, tuple(one.seed for one in results), verdict, code, reason,
+        ask.confidence, rate, tuple(Rate.of(name, of_case[name], ask.confidence) for name in names),
+        distributions(telling), tuple(_notes(rate, alike)), ask.of_rate, tuple(run_dirs),
+    )  # fmt: skip
+
+
+def _said(result: Result, case: Case) -> Verdict:
+    """What an assertion says of a run that is no evidence is no evidence either."""
+    telling = result.verdict in (Verdict.PASSED, Verdict.FAILED) or case.kind == "rollback"
+    return case.verdict if telling else Verdict.INCONCLUSIVE
+
+
+def _verdict(results: Sequence[Result], ask: Ask, state: State, rate: Rate) -> tuple[Verdict, ExitCode, str]:
+    told = f"{rate.passed} of {len(results)} passed{_rest(rate)}"
+    errors = [one for one in results if one.exit_code in _ERRORS]
+    if errors:
+        code = worst([ExitCode(one.exit_code) for one in errors])
+        first = next(one for one in errors if one.exit_code == code)
+        return Verdict.ERROR, code, f"{told}; with seed {first.seed}: {first.reason}"
+    if state == "running":
+        return Verdict.ERROR, ExitCode.INTERNAL, f"not finished: {len(results)} of {ask.times} done, {told}"
+    if state == "halted":
+        verdict = Verdict.FAILED if rate.failed and not ask.of_rate else Verdict.INCONCLUSIVE
+        return verdict, verdict.exit_code, f"halted after {len(results)} of {ask.times}; {told}"
+    verdict, why = _judged(ask, rate)
+    return verdict, verdict.exit_code, f"{told}; {why}{_bound(ask, rate)}"
+
+
+def _judged(ask: Ask, rate: Rate) -> tuple[Verdict, str]:
+    if ask.at_least is not None:
+        asked = f"at least {ask.at_least} were asked for"
+        if rate.passed >= ask.at_least:
+            return Verdict.PASSED, asked
+        if rate.passed + rate.inconclusive < ask.at_least:
+            return Verdict.FAILED, asked
+        return Verdict.INCONCLUSIVE, f"{asked}, and what the inconclusive ones would have been decides"
+    if ask.rate is not None and rate.low is not None and rate.high is not None:
+        if rate.low >= ask.rate:
+            return Verdict.PASSED, f"a rate of at least {ask.rate:g} is shown"
+        if rate.high < ask.rate:
+            return Verdict.FAILED, f"the rate is below {ask.rate:g}"
+        return Verdict.INCONCLUSIVE, f"that shows neither that the rate is at least {ask.rate:g} nor that it is not"
+    if rate.failed:
+        return Verdict.FAILED, "all must"
+    return (Verdict.INCONCLUSIVE if rate.inconclusive else Verdict.PASSED), "all must"
+
+
+def _bound(ask: Ask, rate: Rate) -> str:
+    if rate.low is None or rate.high is None:
+        return f"; for a confidence bound, {MISSING}"
+    high = f", and at most {rate.high:.1%}" if rate.high < 1 else ""
+    return f"; with {100 * ask.confidence:g} % confidence the true rate is at least {rate.low:.1%}{high}"
+
+
+def _rest(rate: Rate) -> str:
+    parts = [
+        f"{count} {word}" for count, word in ((rate.failed, "failed"), (rate.inconclusive, "inconclusive")) if count
+    ]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _notes(rate: Rate, alike: bool) -> list[str]:
+    if alike and rate.passed and rate.failed:
+        return [
+            "the plans differ in nothing but the seed, which draws nothing here: what passed and what failed is luck"
+        ]
+    return []

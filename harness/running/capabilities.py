@@ -1,0 +1,240 @@
+"""What a machine can do: each capability is a name that injectors ask for, a check, and how to get it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from ctypes.util import find_library
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.record.environment import installed, resolve_program
+
+
+@dataclass(frozen=True)
+class Finding:
+    name: str
+    present: bool
+    detail: str
+    remedy: str  # what to do where it is missing
+
+
+@dataclass(frozen=True)
+class _Check:
+    used_for: str
+    find: Callable[[], str | None]  # what was found, or None
+    remedy: str
+
+
+def check(name: str) -> Finding:
+    """Raises KeyError for a name that is in no table: a fault in an injector, not in the machine."""
+    one = CHECKS[name]
+    found = one.find()
+    return Finding(name, found is not None, f"{one.used_for}; {found or 'missing'}", one.remedy)
+
+
+def _pidfd() -> str | None:
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return None
+    return f"Linux {os.uname().release}"
+
+
+def _agent() -> str | None:
+    return f"Python {sys.version_info.major}.{sys.version_info.minor}" if sys.platform == "linux" else None
+
+
+def _torchrun() -> str | None:
+    try:
+        return resolve_program("torchrun", Path.cwd())
+    except Exception:
+        return None
+
+
+def _torch() -> str | None:
+    return f"torch {version}" if (version := installed(sys.executable).get("torch")) else None
+
+
+def _root() -> str | None:
+    return "root" if os.geteuid() == 0 else None
+
+
+def _mount() -> str | None:
+    from torchaos.harness.mechanics.storage.own_disk import may_mount
+
+    return "tmpfs" if may_mount() else None
+
+
+def _own_processes() -> str | None:
+    return "/proc" if Path(f"/proc/{os.getpid()}/environ").exists() else None
+
+
+def _program(*names: str) -> Callable[[], str | None]:
+    def find() -> str | None:
+        found = [shutil.which(name) for name in names]
+        return ", ".join(one for one in found if one) if all(found) else None
+
+    return find
+
+
+def _links() -> str | None:
+    """Whether network namespaces can be made: by root, or in a user namespace of one's own."""
+    as_root = os.geteuid() == 0
+    command = ["unshare", "--net", "--mount", "--uts", *([] if as_root else ["--user", "--map-root-user"]), "true"]
+    if not all(shutil.which(name) for name in ("unshare", "nsenter", "ip")):
+        return None
+    done = subprocess.run(command, capture_output=True, timeout=20, check=False)
+    return ("network namespaces, as root" if as_root else "user namespaces") if done.returncode == 0 else None
+
+
+def _netem() -> str | None:
+    """The kernel says which kinds of qdisc it has only when one is asked for; in a namespace that goes at once."""
+    if _links() is None:
+        return None
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    script = "ip link set lo up && tc qdisc add dev lo root netem delay 1ms"
+    done = subprocess.run(["unshare", "--net", *user, "sh", "-c", script], capture_output=True, timeout=20, check=False)
+    return "netem" if done.returncode == 0 else None
+
+
+def _shaper() -> str | None:
+    return _netem() or (_program("iptables-legacy")() and "packet queue")
+
+
+def _toxiproxy() -> str | None:
+    return shutil.which("toxiproxy-server") if util.find_spec("toxiproxy") else None
+
+
+def _etcd() -> str | None:
+    """One that speaks the v2 API, which torch's rendezvous needs: etcd 3.6 has it no more."""
+    path = shutil.which("etcd")
+    if path is None:
+        return None
+    done = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=20, check=False)
+    return path if "--enable-v2" in done.stdout + done.stderr else None
+
+
+def _fuse() -> str | None:
+    """What harness/storage needs: the kernel's device, libfuse, and a binding to it."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK) or util.find_spec("mfusepy") is None:
+        return None
+    found = find_library("fuse3") or find_library("fuse")
+    return f"/dev/fuse, {found}" if found else None
+
+
+def _docker() -> str | None:
+    from torchaos.harness.machine.docker_engine import EngineError, address, version
+
+    try:
+        return f"Docker {version(address())} at {address()}"
+    except (EngineError, UsageError):
+        return None
+
+
+def _module(name: str) -> Callable[[], str | None]:
+    return lambda: name if util.find_spec(name) else None
+
+
+def _freezer() -> str | None:
+    from torchaos.harness.undo.cgroup import freezer_for
+
+    try:
+        return str(Path(freezer_for(os.getpid(), "check").path).parent)
+    except (OSError, ValueError):
+        return None
+
+
+def _nvtx() -> str | None:
+    from torchaos.harness.machine.native.nvtx import library
+
+    try:
+        return str(library())
+    except UsageError:
+        return None
+
+
+def _overlay() -> str | None:
+    from torchaos.harness.machine.native.library import folder
+
+    try:
+        return str(folder())
+    except UsageError:
+        return None
+
+
+def _tracing() -> str | None:
+    from torchaos.harness.watching.diagnosis.kernel import missing
+
+    return "bpftrace" if missing() is None else None
+
+
+def _py_spy() -> str | None:
+    from torchaos.harness.watching.diagnosis.stacks import find_py_spy
+
+    return find_py_spy()
+
+
+CHECKS: dict[str, _Check] = {
+    "pidfd": _Check("signals that can't reach a stranger", _pidfd, "needs Linux 5.3 or later and Python 3.9 or later"),
+    "py_spy": _Check("stacks of the ranks, for hangs", _py_spy, "pip install 'torchaos[stacks]'"),
+    "bpftrace": _Check("looking into the kernel", _tracing, "run as root; apt-get install bpftrace util-linux"),
+    "proc": _Check("finding ranks and orphans", _own_processes, "mount /proc"),
+    "agent": _Check(
+        "faults at an exact step and phase", _agent, "needs Linux; the job must be launched, not attached to"
+    ),
+    "torchrun": _Check("starting jobs", _torchrun, "pip install torch, or put torchrun on the PATH"),
+    "torch": _Check("reading checkpoints tensor by tensor", _torch, "pip install torch beside torchaos"),
+    "links": _Check(
+        "several nodes on this machine, cut apart",
+        _links,
+        "run as root, or allow user namespaces (sysctl user.max_user_namespaces); apt-get install iproute2 util-linux",
+    ),
+    "nft": _Check("dropping what goes between nodes", _program("nft"), "apt-get install nftables"),
+    "tc": _Check("limiting the rate between nodes", _program("tc"), "apt-get install iproute2"),
+    "ss": _Check("looking at connections, and resetting them", _program("ss"), "apt-get install iproute2"),
+    "shaper": _Check(
+        "delaying packets",
+        _shaper,
+        "needs a kernel with netem, or with NFQUEUE: apt-get install iptables",
+    ),
+    "toxiproxy": _Check(
+        "faults before an endpoint that the job reaches by its address",
+        _toxiproxy,
+        "put toxiproxy-server on the PATH (Toxiproxy's releases have it), and pip install 'torchaos[proxy]'",
+    ),
+    "etcd": _Check(
+        "nodes that meet in etcd",
+        _etcd,
+        "apt-get install etcd-server (etcd 3.4 or 3.5, which have the v2 API that torch speaks), or write "
+        "--rdzv-backend c10d, or --rdzv-endpoint for a server of your own",
+    ),
+    "docker": _Check(
+        "nodes that are containers",
+        _docker,
+        "pip install 'torchaos[docker]', and start an engine: apt-get install docker.io; DOCKER_HOST=unix://... names "
+        "another socket than the usual one",
+    ),
+    "freezer": _Check("ranks that no signal ends", _freezer, "needs the cgroup freezer of version 1"),
+    "nvtx": _Check("stalling NCCL calls", _nvtx, "needs a C compiler: apt-get install gcc"),
+    "nvml_overlay": _Check("what GPUs say of their health", _overlay, "needs a C compiler: apt-get install gcc"),
+    "dcgmi": _Check("values in a DCGM host engine", _program("dcgmi"), "install NVIDIA's datacenter-gpu-manager"),
+    "fuse": _Check(
+        "storage that fails, crawls or hangs",
+        _fuse,
+        "pip install 'torchaos[storage]', install libfuse (Debian: fuse3), and have /dev/fuse",
+    ),
+    "mount": _Check(
+        "a small file system for the checkpoints",
+        _mount,
+        "run as root, or in namespaces of your own: unshare --user --map-root-user --mount torchaos run ...",
+    ),
+    "root": _Check("faults in networks, mounts and cgroups", _root, "run as root, or leave such scenarios out"),
+}

@@ -1,0 +1,87 @@
+"""When a trigger that is seen from outside has come. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.judging.landing.landings import landings
+from torchaos.harness.judging.recovery.going_on import has_settled, went_on
+from torchaos.harness.record.history import History
+from torchaos.harness.record.plan import After
+
+
+def after_is_due(
+    trigger: After, events: Sequence[Event], now_s: float, history: Callable[[], History] | None = None
+) -> bool:
+    """`now_s` is CLOCK_MONOTONIC. `history`: that of these events, for who asks of several triggers."""
+    if now_s < _launched_at(events) + trigger.not_before_s:  # first what is cheap to tell
+        return False
+    start = _start_of(trigger, events, history or partial(History.of, events))
+    if start is None:
+        return False
+    if trigger.checkpoints:
+        saves = [
+            e.mono_s for e in events if e.kind is Kind.SAVE_END and e.data["ok"] and e.rank == 0 and e.mono_s >= start
+        ]
+        if len(saves) < trigger.checkpoints:
+            return False
+        start = saves[trigger.checkpoints - 1]
+    return now_s >= start + trigger.delay_s
+
+
+def _launched_at(events: Sequence[Event]) -> float:
+    return next((event.mono_s for event in events if event.kind is Kind.JOB_STARTED), math.inf)
+
+
+def _start_of(trigger: After, events: Sequence[Event], history: Callable[[], History]) -> float | None:
+    if trigger.fault is None:
+        launched = _launched_at(events)
+        return launched if launched < math.inf else None
+    hits = [e for e in events if e.kind is Kind.APPLYING and e.data["fault"] == trigger.fault]
+    if not hits:
+        missed = (e.mono_s for e in events if e.kind is Kind.MISSED and e.data["fault"] == trigger.fault)
+        return next(missed, None) if trigger.state == "recovered" else None  # there is nothing to recover from
+    at, pids = hits[0].mono_s, {hit.data["pid"] for hit in hits}
+    if trigger.state == "applied":
+        return at
+    back = next((e.mono_s for e in events if e.kind is Kind.ROLLED_BACK and e.data["fault"] == trigger.fault), None)
+    if trigger.state == "rolled_back":
+        return back
+    if trigger.state == "felt":
+        return next(
+            (e.mono_s for e in events if e.kind is Kind.RANK_EXITED and e.data["pid"] in pids and e.mono_s >= at), None
+        )
+    if (trigger.lasting and back is None) or not _stepped_since(events, at, trigger.lethal):
+        return None
+    recovered = _recovered_at(Seen(events, history()), trigger)
+    return None if recovered is None else max(recovered, back or recovered) if trigger.lasting else recovered
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run has told so far."""
+
+    events: Sequence[Event]
+    history: History
+
+
+def _stepped_since(events: Sequence[Event], at: float, lethal: bool) -> bool:
+    """Without such a step nobody has recovered, and the history, which is dear, need not be asked."""
+    steps = [event for event in events if event.kind in (Kind.STEP, Kind.LOG_STEP)]
+    seen = [step.attempt or 0 for step in steps if step.mono_s <= at and step.kind is Kind.STEP]
+    hit = max(seen, default=0)  # or a later one
+    return any(step.mono_s > at and (not lethal or step.attempt is None or step.attempt > hit) for step in steps)
+
+
+def _recovered_at(seen: Seen, trigger: After) -> float | None:
+    """As the verdict has it, for the first attempt that the fault landed in; in the attempt that was hit, once a few
+    more steps have ended."""
+    landing = next(one for one in landings(seen) if one.fault == trigger.fault)
+    end = went_on(seen, landing, lethal=trigger.lethal, lasting=trigger.lasting)
+    if end is None or (end.attempt == landing.attempt and not has_settled(seen.history, end)):
+        return None
+    return end.mono_s

@@ -1,0 +1,186 @@
+"""Conditions over something that has to be looked at: room on a disk, the answer of a command. Each brings the probe
+that looks; the condition itself stays a pure function of the events."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from torchaos.harness.agent.quantities import Seconds
+from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
+from torchaos.harness.contracts import Emit, Probe
+from torchaos.harness.machine import proc
+from torchaos.harness.scenario.sizes import Bytes, size_in_words
+
+Time = Annotated[Seconds, Field(gt=0)]
+_LOOK_S, _END_S = 0.02, 10.0
+_ENV_TAG = "TORCHAOS_COMMAND"  # tells the processes of one command from those of another
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Where the probes of conditions look. `mark` is what a command that they start carries as its run id."""
+
+    run_dir: Path
+    checkpoints: Path | None
+    mark: str
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class DiskFree:
+    """Less than `below` is free on the disk `of` the run directory, or of the job's checkpoints."""
+
+    below: Bytes
+    of: Literal["run", "checkpoints"] = "run"
+
+    name: ClassVar[str] = "disk_free"
+    about_job: ClassVar[bool] = False
+
+    def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
+        return last_answer(events, self._key)
+
+    def probes(self, at: Watched) -> Sequence[Probe]:
+        return [_Disk(self._key, at.run_dir if self.of == "run" else at.checkpoints or at.run_dir, self.below)]
+
+    @property
+    def _key(self) -> str:
+        return f"disk_free of {self.of} below {self.below}"
+
+
+@dataclass(frozen=True)
+class CommandFails:
+    """The command `run` (a program and its arguments; no shell) ends with another exit code than 0, can't be started,
+    or takes longer than `timeout`. It is run `every` so often."""
+
+    run: list[str]
+    every: Time = 10.0
+    timeout: Time = 10.0
+
+    name: ClassVar[str] = "command_fails"
+    about_job: ClassVar[bool] = False
+
+    def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
+        return last_answer(events, _command_key(self.name, self.run))
+
+    def probes(self, at: Watched) -> Sequence[Probe]:
+        return [_Command(_command_key(self.name, self.run), self.run, self.every, self.timeout, at, False)]
+
+
+@dataclass(frozen=True)
+class CommandSucceeds:
+    """The command `run` (a program and its arguments; no shell) ends with the exit code 0 within `timeout`. It is run
+    `every` so often."""
+
+    run: list[str]
+    every: Time = 10.0
+    timeout: Time = 10.0
+
+    name: ClassVar[str] = "command_succeeds"
+    about_job: ClassVar[bool] = False
+
+    def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
+        return last_answer(events, _command_key(self.name, self.run))
+
+    def probes(self, at: Watched) -> Sequence[Probe]:
+        return [_Command(_command_key(self.name, self.run), self.run, self.every, self.timeout, at, True)]
+
+
+def last_answer(events: Sequence[Event], key: str) -> bool | None:
+    """What the probe of that name saw last: whether its condition holds."""
+    seen = (
+        event.data["holds"] for event in reversed(events) if event.kind is Kind.PROBED and event.data["probe"] == key
+    )
+    found: bool | None = next(seen, None)
+    return found
+
+
+def last_reason(events: Sequence[Event], name: str) -> str:
+    """The sentence that came with it, of the condition of that name."""
+    for event in reversed(events):
+        if event.kind is Kind.PROBED and str(event.data["probe"]).startswith(name):
+            return str(event.data.get("reason", ""))
+    return ""
+
+
+class _Answers:
+    """Emits an answer when it is another one than before."""
+
+    def __init__(self, key: str, period_s: float) -> None:
+        self.period_s, self._key = period_s, key
+        self._last: bool | None = None
+
+    def say(self, emit: Emit, holds: bool, reason: str) -> None:
+        if holds is not self._last:
+            self._last = holds
+            emit(Kind.PROBED, {"probe": self._key, "holds": holds, "reason": reason})
+
+
+class _Disk(_Answers):
+    def __init__(self, key: str, path: Path, below: int) -> None:
+        super().__init__(key, 1.0)
+        self._path, self._below = path, below
+
+    def sample(self, emit: Emit) -> None:
+        place = next(path for path in (self._path, *self._path.parents) if path.exists())  # the job makes it later
+        try:
+            free = shutil.disk_usage(place).free
+        except OSError as error:
+            return self.say(emit, True, f"{place}: how much is free can't be told: {error.strerror}")
+        return self.say(emit, free < self._below, f"{size_in_words(free)} are free at {place}")
+
+
+class _Command(_Answers):
+    def __init__(
+        self, key: str, argv: Sequence[str], every_s: float, timeout_s: float, at: Watched, good: bool
+    ) -> None:
+        super().__init__(key, every_s)
+        self._argv, self._timeout_s, self._at, self._good = list(argv), timeout_s, at, good
+
+    def sample(self, emit: Emit) -> None:
+        ok, reason = self._run()
+        if not self._at.ended.is_set():
+            self.say(emit, ok is self._good, reason)
+
+    def _run(self) -> tuple[bool, str]:
+        """In a session of its own, and with the mark by which the run's processes are found: nothing of it outlives the
+        time-out, or the run."""
+        tag = f"{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            process = subprocess.Popen(
+                self._argv, env={**os.environ, ENV_RUN_ID: self._at.mark, _ENV_TAG: tag}, cwd="/",
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return False, f"{self._argv[0]} can't be run: {error.strerror}"
+        end = time.monotonic() + self._timeout_s
+        try:
+            while process.poll() is None and time.monotonic() < end and not self._at.ended.wait(_LOOK_S):
+                pass
+        finally:
+            code, deadline = process.poll(), time.monotonic() + _END_S
+            while (members := proc.family(tag, _ENV_TAG)) and not proc.kill(members, deadline):
+                if time.monotonic() > deadline:
+                    break
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):  # stuck in the kernel
+                process.wait(1.0)
+        late = f"{self._argv[0]} took longer than {self._timeout_s:g} s"
+        return code == 0, late if code is None else f"{self._argv[0]} ended with {code}"
+
+
+def _command_key(name: str, argv: Sequence[str]) -> str:
+    """The arguments may hold a secret, so they are not named."""
+    return f"{name} {argv[0] if argv else ''} {hashlib.blake2b(repr(argv).encode(), digest_size=4).hexdigest()}"

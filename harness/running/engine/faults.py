@@ -1,0 +1,282 @@
+"""The life of one fault: wait for its trigger, guard the way back, arm, apply, wait for its time, take it back.
+
+A fault in a rank is armed ahead of time, and the agent fires it at its Moment; the harness is not in the hot path.
+A fault from outside either holds its pacer at the Moment, or comes when something was seen from outside.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness import registry
+from torchaos.harness.agent.page import ControlPage, State
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import ChaosError, Handle, Irreversible, RankProcess
+from torchaos.harness.mechanics.site import NodeSite, Victim
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.plan import PlannedFault
+from torchaos.harness.running.conditions.due import after_is_due
+from torchaos.harness.running.engine.arming import Slots
+from torchaos.harness.running.engine.permits import Permits
+from torchaos.harness.running.engine.seldom import Seldom
+from torchaos.harness.running.engine.victims import ranks_now, victims_of
+from torchaos.harness.running.launchers.attach import Attached
+from torchaos.harness.running.launchers.job import Job
+from torchaos.harness.undo.client import Reaper, UndoError
+from torchaos.harness.undo.file import File
+from torchaos.harness.undo.handles import PageSlot
+from torchaos.harness.undo.healer import Healed
+from torchaos.harness.watching.probes.sampling import Sampling
+
+CHECK_S = 1.0  # how often it is looked whether a fault that is armed may still fire
+SPARE_S = 30.0  # the reaper takes a fault back by itself when it lasts so much longer than it should
+NEAR_S, FAR_S = 0.0005, 0.02  # how often a page is looked at close to the Moment, and before
+
+
+@dataclass(frozen=True)
+class Field:
+    """What every fault of a run works with."""
+
+    journal: Journal
+    job: Job | Attached
+    reaper: Reaper
+    limit_s: float  # the reaper takes a fault back by itself this long after it was guarded
+    undo_copies: Path = NodeSite.undo_copies
+    checkpoints: Path | None = None
+    permits: Permits | None = None
+    steady: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def wait_until(self, found: Callable[[], bool], every_s: float = FAR_S) -> bool:
+        """False when the run ended first."""
+        while not found():
+            if self.ended.wait(every_s):
+                return False
+        return True
+
+
+class FaultLife:
+    """Runs in a thread of its own; ends early, without having applied anything, when the run ends."""
+
+    def __init__(self, fault: PlannedFault, slots: Slots, on: Field) -> None:
+        self.fault, self._slots, self._on = fault, slots, on
+        self._injector = registry.injector_of(fault)
+        self._late = getattr(self._injector, "late", False)
+        self._guards, self._record = 0, ""
+        self._guarded_for: Sequence[Victim] = ()
+        self._checked_s = 0.0  # when the limits were looked at last, CLOCK_MONOTONIC
+        self._watching = Sampling((), on.journal.emit)
+        self._progress: dict[int, int] = {}
+        on.journal.listen(self._note_step)
+        self._thread = threading.Thread(target=self._run, name=f"fault {fault.id}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float, hurried: Callable[[], bool] = lambda: False) -> bool:
+        """False while it is not over. One that was never started is."""
+        end = time.monotonic() + timeout_s
+        while self._thread.is_alive() and time.monotonic() < end and not hurried():
+            self._thread.join(FAR_S)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            if not self._on.wait_until(self._on.steady.is_set) or not self._await_outside_trigger():
+                return
+            if self.fault.where == "rank":
+                self._in_the_ranks()
+            elif isinstance(self.fault.trigger, Moment):
+                for _ in range(self.fault.times):
+                    self._at_the_moment(self.fault.trigger)
+            else:
+                self._guard_and_apply()
+        except Exception as error:  # an injector may raise anything; the run goes on, and the verdict must tell
+            known = isinstance(error, (ChaosError, OSError))
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            with suppress(ChaosError):  # the journal is closed: the run is over, and has been told of
+                self._emit(Kind.MISSED, {"fault": self.fault.id, "reason": reason})
+        finally:
+            self._call_off()
+
+    def _call_off(self) -> None:
+        """It will not come any more: no rank waits to be armed for it, and one that is held goes on."""
+        for page in self._slots.pages.values():
+            page.write(page.ARMED_PID, page.CALLED_OFF)
+            if self.fault.where == "node":
+                page.write(page.GO, PageSlot.GO_ON)
+
+    def _in_the_ranks(self) -> None:
+        self._check_limits()
+        self._guard(self._injector.changes(self._site_of(())))
+        pages = self._slots.pages.values()
+        for page in pages:
+            page.write(page.ALLOWED, self.fault.times)
+        self._armed(self.fault.target.ranks)
+        if self._on.wait_until(partial(self._all_fired, list(pages))):
+            self._last()
+
+    def _all_fired(self, pages: Sequence[ControlPage]) -> bool:
+        if time.monotonic() - self._checked_s > CHECK_S:
+            self._check_limits()
+        return all(page.read(page.FIRED) >= self.fault.times for page in pages)
+
+    def _check_limits(self) -> None:
+        """Raises NotPermitted, as when the job has come back in another size; UndoError when the reaper is gone."""
+        self._checked_s = time.monotonic()
+        self._on.reaper.check()
+        if self._on.permits:
+            self._on.permits.check(ranks_now(self.fault, self._on.job), self.fault.target.nodes)
+
+    def _at_the_moment(self, moment: Moment) -> None:
+        page = self._slots.pages[moment.pacer]
+        fired = page.read(page.FIRED)
+        armed, looked = None, 0.0
+        while page.read(page.FIRED) == fired and page.read(page.STATE) != State.HELD:
+            if time.monotonic() - looked >= FAR_S:  # who the pacer is changes seldom, and is dear to ask
+                armed, looked = self._arm(moment, page, fired, armed), time.monotonic()
+            if self._on.ended.wait(NEAR_S if self._near(moment) else FAR_S):
+                return
+        if page.read(page.FIRED) == fired:  # held, and not gone on by itself
+            release = partial(page.write, page.GO, fired + 1)
+            try:
+                if self._late:
+                    self._guard_for(self._site())
+                self._apply(release)
+            finally:
+                release()
+
+    def _arm(self, moment: Moment, page: ControlPage, fired: int, armed: RankProcess | None) -> RankProcess | None:
+        """Arm the pacer as it is now, once its way back is guarded; whoever is armed after that."""
+        pacer = self._on.job.ranks().get(moment.pacer)
+        if pacer is None or pacer == armed or moment.attempt not in (None, pacer.attempt):
+            return armed
+        self._guard(()) if self._late else self._guard_for(self._site())
+        page.write(page.GO, fired)  # taking the last one back let go of every hold there would ever be
+        page.write(page.ARMED_PID, pacer.own_pid)
+        page.write(page.ALLOWED, fired + 1)
+        self._armed([moment.pacer])
+        return pacer
+
+    def _guard_and_apply(self) -> None:
+        self._guard_for(self._site())
+        self._apply(lambda: None)
+
+    def _guard_for(self, site: NodeSite) -> None:
+        self._guard(self._injector.changes(site))
+        self._guarded_for = site.victims
+
+    def _apply(self, release: Callable[[], None]) -> None:
+        self._check_limits()
+        site = self._site(release)
+        if self._changes and site.victims != self._guarded_for:  # replaced meanwhile
+            self._guard_for(site)
+        site = replace(site, guarded=self._changes)
+        about = {"fault": self.fault.id, "phase": site.phase and site.phase.value, "global_step": site.step}
+        for victim in site.victims:
+            data = {**about, "pid": victim.pid}
+            self._on.journal.emit(Kind.APPLYING, data, rank=victim.rank, attempt=victim.attempt)
+        hit: list[int | None] = [live.node.index for live in site.nodes]
+        for node in hit or [None]:
+            if not site.victims:  # it hits nodes, files or endpoints
+                self._emit(Kind.APPLYING, {**about, "pid": None, "node": node})
+        self._injector.apply(site)
+        for change in self._changes:
+            if isinstance(change, File):
+                change.note()
+        self._watching = Sampling(self._injector.probes(site), self._on.journal.emit)
+        self._watching.start()  # before the rank goes on
+        release()
+        self._emit(Kind.APPLIED, {"fault": self.fault.id})
+        self._last()
+
+    def _last(self) -> None:
+        """It has been applied: wait for as long as it lasts."""
+        lasts_s = self.fault.duration_s
+        self._on.reaper.mark(self._record, "applied", None if lasts_s is None else lasts_s + SPARE_S)
+        if lasts_s is not None:
+            self._on.ended.wait(lasts_s)
+            self.roll_back()
+
+    def roll_back(self) -> None:
+        """Take back what this fault changed, and say whether that was verified. Harmless when there is nothing."""
+        self._watching.stop()
+        try:
+            healed = self._on.reaper.heal(self.fault.id)
+        except UndoError as error:
+            healed = [Healed(self.fault.id, {}, False, str(error))]
+        if healed:
+            bad = [one.reason for one in healed if not one.verified]
+            self._emit(Kind.ROLLED_BACK, {"fault": self.fault.id, "verified": not bad, "reason": "; ".join(bad)})
+
+    def _guard(self, changes: Sequence[Handle] | Irreversible) -> None:
+        """The way back is on disk before the fault can be applied; raises UndoError where it is not."""
+        if self._on.permits and not isinstance(changes, Irreversible):
+            self._on.permits.check_changes(changes)
+        self._changes: Sequence[Handle] = () if isinstance(changes, Irreversible) else changes
+        self._guards += 1
+        slots = [PageSlot(str(path)) for path in self._slots.paths.values()]
+        self._record = f"{self.fault.id}#{self._guards}"
+        limit = self._on.limit_s
+        if slots:
+            self._on.reaper.guard(f"{self._record}.pages", slots, owner=self.fault.id, limit_s=limit)
+        if changes or not slots:  # nothing yet, for a fault that is guarded at its Moment
+            self._on.reaper.guard(self._record, changes, owner=self.fault.id, limit_s=limit)
+            self._on.reaper.mark(self._record, "maybe_applied")  # now, so that no rank waits for the disk
+        else:
+            self._record = f"{self._record}.pages"
+        why = changes.why if isinstance(changes, Irreversible) else None
+        names = [handle.kind for handle in (*slots, *(() if isinstance(changes, Irreversible) else changes))]
+        self._emit(Kind.GUARDED, {"record": self.fault.id, "handles": names, "why": why})
+
+    def _site(self, release: Callable[[], None] = lambda: None) -> NodeSite:
+        return self._site_of(victims_of(self.fault, self._injector.hits, self._on.job), release)
+
+    def _site_of(self, victims: Sequence[Victim], release: Callable[[], None] = lambda: None) -> NodeSite:
+        when = self.fault.trigger if isinstance(self.fault.trigger, Moment) else None
+        step, phase = (when.step, when.phase) if when else (None, None)
+        on = self._on
+        cluster = on.job.nodes() if self._injector.hits == "nodes" else ()
+        nodes = [live for live in cluster if live.node.index in self.fault.target.nodes]
+        return NodeSite(
+            self.fault.id, victims, self._emit, step, phase, release, on.ended, on.checkpoints, on.undo_copies,
+            nodes, cluster, on.job.endpoints() if self._injector.hits == "endpoints" else {},
+        )  # fmt: skip
+
+    def _near(self, moment: Moment) -> bool:
+        """Whether the Moment may come within the next two steps; looking closely all the time would cost the job."""
+        return (
+            moment.step is None or moment.attempt is not None or self._progress.get(moment.pacer, 0) >= moment.step - 2
+        )
+
+    def _note_step(self, event: Event) -> None:
+        if event.kind is Kind.STEP and event.rank is not None and event.step is not None:
+            self._progress[event.rank] = max(event.step, self._progress.get(event.rank, 0))
+
+    def _await_outside_trigger(self) -> bool:
+        trigger = self.fault.trigger
+        if isinstance(trigger, Moment):
+            return True
+        seldom = Seldom()
+
+        def due() -> bool:
+            if not seldom.due():
+                return False
+            with seldom:
+                return after_is_due(trigger, self._on.journal.snapshot(), time.monotonic())
+
+        return self._on.wait_until(due)
+
+    def _armed(self, targets: Sequence[int]) -> None:
+        self._emit(Kind.ARMED, {"fault": self.fault.id, "targets": list(targets)})
+
+    def _emit(self, kind: Kind, data: Mapping[str, Any]) -> Event:
+        return self._on.journal.emit(kind, data)

@@ -1,0 +1,117 @@
+"""What a run's faults may touch: the blast radius that the scenario sets, and nothing that is not the job's. The
+planner checks the first for what is planned; both are checked again when a fault is about to land."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchaos.harness.contracts import ChaosError, Handle
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.undo.touches import Touches
+
+
+class NotPermitted(ChaosError):
+    """The fault would go beyond the scenario's limits, or touch something that is not the job's."""
+
+
+def beyond(plan: Plan, ranks: Iterable[int], nodes: Iterable[int], world_size: int) -> str | None:
+    """What is wrong with hitting all of these ranks and nodes in one run of a job of that size. Pure."""
+    ranks, nodes = set(ranks), set(nodes)
+    per_node = max(1, world_size // max(1, plan.job.busy_nodes or plan.job.nodes))
+    hit = {rank // per_node for rank in ranks} | nodes
+    if spared := ranks & set(plan.never_ranks):
+        return f"rank {min(spared)} is on the list of limits.never"
+    if spared := hit & set(plan.never_nodes):
+        return f"node {min(spared)} is on the list of limits.never"
+    for what, found, most in (("ranks", ranks, plan.max_ranks), ("nodes", nodes, plan.max_nodes)):
+        if most is not None and len(found) > most:
+            return f"the faults hit {len(found)} {what}, and limits.{what} allows {most}"
+    if plan.max_percent is not None and len(ranks) > (most := math.floor(world_size * plan.max_percent / 100 + 1e-9)):
+        return (
+            f"the faults hit {len(ranks)} of {world_size} ranks, and limits.percent {plan.max_percent:g} "
+            f"allows {most}"
+        )  # fmt: skip
+    return None
+
+
+@dataclass
+class Permits:
+    """`members`: the job's processes as they are now, start times by pid. Thread-safe."""
+
+    plan: Plan
+    run_id: str
+    folders: Sequence[Path]  # the run directory first, and the scenario's checkpoints
+    members: Callable[[], Mapping[int, int]]
+    world_size: Callable[[], int | None]
+    _ranks: set[int] = field(default_factory=set)  # hit so far
+    _nodes: set[int] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def check(self, ranks: Iterable[int], nodes: Iterable[int], land: bool = True) -> None:
+        """These are about to be hit (`land`: they count from now on). Raises NotPermitted."""
+        with self._lock:
+            all_ranks, all_nodes = self._ranks | set(ranks), self._nodes | set(nodes)
+            wrong = beyond(self.plan, all_ranks, all_nodes, self.world_size() or self.plan.job.world_size)
+            if wrong:
+                raise NotPermitted(f"{wrong}; nothing was injected")
+            if land:
+                self._ranks, self._nodes = all_ranks, all_nodes
+
+    def check_changes(self, changes: Sequence[Handle]) -> None:
+        """Raises NotPermitted for a process, a file or a page that is not the job's or the run's own, and for a network
+        that is the host's."""
+        members: Mapping[int, int] | None = None
+        for handle in changes:
+            touches = _touches(handle)
+            if touches.process is not None:
+                members = self.members() if members is None else members
+                pid, start_ticks = touches.process
+                if members.get(pid) != start_ticks:
+                    raise NotPermitted(f"process {pid} is not one of the job's, so it is left alone")
+            if touches.run_id is not None and not touches.run_id.startswith(self.run_id):
+                raise NotPermitted(f"{touches.run_id} is another run, so what is its is left alone")
+            if touches.network is not None:
+                check_network(Path(f"/proc/{touches.network.pid}/ns/net"), self.plan.consent)
+            if touches.path is not None:
+                self.check_path(Path(touches.path))
+            if touches.own:
+                self._check_own(Path(touches.own))
+
+    def _check_own(self, path: Path) -> None:
+        """Raises NotPermitted where whoever heals from the undo log would not believe that it is ours."""
+        if not path.resolve().is_relative_to(self.folders[0].resolve()):
+            raise NotPermitted(f"{path}: outside the run directory; for a copy, give File.of the site's undo_copies")
+
+    def check_path(self, path: Path) -> None:
+        """Raises NotPermitted unless it is in the run directory or among the job's checkpoints, links resolved."""
+        found = path.resolve()
+        if not any(found.is_relative_to(folder.resolve()) for folder in self.folders):
+            allowed = " or ".join(str(folder) for folder in self.folders)
+            raise NotPermitted(f"{path}: it is not in {allowed}, and nothing else is touched")
+
+
+def _touches(handle: Handle) -> Touches:
+    """Raises NotPermitted where it doesn't say."""
+    try:
+        return handle.touches()
+    except (AttributeError, ValueError) as error:
+        raise NotPermitted(f"{type(handle).__name__} does not say what it touches: {error}") from error
+
+
+def check_network(namespace: Path, consent: Iterable[str]) -> None:
+    """For whoever changes an interface or a rule: raises NotPermitted where it would be the host's, as seen from the
+    first process of this machine (or container), without the consent `host-network`."""
+    try:
+        found, hosts = os.stat(namespace).st_ino, {os.stat("/proc/self/ns/net").st_ino}
+        with suppress(PermissionError):  # of another user's first process nobody is told
+            hosts.add(os.stat("/proc/1/ns/net").st_ino)
+    except OSError as error:
+        raise NotPermitted(f"{namespace}: which network it is can't be told: {error.strerror}") from error
+    if found in hosts and "host-network" not in consent:
+        raise NotPermitted("this would change the network of the whole host; it needs the consent host-network")

@@ -1,0 +1,272 @@
+"""Executes a Plan as a list of stages. It knows no particular fault, assertion or platform.
+
+prepare -> launch -> watch -> collect -> heal -> stop job -> inventory -> release. Evidence comes before clean-up, and
+clean-up comes whatever happened before; judging is another module's affair, and works on what lies on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from pathlib import Path
+
+from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.checkpoints import inventory
+from torchaos.harness.contracts import ChaosError, Handle, Need
+from torchaos.harness.judging.ending.teardown import has_aborted
+from torchaos.harness.mechanics.storage.own_disk import OwnDisk
+from torchaos.harness.record.environment import describe
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.plan import ENDED_BEFORE, Plan
+from torchaos.harness.record.result import write_atomically
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.conditions.observed import Watched
+from torchaos.harness.running.engine.arming import Slots
+from torchaos.harness.running.engine.bases import BaseKeeper
+from torchaos.harness.running.engine.faults import FaultLife, Field
+from torchaos.harness.running.engine.guards import Guards
+from torchaos.harness.running.engine.permits import Permits
+from torchaos.harness.running.engine.watches import Watches
+from torchaos.harness.running.launchers import job_for
+from torchaos.harness.undo.client import Reaper, UndoError
+from torchaos.harness.undo.handles import JobProcesses
+from torchaos.harness.undo.healer import Healed
+from torchaos.harness.undo.recovery import PROBES
+from torchaos.harness.watching.observers import report
+from torchaos.harness.watching.observers.leftovers import Leftovers
+from torchaos.harness.watching.observers.watch import hangs_of
+
+WATCH_S = 0.1
+STOP_GRACE_S = 5.0
+LATE_S = 30.0  # for a fault that is still being applied when all is taken back
+SPARE_S = 60.0  # the reaper ends the job by itself when it lives so much longer than its time-out
+
+Watcher = Callable[[Journal, Plan], AbstractContextManager[object]]
+
+
+class Run:
+    """One run of one plan in one run directory. `stop` may be called from a signal handler or another thread."""
+
+    def __init__(
+        self, plan: Plan, folder: RunDir, reproduce: Sequence[str] = (), watcher: Watcher | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`notes` are said first of all."""
+        self.plan, self.folder = plan, folder
+        # Every process that carries it is ended with the run, so no other run may ever have the same.
+        self.run_id = f"{folder.root.name}-{secrets.token_hex(4)}"
+        self._reproduce, self._watcher, self._notes = list(reproduce), watcher, notes
+        self._stopped: dict[str, object] | None = None
+        self._hurried = False
+        self._lives: list[FaultLife] = []
+        self._disk: OwnDisk | None = None  # that the checkpoints lie on, once it is mounted
+        self._unverified: dict[str, str] = {}  # why, by owner; what is healed later leaves it again
+
+    def stop(self, reason: str, interrupted: bool = True, enough: bool = False) -> None:
+        """End the run early; everything is still healed, stopped and collected. `interrupted`: by somebody outside, so
+        that what is unfinished says nothing about the job. `enough`: on purpose, all was seen that was to be seen."""
+        if self._stopped is None:
+            self._stopped = {"reason": reason, "interrupted": interrupted, "enough": enough}
+
+    def hurry(self) -> None:
+        """From now on nothing is waited for, and no more evidence is read; everything is still taken back."""
+        self._hurried = True
+
+    @property
+    def left(self) -> list[str]:
+        """Once it is over: what could not be taken back, a sentence each."""
+        return [f"{who} could not be taken back: {why}" for who, why in self._unverified.items()]
+
+    def __call__(self) -> None:
+        """Raises ChaosError when the job can't be started or its way back can't be guarded; by then all is clean."""
+        with ExitStack() as stack:
+            self._prepare(stack)
+            # Each of these comes, in the reverse of this order, whatever the one before it raised.
+            for stage in (self._give_disk_back, self._take_inventory, self._stop_job, self._heal, self._collect):
+                stack.callback(stage)
+            self._launch()
+            self._watch()
+        if self.journal.failed:
+            raise ChaosError(f"{self.folder.root}: {self.journal.failed}; nothing is judged")
+
+    def _prepare(self, stack: ExitStack) -> None:
+        self.journal = Journal(self.folder.events)
+        stack.callback(self.journal.close)
+        if self._watcher:
+            stack.enter_context(self._watcher(self.journal, self.plan))
+        for text in self._notes:
+            self.journal.emit(Kind.NOTE, {"text": text})
+        self._stage("prepare")
+        plan = self.plan
+        slots = [Slots.make(fault, self.folder) for fault in plan.faults]
+        orders = tuple(order for one in slots for order in one.orders())
+        root = self._checkpoints()
+        AgentPlan(self.run_id, str(self.folder.events), plan.hooks, orders, str(root) if root else None).write(
+            self.folder.agent_plan
+        )
+        self._reaper = Reaper.start(self.folder.root, self.run_id)
+        stack.callback(self._release)
+        self._limit_s = plan.job.timeout_s + SPARE_S
+        self._reaper.guard("probes", [JobProcesses(self.run_id + PROBES)], owner="probes")
+        self._job = job_for(plan, self.folder, self.run_id, self.journal, self._guard_resources)
+        self._leftovers = Leftovers(plan, self._job.members)
+        self._guards = Guards(self.folder.root)
+        self._watches = Watches(plan, Watched(self.folder.root, root, self.run_id + PROBES), self.journal.emit)
+        stack.callback(self._watches.stop)
+        self._hangs = hangs_of(plan, self.folder, self._job.ranks, self.journal.emit)
+        stack.callback(self._hangs.stop)
+        permits = Permits(
+            plan, self.run_id, [self.folder.root, *([root] if root else [])], self._job.members, self._world_size
+        )
+        self._field = Field(self.journal, self._job, self._reaper, self._limit_s, self.folder.undo, root, permits)
+        self._lives = [FaultLife(fault, one, self._field) for fault, one in zip(plan.faults, slots, strict=True)]
+        self._bases = BaseKeeper(slots)
+
+    def _launch(self) -> None:
+        self._stage("launch")
+        if self._stopped:  # before there was a job
+            return
+        if self.plan.job.attach_pid is None:
+            processes = JobProcesses(self.run_id)
+            self._reaper.guard("job", [processes], owner="job", limit_s=self._limit_s)
+        self._make_disk()
+        self._job.start()
+        self._leftovers.start()
+        self._watches.start()
+        self._hangs.start()
+        for life in self._lives:
+            life.start()
+
+    def _make_disk(self) -> None:
+        root, size = self._checkpoints(), self.plan.job.checkpoints_size
+        if root and size:
+            disk = OwnDisk.of(root, size, self.run_id)
+            self._reaper.guard("checkpoints", [disk.way_back], owner="checkpoints", limit_s=self._limit_s)
+            disk.mount()
+            self._disk = disk
+
+    def _watch(self) -> None:
+        self._stage("run")
+        end = time.monotonic() + self.plan.job.timeout_s
+        while not self._job.done and self._stopped is None:
+            time.sleep(WATCH_S)
+            now, events = time.monotonic(), self.journal.snapshot()
+            if not self._field.steady.is_set() and self._watches.steady(events, now):
+                self._field.steady.set()
+            broken = self._watches.broken(events, now)
+            if trouble := self.journal.failed or self._guards.trouble():
+                self.stop(trouble)
+            elif broken:
+                self.stop(broken[0], interrupted=not broken[1])
+            elif enough := self._watches.enough(events, now):
+                self.stop(enough, interrupted=False, enough=True)
+            elif now > end:
+                self.stop(f"the job took longer than its time-out of {self.plan.job.timeout_s:g} s", interrupted=False)
+            self._bases.update(events)
+        if self._stopped:
+            self.journal.emit(Kind.STOPPED, self._stopped)
+
+    def _collect(self) -> None:
+        self._stage("collect")
+        if (left := self._leftovers.take(self._job.done and self._stopped is None, self._is_hurried)) is not None:
+            self._save("leftovers", left)
+        self._field.ended.set()
+        self._watches.stop()
+        self._hangs.stop()
+        stuck = [life.fault.id for life in self._lives if not life.join(10.0, self._is_hurried)]
+        for name in stuck:
+            self.journal.emit(Kind.NOTE, {"text": f"fault {name} did not come to its end; it is rolled back now"})
+        told = {event.data["fault"] for event in self.journal.snapshot() if event.kind in (Kind.APPLYING, Kind.MISSED)}
+        for fault in self.plan.faults:
+            if fault.id not in told:
+                self.journal.emit(Kind.MISSED, {"fault": fault.id, "reason": ENDED_BEFORE, "ended_before": True})
+        if (said := report.of_run(self.plan, self.folder)) is not None:
+            self._save("report", said)
+        self._save("environment", {**describe(self.plan), "reproduce": self._reproduce})
+
+    def _heal(self) -> None:
+        self._stage("heal")
+        for life in reversed(self._lives):
+            life.roll_back()
+        bad = [e.data for e in self.journal.snapshot() if e.kind is Kind.ROLLED_BACK and not e.data["verified"]]
+        self._unverified |= {one["fault"]: one["reason"] for one in bad}
+
+    def _stop_job(self) -> None:
+        self._stage("stop job")
+        self._job.stop(STOP_GRACE_S, self._is_hurried)
+        for owner in ("job", "launcher"):
+            self._take_back(owner, partial(self._reaper.heal, owner))
+
+    def _take_inventory(self) -> None:
+        root = self._checkpoints()
+        wanted = Need.INVENTORY in self.plan.collect or has_aborted(self.journal.snapshot())
+        if root and wanted and not self._hurried:
+            self._stage("inventory")
+            found = inventory.take(root, self.folder.root, given_up=self._is_hurried)
+            # Paths that a job keeps in its checkpoints differ from run to run by the run's own folder alone.
+            named = json.dumps(found["checkpoints"], ensure_ascii=False).replace(str(self.folder.job), "{run}")
+            self._save("inventory", {**found, "checkpoints": json.loads(named)})
+        self._stage("end")
+
+    def _give_disk_back(self) -> None:
+        """After the inventory: what lies on it goes along."""
+        if self._disk is None:
+            return
+        unmount = partial(self._take_back, "checkpoints", partial(self._reaper.heal, "checkpoints"))
+        if lost := self._disk.give_back(unmount, keep=not self._hurried):
+            self.journal.emit(Kind.NOTE, {"text": lost})
+
+    def _release(self) -> None:
+        """The last of all: what is still guarded is taken back, and the reaper ends. Not while a fault is still being
+        applied: the reaper takes that back again once it hears of it, and nobody would after this."""
+        if self._lives:
+            self._field.ended.set()
+        late = [life.fault.id for life in self._lives if not life.join(LATE_S)]
+        self._take_back("all", self._reaper.close)
+        for name in late:
+            self._tell([Healed(name, {}, False, "it was still being applied when the run was over")])
+
+    def _take_back(self, what: str, heal: Callable[[], Sequence[Healed]]) -> None:
+        try:
+            self._tell(heal())
+        except UndoError as error:  # said like any other: the exit code is 4, and what comes next still comes
+            self._tell([Healed(what, {}, False, str(error))])
+
+    def _tell(self, healed: Sequence[Healed]) -> None:
+        for one in healed:
+            data = {"record": one.record, "handle": one.handle, "verified": one.verified, "reason": one.reason}
+            self.journal.emit(Kind.HEALED, data)
+        bad = {_owner(one): one.reason for one in healed if not one.verified}
+        good = {_owner(one) for one in healed} - bad.keys()
+        self._unverified = {who: why for who, why in (self._unverified | bad).items() if who not in good}
+
+    def _guard_resources(self, resources: Sequence[Handle], submission: int) -> None:
+        """What a launcher is about to make. Raises UndoError, and then nothing is made."""
+        self._reaper.guard(f"launcher#{submission}", resources, owner="launcher", limit_s=self._limit_s)
+
+    def _world_size(self) -> int | None:
+        return next((rank.world_size for rank in self._job.ranks().values()), None)
+
+    def _is_hurried(self) -> bool:
+        return self._hurried
+
+    def _checkpoints(self) -> Path | None:
+        job = self.plan.job
+        parts = (part.replace("{run}", str(self.folder.job)) for part in (job.cwd, job.checkpoints or ""))
+        return Path(*parts) if job.checkpoints else None
+
+    def _stage(self, name: str) -> None:
+        self.journal.emit(Kind.STAGE, {"stage": name})
+
+    def _save(self, name: str, data: object) -> None:
+        write_atomically(self.folder.artifacts / f"{name}.json", json.dumps(data, indent=1), private=True)
+
+
+def _owner(healed: Healed) -> str:
+    """Of the record "freeze#1.pages": the fault freeze."""
+    return healed.record.partition("#")[0]

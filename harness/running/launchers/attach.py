@@ -1,0 +1,129 @@
+"""A job that somebody else started: torchrun is given by its pid. No agent is inside, and the job goes on after us."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import RankProcess, UsageError
+from torchaos.harness.mechanics.proxy.server import Endpoint
+from torchaos.harness.mechanics.site import Victim
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.running.launchers.command import Lines
+from torchaos.harness.running.launchers.job import agents_of
+from torchaos.harness.running.launchers.node_run import LiveNode
+from torchaos.harness.watching.probes.agents import check_agent
+from torchaos.harness.watching.probes.job_log import JobLog
+from torchaos.harness.watching.probes.log_adapters import Adapter
+from torchaos.harness.watching.probes.metrics_file import MetricsFile
+from torchaos.harness.watching.probes.ranks import RankWatch, exit_code
+from torchaos.harness.watching.probes.sampling import Sampling
+
+_TAIL_S = 0.02
+
+
+class Attached:
+    """Fits where a `Job` does. `log`: the file that the job's output goes to, if there is one; it is read from its
+    present end. Raises UsageError unless `pid` is a torchelastic agent of this user."""
+
+    def __init__(
+        self, pid: int, journal: Journal, *, log: Path | None = None, log_adapter: Adapter | None = None,
+        watchdogs: Sequence[str] = (), metrics: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.pid, self._ticks = pid, check_agent(pid)
+        self._pidfd = os.pidfd_open(pid)
+        self._journal, self._log = journal, JobLog(journal, log_adapter, watchdogs)
+        self._watch = RankWatch(journal, mark=None)
+        self._tail = _Tail(log, Lines(self._log.line)) if log else None
+        self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._log.emit)
+        self._exit_code: int | None = None
+        self._left, self._done = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._live, name="job", daemon=True)
+
+    def start(self) -> None:
+        data = {"submission": 0, "pid": self.pid, "node": 0, "attached": True}
+        self._journal.emit(Kind.JOB_STARTED, data)
+        self._journal.listen(self._note_attempt)
+        self._watch.add_root(self.pid)
+        self._watch.start()
+        self._sampling.start()
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether the torchrun that we attached to is gone."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """The exit code of torchrun; None while it runs, and where nobody but its parent could learn it."""
+        return self._exit_code if self._done.wait(timeout_s) else None
+
+    def ranks(self) -> dict[int, RankProcess]:
+        return self._watch.ranks()
+
+    def agents(self, nodes: Sequence[int] = ()) -> list[Victim]:
+        """Raises ChaosError where one of the nodes has none now."""
+        return agents_of(self._watch, nodes)
+
+    def nodes(self) -> list[LiveNode]:
+        """None that anything could be done to but its processes, and those are named by rank."""
+        return []
+
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """None: the job has long been told where everything is."""
+        return {}
+
+    def members(self) -> dict[int, int]:
+        """Every living process of the job that was seen: start times (clock ticks since boot) by pid."""
+        return {**self._watch.members(), self.pid: self._ticks}
+
+    def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
+        """Only stop watching: a job that we attached to is not ours to end."""
+        if not self._left.is_set() and self._thread.ident is not None:
+            self._left.set()
+            self._thread.join()
+            self._sampling.stop()
+            self._watch.stop()
+            os.close(self._pidfd)
+        return []
+
+    def _note_attempt(self, event: Event) -> None:
+        """torchrun tells of a restart only at INFO, and nobody may have asked for that: the ranks tell of it too."""
+        if event.kind is Kind.RANK_UP and event.attempt is not None:
+            self._log.in_round(event.attempt)
+
+    def _live(self) -> None:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        while not self._left.is_set():
+            gone = poll.poll(_TAIL_S * 1000)
+            at_s = time.monotonic()
+            if self._tail:
+                self._tail.read(at_s)
+            if gone:
+                self._exit_code = exit_code(self.pid, self._ticks, self._pidfd)
+                data = {"submission": 0, "pid": self.pid, "exit_code": self._exit_code}
+                self._journal.emit(Kind.JOB_EXITED, data, mono_s=at_s)
+                self._done.set()
+                return
+
+
+class _Tail:
+    """What is appended to a file, from its present end. Times are those of the reading: up to 20 ms late."""
+
+    def __init__(self, path: Path, lines: Lines) -> None:
+        try:
+            self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise UsageError(f"{path}: the job's log can't be read: {error.strerror}") from error
+        self._file.seek(0, os.SEEK_END)
+        self._lines = lines
+
+    def read(self, mono_s: float) -> None:
+        while chunk := self._file.read(1 << 16):
+            self._lines.feed(chunk, mono_s)

@@ -1,0 +1,93 @@
+"""Starts a node's container, hands on what it prints, and ends as it ends: python -m ... CONFIG.json COMMAND...
+
+This is what stands for the node's command in the harness's own process tree. Its environment is that of the job, and
+goes into the container; SIGTERM does, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.machine.docker_engine import NODE, RUN, EngineError, engine, of_run
+
+_SIGNALLED = 128  # exit codes above it are those of signals
+
+
+def main(config: dict[str, Any], command: list[str]) -> int:
+    where = config["engine"]
+    with engine(where, timeout_s=60.0) as client:
+        _forget(client, config["create"]["labels"])
+        created = _create(client, config, command)
+        refused: list[int] = []  # it does not run yet, or not any more
+
+        def hand_on(number: int, _frame: object) -> None:
+            try:
+                with engine(where) as other:
+                    other.kill(created, signal=signal.Signals(number).name)
+            except EngineError:
+                refused.append(number)
+
+        # Before it is started, so that nothing it prints is missed.
+        output = client.attach(created, stdout=True, stderr=True, stream=True)
+        signal.signal(signal.SIGTERM, hand_on)
+        client.start(created)
+        for number in tuple(refused):
+            hand_on(number, None)
+        for chunk in output:
+            os.write(1, chunk)
+        return int(client.wait(created, timeout=None)["StatusCode"])
+
+
+def _forget(client: Any, labels: dict[str, str]) -> None:
+    """The container that the node was before. What only has its name is somebody else's."""
+    from docker.errors import NotFound
+
+    for one in client.containers(all=True, filters=of_run(labels[RUN], int(labels[NODE]))):
+        with suppress(NotFound):
+            client.remove_container(one["Id"], force=True, v=True)
+
+
+def _create(client: Any, config: dict[str, Any], command: list[str]) -> str:
+    from docker.types import Mount
+
+    names = config["env"]
+    environment = {name: value for name, value in os.environ.items() if names is None or name in names}
+    mounts = [Mount(target, source, type="bind", read_only=read_only) for source, target, read_only in config["mounts"]]
+    host = client.create_host_config(mounts=mounts, network_mode=config["network"], init=True, **config["host"])
+    at = client.create_endpoint_config(ipv4_address=config["address"])
+    found = client.create_container(
+        command=command, environment={**environment, **config["set"]}, host_config=host,
+        networking_config=client.create_networking_config({config["network"]: at}), **config["create"],
+    )  # fmt: skip
+    return str(found["Id"])
+
+
+def end_like(code: int) -> None:
+    """By the signal that the container ended by, so that whoever waits for us sees the same."""
+    if code > _SIGNALLED:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        try:
+            signal.signal(code - _SIGNALLED, signal.SIG_DFL)
+        except (OSError, ValueError):  # SIGKILL can't be set, and 128 + n may be a code of the job's own
+            pass
+        try:
+            os.kill(os.getpid(), code - _SIGNALLED)
+        except (OSError, ValueError):
+            pass
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    try:
+        ended = main(json.loads(Path(sys.argv[1]).read_text()), sys.argv[2:])
+    except EngineError as error:
+        print(f"torchaos: {error}", flush=True)
+        sys.exit(125)
+    end_like(ended)

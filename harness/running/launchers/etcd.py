@@ -1,0 +1,102 @@
+"""An etcd server of the run's own, for a job whose nodes meet in etcd. It is guarded by its mark before it is started.
+
+It lives in the switch between the nodes: no node's death takes it along. Torch speaks etcd's v2 API.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchaos.harness.agent.wire import ENV_RUN_ID
+from torchaos.harness.contracts import ChaosError
+from torchaos.harness.machine import proc
+from torchaos.harness.machine.netspace import Space
+from torchaos.harness.running.launchers import holder
+
+PROGRAM = "etcd"
+ADDRESS = f"{holder.SUBNET}.1"
+ENDPOINT = f"{ADDRESS}:2379"
+START_S = 30.0
+_BACKENDS = ("etcd-v2", "etcd")
+_ENDPOINT_ENV = "PET_RDZV_ENDPOINT"
+_PEERS = "http://127.0.0.1:2380"
+# What it writes goes with the namespaces; its log files alone would take 128 MB of the run directory.
+_IN_MEMORY = 'mount -t tmpfs -o mode=700 none "$0" && exec "$@"'
+_ASK = (
+    "import http.client, sys; one = http.client.HTTPConnection(sys.argv[1], timeout=3); "
+    "one.request('GET', '/v2/keys/?quorum=true'); sys.exit(one.getresponse().status != 200)"
+)
+
+
+@dataclass(frozen=True)
+class Etcd:
+    pid: int
+    start_ticks: int
+
+    def alive(self) -> bool:
+        return proc.is_alive(self.pid, self.start_ticks)
+
+
+def is_wanted(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether torchrun is told to meet in etcd, and is not told where. The command goes before the environment."""
+    following = zip((word.partition("=") for word in command), [*command[1:], ""], strict=True)
+    said = {name.replace("_", "-"): value if equals else after for (name, equals, value), after in following}
+    backend = said.get("--rdzv-backend", env.get("PET_RDZV_BACKEND"))
+    elsewhere = _ENDPOINT_ENV in env or said.keys() & {"--rdzv-endpoint", "--standalone"}
+    return backend in _BACKENDS and not elsewhere
+
+
+def mark_of(run_id: str) -> str:
+    """Of the server's process: not that of the job, which is ended before it."""
+    return f"{run_id}.etcd"
+
+
+def environment() -> dict[str, str]:
+    """What tells a node's torchrun where to meet."""
+    return {_ENDPOINT_ENV: ENDPOINT}
+
+
+def start(switch: Space, run_id: str, folder: Path) -> Etcd:
+    """One that answers at ENDPOINT, from all nodes. Raises ChaosError."""
+    data, log = folder / "data", folder / "server.log"
+    data.mkdir(parents=True, exist_ok=True)
+    url = f"http://{ENDPOINT}"
+    command = ["sh", "-c", _IN_MEMORY, str(data), shutil.which(PROGRAM) or PROGRAM, "--enable-v2"]
+    command += ["--data-dir", str(data), "--listen-client-urls", url, "--advertise-client-urls", url]
+    command += ["--listen-peer-urls", _PEERS, "--initial-advertise-peer-urls", _PEERS]
+    command += ["--initial-cluster", f"default={_PEERS}"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}  # its own options
+    try:
+        switch.run(["ip", "address", "replace", f"{ADDRESS}/24", "dev", "switch"])
+        with open(log, "ab") as output:
+            process = subprocess.Popen(
+                switch.enter(command, folder), start_new_session=True, env={**environ, ENV_RUN_ID: mark_of(run_id)},
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ChaosError(f"the job's etcd can't be started: {error}") from error
+    _await(switch, process, log)
+    return Etcd(process.pid, proc.ticks_of(process.pid))
+
+
+def _await(switch: Space, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until it answers a question that takes a leader. Raises ChaosError with what was seen last."""
+    end, seen = time.monotonic() + START_S, "nothing"
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            seen = f"it ended with exit code {process.returncode}"
+            break
+        try:
+            switch.run([sys.executable, "-I", "-S", "-c", _ASK, ENDPOINT])
+            return
+        except (OSError, subprocess.SubprocessError) as error:
+            seen = str(error)
+        time.sleep(0.05)
+    raise ChaosError(f"the job's etcd did not start: {seen}; see {log}")

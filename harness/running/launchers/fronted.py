@@ -1,0 +1,80 @@
+"""A launcher that puts proxies before the job's endpoints, around the launcher that makes the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from torchaos.harness.agent.wire import ENV_RUN_ID
+from torchaos.harness.contracts import Handle, JobSpec, Launcher, Node
+from torchaos.harness.mechanics.network.link import Link
+from torchaos.harness.mechanics.proxy.server import Endpoint, mark_of_server, start
+from torchaos.harness.scenario.placeholders import ENDPOINT
+from torchaos.harness.undo.handles import JobProcesses
+
+RENDEZVOUS = "rendezvous"
+_RENDEZVOUS_ENV = "PET_RDZV_ENDPOINT"
+
+
+@dataclass(frozen=True)
+class FrontedNode:
+    """A node on which `{endpoint.NAME}` in command and environment is the address that the job is to use."""
+
+    inner: Node
+    env: Mapping[str, str]
+    addresses: Mapping[str, str]  # by name
+
+    @property
+    def index(self) -> int:
+        return self.inner.index
+
+    @property
+    def link(self) -> Link | None:
+        return self.inner.link
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        return self.inner.argv([filled(word, self.addresses) for word in command])
+
+    def host_pid(self, pid: int) -> int | None:
+        return self.inner.host_pid(pid)
+
+
+class Fronted:
+    """`upstreams`: the job's endpoints by name. `proxied`: those that some fault is about; the others are reached
+    directly."""
+
+    name: ClassVar[str] = "with proxies"
+
+    def __init__(self, inner: Launcher, upstreams: Mapping[str, str], proxied: set[str], folder: Path) -> None:
+        self._inner, self._upstreams, self._folder = inner, upstreams, folder
+        self._proxied = {name: upstreams[name] for name in sorted(proxied)}
+        self.endpoints: dict[str, Endpoint] = {}
+
+    def resources(self, spec: JobSpec) -> Sequence[Handle]:
+        servers = [JobProcesses(mark_of_server(spec.env[ENV_RUN_ID]))] if self._proxied else []
+        return [*self._inner.resources(spec), *servers]
+
+    def create(self, spec: JobSpec) -> Sequence[Node]:
+        """One server for all submissions. Raises ChaosError."""
+        nodes = self._inner.create(spec)
+        lives = self.endpoints and all(one.api.alive() for one in self.endpoints.values())
+        if self._proxied and not lives:
+            self.endpoints = start(self._proxied, spec.env[ENV_RUN_ID], self._folder, nodes[0].link)
+        return [self._fronted(node, spec) for node in nodes]
+
+    def _fronted(self, node: Node, spec: JobSpec) -> FrontedNode:
+        addresses = {**self._upstreams, **{name: one.listen for name, one in self.endpoints.items()}}
+        if node.index == 0 and RENDEZVOUS in addresses:  # it keeps the store itself
+            addresses[RENDEZVOUS] = self._upstreams[RENDEZVOUS]
+        env = {**{name: value for name, value in spec.env.items() if ENDPOINT in value}, **node.env}
+        if RENDEZVOUS in addresses and env.get(_RENDEZVOUS_ENV) == self._upstreams[RENDEZVOUS]:
+            env[_RENDEZVOUS_ENV] = addresses[RENDEZVOUS]
+        return FrontedNode(node, {name: filled(value, addresses) for name, value in env.items()}, addresses)
+
+
+def filled(text: str, addresses: Mapping[str, str]) -> str:
+    for name, address in addresses.items():
+        text = text.replace(f"{{{ENDPOINT}{name}}}", address)
+    return text

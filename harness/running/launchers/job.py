@@ -1,0 +1,289 @@
+"""The life of a job over its submissions, on any platform: output, ranks, exit, starting it again, and its end."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
+from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, Node, RankProcess
+from torchaos.harness.machine import proc
+from torchaos.harness.mechanics.proxy.server import Endpoint
+from torchaos.harness.mechanics.site import Victim
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.running.launchers.ending import ask_to_end, end
+from torchaos.harness.running.launchers.fronted import Fronted
+from torchaos.harness.running.launchers.node_run import LiveNode, NodeRun, start
+from torchaos.harness.watching.probes.job_log import JobLog
+from torchaos.harness.watching.probes.log_adapters import Adapter
+from torchaos.harness.watching.probes.metrics_file import MetricsFile
+from torchaos.harness.watching.probes.ranks import RankWatch
+from torchaos.harness.watching.probes.sampling import Sampling
+
+_TELL_ATTEMPT = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)
+_DRAIN_S = 1.0  # the last lines of the output come after the exit
+_LOOK_S = 0.05  # how often it is looked whether a node's command was started again
+
+
+class Job:
+    """`spec_for(n)` is the nth submission, from 0. One that ends with anything but 0 is followed by another while
+    any are left. The methods may be called from any thread."""
+
+    def __init__(
+        self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,
+        resubmit_times: int = 0, resubmit_delay_s: float = 0.0, log_adapter: Adapter | None = None,
+        watchdogs: Sequence[str] = (), metrics: Path | None = None,
+        guard: Callable[[Sequence[Handle], int], None] | None = None,
+    ) -> None:  # fmt: skip
+        """`guard` puts the way back of what the launcher makes for a submission on disk, or raises."""
+        self._guard = guard
+        self._spec_for, self._launcher, self._journal = spec_for, launcher, journal
+        self._times, self._delay_s = resubmit_times, resubmit_delay_s
+        self._run_id = spec_for(0).env[ENV_RUN_ID]
+        self._new_log = partial(JobLog, journal, log_adapter, watchdogs)
+        self._logs: dict[int, JobLog] = {0: self._new_log()}  # by node
+        self._watch = RankWatch(journal, self._run_id)
+        self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._logs[0].emit)
+        self._nodes: list[Node] = []  # of this submission
+        self._runs: dict[int, NodeRun] = {}  # likewise, of those that were started, by node
+        self._submission, self._base = 0, 0
+        self._exit_code: int | None = None
+        self._exited_s = 0.0  # when the last command ended, CLOCK_MONOTONIC
+        journal.listen(self._note_round)
+        self._ending, self._done, self._lock = threading.Event(), threading.Event(), threading.Lock()
+        self._thread = threading.Thread(target=self._live, name="job", daemon=True)
+
+    def start(self) -> None:
+        """Raises UsageError when the command can't be started."""
+        self._watch.start()
+        try:
+            self._submit()
+        except ChaosError:
+            self._watch.stop()
+            self._done.set()
+            raise
+        self._sampling.start()
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether the last submission has ended. Processes of it may still be there until `stop`."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """The exit code of the last submission (negative: the signal's number); None while it is not done."""
+        return self._exit_code if self._done.wait(timeout_s) else None
+
+    def ranks(self) -> dict[int, RankProcess]:
+        """The live ranks. One that is not clear, or not up, is left out."""
+        return self._watch.ranks()
+
+    def agents(self, nodes: Sequence[int] = ()) -> list[Victim]:
+        """Torchelastic's agents of these nodes (none named: of all). Raises ChaosError where one has none now."""
+        return agents_of(self._watch, nodes)
+
+    def nodes(self) -> list[LiveNode]:
+        """In order of their index."""
+        with self._lock:
+            nodes = list(self._nodes)
+        return [LiveNode(node, self._run_id, self._members, self._start_again, self._keep_place) for node in nodes]
+
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """Those that a proxy stands before."""
+        return self._launcher.endpoints if isinstance(self._launcher, Fronted) else {}
+
+    def members(self) -> dict[int, int]:
+        """Every living process of the job: start times (clock ticks since boot) by pid."""
+        return self._members()
+
+    def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
+        """End every process of the job: a job that still runs gets SIGTERM and, unless it is `hurried`, `grace_s`
+        seconds first. Returns the
+        pids of those that could not be ended (none, as a rule). No event comes after this; it may be called again."""
+        with self._lock:
+            self._ending.set()
+        started = self._thread.ident is not None
+        if started and not self._done.is_set() and grace_s > 0:
+            ask_to_end(self._members(), [run.command.pid for run in list(self._runs.values())])
+            end_s = time.monotonic() + grace_s
+            while time.monotonic() < end_s and not hurried() and not self._done.wait(_LOOK_S):
+                pass
+        left = end(self._members)
+        if left:
+            text = f"processes of the job could not be ended: {', '.join(map(str, left))}"
+            self._journal.emit(Kind.NOTE, {"text": text})
+        if started and not left:
+            self._thread.join()
+            self._drain()
+        self._sampling.stop()
+        self._watch.stop()
+        self._done.set()
+        return left
+
+    def _live(self) -> None:
+        while True:
+            self._exit_code = self._await_exit()
+            again = self._exit_code != 0 and self._submission < self._times and not self._ending.is_set()
+            if again:
+                self._clear_away()
+            self._drain()
+            if not again or self._ending.wait(self._delay_s) or not self._submit_again():
+                break
+        self._done.set()
+
+    def _submit_again(self) -> bool:
+        with self._lock:  # `stop` comes either before it, or finds what it started
+            if self._ending.is_set():
+                return False
+            self._submission += 1
+            try:
+                self._submit()
+            except ChaosError as error:
+                self._journal.emit(Kind.NOTE, {"text": f"the job could not be submitted again: {error}"})
+                return False
+        return True
+
+    def _submit(self) -> None:
+        self._base = self._next_attempt()
+        spec = self._spec_for(self._submission)
+        if resources := self._launcher.resources(spec):
+            if self._guard is None:
+                raise ChaosError(f"the launcher {self._launcher.name} makes what nobody would take back")
+            self._guard(resources, self._submission)  # on disk before anything is made
+        self._nodes, self._runs = list(self._launcher.create(spec)), {}
+        for node in self._nodes[: spec.busy_nodes or None]:
+            self._start(node, spec, self._base)
+        first = next(iter(self._runs.values()))
+        data = {"submission": self._submission, "pid": first.command.pid, "node": first.node.index}
+        self._journal.emit(Kind.JOB_STARTED, data, attempt=self._base)
+
+    def _start_spares(self) -> None:
+        """A standby that is there from the start may take the place of a node that it is to stand by for. So it is
+        started once all ranks are up, or a node has ended before that."""
+        spares = [node for node in self._nodes if node.index not in self._runs]
+        if not spares or not (self._all_up() or any(run.code is not None for run in self._runs.values())):
+            return
+        with self._lock:
+            if not self._ending.is_set() and not all(run.over for run in self._runs.values()):
+                for node in spares:
+                    self._start(node, self._spec_for(self._submission), self._base)
+
+    def _all_up(self) -> bool:
+        ranks = self._watch.ranks()
+        return any(len(ranks) >= one.world_size and one.attempt >= self._base for one in ranks.values())
+
+    def _start(self, node: Node, spec: JobSpec, base: int) -> None:
+        several = len(self._nodes) > 1
+        log = self._logs.setdefault(node.index, self._new_log())
+        log.by_round, log.host_pid = several and spec.replicas == 1, node.host_pid
+        if spec.replicas > 1:
+            log.replica, log.first_rank = node.index, node.index * spec.replica_ranks
+        run = start(node, spec, base, log)
+        self._runs[node.index] = run
+        self._watch.add_root(run.command.pid)
+        if several:
+            data = {"submission": self._submission, "node": node.index, "pid": run.command.pid}
+            self._journal.emit(Kind.NODE_STARTED, data, attempt=base)
+
+    def _start_again(self, index: int) -> int:
+        if index not in self._runs:
+            raise ChaosError(f"node {index} can't be started again: it is spare, and was not started yet")
+        run, end_s = self._runs[index], time.monotonic() + _DRAIN_S
+        while run.code is None and not _is_there(run.command.pid) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)  # it has just ended, and that is not noted yet
+        with self._lock:
+            run = self._runs[index]
+            run.expected = False
+            if self._ending.is_set() or self._done.is_set() or run.code is None:
+                raise ChaosError(f"node {index} can't be started again: the job is over, or the node is still there")
+            # Whoever keeps the rendezvous begins a new one; any other node joins the one there is.
+            base = self._next_attempt() if index == 0 else self._base
+            self._start(run.node, self._spec_for(self._submission), base)
+            return self._runs[index].command.pid
+
+    def _keep_place(self, index: int) -> None:
+        if index in self._runs:
+            self._runs[index].expected = True
+
+    def _await_exit(self) -> int:
+        """The exit code of the whole submission. On several nodes: of those that were in it to the end, the first that
+        is not 0; a node that the others went on without decides nothing. Of replicas, each decides."""
+        while not all(run.over for run in list(self._runs.values())):
+            if self._ending.is_set():
+                for run in self._runs.values():
+                    run.expected = False
+            self._take_exits([run for run in list(self._runs.values()) if run.code is None])
+            self._start_spares()
+        last = self._nodes_of_last_attempt() if self._spec_for(self._submission).replicas == 1 else set()
+        codes = [run.code or 0 for index, run in self._runs.items() if not last or index in last]
+        code = next((code for code in codes if code != 0), 0)
+        pid = next(iter(self._runs.values())).command.pid
+        data = {"submission": self._submission, "pid": pid, "exit_code": code}
+        self._journal.emit(Kind.JOB_EXITED, data, mono_s=self._exited_s)
+        return code
+
+    def _take_exits(self, running: Sequence[NodeRun]) -> None:
+        poll = select.poll()
+        by_pidfd = {run.command.pidfd: run for run in running}
+        for pidfd in by_pidfd:
+            poll.register(pidfd, select.POLLIN)
+        for pidfd, _events in poll.poll(None if running and len(self._nodes) == 1 else _LOOK_S * 1000):
+            self._exited_s, run = time.monotonic(), by_pidfd[pidfd]
+            run.code = run.command.wait()
+            if len(self._nodes) > 1:
+                data = {"submission": self._submission, "node": run.node.index, "pid": run.command.pid}
+                self._journal.emit(Kind.NODE_EXITED, {**data, "exit_code": run.code}, mono_s=self._exited_s)
+
+    def _nodes_of_last_attempt(self) -> set[int]:
+        ups = [event for event in self._journal.snapshot() if event.kind is Kind.RANK_UP]
+        last = max((event.attempt or 0 for event in ups), default=0)
+        return {event.data["node"] for event in ups if event.attempt == last and last >= self._base}
+
+    def _note_round(self, event: Event) -> None:
+        if event.kind is Kind.ELASTIC_RENDEZVOUS and "round" in event.data and event.data["node"] in self._logs:
+            self._logs[event.data["node"]].in_round(event.data["round"])
+
+    def _drain(self) -> None:
+        for run in list(self._runs.values()):
+            run.command.drain(_DRAIN_S)
+
+    def _clear_away(self) -> None:
+        """A scheduler ends what a job leaves behind before it starts the job again."""
+        leftover = self._members()
+        if leftover:
+            text = f"{len(leftover)} processes outlived submission {self._submission}; they were ended before the next"
+            self._journal.emit(Kind.NOTE, {"text": text})
+            end(self._members)
+
+    def _next_attempt(self) -> int:
+        """One counter over restarts and submissions."""
+        seen = [event.attempt for event in self._journal.snapshot() if event.kind in _TELL_ATTEMPT]
+        return max((attempt for attempt in seen if attempt is not None), default=-1) + 1
+
+    def _members(self) -> dict[int, int]:
+        """By the tree, as it was seen, and by the mark in the environment: either may miss one."""
+        living = {pid: ticks for pid, ticks in self._watch.members().items() if _is_alive(pid, ticks)}
+        return {**living, **proc.family(self._run_id)}
+
+
+def agents_of(watch: RankWatch, nodes: Sequence[int]) -> list[Victim]:
+    found = watch.agents()
+    missing = [node for node in nodes if node not in found]
+    if missing or not found:
+        raise ChaosError(f"node {missing[0] if missing else 0} has no torchelastic agent now")
+    return [Victim(*found[node], rank=None) for node in nodes or sorted(found)]
+
+
+def _is_alive(pid: int, ticks: int) -> bool:
+    found = proc.stat(pid)
+    return found is not None and found.ticks == ticks and found.state not in "ZX"
+
+
+def _is_there(child: int) -> bool:
+    """A child of ours keeps its pid until it is waited for."""
+    found = proc.stat(child)
+    return found is not None and found.state not in "ZX"

@@ -1,0 +1,106 @@
+"""Several nodes on one machine: a network namespace each, with a link to a switch that is in one too.
+
+Nothing is made in the host's own namespaces, and nothing outlives the processes that keep the run's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from torchaos.harness.agent.wire import ENV_RUN_ID
+from torchaos.harness.contracts import ChaosError, Handle, JobSpec
+from torchaos.harness.machine.netspace import Space
+from torchaos.harness.mechanics.network.link import Link
+from torchaos.harness.running.launchers import etcd, holder
+from torchaos.harness.running.launchers.elastic_env import elastic_env
+from torchaos.harness.undo.handles import JobProcesses
+
+
+@dataclass(frozen=True)
+class NetnsNode:
+    index: int
+    link: Link
+    cwd: Path
+    env: Mapping[str, str]
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        return self.link.space.enter(command, self.cwd)
+
+    def host_pid(self, pid: int) -> int | None:
+        return pid
+
+
+class Netns:
+    """Each node runs the command as it was written. Torchrun takes what it does not say from the environment: how many
+    nodes there are, and where they meet: at the first node, or in an etcd that is started for them. What the scenario
+    or the command says itself, stays."""
+
+    name: ClassVar[str] = "netns"
+    needs: ClassVar[frozenset[str]] = frozenset({"links"})
+
+    def __init__(self) -> None:
+        self._links: list[Link] = []
+        self._etcd: etcd.Etcd | None = None
+
+    @staticmethod
+    def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
+        return frozenset({"etcd"} if etcd.is_wanted(command, env) else ())
+
+    def resources(self, spec: JobSpec) -> Sequence[Handle]:
+        run_id = spec.env[ENV_RUN_ID]
+        servers = [JobProcesses(etcd.mark_of(run_id))] if etcd.is_wanted(spec.argv, spec.env) else []
+        return (JobProcesses(keepers(run_id)), *servers)
+
+    def create(self, spec: JobSpec) -> Sequence[NetnsNode]:
+        """The namespaces stay the same over all submissions: a link that is cut stays cut. Raises ChaosError."""
+        folder, run_id = spec.log.parent.parent / "net", spec.env[ENV_RUN_ID]
+        if len(self._links) != spec.nodes or not all(link.space.alive() for link in self._links):
+            self._links, self._etcd = make_links(folder, spec.nodes, run_id), None
+        meeting: dict[str, str] = {}
+        if etcd.is_wanted(spec.argv, spec.env):
+            if self._etcd is None or not self._etcd.alive():
+                self._etcd = etcd.start(self._links[0].switch, run_id, folder / "etcd")
+            meeting = etcd.environment()
+        return [
+            NetnsNode(
+                index, link, spec.cwd,
+                {**elastic_env(index, spec, self._links[0].name, link.name, holder.DEVICE), **meeting},
+            )
+            for index, link in enumerate(self._links)
+        ]  # fmt: skip
+
+
+def keepers(run_id: str) -> str:
+    """The mark of the processes that keep the namespaces: not that of the job, which is ended before them."""
+    return f"{run_id}.net"
+
+
+def make_links(folder: Path, nodes: int, run_id: str) -> list[Link]:
+    """Raises ChaosError where namespaces can't be made."""
+    user = "same-user" if os.geteuid() == 0 else "own-user"
+    argv = [sys.executable, "-S", "-E", holder.__file__, str(folder), str(nodes), user]
+    environ = {**os.environ, ENV_RUN_ID: keepers(run_id)}
+    process = subprocess.Popen(
+        argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, cwd="/"
+    )
+    assert process.stdout is not None
+    with process.stdout as output:
+        said = json.loads(output.readline() or b'{"error": "their keeper ended"}')
+    if "error" in said:
+        process.wait()
+        raise ChaosError(f"the nodes' network namespaces can't be made: {said['error']}; see torchaos doctor")
+    switch = Space.of(said["switch"])
+    return [
+        Link(
+            Space.of(pid), switch, holder.DEVICE, holder.port(node), holder.address(node), holder.name(node),
+            str(folder / holder.name(node) / "hosts"), run_id,
+        )
+        for node, pid in enumerate(said["nodes"])
+    ]  # fmt: skip

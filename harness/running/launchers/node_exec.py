@@ -1,0 +1,157 @@
+"""One node's launch, wrapped, under any scheduler: what the harness does for nodes that it makes itself, done on the
+node. All that the nodes share is the run directory; no port is opened, and no node waits for another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from torchaos.harness.agent.plan import AgentPlan
+from torchaos.harness.agent.wire import ENV_NODE, Event, Kind
+from torchaos.harness.contracts import JobSpec, UsageError
+from torchaos.harness.record.events.clocks import Clock
+from torchaos.harness.record.events.journal import Journal, read_events
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.launchers.command import Command
+from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.running.launchers.local import LocalNode
+from torchaos.harness.running.launchers.node_run import start
+from torchaos.harness.running.launchers.relay import Relay
+from torchaos.harness.watching.probes.job_log import JobLog
+from torchaos.harness.watching.probes.ranks import RankWatch
+
+PLAN_S = 120.0  # as long as the other nodes wait for the run directory, which the first one makes
+# Where schedulers and launchers say which node this is: Slurm, torchrun's own, Kubernetes' indexed jobs, Open MPI, PBS.
+NODE_VARIABLES = (
+    ENV_NODE, "SLURM_NODEID", "PET_NODE_RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_NODE_RANK",
+    "PBS_NODENUM",
+)  # fmt: skip
+_DRAIN_S = 5.0
+_END_S = 30.0  # as long as torchrun itself lets its ranks take
+
+
+def node_index(environ: Mapping[str, str]) -> int:
+    """Raises UsageError where nobody says it."""
+    for name in NODE_VARIABLES:
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    raise UsageError(f"which node this is can't be told: write --node, or set one of {', '.join(NODE_VARIABLES[1:])}")
+
+
+class NodeExec:
+    """Runs the command on node `node`, and leaves its part of the record in the run directory. Called, it returns the
+    command's exit code (negative: the signal's number). Raises UsageError."""
+
+    def __init__(self, folder: RunDir, node: int, command: Sequence[str]) -> None:
+        self._folder, self._node = folder, node
+        self._plan = _await_plan(folder)
+        self._submission = _submissions(folder, node)
+        source = f"node{node}" + (f".{self._submission}" if self._submission else "")
+        self._journal = Journal(folder.events, source, follow=f"node{node}-*.jsonl")
+        base = _base(folder, self._submission)
+        env = {**job_env(os.environ, run_id=self._plan.run_id, agent_plan=folder.agent_plan), ENV_NODE: str(node)}
+        argv = tuple(word.replace("{run}", str(folder.job)) for word in command)
+        log = folder.logs / f"job-{self._submission}.log"
+        self._spec, self._base = JobSpec(argv, Path.cwd(), env, log, self._submission), base
+        self._log = JobLog(self._journal, None)
+        self._log.by_round = True
+        self._watch = RankWatch(self._journal, self._plan.run_id)
+        self._clock = Clock(folder.root / "clock", node, self._journal.emit)
+
+    def __call__(self) -> int:
+        self._journal.listen(self._note_round)
+        self._watch.start()
+        self._clock.start()
+        try:
+            with Relay() as relay:
+                return self._run(relay)
+        finally:
+            self._clock.stop()
+            self._watch.stop()
+            self._journal.close()
+
+    def _run(self, relay: Relay) -> int:
+        command = start(LocalNode(self._node), self._spec, self._base, self._log, self._line).command
+        relay.to(command.pidfd)
+        try:
+            return self._follow(command)
+        except BaseException:
+            _end(command, relay)
+            raise
+
+    def _follow(self, command: Command) -> int:
+        self._watch.add_root(command.pid)
+        about = {"submission": self._submission, "node": self._node, "pid": command.pid}
+        kinds = [(Kind.NODE_STARTED, Kind.NODE_EXITED)]
+        kinds += [(Kind.JOB_STARTED, Kind.JOB_EXITED)] if self._node == 0 else []  # the one that keeps the rendezvous
+        for started, _ in kinds:
+            self._journal.emit(started, about, attempt=self._base)
+        code = command.wait()
+        at_s = time.monotonic()
+        command.drain(_DRAIN_S)
+        for _, exited in kinds:
+            self._journal.emit(exited, {**about, "exit_code": code}, mono_s=at_s)
+        return code
+
+    def _line(self, text: str, mono_s: float) -> None:
+        """Also where the scheduler looks for it."""
+        self._log.line(text, mono_s)
+        with suppress(OSError, ValueError):
+            print(text, flush=True)
+
+    def _note_round(self, event: Event) -> None:
+        if event.kind is Kind.ELASTIC_RENDEZVOUS and "round" in event.data:
+            self._log.in_round(event.data["round"])
+
+
+def _await_plan(folder: RunDir) -> AgentPlan:
+    end = time.monotonic() + PLAN_S
+    while not is_made(folder):
+        if time.monotonic() > end:
+            raise UsageError(f"{folder.root}: there is no run directory; give node 0 the --scenario to make it from")
+        time.sleep(0.1)
+    return AgentPlan.read(str(folder.agent_plan))
+
+
+def is_made(folder: RunDir) -> bool:
+    """Whether the run directory is whole: the agent's plan comes last. Raises UsageError where it, or what leads to the
+    plan, is another user's or a link: in a place that others share, they would choose what the ranks read."""
+    for path in (folder.root, folder.agent_plan.parent, folder.agent_plan):
+        try:
+            folder.own(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True
+
+
+def _submissions(folder: RunDir, node: int) -> int:
+    """How often this node was started before."""
+    return len([*folder.events.glob(f"node{node}.jsonl"), *folder.events.glob(f"node{node}.*.jsonl")])
+
+
+def _base(folder: RunDir, submission: int) -> int:
+    """The attempts that earlier submissions used up, told by the first node that asks: one number for all."""
+    file = folder.root / "clock" / f"base-{submission}"
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    seen = [event.attempt for event in read_events(folder.events) if event.attempt is not None] if submission else []
+    partial = file.with_name(f".{file.name}.{os.getpid()}.{os.uname().nodename}")
+    partial.write_text(str(max(seen, default=-1) + 1))
+    with suppress(FileExistsError):
+        os.link(partial, file)
+    partial.unlink()
+    return int(file.read_text())
+
+
+def _end(command: Command, relay: Relay) -> None:
+    """The wrapper can't go on, and nobody else waits for the command: it is told to end, and then made to."""
+    relay.send(signal.SIGTERM)
+    late = threading.Timer(_END_S, relay.send, (signal.SIGKILL,))
+    late.start()
+    command.wait()
+    late.cancel()
+    late.join()

@@ -1,0 +1,82 @@
+"""From a plan to the job that it describes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torchaos.harness import registry
+from torchaos.harness.contracts import Handle, JobSpec, Launcher
+from torchaos.harness.machine.native import nvtx
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.plan import Plan, PlannedJob
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.launchers.attach import Attached
+from torchaos.harness.running.launchers.fronted import Fronted
+from torchaos.harness.running.launchers.job import Job
+from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.watching.probes.log_adapters import LIGHTNING, adapter_for
+
+
+def job_for(
+    plan: Plan, folder: RunDir, run_id: str, journal: Journal,
+    guard: Callable[[Sequence[Handle], int], None] | None = None,
+) -> Job | Attached:  # fmt: skip
+    """Not yet started. Raises UsageError where the log's format or the launcher is unknown, or there is nothing to
+    attach to."""
+    job, adapter = plan.job, adapter_for(plan.job.log)
+    watchdogs = [one.params["pattern"] for one in plan.asserts if one.params.get("pattern")]
+    if job.attach_pid is not None:
+        return Attached(
+            job.attach_pid, journal, log=_log_file(job, folder), log_adapter=adapter, watchdogs=watchdogs,
+            metrics=_metrics(job, folder),
+        )  # fmt: skip
+
+    launcher: Launcher = registry.find("launchers", plan.launcher)()
+    if job.endpoints:
+        proxied = {
+            fault.params["endpoint"] for fault in plan.faults
+            if registry.find("injectors", fault.inject).hits == "endpoints"
+        }  # fmt: skip
+        launcher = Fronted(launcher, job.endpoints, proxied, folder.root / "proxy")
+
+    def spec_for(submission: int) -> JobSpec:
+        argv = tuple(_filled(part, folder) for part in job.command)
+        extra = {name: _filled(value, folder) for name, value in job.env.items()}
+        if "nvtx" in plan.needs:
+            extra |= nvtx.environment(folder.pages.parent / "nvtx")
+        env, own_env = (
+            job_env(base, run_id=run_id, agent_plan=folder.agent_plan, extra=extra)
+            for base in (os.environ, dict[str, str]())
+        )
+        checkpoints = Path(_filled(job.cwd, folder)) / _filled(job.checkpoints, folder) if job.checkpoints else None
+        return JobSpec(
+            argv, Path(_filled(job.cwd, folder)), env, folder.logs / f"job-{submission}.log", submission, job.nodes,
+            own_env, checkpoints, job.container, job.replicas, job.world_size // job.replicas,
+            job.busy_nodes,
+        )  # fmt: skip
+
+    return Job(
+        spec_for, launcher, journal, resubmit_times=job.resubmit_times,
+        resubmit_delay_s=job.resubmit_delay_s, log_adapter=adapter, watchdogs=watchdogs, metrics=_metrics(job, folder),
+        guard=guard,
+    )  # fmt: skip
+
+
+def _filled(text: str, folder: RunDir) -> str:
+    return text.replace("{run}", str(folder.job))
+
+
+def _log_file(job: PlannedJob, folder: RunDir) -> Path | None:
+    """The file that an attached job's output goes to; Lightning's path is another matter."""
+    log = job.log or {}
+    return Path(_filled(str(log["path"]), folder)) if log.get("path") and log.get("format") != LIGHTNING else None
+
+
+def _metrics(job: PlannedJob, folder: RunDir) -> Path | None:
+    """Where Lightning's metrics.csv is or will be: the path that was given, else the working directory."""
+    log = job.log or {}
+    if log.get("format") != LIGHTNING:
+        return None
+    return Path(_filled(job.cwd, folder)) / _filled(str(log.get("path") or "lightning_logs"), folder)

@@ -1,0 +1,111 @@
+"""From a scenario to a Plan: placeholders filled, targets and parameters drawn, machine checked. Changes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from torchaos.harness import registry
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Phase
+from torchaos.harness.contracts import Need, UsageError
+from torchaos.harness.record.plan import Plan, PlannedFault, stream
+from torchaos.harness.running import capabilities
+from torchaos.harness.running.engine.permits import beyond
+from torchaos.harness.running.launchers.fits import needs_of
+from torchaos.harness.running.planner.faults import check_consent, planned_fault, told_of_each_other
+from torchaos.harness.running.planner.job import check_replicas, planned_job
+from torchaos.harness.running.planner.named import condition, named, of_faults
+from torchaos.harness.scenario.grammar import Scenario
+
+# Hooks of the agent that a need, or the phase of a trigger, switches on. "steps" is always on.
+_HOOKS_OF_NEED = {
+    Need.STEPS: ("steps",),
+    Need.LOSS: ("loss", "lr"),
+    Need.SAMPLES: ("samples",),
+    Need.CHECKPOINTS: ("checkpoints",),
+    Need.INVENTORY: ("checkpoints", "kept"),
+    Need.TWIN: (),
+    Need.LEFTOVERS: (),
+    Need.STATE: ("state",),
+    Need.COLLECTIVES: ("collectives", "stamps"),
+    Need.HANGS: ("collectives", "stamps"),
+}
+_HOOKS_OF_PHASE: dict[Phase, tuple[str, ...]] = {
+    Phase.START: (),
+    Phase.DATA: ("samples",),
+    Phase.FORWARD: ("samples", "loss"),
+    Phase.BACKWARD: ("loss",),
+    Phase.COLLECTIVE: ("collectives",),
+    Phase.OPTIMIZER: (),
+    Phase.CHECKPOINT_WRITE: ("checkpoints",),
+    Phase.CHECKPOINT_WRITTEN: ("checkpoints",),
+    Phase.CHECKPOINT_LOAD: ("checkpoints",),
+}
+
+
+def make_plan(
+    scenario: Scenario, file: Path, seed: int, attach: int | None = None, consent: Sequence[str] = ()
+) -> Plan:
+    """Raises UsageError where the scenario can't be carried out here; the text names the file and the fault."""
+    job = planned_job(scenario.job, file, attach)
+    if job.replicas > 1:
+        check_replicas(scenario, file)
+    faults = told_of_each_other(
+        [planned_fault(fault, scenario, job, file, stream(seed, fault.id or fault.inject)) for fault in scenario.faults]
+    )
+    check_consent(scenario, faults, file, consent)
+    asserts = tuple(named("assertions", item) for item in scenario.assert_)
+    collect = {need for one in asserts for need in registry.find("assertions", one.name).needs}
+    hooks = {"steps"} | {hook for need in collect for hook in _HOOKS_OF_NEED[need]}
+    hooks |= {hook for fault in faults for hook in _hooks_of(fault)}
+    needs = {"pidfd", "proc"} | {name for fault in faults for name in registry.find("injectors", fault.inject).needs}
+    try:
+        needs |= needs_of(scenario.launcher, job.command, {**os.environ, **job.env})
+    except UsageError as error:
+        raise UsageError(f"{file}: job: {error}") from error
+    needs |= {"mount"} if job.checkpoints_size else set()
+    _check_machine(needs, file)
+    limits = scenario.limits
+    plan = Plan(
+        scenario=scenario.scenario,
+        description=scenario.description,
+        seed=seed,
+        job=job,
+        faults=faults,
+        asserts=asserts,
+        steady_state=tuple(condition(item, file) for item in scenario.steady_state),
+        stop=tuple(condition(item, file) for item in scenario.stop),
+        until=tuple(of_faults(condition(item, file), faults) for item in scenario.until),
+        launcher=scenario.launcher,
+        max_ranks=limits.ranks,
+        max_nodes=limits.nodes,
+        max_percent=limits.percent,
+        max_duration_s=limits.duration,
+        never_ranks=tuple(limits.never.ranks),
+        never_nodes=tuple(limits.never.nodes),
+        consent=tuple(name for name in scenario.consent if name in consent),
+        twin={"runs": scenario.twin.runs} if Need.TWIN in collect and scenario.twin.runs and attach is None else {},
+        hooks=tuple(sorted(hooks)) if attach is None else (),
+        collect=tuple(sorted(collect)),
+        needs=tuple(sorted(needs)),
+    )
+    ranks, nodes = ({one for fault in faults for one in getattr(fault.target, of)} for of in ("ranks", "nodes"))
+    if wrong := beyond(plan, ranks, nodes, job.world_size):
+        raise UsageError(f"{file}: {wrong}; aim at fewer, or at others")
+    return plan
+
+
+def _hooks_of(fault: PlannedFault) -> tuple[str, ...]:
+    usual = registry.phase_of(fault.inject) if fault.where == "rank" else None
+    phase = fault.trigger.phase if isinstance(fault.trigger, Moment) else usual
+    own: tuple[str, ...] = getattr(registry.find("injectors", fault.inject), "hooks", ())
+    return (*own, *(_HOOKS_OF_PHASE[phase] if phase else ()))
+
+
+def _check_machine(needs: Iterable[str], file: Path) -> None:
+    for name in sorted(needs):
+        found = capabilities.check(name)
+        if not found.present:
+            raise UsageError(f"{file}: this machine lacks {name} ({found.detail}); {found.remedy}")

@@ -1,0 +1,123 @@
+"""The faults of a plan: each checked against the job, the launcher and the limits."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness import registry
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.contracts import Injector, UsageError, Where
+from torchaos.harness.record.plan import After, PlannedFault, PlannedJob
+from torchaos.harness.running.launchers.fits import misfit
+from torchaos.harness.running.planner.named import silent
+from torchaos.harness.running.planner.targets import target_of, trigger_of
+from torchaos.harness.running.planner.transport import Machine, transport_of
+from torchaos.harness.scenario.grammar import Fault, Limits, Scenario
+from torchaos.harness.scenario.parameters import check_parameters
+
+
+def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: random.Random) -> PlannedFault:
+    name = fault.id or fault.inject
+    found = registry.find("injectors", fault.inject)
+    target = target_of(fault, job, scenario.limits, draw, f"{file}: fault {name}")
+    trigger = trigger_of(fault.when, target, draw, registry.phase_of(fault.inject))
+    # What is triggered from outside is best applied from there too: it then asks nothing of the agent.
+    where: Where = "node" if isinstance(trigger, After) and "node" in found.where else found.where[0]
+    if job.attach_pid is not None and isinstance(trigger, Moment):
+        raise UsageError(
+            f"{file}: fault {name}: a job that is attached to has no agent that sees steps; write time or after"
+        )
+    if job.attach_pid is not None and where == "rank":
+        raise UsageError(
+            f"{file}: fault {name}: {fault.inject} needs the agent in the rank, and a job that is attached to has none"
+        )
+    if fault.times > 1 and isinstance(trigger, After) and where == "node":
+        raise UsageError(
+            f"{file}: fault {name}: times counts landings at a point of the training loop, and what is seen from "
+            "outside comes once; write several faults"
+        )
+    if wrong := misfit(found, scenario.launcher):
+        raise UsageError(f"{file}: fault {name}: {wrong}")
+    if target.nodes == () and found.hits in ("agents", "nodes"):
+        what = "a node's agent" if found.hits == "agents" else "whole nodes"
+        raise UsageError(f"{file}: fault {name}: {fault.inject} hits {what}; write target: {{node: 0}}")
+    if getattr(found, "on_collectives", False) and not fault.with_.get("ports"):
+        over = transport_of({**os.environ, **job.env}, job.nodes, Machine.this())
+        if not over.is_tcp:
+            raise UsageError(
+                f"{file}: fault {name}: {fault.inject} can't reach this job's collectives, which go over {over.name} "
+                f"({over.why}); {over.instead}"
+            )
+    injector: Injector = found(**check_parameters(found, fault.with_, (), silent)).plan(target, draw)
+    return PlannedFault(
+        id=name,
+        inject=fault.inject,
+        where=where,
+        target=target,
+        trigger=trigger,
+        params=asdict(injector),  # type: ignore[call-overload]
+        source=inspect.getfile(found),
+        injector=found.__name__,
+        duration_s=_duration(fault, found, scenario.limits, f"{file}: fault {name}"),
+        times=fault.times,
+    )
+
+
+def _duration(fault: Fault, found: Any, limits: Limits, where: str) -> float | None:
+    """How long it lasts: as it says, else as long as it may."""
+    most = limits.duration
+    if most is not None and fault.for_ is not None and fault.for_ > most:
+        raise UsageError(
+            f"{where}: it lasts {fault.for_:g} s, and limits.duration allows {most:g} s; write a shorter for"
+        )
+    return fault.for_ if fault.for_ is not None or not registry.lasts(fault.inject) else most
+
+
+def told_of_each_other(faults: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
+    """What waits for another fault's recovery waits for its being taken back too, where it lasts, and takes nothing for
+    it that a rank still does before it dies."""
+    by_id = {fault.id: fault for fault in faults}
+    found = []
+    for fault in faults:
+        when = fault.trigger
+        if isinstance(when, After) and when.state == "recovered" and when.fault in by_id:
+            first = by_id[when.fault]
+            when = replace(when, lasting=first.duration_s is not None, lethal=registry.is_lethal(first.inject))
+        found.append(replace(fault, trigger=when))
+    return tuple(found)
+
+
+def check_consent(scenario: Scenario, faults: Sequence[PlannedFault], file: Path, given: Sequence[str]) -> None:
+    """What can hurt the host beyond the job needs the word of whoever wrote the scenario, and of whoever runs it."""
+    _check_words(given)
+    for fault in faults:
+        wanted = str(getattr(registry.find("injectors", fault.inject), "consent", ""))
+        missing = [] if wanted in scenario.consent else [f"`consent: [{wanted}]` in the scenario"]
+        missing += [] if wanted in given else [f"--consent {wanted} on the command line"]
+        if wanted and missing:
+            raise UsageError(
+                f"{file}: fault {fault.id}: {fault.inject} can hurt the host, not only the job; "
+                f"if you want that, write {' and '.join(missing)}"
+            )
+
+
+def _check_words(given: Sequence[str]) -> None:
+    """A word that is misspelt would allow nothing, and look as if it did."""
+    if not given:
+        return
+    known = consents()
+    if unknown := [word for word in given if word not in known]:
+        near = registry.suggest(unknown[0], known)
+        hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+        raise UsageError(f"--consent {unknown[0]}: no fault asks for that; {hint}")
+
+
+def consents() -> list[str]:
+    """The words that some fault asks for."""
+    return sorted({one for found in registry.injectors().values() if (one := getattr(found, "consent", ""))})

@@ -1,0 +1,152 @@
+"""The job of a plan: its command line, how many ranks and nodes it has, and where its checkpoints are."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.machine.native import library
+from torchaos.harness.mechanics.storage.own_disk import memory_left
+from torchaos.harness.record.environment import job_python, ranks_per_node, resolve_program
+from torchaos.harness.record.plan import PlannedJob
+from torchaos.harness.running.launchers.torchrun_line import most_nodes, ranks_in_words, script_of, world_of
+from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.job import Job
+from torchaos.harness.scenario.placeholders import fill
+from torchaos.harness.scenario.sizes import size_in_words
+from torchaos.harness.scenario.yaml_source import read
+
+_COUNTED = ("gpu", "cpu", "auto")
+
+
+def placeholders(here: Path) -> dict[str, str]:
+    return {"jobs": str(files("torchaos.scenarios") / "jobs"), "here": str(here), "python": sys.executable}
+
+
+def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
+    """Raises UsageError, with the place of the command where it names no number of ranks."""
+    here = file.parent.absolute()
+    values = placeholders(here)
+    if any("{nvml}" in value for value in job.env.values()):  # only then: it may have to be compiled
+        values["nvml"] = str(library.folder())
+    command, cwd = _line(job, here, values)
+    if not command:
+        raise UsageError("job.command is empty; write the torchrun command line")
+    if attach is None:
+        if not cwd.is_dir():
+            raise UsageError(f"job.cwd: {cwd} is no folder")
+        if _is_of_this_machine(job):
+            command[0] = resolve_program(command[0], cwd)
+    env = {**os.environ, **job.env}
+    per_node, nodes = world_of(command, env)
+    if job.world_size is None and _is_of_this_machine(job):
+        per_node = per_node or _counted(command, env)
+    nodes = job.nodes or nodes or 1
+    world = job.world_size or (per_node * nodes * job.replicas if per_node else None)
+    if world is None:
+        what = "how many ranks the job has can't be read from job.command"
+        raise UsageError(f"{_at_the_command(file)}: {what}; write job.world_size")
+    if job.replicas > 1:
+        nodes = _replicas(job, nodes, world, attach)
+    return PlannedJob(
+        command=tuple(command),
+        cwd=str(cwd),
+        env={name: fill(value, values) for name, value in job.env.items()},
+        world_size=world,
+        nodes=nodes,
+        timeout_s=job.timeout,
+        checkpoints=fill(job.checkpoints.path, values) if job.checkpoints else None,
+        checkpoints_size=_size(job, attach),
+        endpoints=dict(job.endpoints),
+        log=job.log.model_dump(exclude_none=True) if job.log else None,
+        resubmit_times=job.resubmit.times if job.resubmit else 0,
+        resubmit_delay_s=job.resubmit.delay if job.resubmit else 0.0,
+        attach_pid=attach,
+        replicas=job.replicas,
+        container=_container(job, here, values),
+        busy_nodes=_busy_nodes(most_nodes(command, env), nodes, world, per_node),
+    )
+
+
+def check_script(job: Job, file: Path) -> None:
+    """Raises UsageError with the place of the command where it names a script that is not there."""
+    here = file.parent.absolute()
+    command, cwd = _line(job, here, placeholders(here))
+    script = script_of(command) if _is_of_this_machine(job) else None
+    if script and "{" not in script and not (cwd / script).is_file():
+        missing = f"{cwd / script}: there is no such file"
+        raise UsageError(f"{_at_the_command(file)}: {missing}; mend job.command or job.cwd")
+
+
+def _is_of_this_machine(job: Job) -> bool:
+    """Whether it runs with this machine's own programs."""
+    return job.container is None or job.container.image == "host"
+
+
+def _counted(command: Sequence[str], env: Mapping[str, str]) -> int | None:
+    """Of `--nproc-per-node gpu`, `cpu` and `auto`: as many as torchrun counts here."""
+    word = ranks_in_words(command, env)
+    return ranks_per_node(job_python(command), word, frozenset(env.items())) if word in _COUNTED else None
+
+
+def _line(job: Job, here: Path, values: Mapping[str, str]) -> tuple[list[str], Path]:
+    """The words of the command, and where it runs."""
+    words = shlex.split(job.command) if isinstance(job.command, str) else job.command
+    return [fill(word, values) for word in words], (here / fill(job.cwd, values)).absolute()
+
+
+def _at_the_command(file: Path) -> str:
+    place = read(file).place(("job", "command"))
+    return f"{file}:{place.line}:{place.column}"
+
+
+def _replicas(job: Job, nodes: int, world: int, attach: int | None) -> int:
+    """As many nodes as replicas: each has a torchrun of its own."""
+    if nodes > 1 or attach is not None:
+        what = "a job that runs already" if attach is not None else f"replicas of {nodes} nodes each"
+        raise UsageError(f"job.replicas: {what} can't be started side by side here; leave replicas out")
+    if world % job.replicas:
+        raise UsageError(f"job.world_size: {world} ranks can't be shared out evenly among {job.replicas} replicas")
+    return job.replicas
+
+
+def check_replicas(scenario: Scenario, file: Path) -> None:
+    """Replicas are started and restarted each by itself: what goes by the attempts of one torchrun can't be had."""
+    wrong = {
+        f"launcher: {scenario.launcher}": scenario.launcher != "local",
+        "steady_state": any(item.name in ("ranks_up", "steps") for item in scenario.steady_state),
+        "until": bool(scenario.until),
+        "state: recovered": any(fault.when.state == "recovered" for fault in scenario.faults),
+    }
+    for what in (name for name, given in wrong.items() if given):
+        several = "job.replicas starts several; leave it out"
+        raise UsageError(f"{file}: {what} knows the ranks of one torchrun, and {several}")
+
+
+def _busy_nodes(most: int | None, nodes: int, world: int, per_node: int | None) -> int:
+    """`most`: so many nodes the command lets in."""
+    return most if most and per_node and most < nodes and world <= most * per_node else 0
+
+
+def _size(job: Job, attach: int | None) -> int | None:
+    size = job.checkpoints and job.checkpoints.size
+    if size and attach is not None:
+        raise UsageError("job.checkpoints.size: a job that runs already has its files open; leave size out")
+    if size and size > (left := memory_left()):
+        raise UsageError(
+            f"job.checkpoints.size: {size_in_words(size)} would lie in memory, and {size_in_words(left)} are to be had"
+        )
+    return size or None
+
+
+def _container(job: Job, here: Path, values: Mapping[str, str]) -> dict[str, Any]:
+    if job.container is None:
+        return {}
+    mounts = [fill(one, values) for one in job.container.mounts]
+    return {"image": job.container.image, "mounts": [str(here / one) for one in mounts]}

@@ -1,0 +1,99 @@
+"""Which ranks and nodes a fault hits, and when: what the scenario leaves open is drawn."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+
+from torchaos.harness.agent.plan import Collectives, Moment
+from torchaos.harness.agent.wire import Phase
+from torchaos.harness.contracts import Target, UsageError
+from torchaos.harness.record.plan import After, PlannedJob
+from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Limits, When
+from torchaos.harness.scenario.grammar import Target as Aim
+
+# "any" draws among the phases that every training loop passes in every step.
+_DRAWN_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random, where: str) -> Target:
+    target = fault.target
+    if target is None:
+        return Target(())
+    per_node = job.per_node
+    nodes = [node for node in range(job.nodes) if node not in limits.never.nodes]
+    world = [rank for rank in range(job.world_size) if rank not in limits.never.ranks and rank // per_node in nodes]
+    if (target.replica is not None or job.replicas > 1) and (found := _of_replica(target, job, where, draw, world)):
+        return found
+    drawn = target.count or target.percent or "any" in (target.rank, target.node)
+    if drawn and not (nodes and world):
+        raise UsageError(f"{where}: limits.never leaves nothing to draw from; shorten it")
+    if target.node is not None or target.nodes is not None:
+        some = target.nodes or [draw.choice(nodes) if target.node in ("any", None) else int(target.node)]
+        if max(some) >= job.nodes:
+            raise UsageError(f"{where}: there is no node {max(some)}; the job has {job.nodes}, counted from 0")
+        chosen = tuple(sorted(set(some)))
+        return Target(tuple(rank for rank in range(job.world_size) if rank // per_node in chosen), chosen)
+    ranks: Iterable[int] = range(job.world_size)
+    if target.rank is not None:
+        ranks = [draw.choice(world) if target.rank == "any" else target.rank]
+    elif target.ranks is not None:
+        ranks = target.ranks
+    elif target.local_rank is not None:
+        ranks = [rank for rank in ranks if rank % per_node == target.local_rank] or [job.world_size]
+    elif target.count is not None or target.percent is not None:
+        count = target.count or max(1, math.floor(job.world_size * (target.percent or 0) / 100))
+        if count > len(world):
+            spared = "" if len(world) == job.world_size else f", less those of limits.never: {len(world)}"
+            raise UsageError(f"{where}: it wants {count} ranks; the job has {job.world_size}{spared}")
+        ranks = draw.sample(world, count)
+    chosen = tuple(sorted(set(ranks)))
+    if chosen[-1] >= job.world_size:
+        raise UsageError(f"{where}: there is no rank {chosen[-1]}; the job has {job.world_size}, counted from 0")
+    return Target(chosen)
+
+
+def _of_replica(target: Aim, job: PlannedJob, where: str, draw: random.Random, world: Sequence[int]) -> Target | None:
+    """Ranks of one replica, by their numbers in the whole job; None where the target names none by its number."""
+    size = job.world_size // job.replicas
+    if target.replica is None:
+        named = [target.rank] if isinstance(target.rank, int) else target.ranks
+        if named:
+            raise UsageError(
+                f"{where}: rank {named[0]} is one in each of {job.replicas} replicas; write {{replica: 0, rank: "
+                f"{named[0]}}}"
+            )
+        return None
+    if target.replica >= job.replicas:
+        raise UsageError(
+            f"{where}: there is no replica {target.replica}; the job has {job.replicas}, counted from 0"
+            + ("; see job.replicas" if job.replicas == 1 else "")
+        )
+    first = target.replica * size
+    ranks: Sequence[int] = range(size)
+    if target.rank == "any":
+        free = [rank - first for rank in world if first <= rank < first + size]
+        if not free:
+            raise UsageError(f"{where}: limits.never leaves nothing of replica {target.replica} to draw from")
+        ranks = [draw.choice(free)]
+    elif target.rank is not None or target.ranks is not None:
+        ranks = [target.rank] if target.rank is not None else target.ranks or ()
+    if max(ranks) >= size:
+        raise UsageError(f"{where}: there is no rank {max(ranks)} in a replica; each has {size}, counted from 0")
+    return Target(tuple(sorted({first + rank for rank in ranks})))
+
+
+def trigger_of(when: When, target: Target, draw: random.Random, usual: Phase | None) -> Moment | After:
+    """`usual`: where such a fault lands, when the scenario names no phase."""
+    which = {name: getattr(when, name) for name in COLLECTIVE if name in when.model_fields_set}
+    if which or when.model_fields_set & {"step", "phase", "attempt"}:
+        step = draw.randint(*when.step.between) if isinstance(when.step, Between) else when.step
+        phase = draw.choice(_DRAWN_PHASES) if when.phase == "any" else Phase(when.phase) if when.phase else usual
+        collectives = Collectives(**which) if which else None
+        phase = Phase.COLLECTIVE if which else phase
+        pacer = target.ranks[0] if target.ranks else 0
+        return Moment(pacer, step, phase, when.attempt, when.nth, collectives=collectives)
+    if when.after is not None:
+        return After(when.delay, when.after, when.state, when.checkpoints or 0, not_before_s=when.time or 0.0)
+    return After(when.time if when.time is not None else when.delay, None, when.state, when.checkpoints or 0)

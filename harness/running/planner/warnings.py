@@ -1,0 +1,71 @@
+"""What can be carried out and hardly does what was meant: each with its place in the file, and what to do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchaos.harness import registry
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.contracts import Need
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.running.launchers.torchrun_line import restarts_of
+from torchaos.harness.running.planner.faults import consents
+from torchaos.harness.running.twins.twin import last_step_of
+from torchaos.harness.scenario.grammar import Scenario
+from torchaos.harness.scenario.yaml_source import Keys, read
+
+_COMMAND: Keys = ("job", "command")
+
+
+def warnings_of(plan: Plan, scenario: Scenario, file: Path) -> list[str]:
+    """`file:line:column: what; what to do`, in the order of the file."""
+    found = [*_of_assertions(plan), *_of_consent(scenario)]
+    if plan.job.attach_pid is None:
+        found += [*_of_folder(plan), *_of_restarts(plan), *_of_steps(plan)]
+    source = read(file)
+    placed = sorted((source.place(keys), text) for keys, text in found)
+    return [f"{file}:{place.line}:{place.column}: {text}" for place, text in placed]
+
+
+def _of_folder(plan: Plan) -> Iterator[tuple[Keys, str]]:
+    if not any("{run}" in text for text in (*plan.job.command, *plan.job.env.values())):
+        what = "nothing tells the job to write its checkpoints below {run}, the run's own folder"
+        yield _COMMAND, f"{what}: it may resume from the last run's; name {{run}} in the command or in job.env"
+
+
+def _of_restarts(plan: Plan) -> Iterator[tuple[Keys, str]]:
+    job = plan.job
+    lethal = [fault.inject for fault in plan.faults if registry.is_lethal(fault.inject)]
+    to_fail = any("gives_up_within" in one.params and one.params["gives_up_within"] is not None for one in plan.asserts)
+    if not lethal or to_fail or job.resubmit_times or job.replicas > 1:
+        return
+    if restarts_of(job.command, {**os.environ, **job.env}) == 0:
+        what = f"{lethal[0]} ends a rank, and torchrun starts none again (--max-restarts 0)"
+        yield _COMMAND, f"{what}; write --max-restarts 3, or job.resubmit"
+
+
+def _of_steps(plan: Plan) -> Iterator[tuple[Keys, str]]:
+    """By the twin in the cache, if there is one."""
+    steps = {n: fault.trigger.step for n, fault in enumerate(plan.faults) if isinstance(fault.trigger, Moment)}
+    last = last_step_of(plan) if plan.twin and any(steps.values()) else None
+    for number, step in steps.items():
+        if step is not None and last is not None and step > last:
+            what = f"{plan.faults[number].id} comes in step {step}, and the job ends at step {last}, as its twin did"
+            yield ("faults", number, "when", "step"), f"{what}; write an earlier step"
+
+
+def _of_assertions(plan: Plan) -> Iterator[tuple[Keys, str]]:
+    for number, one in enumerate(plan.asserts):
+        if plan.job.checkpoints is None and Need.INVENTORY in registry.find("assertions", one.name).needs:
+            yield ("assert", number), f"{one.name} can't read the checkpoints; write job.checkpoints.path"
+
+
+def _of_consent(scenario: Scenario) -> Iterator[tuple[Keys, str]]:
+    known = consents()
+    for number, word in enumerate(scenario.consent):
+        if word not in known:
+            near = registry.suggest(word, known)
+            hint = f"did you mean {near!r}?" if near else f"there are {', '.join(known)}"
+            yield ("consent", number), f"consent: no fault asks for {word!r}; {hint}"

@@ -1,0 +1,171 @@
+"""One scenario from its plan to its result: the twin, the run, more twins where the first one differs, the verdict."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torchaos.harness.agent.wire import EventFile, Kind
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.judging.twins import ages
+from torchaos.harness.judging.twins.agreement import wants_more
+from torchaos.harness.judging.verdict.verdict import records_of, verdict_of
+from torchaos.harness.machine.disk import owner_only
+from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import ExitCode, Result, Verdict, write_atomically
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.engine.guards import check_disk
+from torchaos.harness.running.engine.run import Run, Watcher
+from torchaos.harness.running.twins.twin import Twins, made_of
+from torchaos.harness.undo.recovery import LeftBehind
+
+
+class ScenarioRun:
+    """`stop` may be called from a signal handler; what is under way is then ended in order and judged."""
+
+    def __init__(
+        self, plan: Plan, folder: RunDir, source: Path, reproduce: Sequence[str], watcher: Watcher | None = None
+    ) -> None:
+        self.plan, self.folder = plan, folder
+        self._source, self._reproduce, self._watcher = source, reproduce, watcher
+        self._current: Run | None = None
+        self._stopped: str | None = None
+        self._hurried = False
+        self._began_s = time.time()
+        self._notes: list[str] = []
+        self._unsaid: list[str] = []
+        self._left: list[str] = []  # what could not be taken back, of the run or of a twin
+        self.records: tuple[Record, list[Record]] | None = None  # what was judged, once it was
+
+    def stop(self, reason: str) -> None:
+        self._stopped = reason
+        if self._current:
+            self._current.stop(reason)
+
+    def hurry(self, reason: str) -> None:
+        """As `stop`, and without what takes long and is not rolling back."""
+        self._hurried = True
+        self.stop(reason)
+        if self._current:
+            self._current.hurry()
+
+    def __call__(self) -> Result:
+        """Raises ChaosError or OSError where the run could not be made, or not be judged; LeftBehind where moreover
+        something could not be taken back."""
+        try:
+            return self._result()
+        except (ChaosError, OSError) as error:
+            if self._left:
+                raise LeftBehind(f"{error}; and {self._left[0]}; mend it, then `torchaos recover`") from error
+            raise
+
+    def _result(self) -> Result:
+        check_disk(self.folder.root)
+        self.folder.create()
+        self.plan.write(self.folder.plan)
+        with open(self.folder.scenario, "wb", opener=owner_only) as file:
+            file.write(self._source.read_bytes())
+        twins = Twins(self.plan, self._execute, None, lambda: self._stopped is not None, self._note)
+        wanted = int(self.plan.twin.get("runs", 0))
+        has_twin = wanted > 0 and not self._stopped and twins.give(0, self.folder)
+        unfinished = self._stopped or (f"the fault-free twin failed: {twins.died}" if twins.died else None)
+        if not unfinished:
+            self._execute(self.plan, self.folder)
+            unfinished = self._more_twins(twins, wanted) if has_twin else None
+        self._write_down(unfinished)
+        result = self._judged()
+        if self._left and result.exit_code is not ExitCode.ROLLBACK:  # of a twin: its record is not the run's
+            result = replace(result, exit_code=ExitCode.ROLLBACK)
+            if result.verdict is Verdict.PASSED:
+                result = replace(result, verdict=Verdict.ERROR, reason=f"rollback: {self._left[0]}")
+        write_atomically(self.folder.result, json.dumps(result.to_json(), indent=1) + "\n", private=True)
+        return result
+
+    def _judged(self) -> Result:
+        """What was run and can't be read any more is no bad usage: somebody took it away, or damaged it."""
+        try:
+            self.records = records_of(self.folder)
+            return verdict_of(*self.records, str(self.folder.root))
+        except UsageError as error:
+            raise ChaosError(str(error)) from error
+
+    def _more_twins(self, twins: Twins, wanted: int) -> str | None:
+        """Add twins as long as they tell more; why that could not be brought to its end, or None. Twins from the cache
+        that are of another job than the run are made anew, once."""
+        renewed = False
+        while True:
+            run, have = self._records()
+            if not have:
+                return self._stopped
+            more = len(have) < wanted and wants_more(run, have)
+            if not renewed and not (more and twins.has(len(have))) and (why := self._why_stale(run, have)):
+                renewed = True
+                shutil.rmtree(self.folder.twins)
+                self.folder.twins.mkdir(mode=0o700)
+                if not twins.renew(why) or not twins.give(0, self.folder):
+                    return self._stopped
+            elif not more:
+                return None
+            elif self._stopped or not twins.give(len(have), self.folder):
+                refused = f"a further twin could not be made: {twins.refused}" if twins.refused else None
+                return self._stopped or refused
+
+    def _why_stale(self, run: Record, twins: Sequence[Record]) -> str:
+        """Of twins that were made before this run; empty where they are a measure for it."""
+        made = [made_of(self.folder.twins / str(number)) for number in range(len(twins))]
+        old = [twin for twin, its in zip(twins, made, strict=True) if its is None or its.made_s < self._began_s]
+        new = [twin for twin in twins if twin not in old]
+        if old and ages.are_of_another_job(run, old):
+            return "it was of an earlier run, and this one differs from it before any fault"
+        if old and ages.differ_by_age(old, new):
+            return "it was of an earlier run, and a twin that was made now differs from it"
+        return ""
+
+    def _note(self, text: str) -> None:
+        """Said when the next run begins, and with the verdict."""
+        self._notes.append(text)
+        self._unsaid.append(text)
+
+    def _write_down(self, unfinished: str | None) -> None:
+        """What happened outside the run itself, so that the run's own journal does not say so. Notes bear the time of
+        the run's end: it takes no longer by them."""
+        if not (unfinished or self._notes):
+            return
+        end_s = max((event.mono_s for event in read_events(self.folder.events)), default=None)
+        journal = EventFile(self.folder.events / "scenario.jsonl", "scenario")
+        for text in self._notes:
+            journal.emit(Kind.NOTE, {"text": text}, mono_s=end_s)
+        if unfinished:
+            journal.emit(Kind.STOPPED, {"reason": unfinished, "interrupted": True})
+        journal.close()
+
+    def _execute(self, plan: Plan, folder: RunDir) -> None:
+        if not folder.plan.exists():
+            plan.write(folder.plan)
+        notes, self._unsaid = self._unsaid, []
+        self._current = Run(plan, folder, self._reproduce, self._watcher, notes)
+        if self._stopped:  # just before there was anything to stop
+            self._current.stop(self._stopped)
+        if self._hurried:
+            self._current.hurry()
+        try:
+            self._current()
+        finally:
+            self._left += self._current.left
+            self._current = None
+
+    def _records(self) -> tuple[Record, list[Record]]:
+        return Record.load(self.folder), [Record.load(RunDir(path)) for path in sorted(self.folder.twins.iterdir())]
+
+
+def error_result(plan: Plan, folder: RunDir, error: ChaosError, code: ExitCode) -> Result:
+    """What is reported of a scenario that could not be run to its end."""
+    return Result(
+        plan.scenario, plan.description, plan.seed, Verdict.ERROR, code, str(error), str(folder.root), "", 0.0
+    )

@@ -1,0 +1,63 @@
+"""The harnesses of this user that are at work, between their runs too (a twin's copy, a verdict), so that they can be
+shown and ended from another terminal. STATE/commands/PID-TICKS, there while the process is at it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+
+from torchaos.harness.machine import proc
+from torchaos.harness.machine.disk import owner_only
+from torchaos.harness.undo import open_runs
+from torchaos.harness.undo.open_runs import Who
+
+
+@dataclass(frozen=True)
+class Command:
+    who: Who
+    boot: str
+    host: str
+    since_s: float  # seconds since the epoch
+    scenarios: tuple[str, ...]
+
+    @property
+    def is_alive(self) -> bool:
+        return self.host == proc.host() and self.boot == proc.boot_id() and proc.is_alive(*self.who)
+
+
+@contextmanager
+def at_work(scenarios: Sequence[str]) -> Iterator[None]:
+    """Raises OSError where the state directory can't be used."""
+    who = (os.getpid(), proc.ticks_of(os.getpid()))
+    command = Command(who, proc.boot_id(), proc.host(), time.time(), tuple(scenarios))
+    path = open_runs.private(open_runs.state_home() / "commands") / f"{who[0]}-{who[1]}"
+    partial = path.with_name(f".{path.name}")
+    with open(partial, "w", opener=owner_only) as file:
+        json.dump(asdict(command), file)
+    partial.rename(path)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def living() -> list[Command]:
+    """Those of this machine. Entries of dead ones are removed. Raises OSError as `at_work`."""
+    found = []
+    for path in sorted(open_runs.private(open_runs.state_home() / "commands").glob("[0-9]*-*")):
+        try:
+            with open(path, opener=owner_only) as file:
+                raw = json.load(file)
+            command = Command(tuple(raw["who"]), raw["boot"], raw["host"], raw["since_s"], tuple(raw["scenarios"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # it ended just now
+        if command.is_alive:
+            found.append(command)
+        elif command.host == proc.host():
+            path.unlink(missing_ok=True)
+    return found

@@ -1,0 +1,66 @@
+"""Ends all runs of this user, in order and with rollback; what does not end by itself is ended, and then healed."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from torchaos.harness.machine import proc
+from torchaos.harness.running.upkeep import commands
+from torchaos.harness.undo.open_runs import Who
+from torchaos.harness.undo.recovery import Recovered, await_reapers, find, left_over, recover
+
+IN_ORDER_S = 120.0  # for a run to end with its evidence and its verdict, after which it is told to hurry
+HURRIED_S = 60.0  # and for rolling back alone, after which it is killed and its reaper takes over
+REAPER_S = 120.0
+_LOOK_S = 0.05
+
+
+def halt(now: bool, say: Callable[[str], None]) -> tuple[int, list[Recovered]]:
+    """How many harnesses were ended, and what had to be recovered or can't be. Raises OSError where the state directory
+    can't be used."""
+    ended = _living()
+    _send(ended, signal.SIGTERM, signal.SIGCONT)  # a stopped one can't act on it
+    if not now:
+        _wait(ended, IN_ORDER_S)
+    if slow := [who for who in ended if proc.is_alive(*who)]:
+        if not now:
+            say(f"{_pids(slow)} did not end within {IN_ORDER_S:.0f} s; told to hurry")
+        _send(slow, signal.SIGINT)  # another signal than the first: two of the same may become one
+        _wait(slow, HURRIED_S)
+    if stuck := [who for who in ended if proc.is_alive(*who)]:
+        say(f"{_pids(stuck)} did not end within {HURRIED_S:.0f} s; killed, and rolled back by the reaper")
+        proc.kill(dict(stuck), time.monotonic() + HURRIED_S)
+    await_reapers(lambda: find(())[0], REAPER_S)
+    runs, problems = find(())
+    hung = [run.reaper for run in runs if run.here and run.lives(run.reaper) and not run.lives(run.harness)]
+    if hung:
+        say(f"reaper {_pids(hung)} did not end within {REAPER_S:.0f} s; killed, and rolled back from the log")
+        proc.kill(dict(hung), time.monotonic() + HURRIED_S)
+    return len(ended), [*problems, *(recover(run) for run in left_over(runs))]
+
+
+def _living() -> list[Who]:
+    runs, _problems = find(())
+    found = {one.who for one in commands.living()} | {r.harness for r in runs if r.here and r.lives(r.harness)}
+    return sorted(who for who in found if not proc.is_own(who[0]))
+
+
+def _send(processes: Iterable[Who], *numbers: int) -> None:
+    for pid, ticks in processes:
+        with suppress(OSError), proc.hold(pid, ticks) as fd:
+            for number in numbers if fd is not None else ():
+                assert fd is not None
+                signal.pidfd_send_signal(fd, number)
+
+
+def _wait(processes: Iterable[Who], timeout_s: float) -> None:
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end and any(proc.is_alive(*who) for who in processes):
+        time.sleep(_LOOK_S)
+
+
+def _pids(processes: Iterable[Who]) -> str:
+    return ", ".join(f"process {pid}" for pid, _ticks in processes)

@@ -1,0 +1,83 @@
+"""What runs there are, living or left over: read from the registry, the undo logs and the journals. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.machine import proc
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.upkeep import commands
+from torchaos.harness.undo import log
+from torchaos.harness.undo.log import State
+from torchaos.harness.undo.open_runs import OpenRun
+from torchaos.harness.undo.recovery import Recovered, find
+
+Life = Literal["live", "ending", "left", "elsewhere"]
+
+
+@dataclass(frozen=True)
+class RunView:
+    """`ending`: the harness is dead, and its reaper takes everything back. `left`: both are."""
+
+    run_id: str
+    run_dir: str
+    life: Life
+    scenario: str
+    stage: str
+    since_s: float  # seconds since the epoch
+    faults: tuple[str, ...]  # those that are armed or applied, and can be taken back
+    harness: int | None  # pids of what is alive
+    reaper: int | None
+    job: tuple[int, ...]
+
+
+def overview() -> tuple[list[RunView], list[Recovered]]:
+    """All runs of this user, and what could not be looked at. A harness that is between two runs has no run id."""
+    runs, problems = find(())
+    views = [_view(run) for run in runs]
+    busy = {view.harness for view in views}
+    with suppress(OSError):
+        for one in commands.living():
+            if one.who[0] not in busy:
+                names = ", ".join(one.scenarios)
+                views.append(RunView("", "", "live", names, "between runs", one.since_s, (), one.who[0], None, ()))
+    return views, problems
+
+
+def _view(run: OpenRun) -> RunView:
+    folder = RunDir(Path(run.run_dir))
+    harness, reaper = (who[0] if run.here and run.lives(who) else None for who in (run.harness, run.reaper))
+    life: Life = "elsewhere" if not run.here else "live" if harness else "ending" if reaper else "left"
+    return RunView(
+        run.run_id, run.run_dir, life, _scenario(folder), _stage(folder), run.since_s, _faults(run.folder),
+        harness, reaper, tuple(sorted(proc.family(run.run_id))) if run.here else (),
+    )  # fmt: skip
+
+
+def _scenario(folder: RunDir) -> str:
+    with suppress(OSError, ValueError, AttributeError):
+        return str(json.loads(folder.plan.read_text()).get("scenario", ""))
+    return ""
+
+
+def _stage(folder: RunDir) -> str:
+    """The last one that was begun."""
+    last: dict[str, Any] = {}
+    with suppress(OSError, ValueError, AttributeError):
+        marked = f'"{Kind.STAGE.value}"'.encode()
+        lines = [line for line in (folder.events / "harness.jsonl").read_bytes().splitlines() if marked in line]
+        last = json.loads(lines[-1])["data"] if lines else {}
+    return str(last.get("stage", ""))
+
+
+def _faults(folder: Path) -> tuple[str, ...]:
+    with suppress(OSError):
+        records, _damaged = log.read(folder)
+        on = [one for one in records if one.open and one.state in (State.MAYBE_APPLIED, State.APPLIED, State.FAILED)]
+        return tuple(dict.fromkeys(record.owner for record in on))
+    return ()

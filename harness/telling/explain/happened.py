@@ -1,0 +1,152 @@
+"""What happened in a run, line by line: the events worth a line, and between them the steps that were done. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.record.history import Attempt, Execution, Save
+from torchaos.harness.record.history.checkpoints import final_path
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.replicas import records_of
+from torchaos.harness.telling.terminal.narrator import Narrator
+
+# Told from the history instead, in global steps; or of no interest once all is over.
+_ELSEWHERE = frozenset({Kind.STAGE, Kind.STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.ARMED, Kind.HELD})
+_MOST = 400  # lines; of a game day the first and the last tell enough
+
+
+class Moment(NamedTuple):
+    at_s: float  # since the run began
+    text: str
+
+
+def happened(run: Record) -> list[Moment]:
+    """In order of time."""
+    if not run.events:
+        return []
+    began = run.events[0].mono_s
+    told = sorted([*_events(run), *_of_history(run)], key=lambda one: one.at_s)
+    with_steps = told if run.plan.job.replicas > 1 else _with_steps(run, told)  # each replica has its own, side by side
+    lines = [Moment(one.at_s - began, one.text) for one in with_steps]
+    if len(lines) > _MOST:
+        left_out = len(lines) - _MOST
+        gap = Moment(lines[_MOST // 2].at_s, f"({left_out} lines are left out here)")
+        lines = [*lines[: _MOST // 2], gap, *lines[-(_MOST // 2) :]]
+    return lines
+
+
+def _events(run: Record) -> Iterator[Moment]:
+    narrator = Narrator(run.plan)
+    for_good = {event.data["record"] for event in run.of_kind(Kind.GUARDED) if event.data.get("why")}
+    for event in run.events:
+        line = None if event.kind in _ELSEWHERE or _is_empty(event, for_good) else narrator.tell(event)
+        if line:
+            yield Moment(event.mono_s, line.text)
+
+
+def _of_history(run: Record) -> Iterator[Moment]:
+    parts = records_of(run)
+    for number, part in enumerate(parts):
+        who = f"replica {number}: " if len(parts) > 1 else ""
+        for one in (*_attempts(part), *_saves(part)):
+            yield Moment(one.at_s, f"{who}{one.text}")
+
+
+def _is_empty(event: Event, for_good: set[str]) -> bool:
+    """Whether it tells that what can't be taken back, such as a kill, has been."""
+    return event.kind is Kind.ROLLED_BACK and event.data["fault"] in for_good and bool(event.data["verified"])
+
+
+def _attempts(run: Record) -> Iterator[Moment]:
+    """Where each attempt began to make steps."""
+    for attempt in run.history.attempts:
+        own = [one.mono_s for one in run.history.executions if one.attempt == attempt.number]
+        if own:
+            yield Moment(min(own) - 1e-6, _beginning(run, attempt))
+
+
+def _beginning(run: Record, attempt: Attempt) -> str:
+    who = f"attempt {attempt.number}"
+    if attempt.base is None:
+        return f"{who} makes steps, and nobody can say which: {_disagreement(attempt)}"
+    from_where = f"from {posixpath.basename(attempt.loaded)}" if attempt.loaded else "from nothing that was seen loaded"
+    if attempt.base == 0:
+        where = "at the very beginning" if not attempt.loaded else f"at the very beginning, {from_where}"
+        return f"{who} begins {where}{_again(run, attempt)}"
+    return f"{who} goes on after step {attempt.base}, {from_where}{_again(run, attempt)}{_conflicts(attempt)}"
+
+
+def _again(run: Record, attempt: Attempt) -> str:
+    before = [
+        one.last_step for one in run.history.attempts if one.number < attempt.number and one.last_step is not None
+    ]
+    lost = max(before, default=0) - (attempt.base or 0)
+    return f": {lost} {'step has' if lost == 1 else 'steps have'} to be done again" if lost > 0 else ""
+
+
+def _conflicts(attempt: Attempt) -> str:
+    return f" (a witness disagrees: {attempt.conflicts[0]})" if attempt.conflicts else ""
+
+
+def _disagreement(attempt: Attempt) -> str:
+    return attempt.conflicts[0] if attempt.conflicts else "no load, no counter and nothing in its data tells"
+
+
+def _saves(run: Record) -> Iterator[Moment]:
+    for save in run.history.saves:
+        step = f" of step {save.global_step}" if save.global_step is not None else ""
+        if save.ended_s is None:
+            yield Moment(save.begun_s, f"a checkpoint{step} is begun, {_name(save)}, and never finished")
+        elif not save.ok:
+            yield Moment(save.ended_s, f"a checkpoint{step}, {_name(save)}, could not be saved")
+        else:
+            yield Moment(save.ended_s, f"the checkpoint{step} is saved: {_name(save)}")
+
+
+def _name(save: Save) -> str:
+    return posixpath.basename(final_path(save.path))
+
+
+def _with_steps(run: Record, told: Sequence[Moment]) -> Iterator[Moment]:
+    """Before each line the steps that were finished since the one before it."""
+    steps = _once_each(run.history.executions)
+    at = 0
+    for moment in told:
+        done = at
+        while done < len(steps) and steps[done].mono_s <= moment.at_s:
+            done += 1
+        yield from _finished(steps[at:done])
+        at = done
+        yield moment
+    yield from _finished(steps[at:])
+
+
+def _once_each(executions: Sequence[Execution]) -> list[Execution]:
+    """Each step of each attempt when the first rank had finished it, with the loss of the lowest rank."""
+    first: dict[tuple[int, int], Execution] = {}
+    for one in sorted(executions, key=lambda one: one.rank):
+        known = first.setdefault((one.attempt, one.local_step), one)
+        if one.mono_s < known.mono_s:
+            first[one.attempt, one.local_step] = replace(known, mono_s=one.mono_s)
+    return sorted(first.values(), key=lambda one: one.mono_s)
+
+
+def _finished(steps: Sequence[Execution]) -> Iterator[Moment]:
+    if not steps:
+        return
+    numbers = sorted({one.global_step if one.global_step is not None else one.local_step for one in steps})
+    unknown = " of the attempt, which nobody can place" if any(one.global_step is None for one in steps) else ""
+    which = f"step {numbers[0]} is" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]} are"
+    yield Moment(steps[-1].mono_s, f"{which} done{unknown}{_losses(steps)}")
+
+
+def _losses(steps: Sequence[Execution]) -> str:
+    seen = [one.losses[-1] for one in steps if one.loss_seen]
+    told = [f"{loss:.4g}" for loss in seen if loss is not None]
+    if not told:
+        return ""
+    return f" (loss {told[0]})" if len(told) == 1 else f" (loss {told[0]} to {told[-1]})"

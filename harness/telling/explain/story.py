@@ -1,0 +1,180 @@
+"""From a run directory to its story. Reads nothing else, and changes nothing; the directory may have been moved."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Recovery, Result, Verdict, root_first
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.record.words import moment_in_words, seconds_in_words, target_in_words
+from torchaos.harness.telling.explain.happened import Moment, happened
+from torchaos.harness.telling.terminal.dryrun import given
+from torchaos.harness.telling.terminal.text import masked_command, name_in_words, on_one_line
+from torchaos.harness.telling.terminal.timeline import went_on
+
+_PARTS = {
+    "felt": "the fault was felt", "detected": "torchelastic or the job's end told of it",
+    "torn_down": "the last rank of that attempt was gone", "rendezvous": "the ranks had found each other again",
+    "workers_up": "all ranks were up", "imported": "all had imported torch",
+    "set_up": "all had been set up and began to load", "restored": "the checkpoint was loaded",
+    "first_step": "the first step was done", "caught_up": "the job had got further than before",
+}  # fmt: skip
+_VERBS = {
+    Verdict.PASSED: "passed", Verdict.FAILED: "failed", Verdict.INCONCLUSIVE: "is inconclusive",
+    Verdict.ERROR: "is an error",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Story:
+    title: str
+    about: str
+    planned: tuple[str, ...]
+    happened: tuple[Moment, ...]
+    seen: tuple[str, ...]  # what became of each fault, and of the job after it
+    why: tuple[str, ...]  # the verdict
+    doubts: tuple[str, ...]  # what this story may lack
+
+
+def story_of(folder: RunDir) -> Story:
+    """Raises UsageError where there is no plan that can be read: nothing then says what this was."""
+    run, doubts = _load(folder)
+    result = _judged(folder, doubts)
+    verdict = result.verdict.value if result else "not judged"
+    return Story(
+        f"{run.plan.scenario}, seed {run.plan.seed}: {verdict}",
+        run.plan.description,
+        tuple(_planned(run.plan)),
+        tuple(happened(run)) or (Moment(0.0, "nothing was recorded: the run ended before it had begun"),),
+        (*_start(run), *(_seen(result) if result else ())),
+        tuple(_why(result)) if result else (),
+        tuple(doubts),
+    )
+
+
+def _load(folder: RunDir) -> tuple[Record, list[str]]:
+    try:
+        run = Record.load(folder)
+    except UsageError as error:
+        run = _what_is_left(folder, error)
+        return run, [str(error), *_unread(run)]
+    return run, _unread(run)
+
+
+def _what_is_left(folder: RunDir, error: UsageError) -> Record:
+    """Plan and journal, without the artifacts."""
+    try:
+        damaged: list[str] = []
+        events = tuple(read_events(folder.events, damaged)) if folder.events.is_dir() else ()
+        return Record(Plan.read(folder.plan), events, {}, tuple(damaged))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise error from None
+
+
+def _unread(run: Record) -> list[str]:
+    if not run.damaged:
+        return []
+    many = f"{len(run.damaged)} {'line' if len(run.damaged) == 1 else 'lines'} of the journal"
+    return [f"{many} can't be read, such as {run.damaged[0]}: what they said is missing here"]
+
+
+def _judged(folder: RunDir, doubts: list[str]) -> Result | None:
+    """By the rules of this version; where the run was judged otherwise at its time, that is said. `doubts` grows."""
+    then = _stored(folder)
+    try:
+        now = judge(folder)
+    except ChaosError as error:
+        if str(error) not in doubts:
+            doubts.append(f"it can't be judged any more: {error}")
+        return then
+    if then and (then.verdict, then.exit_code) != (now.verdict, now.exit_code):
+        doubts.append(
+            f"when it was run, it was judged {then.verdict.value} (exit code {then.exit_code}): {then.reason}"
+        )
+    return now
+
+
+def _stored(folder: RunDir) -> Result | None:
+    try:
+        return Result.from_json(json.loads(folder.result.read_text()))
+    except (OSError, ValueError, UsageError):
+        return None
+
+
+def _planned(plan: Plan) -> Iterator[str]:
+    ranks = f"{plan.job.world_size} {'rank' if plan.job.world_size == 1 else 'ranks'}"
+    nodes = "" if plan.job.nodes == 1 else f" on {plan.job.nodes} nodes"
+    nodes = nodes if plan.job.replicas == 1 else f" in {plan.job.replicas} replicas"
+    command = masked_command(shlex.join(plan.job.command))
+    what = f"pid {plan.job.attach_pid}, attached to" if plan.job.attach_pid is not None else command
+    yield f"The job, of {ranks}{nodes}: {what}"
+    for fault in plan.faults:
+        name = "" if fault.id == fault.inject else f" ({fault.id})"
+        times = f", {fault.times} times" if fault.times > 1 else ""
+        lasting = f", for {fault.duration_s:g} s" if fault.duration_s is not None else ""
+        target = target_in_words(fault.target, fault.params.get("endpoint"), plan.job)
+        yield f"{fault.inject}{name} at {target}: {moment_in_words(fault.trigger)}{lasting}{times}"
+    if not plan.faults:
+        yield "No fault."
+    for when, conditions in (("No fault before", plan.steady_state), ("It would end early on", plan.stop)):
+        if conditions:
+            named = [" ".join((one.name, given("conditions", one))).strip() for one in conditions]
+            yield f"{when}: {'; '.join(named)}"
+    if plan.asserts:
+        against = ", against a fault-free twin" if plan.twin else ""
+        yield f"To be judged by {', '.join(name_in_words(one.name) for one in plan.asserts)}{against}"
+
+
+def _start(run: Record) -> Iterator[str]:
+    if not any(run.of_kind(Kind.JOB_STARTED)) and run.plan.job.attach_pid is None:
+        stopped = next((str(event.data["reason"]) for event in run.of_kind(Kind.STOPPED)), None)
+        stages = [str(event.data["stage"]) for event in run.of_kind(Kind.STAGE)]
+        how_far = f"; the last stage was {stages[-1]}" if stages else ""
+        yield f"The job was never started{f': {stopped}' if stopped else how_far}"
+    elif not run.history.executions:
+        yield "The job made no step that anybody saw"
+
+
+def _seen(result: Result) -> Iterator[str]:
+    for fault in result.faults:
+        if fault.applied is None:
+            yield f"{fault.id}: {fault.reason}"
+        else:
+            proof = f"it was felt: {fault.evidence}" if fault.evidence else "nothing shows that it was felt"
+            yield f"{fault.id} landed ({fault.applied}), and {proof}"
+            if fault.verdict is not Verdict.PASSED:
+                yield f"{fault.id}: {fault.reason}"
+    yield from map(_recovered, result.recoveries)
+
+
+def _recovered(one: Recovery) -> str:
+    seen = [f"{_PARTS.get(part, name_in_words(part))} after {seconds_in_words(at)}" for part, at in one.parts.items()
+            if at is not None]  # fmt: skip
+    if one.parts.get("caught_up") is None:
+        until = f"; {'; '.join(seen)}" if seen else ""
+        return f"From {one.fault} the job never recovered{until}"
+    lost = "an unknown number of" if one.lost_steps is None else one.lost_steps or "no"
+    again = f"{lost} {'step was' if lost == 1 else 'steps were'} done again"
+    how = "went on without a restart" if went_on(one.parts) else "came back"
+    return f"From {one.fault} the job {how}, {again}; {'; '.join(seen)}"
+
+
+def _why(result: Result) -> Iterator[str]:
+    held = [name_in_words(case.name) for case in result.cases if case.verdict is Verdict.PASSED]
+    for verdict in (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.ERROR):
+        for case in root_first(result.cases):
+            if case.verdict is verdict:
+                yield f"{name_in_words(case.name)} {_VERBS[verdict]}: {on_one_line(case.told)}"
+    if held:
+        yield f"What held: {', '.join(held)}"
+    yield from (f"Noted: {on_one_line(note)}" for note in result.notes if note not in result.reason)
+    yield f"So the run {_VERBS[result.verdict]}: {on_one_line(result.reason)}"

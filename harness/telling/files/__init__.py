@@ -1,0 +1,1 @@
+"""Results as files for other programs: JUnit XML and JSON."""

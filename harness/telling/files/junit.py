@@ -1,0 +1,140 @@
+"""Results as JUnit XML, fit for the strictest reader: Jenkins's published schema (junit-10.xsd of its xUnit plugin).
+
+GitLab ignores properties and drops cases of equal name, so figures stand in the text, and names are unique over the
+whole file. No case is ever skipped, and a suite is never green when its run is not: gates fail closed. Jenkins's
+attachments plugin takes the page of a run from a line of system-out, so no text of a job's may look like such a line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from xml.etree import ElementTree
+
+from junit_xml import TestCase, TestSuite
+
+from torchaos.harness.record.result import Case, Result, Verdict, root_first, write_atomically
+from torchaos.harness.record.secrecy import mask
+from torchaos.harness.release.repeats.judged import Repeats
+from torchaos.harness.telling.files.placeholder import placeholder_result
+from torchaos.harness.telling.terminal.repeats import as_result
+from torchaos.harness.telling.terminal.text import (
+    masked_command,
+    on_one_line,
+    pairs_in_words,
+    printable,
+    shortened,
+    value_in_words,
+)
+
+__all__ = ["placeholder_result", "text", "write"]
+
+_NAME, _MESSAGE, _TEXTS = 200, 500, (8000, 2000, 500, 100)  # characters; of a text the first with which the file fits
+_FILE = 20 << 20  # bytes; GitLab takes 30 MB
+_ATTACHMENT = "[[ATTACHMENT|"
+
+
+def write(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = ()) -> None:
+    """One suite per result, and one for each scenario that was repeated. Replaces the file in one step. Raises OSError
+    where it can't be written."""
+    write_atomically(path, text(results, repeats))
+
+
+def text(results: Sequence[Result], repeats: Sequence[Repeats] = ()) -> str:
+    """Of a scenario that is judged by its rate, the single repetitions are no cases: a failed one is no failure."""
+    found = ""
+    for most in _TEXTS:
+        found = _text(results, repeats, most)
+        if len(found.encode()) <= _FILE:
+            break
+    return found
+
+
+def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int) -> str:
+    """`most`: characters of a text."""
+    by_rate = {run_dir for one in repeats if one.of_rate for run_dir in one.run_dirs}
+    results = [result for result in results if result.run_dir not in by_rate]
+    runs = Counter(result.scenario for result in results)
+    same = Counter((result.scenario, result.seed) for result in results)
+    root, seen = ElementTree.Element("testsuites"), Counter[tuple[str, int]]()
+    for result in results:
+        key = (result.scenario, result.seed)
+        seen[key] += 1
+        which = f"seed {result.seed}" + (f", run {seen[key]}" if same[key] > 1 else "")
+        root.append(_suite(result, which, runs[result.scenario] > 1, most))
+    for one in repeats:
+        root.append(_suite(as_result(one), f"{one.times} repetitions", len(repeats) > 1, most))
+    for name in ("tests", "failures", "errors"):
+        root.set(name, str(sum(int(suite.get(name, 0)) for suite in root)))
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _suite(result: Result, which: str, several: bool, most: int) -> ElementTree.Element:
+    """`which` also goes into the names of the cases where a scenario ran several times."""
+    scenario = shortened(on_one_line(result.scenario), _NAME)
+    names = _unique([shortened(on_one_line(case.name), _NAME) for case in _cases(result)])
+    cases = [
+        _test_case(result, case, f"{name} [{which}]" if several else name, scenario, most)
+        for name, case in zip(names, _cases(result), strict=True)
+    ]
+    page = Path(result.run_dir) / "report.html"
+    for place, (found, case) in enumerate(zip(cases, _cases(result), strict=True)):
+        if (place == 0 or case.verdict is not Verdict.PASSED) and page.is_absolute() and page.is_file():
+            found.stdout += f"\n{_ATTACHMENT}{page}]]"
+    cases[0].elapsed_sec = round(result.duration_s, 3)  # of the whole run: the cases have no time of their own
+    suite: ElementTree.Element = TestSuite(
+        f"{scenario}, {which}", cases, timestamp=on_one_line(result.started)[:19] or None
+    ).build_xml_doc()
+    suite.attrib.pop("disabled", None)  # not in Jenkins's schema
+    return suite
+
+
+def _cases(result: Result) -> list[Case]:
+    """Those of the result, and one for the run itself where they alone would look better than the verdict is."""
+    told = {case.verdict for case in result.cases}
+    if result.cases and (result.verdict is Verdict.PASSED or told - {Verdict.PASSED}):
+        return root_first(result.cases)
+    return [Case("run", "faults", result.verdict, result.reason), *root_first(result.cases)]
+
+
+def _test_case(result: Result, case: Case, name: str, classname: str, most: int) -> TestCase:
+    report = shortened(_report(result, case), most)
+    message = shortened(on_one_line(mask(case.told)) or "no reason was given", min(_MESSAGE, most))
+    found = TestCase(name, classname=classname, stdout=report)
+    if case.verdict is Verdict.FAILED:
+        found.add_failure_info(message, report, failure_type="failed")
+    elif case.verdict is not Verdict.PASSED:
+        found.add_error_info(message, report, error_type=case.verdict.value)
+    return found
+
+
+def _report(result: Result, case: Case) -> str:
+    lines = [f"{case.verdict.value}: {case.told}"]
+    for name in dict.fromkeys((*case.measured, *case.bound)):
+        measured = value_in_words(name, case.measured[name], case.seconds) if name in case.measured else None
+        bound = value_in_words(name, case.bound[name], case.seconds) if name in case.bound else None
+        lines.append(f"{name}: " + ", ".join(
+            f"{word} {value}" for word, value in (("measured", measured), ("bound", bound)) if value is not None
+        ))  # fmt: skip
+    if case.kind == "faults":
+        lines += [
+            f"{fault.id}: {fault.inject} at {fault.target}; planned {fault.planned}; "
+            f"applied {fault.applied or 'never'}; evidence {fault.evidence or 'none'}; "
+            f"rollback {fault.rollback}; {fault.verdict.value}: {fault.reason}"
+            for fault in result.faults
+        ]
+        lines += [f"recovery from {one.fault}, seconds: {pairs_in_words(one.parts)}" for one in result.recoveries]
+    lines += [f"seed: {result.seed}", f"files: {result.run_dir}"]
+    lines += [f"again: {masked_command(result.reproduce)}"] if result.reproduce else []
+    return printable(mask("\n".join(lines))).replace(_ATTACHMENT, _ATTACHMENT[1:])
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        others = (f"{name} ({number})" for number in count(2))
+        found.append(name if name not in found else next(other for other in others if other not in found))
+    return found

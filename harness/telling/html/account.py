@@ -1,0 +1,146 @@
+"""The account of samples and of checkpoints, as tables. Pure."""
+
+from __future__ import annotations
+
+import math
+import os.path
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torchaos.harness.contracts import Need
+from torchaos.harness.judging.twins.agreement import history_of
+from torchaos.harness.record.history import Execution, Save
+from torchaos.harness.record.history.checkpoints import final_path
+from torchaos.harness.record.record import Record
+
+_MOST_ROWS = 12
+
+
+def samples_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
+    """How many samples were consumed, here and in the twin, by attempt and in the steps that differ; empty where no
+    sample was seen."""
+    history = history_of(run, twins)
+    ours = {step: _samples(by_rank) for step, by_rank in history.by_step().items()}
+    theirs = {step: _samples(by_rank) for step, by_rank in twins[0].history.by_step().items()} if twins else {}
+    if not any(ours.values()):
+        return {}
+    attempts = [
+        {
+            "number": one.number, "base": one.base, "first": one.first_step, "last": one.last_step,
+            "loaded": os.path.basename(one.loaded) if one.loaded else None,
+            "samples": sum(len(e.samples) for e in history.executions if e.attempt == one.number),
+        }
+        for one in history.attempts
+    ]  # fmt: skip
+    found: dict[str, Any] = {
+        "attempts": attempts, "counted": sum(map(len, ours.values())), "steps": len(ours),
+        "executed": sum(one["samples"] for one in attempts), "twin": None, "differ": 0, "rows": [],
+    }  # fmt: skip
+    if theirs:
+        differ = [step for step in sorted(ours.keys() | theirs.keys()) if ours.get(step) != theirs.get(step)]
+        skipped, repeated = _over(theirs, ours, differ), _over(ours, theirs, differ)
+        rows = [_row(step, ours, theirs) for step in differ[:_MOST_ROWS]]
+        found |= {"twin": sum(map(len, theirs.values())), "skipped": skipped, "repeated": repeated}
+        found |= {"differ": len(differ), "rows": rows}
+    return found
+
+
+def _samples(by_rank: Mapping[int, Execution]) -> list[str]:
+    return sorted(sample for one in by_rank.values() for sample in one.samples if sample is not None)
+
+
+def _over(these: Mapping[int, list[str]], those: Mapping[int, list[str]], steps: Iterable[int]) -> int:
+    """How many samples these have in those steps that those have not, or less often."""
+    one, other = Counter[str](), Counter[str]()
+    for step in steps:
+        one.update(these.get(step, ()))
+        other.update(those.get(step, ()))
+    return (one - other).total()
+
+
+def _row(step: int, ours: Mapping[int, list[str]], theirs: Mapping[int, list[str]]) -> dict[str, Any]:
+    a, b = Counter(ours.get(step, ())), Counter(theirs.get(step, ()))
+    return {"step": step, "run": a.total(), "twin": b.total(), "common": (a & b).total()}
+
+
+def checkpoints_of(run: Record) -> list[dict[str, Any]]:
+    """Every checkpoint that was saved or lies there, in order of saving, with what became of it: a row for each save,
+    also where all go to one file. A load is of the save that was there by then."""
+    inventory = run.artifacts.get("inventory")
+    looked = isinstance(inventory, dict) and bool(inventory.get("checkpoints"))
+    listed = inventory.get("checkpoints", []) if isinstance(inventory, dict) else []
+    home = inventory.get("root") if isinstance(inventory, dict) else run.plan.job.checkpoints
+    folders = {os.path.dirname(save.path) for save in run.history.saves}
+    roots = [str(home or ""), os.path.commonpath(folders) if folders else ""]
+    entries = {str(one.get("path")): one for one in listed if isinstance(one, dict)}
+    saves: dict[str, dict[tuple[int, int], Save]] = {}  # those of one step that went to the same place are one
+    for save in run.history.saves:
+        name = _below(final_path(save.path), roots, entries)
+        saves.setdefault(name, {})[save.attempt, save.local_step] = save
+    rows: list[dict[str, Any]] = []
+    for name, own in saves.items():
+        rows += _saved(run, name, list(own.values()), entries.get(name), looked)
+    rows.sort(key=lambda row: row["at"])
+    return rows + [_there(name, entry, _loads(run, name)) for name, entry in entries.items() if name not in saves]
+
+
+def _below(path: str, roots: Sequence[str], entries: Mapping[str, Any]) -> str:
+    """By which name the inventory knows it: as its own path ends, since a run directory may have been moved. Else as
+    seen from the first of these folders that it is in."""
+    fitting = [name for name in entries if path == name or path.endswith("/" + name) or f"/{name}/" in path]
+    own = next((os.path.relpath(path, root) for root in roots if root and path.startswith(root + "/")), path)
+    return max(fitting, key=len, default=own)
+
+
+def _saved(
+    run: Record, name: str, saves: Sequence[Save], entry: Mapping[str, Any] | None, looked: bool
+) -> Iterator[dict[str, Any]]:
+    """Of one place, in order of time. What lies there in the end is of the last save."""
+    start = run.events[0].mono_s
+    ends = [*(one.begun_s for one in saves[1:]), math.inf]
+    for save, end_s, later in zip(saves, ends, [*saves[1:], None], strict=True):
+        since_s = -math.inf if save is saves[0] else save.begun_s
+        loaded = _loads(run, name, since_s, end_s)
+        row = _there(name, entry, loaded) if entry and later is None else {
+            "name": name, "format": save.format, "bytes": None, "verified": None, "good": None, "problem": None,
+            "state": _gone(run, later, looked), "loaded": loaded,
+        }  # fmt: skip
+        if not save.ok:
+            row = {**row, "state": f"{row['state']}; its save was never finished", "good": row["good"] and None}
+        step = row.get("step") if save.global_step is None else save.global_step
+        at, blocked = round(save.begun_s - start, 2), round(save.blocked_s, 3)
+        yield {**row, "step": step, "attempt": save.attempt, "at": at, "blocked": blocked}
+
+
+def _gone(run: Record, later: Save | None, looked: bool) -> str:
+    """Why nobody can say what state it is in."""
+    if later is not None:
+        return "overwritten" if later.global_step is None else f"overwritten in step {later.global_step}"
+    if looked:
+        return "not there any more"
+    if Need.INVENTORY in run.plan.collect:
+        return "not looked at: the run did not get that far"
+    return "not looked at: no assertion asked for it, as checkpoint_integrity does"
+
+
+def _there(name: str, entry: Mapping[str, Any], loaded: Sequence[int]) -> dict[str, Any]:
+    problem = entry.get("problem")
+    whole = bool(entry.get("complete")) and bool(entry.get("loadable")) and not problem
+    state = "whole" if whole else "incomplete" if not entry.get("complete") else "damaged"
+    return {
+        "name": name, "step": entry.get("step"), "format": entry.get("format"), "bytes": entry.get("bytes"),
+        "verified": entry.get("verified"), "state": state, "good": whole, "problem": problem,
+        "attempt": None, "at": None, "blocked": None, "loaded": loaded,
+    }  # fmt: skip
+
+
+def _loads(run: Record, name: str, since_s: float = -math.inf, until_s: float = math.inf) -> list[int]:
+    """The attempts that loaded it between these times (CLOCK_MONOTONIC)."""
+
+    def fits(path: str) -> bool:
+        plain = os.path.splitext(path)[0]  # of ckpt.tmp, which became ckpt.pt
+        return path == name or path.endswith("/" + name) or f"/{name}/" in path or plain.endswith("/" + name)
+
+    loads = (one for one in run.history.loads if since_s <= one.mono_s < until_s)
+    return sorted({load.attempt for load in loads if load.ok and fits(load.path)})

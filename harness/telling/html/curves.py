@@ -1,0 +1,84 @@
+"""Loss and learning rate over the steps, beside the twin's, and where the two differ first. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchaos.harness.judging.noise.quantities import relative
+from torchaos.harness.judging.twins.agreement import differences, history_of
+from torchaos.harness.record.history import Execution
+from torchaos.harness.record.record import Record
+from torchaos.harness.telling.html.thinning import telling
+
+MOST_POINTS = 2_000  # of a curve, about
+_ROUND = 9  # significant digits
+
+
+def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
+    """`steps`, and by name a value for each of them or None: `loss` and `lr` of the run (the history that counts, means
+    over the ranks), `first_loss` of steps that were done again, `twin_loss` and `twin_lr`, and `apart`, the relative
+    difference of the two losses."""
+    history = history_of(run, twins)
+    ours, theirs = history.by_step(), twins[0].history.by_step() if twins else {}
+    again: dict[int, dict[int, Execution]] = defaultdict(dict)
+    for old, _new in history.redone():
+        again[old.global_step or 0].setdefault(old.rank, old)
+    steps = sorted(ours.keys() | theirs.keys() | again.keys())
+    columns = {
+        "loss": [_loss(ours.get(step, {})) for step in steps],
+        "twin_loss": [_loss(theirs.get(step, {})) for step in steps],
+        "first_loss": [_loss(again.get(step, {})) for step in steps],
+        "lr": [_rate(ours.get(step, {})) for step in steps],
+        "twin_lr": [_rate(theirs.get(step, {})) for step in steps],
+    }
+    columns["apart"] = [_apart(a, b) for a, b in zip(columns["loss"], columns["twin_loss"], strict=True)]
+    first = next(differences(ours, theirs, 0.0, 0.0), None)
+    resumes = [one.base for one in history.attempts if one.number and one.base is not None]
+    shown = _shown(steps, columns, [*resumes, *([first.step] if first else [])])
+    return {
+        "steps": [steps[place] for place in shown],
+        **{name: [_short(values[place]) for place in shown] for name, values in columns.items()},
+        "resumes": resumes,
+        "first_difference": None if first is None else {
+            "step": first.step, "rank": first.rank, "what": first.what, "run": _in_words(first.ours),
+            "twin": _in_words(first.theirs), "relative": _short(first.relative),
+        },
+        "compared": len(ours.keys() & theirs.keys()),
+        "left_out": f"{len(shown)} of {len(steps)} steps are drawn: of each stretch the lowest and the highest loss"
+        if len(shown) < len(steps) else "",
+    }  # fmt: skip
+
+
+def _shown(steps: Sequence[int], columns: Mapping[str, Sequence[float | None]], moments: Sequence[int]) -> list[int]:
+    """The places of steps that are drawn: those that show a curve's shape, and all around a moment."""
+    if len(steps) <= MOST_POINTS:
+        return list(range(len(steps)))
+    near = {place for place, step in enumerate(steps) if any(abs(step - moment) <= 25 for moment in moments)}
+    curves = [values for values in columns.values() if any(value is not None for value in values)]
+    found = {place for values in curves for place in telling(values, MOST_POINTS // max(1, len(curves)), near)}
+    return sorted(found)
+
+
+def _loss(by_rank: Mapping[int, Execution]) -> float | None:
+    seen = [loss for one in by_rank.values() for loss in one.losses if loss is not None]
+    return sum(seen) / len(seen) if seen else None
+
+
+def _rate(by_rank: Mapping[int, Execution]) -> float | None:
+    return next((one.lr[0] for one in by_rank.values() if one.lr), None)
+
+
+def _apart(ours: float | None, theirs: float | None) -> float | None:
+    return None if ours is None or theirs is None else relative(ours, theirs)
+
+
+def _in_words(value: float | None) -> str:
+    return "not seen" if value is None else f"{value:.{_ROUND}g}"
+
+
+def _short(value: float | None) -> float | None:
+    """Nine digits; None for what no chart can show."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.{_ROUND}g}")

@@ -1,0 +1,124 @@
+"""What a reader looks at next when a run did not pass: the log around each fault, hangs, and dumps of collectives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.agent import stamps
+from torchaos.harness.agent.stamps import Stamp
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.judging.landing.landings import Landing, landings
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.watching.diagnosis import flight
+from torchaos.harness.watching.diagnosis.calls import Call
+
+BEFORE, AFTER, TAIL = 20, 40, 40  # lines
+_MOST_BYTES, _LONGEST = 32 << 20, 400  # of a log that are searched; characters of a line
+_MOST_FILES, _MOST_CALLS = 64, 6
+_DUMP = re.compile(r"(?:trace|fr|flight)[\w.-]*rank[_-]?\d+|nccl_trace", re.I)
+
+
+def logs_of(folder: RunDir, run: Record) -> list[dict[str, Any]]:
+    """Of each submission's log: the lines around each fault, and the last ones."""
+    found = []
+    for path in sorted(folder.logs.glob("*.log")):
+        lines, whole = _lines(path)
+        pieces, told = [], -AFTER
+        for landing, place in _places(run, lines):
+            if abs(place - told) > BEFORE:
+                pieces.append(_piece(f"around {landing.fault}", lines, place, BEFORE, AFTER))
+                told = place
+        pieces.append(_piece("the end", lines, len(lines), TAIL, 0))
+        about = f"{len(lines)} lines" if whole else f"its last {_MOST_BYTES >> 20} MiB"
+        found.append({"name": path.name, "about": about, "pieces": [one for one in pieces if one["text"]]})
+    return found
+
+
+def _lines(path: Path) -> tuple[list[str], bool]:
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _MOST_BYTES))
+            return file.read(_MOST_BYTES).decode(errors="replace").splitlines(), size <= _MOST_BYTES
+    except OSError:
+        return [], True
+
+
+def _places(run: Record, lines: Sequence[str]) -> Iterator[tuple[Landing, int]]:
+    """A log has no clock of its own: what tells the place is the first thing that both it and the journal speak of, the
+    last step before the fault, and after that the death of a process that was hit, or a recognised cause."""
+    for landing in landings(run):
+        steps = [e.data["step"] for e in run.of_kind(Kind.LOG_STEP) if e.mono_s <= landing.at_s]
+        begin = _nth(lines, steps[-1], steps.count(steps[-1])) if steps else None
+        words = [f"(pid: {pid})" for pid in sorted(landing.pids)]
+        words += [str(e.data["line"])[:80] for e in run.of_kind(Kind.LOG_CAUSE) if e.mono_s >= landing.at_s][:1]
+        later = range(begin or 0, len(lines))
+        place = next((n for n in later if any(word in lines[n] for word in words)), begin)
+        if place is not None:
+            yield landing, place
+
+
+def _nth(lines: Sequence[str], step: object, count: int) -> int | None:
+    """Where the log speaks of a step for the nth time; it does so again after each resume."""
+    wanted = re.compile(rf"(?i)(?:step|iter(?:ation)?)\D{{0,12}}0*{step}\b")
+    found = [n for n, line in enumerate(lines) if wanted.search(line)]
+    return found[min(count, len(found)) - 1] if found else None
+
+
+def _piece(title: str, lines: Sequence[str], place: int, before: int, after: int) -> dict[str, Any]:
+    first = max(0, place - before)
+    some = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} […]" for line in lines[first : place + after + 1]]
+    return {"title": title, "first": first + 1, "mark": place - first, "text": "\n".join(some)}
+
+
+def hangs_of(run: Record) -> list[dict[str, Any]]:
+    """Each hang that was declared: who noticed, who is to blame, and why."""
+    start = run.events[0].mono_s if run.events else 0.0
+    return [
+        {
+            "at": round(event.mono_s - start, 2), "since": round(float(event.data["since_s"]) - start, 2),
+            "observers": event.data["observers"], "culprits": event.data.get("culprits", event.data["ranks"]),
+            "suspects": event.data.get("suspects", []), "confidence": event.data.get("confidence", ""),
+            "summary": event.data.get("summary", ""), "evidence": event.data.get("evidence", {}),
+        }
+        for event in run.of_kind(Kind.HANG_DECLARED)
+    ]  # fmt: skip
+
+
+def stamps_of(folder: RunDir) -> list[list[Stamp]]:
+    return stamps.read_folder(folder.stamps) if folder.stamps.is_dir() else []
+
+
+def dumps_of(folder: RunDir) -> list[dict[str, Any]]:
+    """Flight Recorder dumps that the job left in its own folder: the last collectives of each rank."""
+    homes = sorted({path.parent for path in _below(folder.job) if _DUMP.search(path.name)})
+    return [dump for home in homes[:4] if (dump := _dump(home, folder.job))]
+
+
+def _below(root: Path) -> Iterator[Path]:
+    """Files at most three levels down; a checkpoint folder may hold a great many."""
+    for depth in range(1, 4):
+        yield from (path for _, path in zip(range(2000), root.glob("/".join("*" * depth)), strict=False))
+
+
+def _dump(home: Path, root: Path) -> dict[str, Any] | None:
+    try:
+        calls = flight.read_folder(home)
+    except (UsageError, OSError, ValueError):
+        return None
+    ranks = [
+        {"rank": rank, "calls": [_call(call) for call in one.calls[-_MOST_CALLS:]]}
+        for rank, one in sorted(calls.ranks.items())[:_MOST_FILES]
+    ]
+    return {"folder": str(home.relative_to(root)), "ranks": ranks, "problems": list(calls.problems)[:10]}
+
+
+def _call(call: Call) -> str:
+    state = "over" if call.done else "started" if call.started else "not over"
+    where = f", {call.where}" if call.where else ""
+    return f"{call.op} no. {call.seq} of group {call.group or '?'}: {state}{where}"

@@ -1,0 +1,90 @@
+"""Many runs on one page: a table to filter, the recovery time of each scenario from run to run, and of each game day
+how much of its time was training."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from torchaos.harness.record.result import Verdict, write_atomically
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.telling.html.page import render
+from torchaos.harness.telling.trends.nights import Night
+from torchaos.harness.telling.trends.store import Kept
+
+MOST_TRENDS, MOST_POINTS, MOST_ROWS = 40, 500, 2_000
+
+
+def write(path: Path, runs: Sequence[Kept], days: Sequence[Night] = ()) -> None:
+    """Raises OSError where it can't be written."""
+    write_atomically(path, text(runs, path.parent, days))
+
+
+def text(runs: Sequence[Kept], home: Path, days: Sequence[Night] = ()) -> str:
+    """`home`: the folder of the page; reports are linked relative to it."""
+    by_scenario: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for one in runs:
+        if one.result.recoveries:
+            by_scenario[one.result.scenario].append(_point(one))
+    trends = _trends(by_scenario, "caught up, s")
+    nights: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for night in days:
+        nights[night.name].append(_night(night))
+    trends = _trends(nights, "time in which training went on, %") + trends
+    counts = Counter(one.result.verdict for one in runs)
+    left_out = []
+    if len(trends) > MOST_TRENDS:
+        left_out.append(f"of {len(trends)} scenarios the trends of {MOST_TRENDS} are drawn")
+    if len(runs) > MOST_ROWS:
+        left_out.append(f"of {len(runs)} runs the last {MOST_ROWS} are listed")
+    return render("index.html", {"trends": trends[:MOST_TRENDS]}, {
+        "rows": [_row(one, home) for one in reversed(runs[-MOST_ROWS:])],
+        "count": len(runs), "told": ", ".join(f"{counts[one]} {one.value}" for one in Verdict if counts[one]),
+        "trends": [one["scenario"] for one in trends[:MOST_TRENDS]], "left_out": left_out,
+        "days": [_day(one) for one in reversed(days[-MOST_ROWS:])],
+    })  # fmt: skip
+
+
+def _trends(points: Mapping[str, list[dict[str, Any]]], label: str) -> list[dict[str, Any]]:
+    return [
+        {"scenario": name, "label": label, "runs": some[-MOST_POINTS:]}
+        for name, some in sorted(points.items())
+        if len(some) > 1
+    ]
+
+
+def _point(one: Kept) -> dict[str, Any]:
+    return {
+        "commit": one.commit[:10], "started": one.result.started, "verdict": one.result.verdict.value,
+        "value": one.caught_up_s,
+    }  # fmt: skip
+
+
+def _night(one: Night) -> dict[str, Any]:
+    return {
+        "commit": one.commit[:10], "started": one.started, "verdict": one.verdict,
+        "value": None if one.ettr is None else round(100 * one.ettr, 2),
+    }  # fmt: skip
+
+
+def _day(one: Night) -> dict[str, Any]:
+    return {
+        "name": one.name, "seed": one.seed, "started": one.started, "commit": one.commit, "verdict": one.verdict,
+        "why": "" if one.verdict == "passed" else one.why, "ettr": one.ettr,
+        "caught_up": fmean(one.caught_up_s) if one.caught_up_s else None, "lost_steps": sum(one.lost_steps),
+        "outcomes": ", ".join(f"{many} {outcome}" for outcome, many in one.outcomes.items()),
+    }  # fmt: skip
+
+
+def _row(one: Kept, home: Path) -> dict[str, Any]:
+    result, report = one.result, RunDir(Path(one.result.run_dir)).report
+    return {
+        "scenario": result.scenario, "seed": result.seed, "started": result.started, "commit": one.commit,
+        "verdict": result.verdict.value, "reason": "" if result.verdict is Verdict.PASSED else result.reason,
+        "caught_up": one.caught_up_s, "lost_steps": one.lost_steps, "recovered": bool(result.recoveries),
+        "link": os.path.relpath(report, home) if report.is_file() else "",
+    }  # fmt: skip

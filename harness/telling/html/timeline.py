@@ -1,0 +1,222 @@
+"""A run as lanes over time: stages, faults, recoveries, torchelastic, probes, and a lane per rank. Pure.
+
+All times are seconds since the run began. Of a long run the steps far from every fault are drawn in groups, and of a
+large one not every rank has a lane; what was left out is told.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from torchaos.harness.agent.stamps import Stamp
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.judging.landing.landings import Landing, landings
+from torchaos.harness.record.history import Execution
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Recovery
+from torchaos.harness.telling.html.thinning import groups
+from torchaos.harness.telling.terminal.narrator import Narrator
+from torchaos.harness.telling.terminal.text import name_in_words
+from torchaos.harness.telling.terminal.timeline import spans as parts_of
+
+MOST_RANKS, MOST_FAULTS = 32, 8  # lanes
+MOST_STEPS, MOST_MARKS, MOST_CALLS = 12_000, 400, 4_000  # in all lanes together
+PHASES = ("data", "forward", "backward", "optimizer")  # in the order in which they come within a step
+_PROBES = (Kind.RANK_STATE, Kind.PROBED, Kind.NETWORK, Kind.EFFECT, Kind.HANG_SUSPECTED, Kind.HANG_DECLARED)
+_EVENTS = (
+    Kind.JOB_STARTED, Kind.JOB_EXITED, Kind.NODE_STARTED, Kind.NODE_EXITED, Kind.ELASTIC_FAILURE, Kind.ELASTIC_TEARDOWN,
+    Kind.ELASTIC_RENDEZVOUS, Kind.ELASTIC_RESTART, Kind.LOG_CAUSE, Kind.STOPPED,
+)  # fmt: skip
+
+
+@dataclass
+class Timeline:
+    """What the page draws. `spans`: [lane, begin, end, kind, label]; `steps`: [lane, attempt, first step, last step,
+    begin, end, seconds in each of PHASES]; `marks`: [lane, time, kind, label]; `shades`: [begin, end, label]."""
+
+    start_s: float  # CLOCK_MONOTONIC
+    wall_s: float
+    end: float = 0.0
+    lanes: list[dict[str, Any]] = field(default_factory=list)
+    spans: list[list[Any]] = field(default_factory=list)
+    steps: list[list[Any]] = field(default_factory=list)
+    marks: list[list[Any]] = field(default_factory=list)
+    shades: list[list[Any]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def lane(self, name: str, kind: str) -> int:
+        self.lanes.append({"name": name, "kind": kind})
+        return len(self.lanes) - 1
+
+    def at(self, mono_s: float) -> float:
+        return round(mono_s - self.start_s, 4)
+
+    def span(self, lane: int, begin_s: float, end_s: float, kind: str, label: str) -> None:
+        self.spans.append([lane, self.at(begin_s), self.at(max(begin_s, end_s)), kind, label])
+
+
+def timeline_of(run: Record, recoveries: Sequence[Recovery], stamps: Sequence[Sequence[Stamp]] = ()) -> Timeline:
+    if not run.events:
+        return Timeline(0.0, 0.0)
+    found = Timeline(run.events[0].mono_s, run.events[0].wall_s)
+    found.end = found.at(run.events[-1].mono_s)
+    landed = landings(run)
+    _stages(found, run)
+    _faults(found, run, landed, recoveries)
+    for landing, recovery in zip(landed, recoveries, strict=False):
+        _recovery(found, landing, recovery)
+    _markers(found, run, "events", _EVENTS)
+    _markers(found, run, "probes", _PROBES)
+    ranks = _ranks(run, landed)
+    every = len({one.rank for one in run.history.executions} | set(ranks))
+    if len(ranks) < every:
+        found.left_out.append(f"of {every} ranks, {len(ranks)} have a lane: those that were hit, and the first")
+    lanes = {rank: found.lane(f"rank {rank}", "rank") for rank in ranks}
+    _attempts(found, run, lanes)
+    _steps(found, run, lanes, [landing.at_s for landing in landed])
+    _files(found, run, lanes)
+    _calls(found, lanes, stamps)
+    return found
+
+
+def _stages(to: Timeline, run: Record) -> None:
+    lane, stages = to.lane("stages", "stage"), list(run.of_kind(Kind.STAGE))
+    for one, after in pairwise(stages):
+        to.span(lane, one.mono_s, after.mono_s, "stage", str(one.data["stage"]))
+
+
+def _faults(to: Timeline, run: Record, landed: Sequence[Landing], recoveries: Sequence[Recovery]) -> None:
+    """A fault is on from its landing until it is taken back; one that can't be, until the job had caught up."""
+    if not run.plan.faults:
+        return
+    names = {fault.id: fault.inject for fault in run.plan.faults}
+    if len(names) <= MOST_FAULTS:
+        lanes = {name: to.lane(name, "fault") for name in names}
+    else:
+        lanes = dict.fromkeys(names, to.lane("faults", "fault"))
+    for number, landing in enumerate(landed):
+        back = [e.mono_s for e in run.of_fault(landing.fault, Kind.ROLLED_BACK) if e.mono_s >= landing.at_s]
+        final = {event.data["record"] for event in run.of_kind(Kind.GUARDED) if event.data.get("why")}
+        caught = recoveries[number].parts.get("caught_up") if number < len(recoveries) else None
+        over = landing.at_s + caught if caught is not None else to.start_s + to.end
+        end = back[0] if back and landing.fault not in final else over
+        inject = names.get(landing.fault, "")
+        label = landing.fault if inject in ("", landing.fault) else f"{landing.fault} ({inject})"
+        whom = f" on rank {', '.join(map(str, sorted(landing.ranks)))}" if landing.ranks else ""
+        to.span(lanes.get(landing.fault, 0), landing.at_s, end, "fault", label + whom)
+        to.shades.append([to.at(landing.at_s), to.at(end), label])
+
+
+def _recovery(to: Timeline, landing: Landing, recovery: Recovery) -> None:
+    lane = to.lane("recovery", "recovery")
+    for part in parts_of(recovery.parts):
+        if part.end_s is not None and part.took_s > 0:
+            begin, end = landing.at_s + part.begin_s, landing.at_s + part.end_s
+            to.span(lane, begin, end, f"part {part.part}", f"{name_in_words(part.part)}, {recovery.fault}")
+
+
+def _markers(to: Timeline, run: Record, name: str, kinds: tuple[Kind, ...]) -> None:
+    events = list(run.of_kind(*kinds))
+    if not events:
+        return
+    if len(events) > MOST_MARKS:
+        to.left_out.append(f"of {len(events)} {name} every {-(-len(events) // MOST_MARKS)}. is marked")
+        events = events[:: -(-len(events) // MOST_MARKS)]
+    lane, told = to.lane(name, "marks"), words(run.plan, events)
+    to.marks += [[lane, to.at(event.mono_s), event.kind.value, text] for event, text in told]
+
+
+def words(plan: Plan, events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
+    """Each event with a sentence, or with its bare data where it is worth none."""
+    narrator = Narrator(plan)
+    for event in events:
+        line = narrator.tell(event)
+        bare = ", ".join(f"{name} {value}" for name, value in event.data.items() if value not in (None, "", {}, []))
+        whose = f"rank {event.rank}: " if event.rank is not None else ""
+        yield event, line.text if line else f"{whose}{event.kind.value.rpartition('.')[2]} {bare}"[:300]
+
+
+def _ranks(run: Record, landed: Sequence[Landing]) -> list[int]:
+    history = run.history
+    every = {rank for attempt in history.attempts for rank in attempt.ranks} | {one.rank for one in history.executions}
+    hit = {rank for landing in landed for rank in landing.ranks}
+    return sorted(sorted(every, key=lambda rank: (rank not in hit, rank))[:MOST_RANKS])
+
+
+def _attempts(to: Timeline, run: Record, lanes: dict[int, int]) -> None:
+    for attempt in run.history.attempts:
+        for rank, process in attempt.ranks.items():
+            if rank not in lanes:
+                continue
+            end = process.exited_s or attempt.ended_s or to.start_s + to.end
+            to.span(lanes[rank], process.up_s, end, "attempt", f"attempt {attempt.number}, pid {process.pid}")
+            if process.exited_s is not None:
+                code = process.exit_code
+                kind = "exit" if code == 0 else "exit bad"
+                to.marks.append([lanes[rank], to.at(process.exited_s), kind, f"pid {process.pid}: exit code {code}"])
+
+
+def _steps(to: Timeline, run: Record, lanes: dict[int, int], moments: Sequence[float]) -> None:
+    by_rank: dict[int, list[Execution]] = defaultdict(list)
+    for one in run.history.executions:
+        if one.rank in lanes:
+            by_rank[one.rank].append(one)
+    most, grouped = max(20, MOST_STEPS // max(1, len(by_rank))), 0
+    for rank, own in sorted(by_rank.items()):
+        own.sort(key=lambda one: one.mono_s)
+        begins = _begins(own)
+        for first, last in groups([one.mono_s for one in own], most, moments, [one.attempt for one in own]):
+            some = own[first : last + 1]
+            grouped += len(some) > 1
+            phases = [round(sum(one.phases.get(name, 0.0) for one in some), 4) for name in PHASES]
+            begin, end = to.at(begins[first]), to.at(some[-1].mono_s)
+            numbers = [one.global_step or one.local_step for one in (some[0], some[-1])]
+            to.steps.append([lanes[rank], some[0].attempt, *numbers, begin, end, *phases])
+    if grouped:
+        to.left_out.append(f"steps far from every fault are drawn in groups: {grouped} groups in all lanes")
+
+
+def _begins(own: Sequence[Execution]) -> list[float]:
+    """A step begins where the one before it ended; the first of an attempt where its phases began."""
+    found = []
+    for number, one in enumerate(own):
+        before = own[number - 1] if number and own[number - 1].attempt == one.attempt else None
+        found.append(before.mono_s if before else one.mono_s - sum(one.phases.values()))
+    return found
+
+
+def _files(to: Timeline, run: Record, lanes: dict[int, int]) -> None:
+    for save in run.history.saves:
+        if (lane := lanes.get(min(save.ranks, default=0))) is not None:
+            end = save.ended_s if save.ended_s is not None else save.begun_s + save.blocked_s
+            what = "" if save.ok else ", not finished"
+            to.span(lane, save.begun_s, end, "save" if save.ok else "save bad", f"save {_name(save.path)}{what}")
+    began = {(e.source, str(e.data["path"])): e.mono_s for e in run.of_kind(Kind.LOAD_BEGIN)}
+    for event in run.of_kind(Kind.LOAD_END):
+        if event.rank in lanes:
+            begin = began.get((event.source, str(event.data["path"])), event.mono_s)
+            kind = "load" if event.data["ok"] else "load bad"
+            to.span(lanes[event.rank], begin, event.mono_s, kind, f"load {_name(str(event.data['path']))}")
+
+
+def _calls(to: Timeline, lanes: dict[int, int], stamps: Sequence[Sequence[Stamp]]) -> None:
+    """The last collectives of each rank process, where its agent stamped them."""
+    own = [stamp for some in stamps for stamp in some if stamp.rank in lanes]
+    if len(own) > MOST_CALLS:
+        to.left_out.append(f"of {len(own)} collectives the last {MOST_CALLS} are drawn")
+        own = sorted(own, key=lambda stamp: stamp.start_mono_s)[-MOST_CALLS:]
+    for stamp in own:
+        end = stamp.end_mono_s if stamp.end_mono_s is not None else to.start_s + to.end
+        label = f"{stamp.op} no. {stamp.seq} of group {stamp.group}, {stamp.bytes} bytes"
+        kind = "call" if stamp.end_mono_s is not None else "call open"
+        to.span(lanes[stamp.rank], stamp.start_mono_s, end, kind, label + ("" if kind == "call" else ", never over"))
+
+
+def _name(path: str) -> str:
+    return posixpath.basename(path.rstrip("/")) or path

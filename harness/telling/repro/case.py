@@ -1,0 +1,159 @@
+"""What the script has to know of a finding: the job, the kills with their moments, and the signs to look for. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.judging.checkpoints.clashes import clashes
+from torchaos.harness.judging.checkpoints.contents import checkpoints_of
+from torchaos.harness.judging.ending.teardown import final_step
+from torchaos.harness.judging.landing.landings import Landing, landings
+from torchaos.harness.judging.twins.agreement import differences, history_of, until
+from torchaos.harness.record.history.witnesses import log_lead
+from torchaos.harness.record.plan import PlannedFault
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Result, Verdict
+from torchaos.harness.record.secrecy import MASK
+from torchaos.harness.registry import injector_of
+from torchaos.harness.watching.probes.log_adapters import ADAPTERS
+
+ALL_SIGNS = ("end", "losses", "checkpoint", "time")
+_ONLY = "it can be shown by torchaos alone"
+
+
+def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str = "") -> dict[str, Any]:
+    """JSON. Raises UsageError where plain torchrun and kill can't show it, and says why."""
+    plan, job = run.plan, run.plan.job
+    if job.attach_pid is not None:
+        raise UsageError(f"the run was attached to pid {job.attach_pid}, and nothing says how that job is started")
+    if job.nodes > 1:
+        raise UsageError(f"the job ran on {job.nodes} nodes: {_ONLY}")
+    if any(MASK in word for word in (*job.command, job.cwd)):
+        raise UsageError(f"the job's command held a secret, which was not kept: {_ONLY}")
+    if job.checkpoints_size:
+        raise UsageError(f"its checkpoints lay on a small file system that was made for the run: {_ONLY}")
+    if not plan.faults:
+        raise UsageError("no fault was planned, so there is nothing to show")
+    patterns = _patterns(run)
+    kills = [_kill(run, fault, patterns) for fault in plan.faults]
+    steps = [kill["step"] for kill in kills if kill["step"] is not None]
+    if len(kills) > 1 and (len(steps) < len(kills) or steps != sorted(set(steps))):
+        raise UsageError(
+            f"its faults don't follow each other step by step, which is all that a script can see: {_ONLY}"
+        )
+    passed = result.verdict is Verdict.PASSED
+    signs = [sign for sign in (ALL_SIGNS if passed else _signs(run, twins, result)) if patterns or sign != "losses"]
+    if not signs:
+        raise UsageError(
+            f"what was found shows in no exit code, loss of the log or checkpoint ({result.reason}): {_ONLY}"
+        )
+    secrets = sorted(name for name, value in job.env.items() if MASK in value)
+    return {
+        "scenario": plan.scenario, "finding": "" if passed else result.reason, "promise": promise,
+        "versions": ", ".join(f"{name} {value}" for name, value in result.versions.items() if value),
+        "command": list(job.command), "cwd": job.cwd, "secrets": secrets,
+        "env": {name: value for name, value in job.env.items() if name not in secrets},
+        "python": str(run.artifacts.get("environment", {}).get("job_python", "python3")),
+        "kills": kills, "log": patterns, "checkpoints": job.checkpoints, "signs": signs,
+        "controls": 2 if signs == ["checkpoint"] else 1, "bound_s": _bound(result),
+        "timeout_s": job.timeout_s, "resubmit": [job.resubmit_times, job.resubmit_delay_s],
+    }  # fmt: skip
+
+
+def _kill(run: Record, fault: PlannedFault, patterns: Sequence[str]) -> dict[str, Any]:
+    """Whom to signal, with what, and when. `step`: once the log has a line of it; else `path`: once that is there."""
+    as_signals = getattr(injector_of(fault), "signals", None)
+    if as_signals is None:
+        raise UsageError(f"fault {fault.id}: {fault.inject} is nothing that kill can do: {_ONLY}")
+    when, landed = fault.trigger, [one for one in landings(run) if one.fault == fault.id]
+    if not landed:
+        raise UsageError(f"fault {fault.id}: it never landed, so there is nothing to show")
+    if fault.times > 1 or (isinstance(when, Moment) and when.attempt is not None):
+        raise UsageError(f"fault {fault.id}: its moment, within the recovery, can't be seen from outside: {_ONLY}")
+    agents = not landed[0].ranks
+    step = _logged_step(run, landed[0]) if patterns else None
+    path = _checkpoint_path(run, landed[0]) if step is None else None
+    if step is None and path is None:
+        raise UsageError(
+            f"fault {fault.id}: neither a line of the job's log nor a checkpoint tells when it came: {_ONLY}"
+        )
+    signals = [[after_s, int(number)] for after_s, number in as_signals(fault.duration_s)]
+    return {"ranks": None if agents else sorted(landed[0].ranks), "signals": signals, "step": step, "path": path}
+
+
+def _patterns(run: Record) -> list[str]:
+    """By which the run's own log lines were read, where they have a step."""
+    names = {str(event.data["adapter"]) for event in run.of_kind(Kind.LOG_STEP) if event.data["step"] is not None}
+    own = (run.plan.job.log or {}).get("regex")
+    if (run.plan.job.log or {}).get("path") is not None or not names:
+        return []
+    if own:
+        return [str(own)]
+    known = ADAPTERS.get(min(names))
+    return [one.pattern for one in (known.line, *known.more)] if known else []
+
+
+def _logged_step(run: Record, landing: Landing) -> int | None:
+    """The last line of the log that the fault came after, by the job's own count."""
+    lines = [(e.mono_s, int(e.data["step"])) for e in run.of_kind(Kind.LOG_STEP) if e.data["step"] is not None]
+    steps = [(one.mono_s, one.global_step) for one in run.history.executions if one.global_step is not None]
+    done = run.history.highest_step(before_s=landing.at_s)
+    lead = log_lead(lines, steps)
+    before = [step for _, step in lines if done is not None and step <= done + (lead or 0)]
+    return max(before, default=None)
+
+
+def _checkpoint_path(run: Record, landing: Landing) -> str | None:
+    """Of the one that the job then resumed from, below `{run}`."""
+    after = [one for one in run.history.attempts if one.number > landing.attempt and one.loaded]
+    home = _home(run)
+    if not after or home is None:
+        return None
+    path = posixpath.normpath(str(after[0].loaded))
+    return posixpath.relpath(path, home) if path.startswith(home + "/") else None
+
+
+def _home(run: Record) -> str | None:
+    """What `{run}` stood for in that run."""
+    root, named = str((run.artifacts.get("inventory") or {}).get("root", "")), run.plan.job.checkpoints or ""
+    found = re.fullmatch(re.escape(named).replace(re.escape("{run}"), "(?P<run>.+)"), root)
+    return found["run"] if found and "run" in found.groupdict() else None
+
+
+def _signs(run: Record, twins: Sequence[Record], result: Result) -> list[str]:
+    """The kinds of sign that the run itself has, against its twin."""
+    history = history_of(run, twins)
+    exits = [event.data["exit_code"] for event in run.of_kind(Kind.JOB_EXITED)]
+    due = final_step(twins[0]) if twins else None
+    short = due is not None and (history.last_step or 0) < due
+    found = ["end"] if short or not exits or exits[-1] != 0 else []
+    ours = until(history.by_step(), due)
+    theirs = twins[0].history.by_step() if twins else {}
+    if any(one.what == "loss" for one in differences(ours, theirs, 0.0)) or (not twins and _differs_when_redone(run)):
+        found.append("losses")
+    if twins and clashes(checkpoints_of(run) or [], checkpoints_of(twins[0]) or [], _noisy(twins)):
+        found.append("checkpoint")
+    bound = _bound(result)
+    late = [one for one in result.recoveries if bound is not None and (one.parts.get("caught_up") or bound + 1) > bound]
+    return [*found, "time"] if late else found
+
+
+def _differs_when_redone(run: Record) -> bool:
+    return any(old.loss_seen and new.loss_seen and old.losses != new.losses for old, new in run.history.redone())
+
+
+def _noisy(twins: Sequence[Record]) -> set[str]:
+    first = checkpoints_of(twins[0]) or []
+    return {clash.name for other in twins[1:] for clash in clashes(checkpoints_of(other) or [], first)}
+
+
+def _bound(result: Result) -> float | None:
+    """The longest time until the job is further than before that any assertion allows, in seconds."""
+    bounds = [case.bound.get("catch_up") for case in result.cases]
+    return min((float(one) for one in bounds if isinstance(one, (int, float))), default=None)

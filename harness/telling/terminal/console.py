@@ -1,0 +1,194 @@
+"""The result of a run on a terminal: the verdict first and why, then what it rests on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, Verdict, root_first
+from torchaos.harness.record.words import seconds_in_words
+from torchaos.harness.telling.terminal import timeline
+from torchaos.harness.telling.terminal.dryrun import catalogue, plan, warnings
+from torchaos.harness.telling.terminal.pen import COLOURS, Pen
+from torchaos.harness.telling.terminal.text import (
+    masked_command,
+    measured_in_words,
+    name_in_words,
+    pairs_in_words,
+    value_in_words,
+)
+
+__all__ = ["catalogue", "plan", "show", "summary", "warnings"]
+
+_LABEL = 10  # columns of a label such as "rollback"
+_LONGEST_BAR, _LONGEST_NAME = 60, 28
+
+
+def show(result: Result, console: Console, report: Path | None = None) -> None:
+    """Everything that matters of one scenario. Reads well at 80 columns, without colour, and in ASCII. `report`: where
+    its page is."""
+    pen = Pen(console)
+    _headline(pen, result)
+    if result.faults:
+        pen.heading("Faults")
+        for fault in result.faults:
+            _fault(pen, fault)
+    for recovery in result.recoveries:
+        _recovery(pen, recovery)
+    if result.cases:
+        pen.heading("Verdicts")
+        width = 1 + min(_LONGEST_NAME, max(len(name_in_words(case.name)) for case in result.cases))
+        for case in root_first(result.cases):
+            _case(pen, case, width)
+    if result.notes:
+        pen.heading("Notes")
+        for note in result.notes:
+            pen.row([(pen.text(pen.marks.dot, "dim"), 1)], pen.text(note), indent=3)
+    _footer(pen, result, report)
+    pen.gap()
+
+
+def _headline(pen: Pen, result: Result) -> None:
+    badge = Text(f" {result.verdict.value.upper()} ", f"bold reverse {COLOURS[result.verdict]}")
+    about = f"seed {result.seed}, {seconds_in_words(result.duration_s)}"
+    pen.gap()
+    name = pen.text(result.scenario, "bold")
+    pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], pen.text(about, "dim"), indent=0)
+    pen.row([], pen.text(result.reason), indent=1)
+    undone = [case for case in result.cases if case.kind == "rollback" and case.verdict is not Verdict.PASSED]
+    if undone and result.verdict is not Verdict.ERROR:
+        pen.row([], pen.text(f"rollback incomplete: {undone[0].reason}", "bold red"), indent=1)
+    if result.description:
+        pen.gap()
+        pen.row([], pen.text(result.description, "dim"), indent=1)
+
+
+def _fault(pen: Pen, fault: FaultResult) -> None:
+    title = pen.text(f"{fault.inject} {pen.marks.arrow} {fault.target}", "bold")
+    if fault.id != fault.inject:
+        title.append("  ").append_text(pen.text(fault.id, "dim"))
+    pen.row([(pen.mark(fault.verdict), 1)], title, indent=3)
+    rows = {
+        "planned": fault.planned,
+        "applied": fault.applied or "never",
+        "evidence": fault.evidence or "none that it was felt",
+        "rollback": fault.rollback,
+    }
+    if fault.measured:
+        rows["measured"] = measured_in_words(fault.measured)
+    if fault.verdict is not Verdict.PASSED:
+        rows["verdict"] = f"{fault.verdict.value}: {fault.reason}"
+    for label, text in rows.items():
+        pen.row([(pen.text(label, "dim"), _LABEL)], pen.text(text), indent=5)
+
+
+def _recovery(pen: Pen, recovery: Recovery) -> None:
+    whole = max((at for at in recovery.parts.values() if at is not None), default=0.0)
+    pen.heading("Recovery", f"from {recovery.fault}: {_outcome(recovery, whole)}")
+    found = timeline.spans(recovery.parts)
+    longest = max(found, key=lambda span: span.took_s, default=None)
+    width = min(_LONGEST_BAR, pen.width - 43)
+    for span in found:
+        emphasis = "bold" if span is longest and span.took_s > 0 else ""
+        name = pen.text(name_in_words(span.part), emphasis)
+        if span.end_s is None:
+            pen.row([(name, 12)], Text("  not seen", "dim"), indent=3)
+            continue
+        at = Text(f"{timeline.seconds(span.end_s, whole):>10}", emphasis)
+        took = Text(f"{'+' + timeline.seconds(span.took_s, whole):>11}", "dim")
+        bar = Text(timeline.bar(span, whole, width, pen.marks), "bold cyan" if emphasis else "cyan")
+        pen.row([(name, 12), (at, 10), (took, 12)], bar, indent=3)
+
+
+def _outcome(recovery: Recovery, whole_s: float) -> str:
+    at, lost = recovery.parts.get("caught_up"), recovery.lost_steps
+    if at is None:
+        return "never caught up"
+    again = (
+        "steps done again: not known"
+        if lost is None
+        else f"{lost or 'no'} {'step' if lost == 1 else 'steps'} done again"
+    )
+    how = "went on without a restart" if timeline.went_on(recovery.parts) else "caught up"
+    return f"{how} after {timeline.seconds(at, whole_s)}, {again}"
+
+
+def _case(pen: Pen, case: Case, width: int) -> None:
+    name = pen.text(name_in_words(case.name), "" if case.verdict is Verdict.PASSED else "bold")
+    pen.row([(pen.mark(case.verdict), 1), (name, width)], pen.text(case.told), indent=3)
+    if figures := against(case):
+        pen.row([(Text(), 1), (Text(), width)], pen.text(figures, "dim"), indent=3)
+
+
+def against(case: Case) -> str:
+    """What was measured against its bound; of a case that passed, only what a bound was given for."""
+    both = {name: bound for name, bound in case.bound.items() if name in case.measured}
+    told = [
+        f"{name_in_words(name)} {value_in_words(name, case.measured[name], case.seconds)} "
+        f"(bound {value_in_words(name, bound, case.seconds)})"
+        for name, bound in both.items()
+    ]
+    bounds = {name: bound for name, bound in case.bound.items() if name not in both}
+    told += [f"bound: {pairs_in_words(bounds, case.seconds)}"] if bounds else []
+    rest = {name: value for name, value in case.measured.items() if name not in both and value is not None}
+    told += [f"measured: {pairs_in_words(rest, case.seconds)}"] if rest and case.verdict is not Verdict.PASSED else []
+    return "; ".join(told)
+
+
+def _footer(pen: Pen, result: Result, report: Path | None) -> None:
+    pen.gap()
+    attempts = f"{result.attempts} {'attempt' if result.attempts == 1 else 'attempts'}"
+    steps = "no step was seen" if result.steps is None else f"{result.steps} steps"
+    about = {
+        "Job": f"{steps}, {attempts}" if result.attempts else "",
+        "Twin": result.twin,
+        "Versions": ", ".join(f"{name} {version}" for name, version in result.versions.items() if version),
+    }
+    for label, text in about.items():
+        if text:
+            pen.row([(pen.text(label, "dim"), _LABEL)], pen.text(text))
+    lines = {
+        "Files": result.run_dir,
+        "Report": str(report or ""),
+        "Reproduce": masked_command(result.reproduce),
+    }
+    for label, text in lines.items():
+        if text:
+            pen.long_line(pen.text(label, "dim"), _LABEL, text)
+
+
+def summary(results: Sequence[Result], console: Console) -> None:
+    """Several scenarios: a line each, with the reason where one did not pass."""
+    pen = Pen(console)
+    name_width = 1 + min(_LONGEST_NAME, max((len(result.scenario) for result in results), default=0))
+    pen.heading("Summary")
+    head = [("", 1), ("scenario", name_width), ("seed", 6), ("time", 8), ("caught up", 10), ("lost", 5)]
+    pen.row([(Text(title, "dim"), width) for title, width in head], Text("verdict", "dim"))
+    for result in results:
+        caught = [recovery.parts.get("caught_up") for recovery in result.recoveries]
+        lost = [recovery.lost_steps for recovery in result.recoveries]
+        cells = [
+            (pen.mark(result.verdict), 1),
+            (pen.text(result.scenario), name_width),
+            (pen.text(result.seed), 6),
+            (pen.text(seconds_in_words(result.duration_s)), 8),
+            (pen.text(_most(caught, "never", seconds_in_words)), 10),
+            (pen.text(_most(lost, "?", str)), 5),
+        ]
+        why = "" if result.verdict is Verdict.PASSED else f": {result.reason}"
+        pen.row(cells, pen.text(f"{result.verdict.value}{why}", "" if not why else COLOURS[result.verdict]))
+    counts = Counter(result.verdict for result in results)
+    told = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+    pen.gap()
+    pen.row([], pen.text(f"{len(results)} {'run' if len(results) == 1 else 'runs'}: {told}", "bold"))
+    pen.gap()
+
+
+def _most(values: Sequence[float | None], unknown: str, words: Callable[[float], str]) -> str:
+    """The most of several recoveries; one that is unknown outweighs all."""
+    known = [value for value in values if value is not None]
+    return "" if not values else unknown if len(known) < len(values) else words(max(known))

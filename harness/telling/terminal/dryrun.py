@@ -1,0 +1,177 @@
+"""What would be done, before anything is: a plan and the catalogue on a terminal."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, is_dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from torchaos.harness import registry
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.contracts import Irreversible, UsageError
+from torchaos.harness.record.plan import Named, Plan, PlannedFault, PlannedJob
+from torchaos.harness.record.secrecy import mask
+from torchaos.harness.record.words import moment_in_words, seconds_in_words, target_in_words
+from torchaos.harness.running.planner.transport import Machine, transport_of
+from torchaos.harness.scenario.parameters import parameters_of
+from torchaos.harness.scenario.sizes import size_in_words
+from torchaos.harness.telling.terminal.pen import Pen
+from torchaos.harness.telling.terminal.text import masked, masked_command, name_in_words, pairs_in_words, printable
+
+_LABEL = 12
+
+
+def plan(plan: Plan, console: Console) -> None:
+    """A dry run: what would be done, to whom, when, with which undo, and what it needs. Secrets are masked."""
+    pen = Pen(console)
+    pen.gap()
+    badge, name = Text(" PLAN ", "bold reverse"), pen.text(plan.scenario, "bold")
+    about = pen.text(f"seed {plan.seed}, nothing has been changed", "dim")
+    pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], about, indent=0)
+    if plan.description:
+        pen.row([], pen.text(plan.description, "dim"))
+    pen.heading("Job")
+    _rows(pen, _job(plan, plan.job))
+    pen.heading("Faults")
+    for fault in plan.faults:
+        target = target_in_words(fault.target, fault.params.get("endpoint"), plan.job)
+        title = pen.text(f"{fault.inject} {pen.marks.arrow} {target}", "bold")
+        if fault.id != fault.inject:
+            title.append("  ").append_text(pen.text(fault.id, "dim"))
+        pen.row([], title, indent=3)
+        _rows(pen, _fault(fault), indent=5)
+    if not plan.faults:
+        pen.row([], pen.text("none"), indent=3)
+    pen.heading("Judged by")
+    twins = int(plan.twin.get("runs", 0))
+    against = f"{twins} fault-free {'twin' if twins == 1 else 'twins'} at most, from the cache where there is one"
+    _rows(pen, {one.name: given("assertions", one) or "no bounds given" for one in plan.asserts}, width=22)
+    _rows(pen, {"against": against if twins else "no twin"}, width=22)
+    pen.gap()
+
+
+def warnings(texts: Iterable[str], console: Console) -> None:
+    """A line each."""
+    for text in texts:
+        console.print(Text.assemble(("warning: ", "bold yellow"), printable(mask(text))), soft_wrap=True)
+
+
+def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Everything that a scenario can name, by group: what it does, and its parameters with their defaults."""
+    pen = Pen(console)
+    for group, named in groups.items():
+        pen.heading(group.capitalize())
+        for name, found in sorted(named.items()):
+            about = (inspect.getdoc(found) or "").partition("\n\n")[0]
+            pen.row([(pen.text(name, "bold"), 22)], pen.text(about), indent=3)
+            if consent := getattr(found, "consent", ""):
+                pen.row([(Text(), 22)], pen.text(f"can hurt the host: needs the consent {consent}"), indent=3)
+            own = parameters_of(found) if is_dataclass(found) else []
+            if own:
+                pen.row([(Text(), 22)], pen.text(", ".join(map(_parameter, own)), "dim"), indent=3)
+    pen.gap()
+
+
+def _rows(pen: Pen, rows: Mapping[str, str], indent: int = 3, width: int = _LABEL) -> None:
+    for label, text in rows.items():
+        if text:
+            pen.row([(pen.text(name_in_words(label), "dim"), width)], pen.text(text), indent=indent)
+
+
+def _transport(plan: Plan) -> str:
+    """Of a job that is started here."""
+    over = transport_of({**os.environ, **plan.job.env}, plan.job.nodes, Machine.this())
+    return f"{over.name}: {over.why}"
+
+
+def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
+    command = masked_command(shlex.join(job.command))
+    nodes = f"{job.nodes} {'node' if job.nodes == 1 else 'nodes' if job.replicas == 1 else 'replicas'}"
+    again = f"{_times(job.resubmit_times)} at most, {seconds_in_words(job.resubmit_delay_s)} after it ended"
+    limits = {
+        "ranks": plan.max_ranks, "nodes": plan.max_nodes, "percent": plan.max_percent,
+        "seconds": plan.max_duration_s,
+        "never ranks": plan.never_ranks or None, "never nodes": plan.never_nodes or None,
+    }  # fmt: skip
+    return {
+        "command": command if job.attach_pid is None else f"attach to pid {job.attach_pid}",
+        "directory": job.cwd,
+        "environment": ", ".join(f"{name}={value}" for name, value in masked(job.env).items()),
+        "size": f"{job.world_size} ranks {'on' if job.replicas == 1 else 'in'} {nodes}, launcher {plan.launcher}",
+        "collectives": _transport(plan) if job.nodes > 1 else "",
+        "endpoints": ", ".join(f"{name} {address}" for name, address in job.endpoints.items()),
+        "checkpoints": (job.checkpoints or "none named")
+        + (f", a tmpfs of {size_in_words(job.checkpoints_size)}" if job.checkpoints_size else ""),
+        "time-out": seconds_in_words(job.timeout_s),
+        "resubmit": again if job.resubmit_times else "",
+        "steady state": _named(plan.steady_state),
+        "stops when": _named(plan.stop),
+        "limits": ", ".join(f"{what} {_limit(limit)}" for what, limit in limits.items() if limit is not None),
+        "consent": ", ".join(plan.consent),
+        "watched": ", ".join(plan.hooks),
+        "needs": ", ".join(plan.needs),
+    }
+
+
+def _limit(limit: float | tuple[int, ...]) -> str:
+    return ", ".join(map(str, limit)) if isinstance(limit, tuple) else f"{limit:g}"
+
+
+def _fault(fault: PlannedFault) -> dict[str, str]:
+    paced = isinstance(fault.trigger, Moment) and fault.where == "node"
+    held = f"; rank {fault.trigger.pacer} is held there" if isinstance(fault.trigger, Moment) and paced else ""
+    until = "when the run ends" if fault.duration_s is None else f"after {seconds_in_words(fault.duration_s)}"
+    undo = _no_undo(fault)
+    return {
+        "when": moment_in_words(fault.trigger) + held,
+        "applied": "by the agent in the rank" if fault.where == "rank" else "from outside the rank",
+        "with": given("injectors", Named(fault.inject, fault.params)),
+        "again": f"{_times(fault.times)} in all" if fault.times > 1 else "",
+        "undo": f"none: {undo}" if undo else f"taken back {until}",
+    }
+
+
+def _no_undo(fault: PlannedFault) -> str | None:
+    """Why the fault can't be taken back; None where it can, or where that shows only on a live job."""
+    from torchaos.harness.mechanics.site import NodeSite
+
+    try:
+        changes = registry.injector_of(fault).changes(NodeSite(fault.id, (), lambda *_: None))  # type: ignore[arg-type]
+    except Exception:  # an injector that has to look at a live job first
+        return None
+    return changes.why if isinstance(changes, Irreversible) else None
+
+
+def _named(named: tuple[Named, ...]) -> str:
+    """Conditions."""
+    return "; ".join(f"{one.name} {given('conditions', one)}".strip() for one in named)
+
+
+def given(group: str, one: Named) -> str:
+    """Its parameters, with the unit of those that are durations."""
+    try:
+        seconds = registry.seconds_of(registry.find(group, one.name))
+    except UsageError:  # a plan from a machine that has other plug-ins
+        seconds = frozenset()
+    return pairs_in_words(one.params, seconds)
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _parameter(field: Field[Any]) -> str:
+    if field.default_factory is not MISSING:
+        return field.name
+    required = field.default is MISSING
+    return (
+        f"{field.name} (required)"
+        if required
+        else field.name + ("" if field.default is None else f" = {field.default}")
+    )

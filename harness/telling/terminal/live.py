@@ -1,0 +1,184 @@
+"""A run while it goes on: bars per rank on a terminal, a line per notable event elsewhere. It only shows.
+
+The journal hands each event over from the thread that saw it, so all that happens there is to put it into a queue; a
+terminal that is slow, or stopped, or gone holds up nothing but its own thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from datetime import datetime, timezone
+from queue import Empty, SimpleQueue
+
+from rich import progress as bars
+from rich.console import Console
+from rich.text import Text
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.record.history import base_of
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.telling.terminal.narrator import Line, Narrator
+from torchaos.harness.telling.terminal.pen import Pen
+from torchaos.harness.telling.terminal.progress import Progress, RankView
+
+STEPS_EVERY_S = 5.0  # a line about the steps at most this often
+SILENCE_S = 30.0  # and a sign of life when nothing happened for this long
+LEAVE_S = 2.0  # how long the end of a run waits for a slow terminal
+_EVENTS_MAX = 50_000  # beyond these the base of an attempt costs too much for a mere display
+_RANKS_MAX = 16  # rows
+_REST = "bright_black"
+
+
+class Live:
+    """Use as a context manager around a run. `steps`: how many there will be, where a twin has shown it."""
+
+    def __init__(self, journal: Journal, plan: Plan, console: Console, steps: int | None = None) -> None:
+        self._queue: SimpleQueue[Event | None] = SimpleQueue()
+        self._open = False
+        self._journal = journal
+        plain = not console.is_terminal or bool(os.environ.get("CI"))
+        known = Progress(self._base)
+        self._view = _Lines(plan, console, known) if plain else _Bars(plan, console, known, steps)
+        self._thread = threading.Thread(target=self._show, name="live report", daemon=True)
+
+    def __enter__(self) -> Live:
+        self._open = True
+        self._journal.listen(self._hear)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open = False
+        self._queue.put(None)
+        self._thread.join(LEAVE_S)
+
+    def _hear(self, event: Event) -> None:
+        if self._open:
+            self._queue.put(event)
+
+    def _show(self) -> None:
+        try:
+            with self._view as view:
+                while True:
+                    try:
+                        event = self._queue.get(timeout=SILENCE_S)
+                    except Empty:
+                        view.silence()
+                        continue
+                    if event is None:
+                        return
+                    view.show(event)
+        except (Exception, SystemExit):  # the latter is what rich makes of a closed pipe; the run goes on unseen
+            self._open = False
+
+    def _base(self, attempt: int) -> int | None:
+        events = self._journal.snapshot()
+        return base_of(events, attempt)[0] if len(events) <= _EVENTS_MAX else None
+
+
+class _Lines:
+    """Without a terminal: `  12.03 s  what happened`."""
+
+    def __init__(self, plan: Plan, console: Console, known: Progress) -> None:
+        self._pen, self._plan, self._known = Pen(console), plan, known
+        self._narrator = Narrator(plan)
+        self._began: float | None = None
+        self._spoke_s = 0.0  # of the last line about steps
+        self._news = False
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def show(self, event: Event) -> None:
+        if self._began is None:
+            self._begin(event)
+        got_on = self._known.note(event)
+        self._news |= got_on
+        line = self._narrator.tell(event)
+        due = got_on and event.mono_s - self._spoke_s >= STEPS_EVERY_S
+        if due or (self._news and event.kind is Kind.JOB_EXITED):
+            self._steps(event.mono_s)
+        if line:
+            self._line(event.mono_s, line)
+
+    def silence(self) -> None:
+        if self._began is not None:
+            self._line(time.monotonic(), Line(f"nothing has happened for {SILENCE_S:.0f} s", "dim"))
+
+    def _begin(self, event: Event) -> None:
+        self._began = self._spoke_s = event.mono_s
+        at = datetime.fromtimestamp(event.wall_s, timezone.utc)
+        self._line(event.mono_s, Line(f"{title(self._plan)}, {at:%Y-%m-%d %H:%M:%S} UTC", "bold"))
+
+    def _steps(self, mono_s: float) -> None:
+        self._spoke_s, self._news = mono_s, False
+        self._line(mono_s, Line(self._known.in_words(), "dim"))
+
+    def _line(self, mono_s: float, line: Line) -> None:
+        since = f"{mono_s - (self._began or mono_s):7.2f} s"
+        self._pen.row([(Text(since, "dim"), 10)], self._pen.text(line.text, line.style), indent=0)
+
+
+class _Bars(_Lines):
+    """On a terminal: the same lines scroll by, above a row for each rank."""
+
+    def __init__(self, plan: Plan, console: Console, known: Progress, steps: int | None) -> None:
+        super().__init__(plan, console, known)
+        self._steps_wanted = steps
+        self._rows: dict[int, bars.TaskID] = {}
+        self._bars = bars.Progress(
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(
+                24, style="bright_black", complete_style="cyan", finished_style="cyan", pulse_style="bright_black"
+            ),
+            bars.TextColumn("{task.fields[told]}", markup=False),
+            console=console,
+            transient=True,
+        )
+        self._stage = self._bars.add_task("prepare", total=None, told="")
+
+    def __enter__(self) -> _Bars:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def show(self, event: Event) -> None:
+        if self._began is None:
+            self._begin(event)
+        if self._known.note(event) and event.rank in self._known.ranks:
+            self._row(self._known.ranks[event.rank])
+        if event.kind is Kind.STAGE:
+            self._bars.update(self._stage, description=str(event.data["stage"]))
+        if line := self._narrator.tell(event):
+            self._line(event.mono_s, line)
+
+    def silence(self) -> None:
+        return None
+
+    def _row(self, view: RankView) -> None:
+        if view.rank not in self._rows:
+            if len(self._rows) == _RANKS_MAX:
+                return
+            self._rows[view.rank] = self._bars.add_task(f"rank {view.rank}", total=None, told="")
+        at = self._known.step_of(view)
+        loss = f", loss {view.loss:.4g}" if view.loss is not None else ""
+        self._bars.update(
+            self._rows[view.rank],
+            total=max(self._steps_wanted or 0, self._known.highest, 1),
+            completed=view.local_step if at is None else at,
+            told=f"{self._known.where(view)}, attempt {view.attempt}{loss}",
+        )
+
+
+def title(plan: Plan) -> str:
+    return (
+        f"{plan.scenario}, seed {plan.seed}" if plan.faults or plan.asserts else f"{plan.scenario}: its fault-free twin"
+    )

@@ -1,0 +1,81 @@
+"""Writing on one console: marks that its encoding has, few colours, and lines that wrap under their own column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from torchaos.harness.record.result import Verdict
+from torchaos.harness.telling.terminal.text import on_one_line
+
+COLOURS = {Verdict.PASSED: "green", Verdict.FAILED: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.ERROR: "red"}
+_NARROWEST = 24  # columns that a wrapped text gets, however narrow the console
+
+
+@dataclass(frozen=True)
+class Marks:
+    passed: str
+    failed: str
+    inconclusive: str
+    error: str
+    arrow: str
+    dot: str
+    bar: str
+    bar_starts: str  # right half of a cell
+    bar_ends: str  # left half of a cell
+
+
+_UNICODE = Marks("✔", "✘", "?", "!", "→", "·", "━", "╺", "╸")
+_ASCII = Marks("+", "x", "?", "!", "->", "-", "=", "=", "=")
+_IN_ASCII = str.maketrans({"→": "->", "×": "x", "…": "...", "–": "-", "≤": "<=", "≥": ">=", "’": "'"})
+
+
+class Pen:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.width = console.width
+        self.marks = _ASCII if console.options.ascii_only else _UNICODE
+
+    def text(self, text: object, style: str = "") -> Text:
+        """Never markup, and nothing in it that the console's encoding lacks."""
+        safe = on_one_line(text)
+        if self._console.options.ascii_only:
+            safe = safe.translate(_IN_ASCII).encode("ascii", "backslashreplace").decode()
+        return Text(safe, style)
+
+    def mark(self, verdict: Verdict) -> Text:
+        return Text(getattr(self.marks, verdict.value), f"bold {COLOURS[verdict]}")
+
+    def gap(self) -> None:
+        self._console.print()
+
+    def heading(self, title: str, about: str = "") -> None:
+        self.gap()
+        self.row([(self.text(title, "bold"), len(title) + 1)], self.text(about))
+
+    def row(self, cells: Sequence[tuple[Text, int]], rest: Text, indent: int = 1) -> None:
+        """Cells of fixed width, then a text that wraps under itself; below them where a cell is longer than that."""
+        head = Text(" " * indent)
+        for cell, width in cells:
+            head.append_text(cell)
+            head.append(" " * max(1, width - cell.cell_len + 1))
+        at = indent + sum(width + 1 for _cell, width in cells)
+        lines = list(rest.wrap(self._console, max(_NARROWEST, self.width - at)))
+        if not lines or head.cell_len > at:
+            lines.insert(0, Text())
+        for number, line in enumerate(lines):
+            whole = (Text(" " * at) if number else head).append_text(line)
+            whole.rstrip()
+            self._print(whole)
+
+    def long_line(self, label: Text, width: int, text: str) -> None:
+        """A path or a command: left to the terminal to wrap, so that it can be copied."""
+        self._print(
+            Text(" ").append_text(label).append(" " * max(1, width - label.cell_len + 1)).append_text(self.text(text))
+        )
+
+    def _print(self, line: Text) -> None:
+        self._console.print(line, soft_wrap=True)

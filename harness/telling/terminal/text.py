@@ -1,0 +1,92 @@
+"""Text that came from jobs, logs and environments, made fit to be shown. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torchaos.harness.record.secrecy import MASK, mask, mask_env
+
+__all__ = ["MASK"]
+
+# What XML 1.0 forbids (https://www.w3.org/TR/xml/#charsets), and what a terminal would obey or hide: C0 and C1
+# controls, lone surrogates, non-characters, and the marks that turn the direction of writing.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef"
+    + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
+    + "]"
+)
+
+
+def printable(text: object) -> str:
+    """The text with every character that could harm a reader written as an escape, such as `\\x1b`."""
+    return _UNSAFE.sub(_escape, str(text).replace("\r\n", "\n"))
+
+
+def on_one_line(text: object) -> str:
+    return " ".join(printable(text).split())
+
+
+def shortened(text: str, limit: int) -> str:
+    """At most `limit` characters: the beginning and the end, and in between how many were left out."""
+    if len(text) <= limit:
+        return text
+    gap = f" [{len(text) - limit} characters and more left out] "
+    kept = max(0, limit - len(gap))
+    return (text[: kept - kept // 3] + gap + text[len(text) - kept // 3 :])[:limit]
+
+
+def masked(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment that can be shown: values whose names look like secrets are replaced."""
+    return mask_env(env)
+
+
+def masked_command(command: str) -> str:
+    """A command line that can be shown: what looks like a secret, or stands behind such a name, is masked."""
+    return mask(command)
+
+
+def value_in_words(name: str, value: Any, seconds: Collection[str] = ()) -> str:
+    """A measured value or a bound, short and on one line. Names that end in `_s`, or are among `seconds`, are such."""
+    if isinstance(value, Mapping):
+        return "{" + pairs_in_words(value) + "}"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        shown = [value_in_words("", one) for one in list(value)[:6]]
+        return ", ".join(shown) + (f" and {len(value) - 6} more" if len(value) > 6 else "")
+    is_time = (name.endswith("_s") or name in seconds) and isinstance(value, (int, float))
+    return _scalar(value) + (" s" if is_time else "")
+
+
+def pairs_in_words(values: Mapping[str, Any], seconds: Collection[str] = ()) -> str:
+    """`catch up 6.84 s, lost steps 5`"""
+    return ", ".join(f"{name_in_words(name)} {value_in_words(name, value, seconds)}" for name, value in values.items())
+
+
+def measured_in_words(measured: Mapping[str, Mapping[str, float]]) -> str:
+    """`delay 50.3 ms (asked 50)`: names end in their unit."""
+    units = {"ms": " ms", "percent": " %", "mbit": " Mbit/s"}
+    parts = []
+    for name, both in measured.items():
+        what, _, unit = name.rpartition("_")
+        parts.append(f"{name_in_words(what)} {both['measured']:.4g}{units.get(unit, '')} (asked {both['asked']:g})")
+    return ", ".join(parts)
+
+
+def name_in_words(name: object) -> str:
+    return on_one_line(name).removesuffix("_s").replace("_", " ")
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return "not seen"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if value == 0 or 1e-4 <= abs(value) < 1e4 else f"{value:.3e}"
+    return shortened(on_one_line(value), 120)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

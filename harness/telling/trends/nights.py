@@ -1,0 +1,162 @@
+"""The scores of game days in the history beside the folder that they are in, and whether one night was worse than
+another.
+
+One row per night; `score` holds the whole of score.json. A night is its own sample: the training time ratio is judged
+over its rounds, recovery and lost steps over its faults.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.telling.trends.compare import FLOOR_S, TOLERANCE, Change, Row, judged
+from torchaos.harness.telling.trends.database import opened, rows_of
+
+_FLOOR_SHARE, _FLOOR_STEPS = 0.02, 1.0  # of the time; steps: a difference that is not worth speaking of
+
+
+@dataclass(frozen=True)
+class Night:
+    """One game day. `commit`: of the job's working directory; empty where there is none. `raw`: the whole of
+    score.json."""
+
+    folder: str
+    name: str
+    seed: int
+    started: str
+    commit: str
+    verdict: str
+    why: str
+    ettr: float | None  # the share of the time in which training went on
+    idle: tuple[float, ...]  # of each round, the share in which it did not
+    caught_up_s: tuple[float, ...]  # of each recovery
+    lost_steps: tuple[float, ...]
+    outcomes: Mapping[str, int]  # how many faults came to what
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, folder: Path) -> Night:
+        """Raises UsageError where the game day has no score that can be read."""
+        try:
+            return cls.of_score(str(folder), json.loads((folder / "score.json").read_text()))
+        except OSError as error:
+            why = f"{folder}: no score: {error.strerror}; `torchaos gameday --resume` takes the day to its end"
+            raise UsageError(why) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UsageError(f"{folder}/score.json: it is damaged: {error!r}") from error
+
+    @classmethod
+    def of_score(cls, folder: str, raw: Mapping[str, Any]) -> Night:
+        """Raises KeyError, ValueError, TypeError or AttributeError where this is none."""
+        about = {key: str(raw[key]) for key in ("name", "started", "commit", "verdict")}
+        shares = [_share(one["clock"]) for one in raw["rounds"]]
+        faults = [fault for one in raw["rounds"] for fault in one["faults"]]
+        return cls(
+            folder, **about, seed=int(raw["seed"]), why="; ".join(raw["why"]), ettr=_share(raw["score"]["clock"]),
+            idle=tuple(1 - share for share in shares if share is not None),
+            caught_up_s=tuple(float(at) for one in faults if (at := one["parts"].get("caught_up")) is not None),
+            lost_steps=tuple(float(one["lost_steps"]) for one in faults if one["lost_steps"] is not None),
+            outcomes=Counter(one["outcome"] for one in faults), raw=raw,
+        )  # fmt: skip
+
+
+def _share(clock: Mapping[str, float]) -> float | None:
+    whole = sum(clock.values())
+    return clock["productive_s"] / whole if whole else None
+
+
+def add(path: Path, nights: Sequence[Night]) -> None:
+    """Into the history at `path`; a night that is there already is replaced. Raises UsageError."""
+    with opened(path) as database:
+        database.executemany(
+            'INSERT OR REPLACE INTO nights (folder, name, seed, started, "commit", verdict, score) '
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (one.folder, one.name, one.seed, one.started, one.commit, one.verdict, json.dumps(one.raw))
+                for one in nights
+            ],
+        )
+
+
+def kept(path: Path, names: Sequence[str] = (), commit: str = "", beside: Sequence[Night] = ()) -> list[Night]:
+    """Of the history at `path`, in order of time; of these names, or of all, and of a commit that begins like this.
+    `beside`: nights that are told too, whether they are in the file or not. Changes nothing."""
+    rows = rows_of(path, "nights", "folder", "score")
+    found = {one.folder: one for one in (*(night for row in rows for night in _read(*row)), *beside)}
+    wanted = (one for one in found.values() if not names or one.name in names)
+    return sorted((one for one in wanted if one.commit.startswith(commit)), key=lambda one: one.started)
+
+
+def _read(folder: str, raw: str) -> Iterator[Night]:
+    with suppress(ValueError, KeyError, TypeError, AttributeError):  # of a later version
+        yield Night.of_score(folder, json.loads(raw))
+
+
+def found_in(out: Path) -> list[Night]:
+    """Every game day directly below a folder that has a score, in order of time."""
+    found = []
+    for path in sorted(out.glob("*/score.json")):
+        try:
+            found.append(Night.of(path.parent.absolute()))
+        except UsageError:
+            continue
+    return sorted(found, key=lambda one: one.started)
+
+
+def compare_nights(before: Sequence[Night], after: Sequence[Night], tolerance: float = TOLERANCE) -> list[Row]:
+    """A row per game day and measure, in order of name. `tolerance`: relative, of times."""
+    rows: list[Row] = []
+    for name in sorted({one.name for one in (*before, *after)}):
+        old, new = ([one for one in side if one.name == name] for side in (before, after))
+        if not new:
+            rows.append(Row(name, "nights", str(len(old)), "0", Change.UNCLEAR, "there is no night of it after"))
+        elif not old:
+            rows.append(Row(name, "nights", "0", str(len(new)), Change.NEW, "there was none before"))
+        else:
+            rows += _night(name, old, new, tolerance)
+    return rows
+
+
+def _night(name: str, old: Sequence[Night], new: Sequence[Night], tolerance: float) -> list[Row]:
+    rows = [_verdict(name, old, new)]
+    measures: tuple[tuple[str, str, float, Callable[[Night], Sequence[float]]], ...] = (
+        ("time not training", "", _FLOOR_SHARE, lambda one: one.idle),
+        ("caught up", " s", FLOOR_S, lambda one: one.caught_up_s),
+        ("steps done again", "", _FLOOR_STEPS, lambda one: one.lost_steps),
+    )
+    for what, unit, floor, of in measures:
+        early, late = ([value for one in side for value in of(one)] for side in (old, new))
+        if early and late:
+            told = judged(early, late, tolerance, floor)
+            rows.append(Row(name, what, _middle(early, unit), _middle(late, unit), *told))
+        elif early:
+            rows.append(Row(name, what, _middle(early, unit), "not seen", Change.UNCLEAR, "it was seen before"))
+    return rows
+
+
+def _verdict(name: str, old: Sequence[Night], new: Sequence[Night]) -> Row:
+    before, after = ({one.verdict for one in side} for side in (old, new))
+    bad = [one for one in new if one.verdict in after - before - {"passed"}]
+    change, why = Change.SAME, ""
+    if bad:
+        worst = next((one for one in bad if one.verdict != "inconclusive"), bad[0])
+        change, why = Change.UNCLEAR if worst.verdict == "inconclusive" else Change.WORSE, worst.why
+    elif after == {"passed"} != before:
+        change = Change.BETTER
+    return Row(name, "verdict", _counted(old), _counted(new), change, why)
+
+
+def _counted(nights: Sequence[Night]) -> str:
+    return ", ".join(f"{many} {verdict}" for verdict, many in Counter(one.verdict for one in nights).items())
+
+
+def _middle(values: Sequence[float], unit: str) -> str:
+    return f"{median(values):.3g}{unit} ({len(values)})"

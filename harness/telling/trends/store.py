@@ -1,0 +1,124 @@
+"""The results of many runs in one SQLite file beside the folder of their run directories, so that trends outlive them.
+
+One row per run; `result` holds the whole of result.json, the other columns are there to be asked for. What is pruned
+from the disk stays here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.record.result import Result
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.telling.trends.database import opened, rows_of
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One run. `commit`: of the job's working directory, with `-dirty` where it was; empty where there is none."""
+
+    result: Result
+    commit: str
+
+    @property
+    def caught_up_s(self) -> float | None:
+        """Seconds until the slowest recovery had caught up; None where one never did, or there was none."""
+        times = [one.parts.get("caught_up") for one in self.result.recoveries]
+        return None if None in times else max((one for one in times if one is not None), default=None)
+
+    @property
+    def lost_steps(self) -> int | None:
+        """Of all recoveries together; None where one is not known."""
+        lost = [one.lost_steps for one in self.result.recoveries]
+        return None if None in lost or not lost else sum(one for one in lost if one is not None)
+
+    def part_s(self, part: str) -> float | None:
+        """The longest that a part of the recovery was over after, in seconds since the fault; None: not seen."""
+        return max((at for one in self.result.recoveries if (at := one.parts.get(part)) is not None), default=None)
+
+
+class Store:
+    """Raises UsageError where the file can't be used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def add(self, kept: Sequence[Kept]) -> None:
+        """A run that is there already is replaced: it was judged again."""
+        with opened(self.path) as database:
+            database.executemany(
+                'INSERT OR REPLACE INTO runs (run_dir, scenario, seed, started, "commit", verdict, result) '
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (one.result.run_dir, one.result.scenario, one.result.seed, one.result.started, one.commit,
+                     one.result.verdict.value, json.dumps(one.result.to_json()))
+                    for one in kept
+                ],
+            )  # fmt: skip
+
+    def runs(self, scenarios: Sequence[str] = (), commit: str = "", beside: Sequence[Kept] = ()) -> list[Kept]:
+        """In order of time; of these scenarios, or of all, and of a commit that begins like this. `beside`: runs that
+        are told too, whether they are in the file or not. Each run is there once. Results that can't be read any more,
+        of a later version for one, are passed over. Changes nothing."""
+        rows = rows_of(self.path, "runs", "commit", "result")
+        found: dict[tuple[str, str, int, str], Kept] = {}
+        for one in (*(kept for at, raw in rows for kept in _read(at, raw)), *beside):
+            if _which(one.result) not in found or Path(one.result.run_dir).is_absolute():
+                found[_which(one.result)] = one
+        wanted = (one for one in found.values() if not scenarios or one.result.scenario in scenarios)
+        return sorted((one for one in wanted if one.commit.startswith(commit)), key=lambda one: one.result.started)
+
+
+def _which(result: Result) -> tuple[str, str, int, str]:
+    """What a run is known by, wherever its directory was moved and by whichever path it was seen."""
+    return Path(result.run_dir).name, result.scenario, result.seed, result.started
+
+
+def kept_of(folder: RunDir) -> Kept:
+    """What a run directory says of its run. Raises UsageError where it has no result that can be read."""
+    try:
+        result = Result.from_json(json.loads(folder.result.read_text()))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{folder.root}: no result in it: {error}; `torchaos judge` says what became of it") from error
+    return Kept(replace(result, run_dir=str(folder.root.absolute())), _commit_in(folder))  # it may have been moved
+
+
+def found_in(out: Path) -> list[Kept]:
+    """Every finished run directly below a folder, in order of time."""
+    found = []
+    for path in sorted(out.glob("*/result.json")):
+        try:
+            found.append(kept_of(RunDir(path.parent)))
+        except UsageError:
+            continue
+    return sorted(found, key=lambda one: one.result.started)
+
+
+def in_file(path: Path) -> list[Kept]:
+    """The results of a `--json` file. Raises UsageError where it is none."""
+    try:
+        raw: Any = json.loads(path.read_text())
+        results = [Result.from_json(one) for one in raw["results"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"{path}: not a file of results, as `torchaos run --json` writes: {error}") from error
+    return [Kept(one, _commit_in(RunDir(Path(one.run_dir)))) for one in results]
+
+
+def _commit_in(folder: RunDir) -> str:
+    try:
+        found = json.loads((folder.artifacts / "environment.json").read_text())
+        return str(found.get("commit") or "") if isinstance(found, dict) else ""
+    except (OSError, ValueError, RecursionError):
+        return ""
+
+
+def _read(commit: str, raw: str) -> Iterator[Kept]:
+    try:
+        yield Kept(Result.from_json(json.loads(raw)), commit)
+    except (UsageError, ValueError):
+        return

@@ -1,0 +1,165 @@
+"""From what the ranks say of their collectives to the ones that hold the others up. Pure."""
+
+from __future__ import annotations
+
+from torchaos.harness.watching.diagnosis import misplaced
+from torchaos.harness.watching.diagnosis.calls import Call, Calls, is_mutual, ranges
+from torchaos.harness.watching.diagnosis.doubts import FEW, FRESH_S, weigh
+from torchaos.harness.watching.diagnosis.slow import remarks
+from torchaos.harness.watching.diagnosis.verdict import HIGH, MEDIUM, Diagnosis
+from torchaos.harness.watching.diagnosis.waits import Late, Node, Op, Waits, groups_of, waits
+from torchaos.harness.watching.diagnosis.words import have, named, waited_for
+
+_OF_ALL = 3  # where more than one of so many left no record, the records were not collected
+
+
+def diagnose(calls: Calls) -> Diagnosis:
+    """Names nobody where a healthy job may look the same."""
+    found = Diagnosis(problems=[*calls.problems, *remarks(calls)])
+    graph = waits(calls)
+    if not graph.ops and not graph.late:
+        _given_up(calls, found)
+        return found
+    ends = graph.ends()
+    wrong = misplaced.read_mismatches(graph, found)
+    for end in ends:
+        if not end & wrong:
+            _read_end(end, graph, calls, found)
+    _weigh_unknown(calls, graph, found)
+    weigh(calls, graph, ends, bool(wrong), found)
+    return found
+
+
+def _read_end(end: set[Node], graph: Waits, calls: Calls, found: Diagnosis) -> None:
+    ranks = sorted(node for node in end if isinstance(node, int))
+    ops = [graph.ops[node] for node in end if node in graph.ops]
+    late = next((node.rank for node in end if isinstance(node, Late)), None)
+    if late is not None:
+        _read_late(late, graph.late[late], late in graph.stale, found)
+    elif len(end) > 1:
+        _read_circle(end, ranks, ops, graph, calls, found)
+    elif ranks:
+        _read_absent(ranks[0], graph, calls, found)
+    elif ops:
+        _read_op(ops[0], graph, found)
+
+
+def _read_absent(rank: int, graph: Waits, calls: Calls, found: Diagnosis) -> None:
+    """Others wait for it, and nothing under way holds it up."""
+    if rank not in calls.ranks:
+        found.suspect([rank], *waited_for(rank, graph), "nothing was recorded of it: it is gone, or was not asked")
+    elif rank in graph.stale:
+        found.suspect([rank], "its record is older than the others': they are done with what it had not entered then")
+    elif calls.ranks[rank].torn:
+        found.suspect([rank], *waited_for(rank, graph), "its record is torn: what it did last is not known")
+    else:
+        last = max(calls.ranks[rank].calls, key=lambda call: call.order, default=None)
+        words = "it has nothing under way itself"
+        if last:
+            words += f"; the last it called was {named(last)}" + (f", {last.where}" if last.where else "")
+        found.blame([rank], HIGH, *waited_for(rank, graph), words)
+
+
+def _read_late(rank: int, op: Op, stale: bool, found: Diagnosis) -> None:
+    words = f"it is still in {op.name}, which {ranges(sorted(op.done))} {have(len(op.done))} finished"
+    if stale:
+        found.suspect([rank], f"{words}, but its record is older than the others': they have gone further since")
+    else:
+        found.blame([rank], HIGH, words + ": on its own side nothing comes to an end any more")
+
+
+def _read_op(op: Op, graph: Waits, found: Diagnosis) -> None:
+    """Everybody is in it, and nothing before it is under way."""
+    started = [rank for rank, call in op.pending.items() if call.started]
+    waiting = sorted(op.pending.keys() - set(started))
+    if started and waiting and len(waiting) <= len(started):
+        found.blame(
+            waiting, HIGH, f"its device never started {op.name}; that of {ranges(sorted(started))} did, and waits"
+        )
+        return
+    behind_hosts = _not_gone_on(op, graph)
+    if behind_hosts:
+        found.blame(
+            sorted(behind_hosts), MEDIUM,
+            f"it is in {op.name} like all of its group, but the others have called more after it, and it has not",
+        )  # fmt: skip
+    found.suspect(
+        sorted(op.pending), f"it is in {op.name} with everybody else: it is in flight, or what carries it is broken"
+    )
+
+
+def _not_gone_on(op: Op, graph: Waits) -> set[int]:
+    """Of those in it, the few that have not entered the later ones that the others have."""
+    later = [one for one in graph.ops.values() if one.key[0] == op.key[0] and one.seq > op.seq and len(one.key) == 2]
+    absent = {rank for one in later for rank in one.missing & op.pending.keys()}
+    return absent if 2 * len(absent) < len(op.pending) else set()
+
+
+def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, calls: Calls, found: Diagnosis) -> None:
+    """They wait for each other. A send that nobody takes does not hold up its rank, as a rule: without those it may
+    open."""
+    senders = {
+        rank for rank in ranks
+        if all(rank == op.key[1] for op in ops if rank in op.pending and len(op.key) == 4)
+        and not any(rank in op.pending and len(op.key) == 2 for op in ops)
+    }  # fmt: skip
+    if senders:
+        cut = {key: set(others) for key, others in graph.edges.items()}
+        for rank in senders:
+            cut[rank] = set()
+        opened = Waits(graph.ops, cut, graph.stale, graph.late)
+        inside = [one for one in opened.ends() if one <= end and one & senders]
+        for one in inside:
+            for node in one:
+                if isinstance(node, int):
+                    _read_absent(node, graph, calls, found)
+        if inside:
+            return
+    misplaced.read_circle(ranks, ops, graph, found)
+
+
+def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
+    """A rank of which nothing was recorded is blamed only where others wait for it and nobody else explains that. One
+    that left a record, empty or torn as it may be, was alive to do so: it is a suspect, and so are both then."""
+    unknown = {rank for rank in found.suspects if rank not in calls.ranks or calls.ranks[rank].torn}
+    gone = unknown - calls.ranks.keys() - calls.unreadable
+    few = len(gone) == 1 or len(gone) * _OF_ALL <= len(calls.world)
+    if gone and few and not found.culprits and found.suspects == gone:
+        found.blame(sorted(_alone_waited_for(gone, graph)), MEDIUM)
+    for rank in (unknown & (calls.ranks.keys() | calls.unreadable)) - found.culprits:
+        found.say(rank, "see the notes on its record")
+
+
+def _alone_waited_for(unknown: set[int], graph: Waits) -> set[int]:
+    """Those without a record that some op waits for, and for nothing that is known. Whoever lives leaves a record; but
+    where more than a few did not, the records were not collected."""
+    if len(unknown) > FEW:
+        return set()
+    reasons = [graph.edges[key] for key, op in graph.ops.items() if op.pending and graph.edges[key] <= unknown]
+    return {rank for ranks in reasons for rank in ranks if isinstance(rank, int)}
+
+
+def _given_up(calls: Calls, found: Diagnosis) -> None:
+    """Nothing is under way. Where all but a few are done with one op, their last, that these never entered, it was
+    given up: it can't have come to its end. Unless these were only recorded a moment before the others: they are named
+    where the times of the files bear out the time-out."""
+    for group in groups_of(calls).values():
+        top = max(group.last.values(), default=-1)
+        done = [rank for rank, by_number in group.calls.items() if top in by_number]
+        behind = [rank for rank, last in group.last.items() if last == top - 1]
+        call = group.calls[done[0]][top] if done else None
+        if not call or not is_mutual(call.op) or not behind or len(behind) > len(done):
+            continue
+        if set(done) | set(behind) == set(group.members):
+            words = f"{ranges(sorted(done))} {have(len(done))} ended {named(call)}, which it never entered"
+            if _timed_out(calls, call):
+                found.blame(behind, MEDIUM, f"{words}: they gave it up")
+            else:
+                found.suspect(behind, f"{words}: they gave it up, or it was recorded before them")
+
+
+def _timed_out(calls: Calls, call: Call) -> bool:
+    written = [one.written_s for one in calls.ranks.values() if one.written_s]
+    if not written or not call.created_s or not call.timeout_s:
+        return False
+    return call.timeout_s <= min(written) - call.created_s < call.timeout_s + FRESH_S

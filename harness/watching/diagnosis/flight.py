@@ -1,0 +1,298 @@
+"""Reads a directory of PyTorch Flight Recorder dumps: NCCL's and gloo's pickles, and the JSON form.
+
+Format: torch/csrc/distributed/c10d/FlightRecorder*, versions 2.0 to 2.10 (`collective_seq_id`) and before (`seq_id`).
+What a version lacks is left out; nothing in a file is trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.watching.diagnosis import pickles
+from torchaos.harness.watching.diagnosis.calls import Call, Calls, RankCalls, ranges
+
+_NAME = re.compile(r"rank[_-]?(\d+)[^/]*(?<!\.log)(?<!\.txt)$|(\d+)(?:\.(?:pkl|pickle|json|dump|trace|bin))?$")
+_PAIR = re.compile(r"(send|recv)\s+(\d+)\s*(->|<-)\s*(\d+)")
+_COALESCED = "coalesced"
+_MOST_BYTES, _MOST_ENTRIES, _MOST_FILES = 256 << 20, 100_000, 20_000
+_EQUAL_SIZES = frozenset({"all_reduce", "all_gather_base", "reduce_scatter_base"})
+
+
+def read_folder(folder: Path) -> Calls:
+    """Every file whose name ends in a rank's number, as torch names them. Raises UsageError where there is none."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if _NAME.search(path.name) and path.is_file())
+    except OSError as error:
+        raise UsageError(f"{folder}: it can't be read: {error.strerror}") from error
+    if not paths:
+        raise UsageError(
+            f"{folder}: no Flight Recorder dumps in it; their names end in the rank's number, "
+            "as in nccl_trace_rank_0; set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT=1 to have them written"
+        )
+    found: dict[int, RankCalls] = {}
+    problems: list[str] = []
+    named: set[int] = set()
+    unreadable: set[int] = set()
+    for path in paths[:_MOST_FILES]:
+        try:
+            raw, problem = _read(path)
+        except (OSError, ValueError) as error:
+            problems.append(f"{path.name}: can't be used: {getattr(error, 'strerror', None) or error}")
+            unreadable.add(_rank_by_name(path))
+            continue
+        problems += [f"{path.name}: {problem}"] if problem else []
+        one = _rank_calls(raw, _rank_by_name(path), path.stat().st_mtime, torn=bool(problem))
+        named.add(one.rank)
+        if one.says_nothing:
+            problems.append(f"{path.name}: it holds no collectives")
+            continue
+        if (earlier := found.get(one.rank)) is not None:
+            problems.append(f"{path.name}: a second dump of rank {one.rank}; the newer one is used")
+            one = max(earlier, one, key=_newest)
+        found[one.rank] = one
+    if not found:
+        raise UsageError(f"{folder}: none of its {len(paths)} dumps can be read: {problems[0]}")
+    named |= unreadable
+    world = sorted({*named, *(rank for one in found.values() for ranks in one.groups.values() for rank in ranks)})
+    missing = [rank for rank in world if rank not in found and rank not in named]
+    problems += [f"rank {rank}: there is no dump of it" for rank in missing]
+    return Calls(_told_apart(found), tuple(problems), tuple(world), frozenset(unreadable - found.keys()))
+
+
+def _told_apart(ranks: dict[int, RankCalls]) -> dict[int, RankCalls]:
+    """Groups that were made by their members alone may share a name with others: they get names of their own."""
+    members: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for one in ranks.values():
+        for name, some in one.groups.items():
+            members[name].add(some)
+    shared = {name for name, some in members.items() if name and len(some) > 1}
+    if not shared:
+        return ranks
+    return {rank: _with_other_names(one, shared) for rank, one in ranks.items()}
+
+
+def _with_other_names(one: RankCalls, shared: set[str]) -> RankCalls:
+    names = {name: f"{name} of {ranges(one.groups[name])}" for name in shared & one.groups.keys()}
+
+    def renamed(by_group: Mapping[str, Any]) -> dict[str, Any]:
+        return {names.get(name, name): value for name, value in by_group.items()}
+
+    calls = [replace(call, group=names.get(call.group, call.group)) for call in one.calls]
+    return replace(
+        one, calls=calls, groups=renamed(one.groups), entered=renamed(one.entered), completed=renamed(one.completed)
+    )
+
+
+def _rank_by_name(path: Path) -> int:
+    match = _NAME.search(path.name)
+    return int((match[1] or match[2])[:9]) if match else -1
+
+
+def _newest(one: RankCalls) -> float:
+    return max((call.created_s or 0.0 for call in one.calls), default=0.0)
+
+
+def _read(path: Path) -> tuple[Mapping[str, Any], str]:
+    """The dump, and what is wrong with it. Raises OSError and ValueError."""
+    if (size := path.stat().st_size) > _MOST_BYTES:
+        raise ValueError(f"{size >> 20} MiB are more than any dump has")
+    raw = path.read_bytes()
+    if not raw.strip(b"\0 \n"):
+        raise ValueError("it is empty")
+    if raw.lstrip()[:1] == b"{":
+        try:
+            found, problem = json.loads(raw), ""
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
+    else:
+        found, problem = pickles.load(raw)
+    if not isinstance(found, dict) or not ({"entries", "pg_status", "pg_config"} & found.keys()):
+        raise ValueError("it is no Flight Recorder dump")
+    return found, problem
+
+
+def _rank_calls(dump: Mapping[str, Any], rank: int, written_s: float, torn: bool) -> RankCalls:
+    groups = _groups(dump.get("pg_config"))
+    sure = set.intersection(*map(set, groups.values())) if groups else set()
+    if sure and rank not in sure and len(sure) == 1:  # a file that was renamed: the groups know better
+        (rank,) = sure
+    entries = [entry for entry in _list(dump.get("entries"))[-_MOST_ENTRIES:] if isinstance(entry, dict)]
+    entries = entries[:-1] if torn else entries  # the last one is a part of one
+    status = {str(key): value for key, value in _dict(dump.get("pg_status")).items() if isinstance(value, dict)}
+    torn = torn or _lacks_entries(entries, status)
+    calls = _calls(entries, groups, status)
+    entered, completed = _status(entries, groups, status, torn)
+    clipped = not calls or calls[0].order > 0
+    moving = not torn and _moving(entries, status)
+    return RankCalls(rank, calls, groups, entered, completed, written_s, clipped, torn, moving, copied=True)
+
+
+def _moving(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Torch asks the device what is over when it dumps; its watchdog, which retires what is over and keeps the status,
+    looks ten times a second. Where the dump knows of an end and the watchdog does not, it is a moment old."""
+    over = [entry for entry in entries if entry.get("state") == "completed"]
+    if any(entry.get("retired") is True for entry in over):  # else this recorder may never say so
+        return any(entry.get("retired") is False for entry in over)
+    if over or any(entry.get("retired") for entry in entries):
+        return False
+    active = Counter(str(entry.get("pg_id")) for entry in entries)  # only what is under way was dumped
+    messages = {str(entry.get("pg_id")) for entry in entries if entry.get("is_p2p")}  # whose numbers have gaps
+    under_way = {  # -1: none yet; they count from 1
+        name: max(0, _int(one.get("last_enqueued_collective"))) - max(0, _int(one.get("last_completed_collective")))
+        for name, one in status.items()
+    }
+    return bool(active) and any(many > active[name] for name, many in under_way.items() if name not in messages)
+
+
+def _lacks_entries(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Something is under way by its status, and no entry tells of anything."""
+    return not entries and any(
+        _int(one.get("last_enqueued_collective"), -1) > _int(one.get("last_completed_collective"), -1)
+        for one in status.values()
+    )
+
+
+def _groups(raw: Any) -> dict[str, tuple[int, ...]]:
+    found = {}
+    for name, one in _dict(raw).items():
+        ranks = one.get("ranks") if isinstance(one, dict) else None
+        if isinstance(ranks, str):
+            ranks = [int(number) for number in re.findall(r"\d+", ranks[: 1 << 20])]
+        if isinstance(ranks, list) and ranks:
+            found[str(name)] = tuple(sorted({_int(rank) for rank in ranks}))
+    return found
+
+
+def _status(
+    entries: Sequence[Mapping[str, Any]], groups: Mapping[str, Any], status: Mapping[str, Mapping[str, Any]], torn: bool
+) -> tuple[dict[str, int], dict[str, int]]:
+    """By group, for those that no entry tells of (or, of a torn dump, not all of them: those with sends and recvs,
+    which the status counts too, are left out then). The status is kept by the order in which a rank made its groups;
+    their names count in the same order. Where the two lists, or the entries, don't bear that out, it is left alone."""
+    names = {str(entry.get("pg_id")): _group_of(entry) for entry in entries}
+    ids = sorted(status, key=_int)
+    in_order = sorted((name for name in groups if name.isdigit()), key=int)
+    if len(ids) != len(groups) or len(in_order) != len(groups):
+        return {}, {}
+    order = dict(zip(ids, in_order, strict=True))
+    if any(order.get(one, name) != name for one, name in names.items()):
+        return {}, {}
+    told = {_group_of(entry) for entry in entries if not torn or entry.get("is_p2p")}
+    free = {name: status[one] for one, name in order.items() if name not in told}
+    entered = {name: _int(one.get("last_enqueued_collective"), -1) for name, one in free.items()}
+    completed = {name: _int(one.get("last_completed_collective"), -1) for name, one in free.items()}
+    return entered, completed
+
+
+def _calls(
+    entries: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[int, ...]], status: Mapping[str, Any]
+) -> list[Call]:
+    """In the order of the calls. The parts of a coalesced one have no state of their own: they share the whole's."""
+    wholes = {}
+    sharing: dict[tuple[object, ...], int] = defaultdict(int)
+    for entry in entries:
+        sharing[_batch(entry)] += 1
+        if _op(entry) == _COALESCED:
+            wholes[_batch(entry)] = _done(entry)
+    found = []
+    for number, entry in enumerate(entries):
+        op, batch = _op(entry), _batch(entry)
+        done = _done(entry)
+        last = _int(_dict(status.get(str(entry.get("pg_id")))).get("last_completed_collective"), -1)
+        if batch in wholes:
+            done = wholes[batch]
+        elif sharing[batch] > 1 and entry.get("is_p2p"):
+            done = done or _int(entry.get("p2p_seq_id")) <= last
+        if op == _COALESCED and entry.get("is_p2p"):
+            continue  # its parts tell with whom
+        found.append(_call(entry, op, done, _int(entry.get("record_id"), number), groups))
+    return sorted(found, key=lambda call: call.order)
+
+
+def _batch(entry: Mapping[str, Any]) -> tuple[object, ...]:
+    seq = entry.get("collective_seq_id", entry.get("seq_id"))
+    return (_group_of(entry), bool(entry.get("is_p2p")), _int(seq), _int(entry.get("p2p_seq_id")))
+
+
+def _call(entry: Mapping[str, Any], op: str, done: bool, order: int, groups: Mapping[str, tuple[int, ...]]) -> Call:
+    group = _group_of(entry)
+    pair, match = None, _PAIR.search(str(entry.get("profiling_name")))
+    members = groups.get(group)
+    if match and members and max(int(match[2]), int(match[4])) < len(members):
+        mine, other = members[int(match[2])], members[int(match[4])]
+        pair = (mine, other) if match[3] == "->" else (other, mine)
+    created = entry.get("time_created_ns")
+    started = entry.get("state") == "started" or bool(entry.get("time_discovered_started_ns"))
+    return Call(
+        order, group, match[1] if match else op, _int(entry.get("collective_seq_id", entry.get("seq_id"))), pair, done,
+        started, _int(created) / 1e9 if created else None, () if match else _shape(entry, op), _where(entry),
+        _about(entry, group), _int(entry.get("timeout_ms")) / 1e3 or None,
+    )  # fmt: skip
+
+
+def _done(entry: Mapping[str, Any]) -> bool:
+    return (
+        entry.get("state") == "completed"
+        or entry.get("retired") is True
+        or bool(entry.get("time_discovered_completed_ns"))
+    )
+
+
+def _op(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("profiling_name", "?"))[:200].rpartition(":")[2].strip().lstrip("_").lower()
+
+
+def _group_of(entry: Mapping[str, Any]) -> str:
+    named = entry.get("process_group")
+    return str(named[0])[:200] if isinstance(named, (list, tuple)) and named else str(entry.get("pg_id"))[:200]
+
+
+def _about(entry: Mapping[str, Any], group: str) -> str:
+    named = entry.get("process_group")
+    words = str(named[1])[:100] if isinstance(named, (list, tuple)) and len(named) > 1 else ""
+    return f"{words} ({group})" if words not in ("", "undefined", group) else f"group {group}"
+
+
+def _shape(entry: Mapping[str, Any], op: str) -> tuple[object, ...]:
+    if op not in _EQUAL_SIZES:
+        return ()
+    sizes = [tuple(_numel(one) for one in _list(entry.get(key))) for key in ("input_sizes", "output_sizes")]
+    types = [tuple(str(one)[:40] for one in _list(entry.get(key))) for key in ("input_dtypes", "output_dtypes")]
+    return (*sizes, *types) if any(sizes) else ()
+
+
+def _numel(size: Any) -> int:
+    total = 1
+    for one in _list(size):
+        total *= _int(one)
+    return total
+
+
+def _where(entry: Mapping[str, Any]) -> str:
+    """The innermost line of code that is not torch's."""
+    for frame in _list(entry.get("frames"))[:200]:
+        if isinstance(frame, dict) and "/torch/" not in (file := str(frame.get("filename", ""))) and file:
+            return f"{frame.get('name')} at {file}:{frame.get('line')}"[:300]
+    return ""
+
+
+def _dict(value: Any) -> Mapping[Any, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else []
+
+
+def _int(value: Any, otherwise: int = 0) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return otherwise

@@ -1,0 +1,66 @@
+"""What a diagnosis says, in one shape for every source of evidence."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchaos.harness.watching.diagnosis.calls import ranges
+
+HIGH, MEDIUM, LOW, NONE = "high", "medium", "low", "none"
+
+
+@dataclass
+class Diagnosis:
+    """`culprits`: who held the others up, as far as that is sure. `suspects`: the smallest set that surely holds the
+    culprits, where there is a hang at all. `confidence` is in the culprits; "none" where nothing hangs."""
+
+    culprits: set[int] = field(default_factory=set)
+    suspects: set[int] = field(default_factory=set)
+    confidence: str = NONE
+    evidence: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
+    problems: list[str] = field(default_factory=list)  # what could not be read or told
+    summary: str = ""
+
+    def blame(self, ranks: Iterable[int], confidence: str, *sentences: str) -> None:
+        """The least confidence that anything was said with is that of the whole."""
+        order = (NONE, HIGH, MEDIUM, LOW)
+        self.confidence = max(self.confidence, confidence, key=order.index)
+        for rank in ranks:
+            self.culprits.add(rank)
+            self.suspects.add(rank)
+            self.say(rank, *sentences)
+
+    def suspect(self, ranks: Iterable[int], *sentences: str) -> None:
+        for rank in ranks:
+            self.suspects.add(rank)
+            self.say(rank, *sentences)
+
+    def say(self, rank: int, *sentences: str) -> None:
+        self.evidence[rank] = list(dict.fromkeys([*self.evidence[rank], *filter(None, sentences)]))
+
+    def to_json(self) -> dict[str, Any]:
+        evidence = {str(rank): self.evidence[rank] for rank in sorted(self.evidence)}
+        return {
+            "culprits": sorted(self.culprits), "suspects": sorted(self.suspects), "confidence": self.confidence,
+            "summary": self.summary or self._in_short(), "evidence": evidence, "problems": self.problems,
+        }  # fmt: skip
+
+    def lines(self) -> Sequence[str]:
+        found = [self.summary or self._in_short()]
+        for rank in sorted(self.culprits):
+            found += [f"  rank {rank}", *(f"    {one}" for one in self.evidence.get(rank, []))]
+        for rank in sorted(self.suspects - self.culprits):
+            found += [f"  rank {rank}, a suspect", *(f"    {one}" for one in self.evidence.get(rank, []))]
+        return [*found, *(f"note: {one}" for one in self.problems)]
+
+    def _in_short(self) -> str:
+        if self.culprits:
+            others = self.suspects - self.culprits
+            more = f"; {ranges(sorted(others))} can't be ruled out" if others else ""
+            return f"{ranges(sorted(self.culprits))} held the others up (confidence: {self.confidence}){more}"
+        if self.suspects:
+            return f"nobody can be named; if it hangs, the culprit is among {ranges(sorted(self.suspects))}"
+        return "nobody is to blame: no rank waits for another one"

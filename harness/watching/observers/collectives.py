@@ -1,0 +1,72 @@
+"""Observer (d): the agent's stamps. One collective outlives its bound, or nobody begins or ends any."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from torchaos.harness.agent import stamps
+from torchaos.harness.watching.observers.opinion import Learned, Opinion
+
+_RING = stamps.SIZE - stamps.SLOTS * 64
+_NUMBER, _BEGUN, _ENDED, _STEP = 0, 4, 6, 7  # words of an entry
+
+
+class Overdue:
+    """What the first steps take teaches nothing. A collective that is over counts with how long it took."""
+
+    name = "collectives"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: dict[Path, int] = {}  # the newest moment of each file, nanoseconds
+        self._longest_s = 0.0
+        self._quiet = Learned(needed=10)
+        self.training = False  # a step has been over
+
+    def look(self, now_s: float, training: bool) -> Opinion:
+        oldest_s, newest, active = now_s, 0, False
+        files = {path: words for path in self._files() if (words := _read(path))}
+        for path, words in files.items():
+            numbers, begun, ended = words[_NUMBER::8], words[_BEGUN::8], words[_ENDED::8]
+            steps = words[_STEP::8]
+            self.training = self.training or max(steps) >= 2
+            last = max(max(begun), max(ended))
+            before = self._seen.get(path, 0)
+            if last > before:
+                active, self._seen[path] = True, last
+                self._learn(begun, ended, steps, before)
+            newest = max(newest, last)
+            open_ = [
+                start
+                for number, start, end in zip(numbers, begun, ended, strict=True)
+                if number > 0 and start and not end
+            ]
+            oldest_s = min([oldest_s, *(start / 1e9 for start in open_)])
+        self._seen = {path: last for path, last in self._seen.items() if path in files}
+        if active:
+            self._quiet.happened(now_s, self.training)
+        age = Opinion(self.name, now_s - oldest_s, self._longest_s, self._quiet.events >= self._quiet.needed)
+        quiet = self._quiet.opinion(self.name, now_s)
+        return max(age, quiet, key=lambda one: one.quiet_s / max(1.0, one.usual_s))
+
+    def _learn(self, begun: tuple[int, ...], ended: tuple[int, ...], steps: tuple[int, ...], since: int) -> None:
+        took = [end - start for start, end, step in zip(begun, ended, steps, strict=True) if end > since and step >= 2]
+        self._longest_s = max([self._longest_s, *(one / 1e9 for one in took)])
+
+    def _files(self) -> list[Path]:
+        """Of the latest attempt."""
+        found = sorted(self._folder.glob("*.stamps"))
+        attempts = {path: path.name.split("-")[1] for path in found if path.name.count("-") == 2}
+        last = max(attempts.values(), key=lambda text: int(text[1:]) if text[1:].isdigit() else 0, default="")
+        return [path for path, attempt in attempts.items() if attempt == last]
+
+
+def _read(path: Path) -> tuple[int, ...] | None:
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return None
+    if len(raw) != stamps.SIZE:
+        return None
+    return struct.unpack_from(f"{stamps.SLOTS * 8}q", raw, _RING)

@@ -1,0 +1,149 @@
+"""What a job leaves behind when its command has ended: processes, the ports they listen on, shared memory, GPU memory.
+
+It is looked at before anything is cleaned up. What is still on its way out gets GRACE_S seconds. Nothing that another
+job made at the same time is blamed on this one: an entry in /dev/shm is the job's when a process of it was seen to map
+or open it, or when its name holds the pid of one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from torchaos.harness.contracts import Emit, Need
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.watching.probes.sampling import Sampling
+
+GRACE_S = 3.0
+SHARED = Path("/dev/shm")
+_LOOK_S = 0.1
+_PERIOD_S = 0.5  # how often it is looked which entries of SHARED the job's processes use
+
+Members = Callable[[], Mapping[int, int]]
+
+
+class Leftovers:
+    """`members` gives the job's living processes. Does nothing where no assertion wants it."""
+
+    def __init__(self, plan: Plan, members: Members) -> None:
+        self._wanted = Need.LEFTOVERS in plan.collect and plan.job.attach_pid is None
+        self._members = members
+        self._before = dict(_entries()) if self._wanted else {}
+        self._users = _Users(members)
+        self._sampling = Sampling([self._users] if self._wanted else [], _nothing)
+
+    def start(self) -> None:
+        self._sampling.start()
+
+    def take(self, ended: bool, given_up: Callable[[], bool]) -> dict[str, Any] | None:
+        """None where it isn't wanted, or the job has not `ended` by itself: all that it has is still its own then."""
+        self._sampling.stop()
+        if not (self._wanted and ended):
+            return None
+        begun = time.monotonic()
+        while (left := self._members()) and time.monotonic() < begun + GRACE_S and not given_up():
+            time.sleep(_LOOK_S)
+        return {
+            "waited_s": round(time.monotonic() - begun, 3),
+            "processes": [found for pid in sorted(left) if (found := _process(pid))],
+            "shared_memory": list(self._shared_memory()),
+            "gpu_memory": _gpu_memory(set(left)),
+        }
+
+    def _shared_memory(self) -> Iterator[dict[str, Any]]:
+        for name, identity in _entries():
+            path = SHARED / name
+            if self._before.get(name) == identity:
+                continue
+            numbers = {int(number) for number in re.findall(r"\d+", name)}
+            ours = str(path) in self._users.used or bool(numbers & self._users.pids)
+            with suppress(OSError):
+                yield {"name": name, "bytes": path.stat().st_size, "of_job": ours}
+
+
+class _Users:
+    """A probe: which entries the job's processes use, and who they were."""
+
+    period_s = _PERIOD_S
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self.used: set[str] = set()
+        self.pids: set[int] = set()
+        self._lock = threading.Lock()
+
+    def sample(self, emit: Emit) -> None:
+        with self._lock:
+            for pid in self._members():
+                self.pids.add(pid)
+                self.used |= set(_in_use(pid))
+
+
+def _in_use(pid: int) -> Iterator[str]:
+    with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if f"{SHARED}/" in line:
+                yield line[line.index(f"{SHARED}/") :].rstrip("\n").removesuffix(" (deleted)")
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                target = os.readlink(f"/proc/{pid}/fd/{number}")
+                if target.startswith(f"{SHARED}/"):
+                    yield target.removesuffix(" (deleted)")
+
+
+def _entries() -> Iterator[tuple[str, tuple[int, int]]]:
+    """Names of this user's files, with what tells one from another of the same name. Folders are no shared memory."""
+    with suppress(OSError):
+        for entry in os.scandir(SHARED):
+            with suppress(OSError):
+                found = entry.stat(follow_symlinks=False)
+                if found.st_uid == os.geteuid() and not entry.is_dir(follow_symlinks=False):
+                    yield entry.name, (found.st_ino, found.st_ctime_ns)
+
+
+def _process(pid: int) -> dict[str, Any] | None:
+    """None where it has gone meanwhile."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            command = " ".join(process.cmdline())[:200]
+            ports = sorted({one.laddr.port for one in process.net_connections("inet") if one.status == "LISTEN"})
+            rank = process.environ().get("RANK")
+        return {"pid": pid, "command": command, "ports": ports, "rank": rank}
+    except (psutil.Error, OSError):
+        return {"pid": pid, "command": "", "ports": [], "rank": None} if psutil.pid_exists(pid) else None
+
+
+def _gpu_memory(pids: set[int]) -> list[dict[str, int]] | None:
+    """Bytes of GPU memory by leftover process; None where no GPU could be looked at."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no package, or no driver
+        return None
+    found = []
+    try:
+        for gpu in range(pynvml.nvmlDeviceGetCount()):
+            for one in pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(gpu)):
+                if one.pid in pids:
+                    found.append({"gpu": gpu, "pid": int(one.pid), "bytes": int(one.usedGpuMemory or 0)})
+    except Exception:
+        return None
+    finally:
+        with suppress(Exception):
+            pynvml.nvmlShutdown()
+    return found
+
+
+def _nothing(*_args: Any) -> Any:
+    """The probe's findings go into an artifact; it emits no event."""

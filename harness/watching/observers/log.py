@@ -1,0 +1,30 @@
+"""Observer (a): the job's log does not grow, measured by how it grew until now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torchaos.harness.watching.observers.opinion import Learned, Opinion
+
+
+class LogSilence:
+    """`paths`: the log files, as they are now. Their first lines, before training, teach nothing."""
+
+    name = "log"
+
+    def __init__(self, paths: Callable[[], Sequence[Path]]) -> None:
+        self._paths, self._size = paths, -1
+        self._learned = Learned(needed=5)
+
+    def look(self, now_s: float, training: bool) -> Opinion:
+        size = sum(path.stat().st_size for path in self._paths() if path.exists())
+        if size != self._size:
+            self._size = size
+            self._learned.happened(now_s, training)
+        return self._learned.opinion(self.name, now_s)
+
+    @property
+    def grown(self) -> int:
+        """How often it was seen to grow while the job trained."""
+        return self._learned.events

@@ -1,0 +1,145 @@
+"""Calls the four observers ten times a second, and tells of a suspicion, and of a hang with who is to blame."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import Emit, Need, RankProcess
+from torchaos.harness.record.plan import Plan
+from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.watching.diagnosis import live
+from torchaos.harness.watching.observers.collectives import Overdue
+from torchaos.harness.watching.observers.log import LogSilence
+from torchaos.harness.watching.observers.metrics import Idle
+from torchaos.harness.watching.observers.opinion import Opinion, Rule, Tick
+from torchaos.harness.watching.observers.stagnation import Stagnation
+
+_SILENT_START_S = 30.0  # a job that shows nothing is taken to train by then
+_LINES = 5  # a log that has grown so often is one of training
+
+
+class HangWatch:
+    """A probe. `ranks` are the live ones; `logs` the files that the job's output goes to; `stamps` the agent's folder,
+    None where there is no agent."""
+
+    period_s = 0.1
+
+    def __init__(
+        self, ranks: Callable[[], Mapping[int, RankProcess]], logs: Callable[[], Sequence[Path]],
+        stamps: Path | None, rule: Rule | None = None, record: Callable[[Tick], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._ranks, self._logs, self._stamps, self._record = ranks, logs, stamps, record
+        self._rule = rule or Rule()
+        self._pids: set[int] = set()
+        self._most = 0  # ranks that were seen at a time: those of other machines never are
+        self._reset(0.0)
+
+    def _reset(self, now_s: float) -> None:
+        """Other processes than before: everything is learned anew."""
+        self._log, self._idle, self._stacks = LogSilence(self._logs), Idle(), Stagnation()
+        self._overdue = Overdue(self._stamps) if self._stamps else None
+        self._since_s, self._suspected, self._declared = now_s, False, False
+        self._lines, self._size = 0, -1
+
+    def sample(self, emit: Emit) -> None:
+        ranks = list(self._ranks().values())
+        now = time.monotonic()
+        pids = {one.pid for one in ranks}
+        if pids != self._pids:
+            self._pids = pids
+            self._reset(now)
+        world, self._most = max((one.world_size for one in ranks), default=0), max(self._most, len(ranks))
+        if not ranks or len(ranks) < min(world, self._most):  # it starts, ends or restarts: that is others' affair
+            return
+        opinions = self._look(now, ranks)
+        if self._record:
+            self._record(Tick(now, tuple(opinions)))
+        self._tell(opinions, emit, ranks, now)
+
+    def _look(self, now: float, ranks: Sequence[RankProcess]) -> list[Opinion]:
+        training = self._is_training(now)
+        opinions = [self._log.look(now, training)]
+        if self._overdue:
+            opinions.append(self._overdue.look(now, training))
+        metrics = self._idle.look(now, training, ranks, late=bool(self._rule.suspects(opinions)))
+        opinions.append(metrics)
+        if not training:
+            return []
+        wanted = bool(self._rule.suspects(opinions))
+        working = metrics.quiet_s < 0.3
+        opinions.append(self._stacks.look(now, wanted, working, ranks))
+        return opinions
+
+    def _is_training(self, now: float) -> bool:
+        if self._overdue and self._overdue.training:
+            return True
+        size = sum(path.stat().st_size for path in self._logs() if path.exists())
+        self._lines += size != self._size
+        self._size = size
+        return self._lines > _LINES or now - self._since_s > _SILENT_START_S
+
+    def _tell(self, opinions: Sequence[Opinion], emit: Emit, ranks: Sequence[RankProcess], now: float) -> None:
+        suspects = self._rule.suspects(opinions)
+        if not suspects:
+            self._suspected = self._declared = False
+            return
+        if not self._suspected:
+            self._suspected = True
+            one = max(suspects, key=lambda opinion: opinion.quiet_s)
+            data = {"observer": one.observer, "ranks": [], "since_s": now - one.quiet_s, "detail": one.detail}
+            emit(Kind.HANG_SUSPECTED, data)
+        agreed = self._rule.agree(opinions)
+        if agreed and not self._declared:
+            self._declared = True
+            found = live.diagnose({one.rank: one for one in ranks}, stamps=self._stamps, hangs=True).to_json()
+            since = now - max(one.quiet_s for one in agreed)
+            emit(Kind.HANG_DECLARED, {
+                "observers": sorted(one.observer for one in agreed), "ranks": found["culprits"], "since_s": since,
+                "declared_s": now, "bound_s": max(self._rule.bound_s(one, opinions) for one in agreed), **found,
+            })  # fmt: skip
+
+
+class Watching:
+    """Runs the probe in a thread of its own; without one it does nothing."""
+
+    def __init__(self, probe: HangWatch | None, emit: Emit) -> None:
+        self._probe, self._emit = probe, emit
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hangs", daemon=True)
+        self._told: set[str] = set()
+        self.cpu_s = 0.0  # that the thread has used; what it starts (py-spy, ss) comes on top
+
+    def start(self) -> None:
+        if self._probe:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join(10.0)
+
+    def _run(self) -> None:
+        while self._probe and not self._ended.wait(self._probe.period_s):
+            try:
+                self._probe.sample(self._emit)
+            except (OSError, ValueError, KeyError) as error:  # a process or file that just went
+                if not self._ended.is_set():
+                    self._note(f"the hang observers missed a look: {type(error).__name__}: {error}")
+            self.cpu_s = time.thread_time()
+
+    def _note(self, text: str) -> None:
+        if text not in self._told and len(self._told) < 5:
+            self._told.add(text)
+            self._emit(Kind.NOTE, {"text": text})
+
+
+def hangs_of(plan: Plan, folder: RunDir, ranks: Callable[[], Mapping[int, RankProcess]], emit: Emit) -> Watching:
+    """What watches a run for hangs, where one of its assertions wants that."""
+    if Need.HANGS not in plan.collect:
+        return Watching(None, emit)
+    stamps = folder.stamps if plan.job.attach_pid is None else None
+    return Watching(HangWatch(ranks, lambda: sorted(folder.logs.glob("*.log")), stamps), emit)

@@ -1,0 +1,145 @@
+"""The processes of a job, kept up to date cheaply: a stranger is looked at once.
+
+A process belongs to the job when its parent does, or when the job's mark is in its environment (its parent may be
+gone). Where it came from is remembered: an orphan is not mistaken for something that it never was.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from torchaos.harness.agent.wire import ENV_NODE, ENV_REPLICA, ENV_RUN_ID, attempt_of, rank_of
+from torchaos.harness.machine import proc
+
+_YOUNG_S = 10.0  # a process may still execute another program: fork to exec, and wrappers such as a shell
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What torchelastic put into the environment of a worker; whatever the worker starts inherits it."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    node: int
+    attempt: int
+    elastic_run: str
+    gpu: int = 0  # NVML's index, see gpu_of
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Identity | None:
+        with suppress(KeyError, ValueError):
+            attempt = attempt_of(environ)
+            rank, local_rank, run = rank_of(environ), int(environ["LOCAL_RANK"]), environ["TORCHELASTIC_RUN_ID"]
+            # Torchelastic counts nodes anew in each rendezvous, so that a survivor changes its number.
+            node = int(environ.get(ENV_NODE) or environ.get(ENV_REPLICA) or environ.get("GROUP_RANK", "0"))
+            size = int(environ.get("WORLD_SIZE", "0"))
+            return cls(rank, local_rank, size, node, attempt, run, gpu_of(environ, local_rank))
+        return None
+
+
+@dataclass(eq=False)
+class Member:
+    """One process of the job. `parent` is the one that started it, also when that is gone by now."""
+
+    pid: int
+    ticks: int  # start time, clock ticks since boot
+    parent: Member | None
+    seen_s: float  # first seen, CLOCK_MONOTONIC
+    identity: Identity | None = None
+    is_python: bool = False
+    alive: bool = True
+    inner_pid: int = 0  # see RankProcess
+
+    @property
+    def own_pid(self) -> int:
+        return self.inner_pid or self.pid
+
+    def ancestors(self) -> Iterator[Member]:
+        above = self.parent
+        while above:
+            yield above
+            above = above.parent
+
+    def look(self) -> None:
+        """Read what changes with exec."""
+        self.identity = Identity.of(environ_of(self.pid)) or self.identity
+        self.is_python = _is_python(self.pid)
+        self.inner_pid = proc.inner_pid(self.pid)
+
+
+@dataclass
+class Census:
+    """Not thread-safe. `run_id` is the mark; None where the job was not launched by us."""
+
+    run_id: str | None
+    members: dict[int, Member] = field(default_factory=dict)  # the living ones
+    _roots: set[int] = field(default_factory=set)
+    _strangers: set[int] = field(default_factory=set)
+
+    def add_root(self, pid: int) -> None:
+        self._roots.add(pid)
+        self._strangers.discard(pid)
+
+    def look_again(self, pid: int) -> None:
+        """The pid may have been a stranger's before."""
+        self._strangers.discard(pid)
+
+    def scan(self) -> None:
+        now, pids = time.monotonic(), {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        self._strangers &= pids
+        for pid in self.members.keys() - pids:
+            self.members.pop(pid).alive = False
+            self._roots.discard(pid)
+        self._admit(pids - self.members.keys() - self._strangers, now)
+        for member in self.members.values():
+            if not (member.is_python and member.identity) and now - member.seen_s < _YOUNG_S:
+                member.look()
+
+    def _admit(self, pids: Iterable[int], now: float) -> None:
+        """Parents before children: whoever belongs may make others belong."""
+        waiting = {pid: found for pid in pids if (found := proc.stat(pid))}
+        joined = True
+        while joined:
+            joined = False
+            for pid, found in list(waiting.items()):
+                if pid in self._roots or found.parent in self.members:
+                    self.members[pid] = Member(pid, found.ticks, self.members.get(found.parent), now)
+                    del waiting[pid]
+                    joined = True
+            if not joined and (marked := next((pid for pid in waiting if self._is_marked(pid)), None)):
+                self.members[marked] = Member(marked, waiting.pop(marked).ticks, None, now)
+                joined = True
+        self._strangers.update(waiting)
+
+    def _is_marked(self, pid: int) -> bool:
+        return self.run_id is not None and environ_of(pid).get(ENV_RUN_ID) == self.run_id
+
+
+def environ_of(pid: int) -> dict[str, str]:
+    """The environment that a process was started with; empty when it is gone or another user's."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = file.read().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
+def gpu_of(environ: Mapping[str, str], local_rank: int) -> int:
+    """NVML's index of the GPU that a rank uses. CUDA_VISIBLE_DEVICES renumbers GPUs for CUDA and not for NVML, so it is
+    looked through where it holds numbers."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    listed = visible[local_rank].strip() if local_rank < len(visible) else ""
+    return int(listed) if listed.isdigit() else local_rank
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+    except OSError:
+        return False

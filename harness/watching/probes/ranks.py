@@ -1,0 +1,254 @@
+"""Watches the ranks from outside: when each is up, stopped, stuck in the kernel, or gone, and with which exit code.
+
+One thread; a pidfd per rank, so that an exit is noticed at once, whoever reaps the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import struct
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+
+from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import RankProcess
+from torchaos.harness.machine import proc
+from torchaos.harness.record.events.journal import Journal
+from torchaos.harness.watching.probes.census import Census
+from torchaos.harness.watching.probes.processes import Claims, Found, Key, find_ranks, rank_process
+
+SCAN_S, STATE_S = 0.1, 0.05
+_TOLD_STATES = "TtZD"  # the others come and go all the time
+_PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3  # linux/pidfd.h, since Linux 6.15
+
+
+@dataclass
+class _Watched:
+    rank: RankProcess
+    pidfd: int
+    state: str = "R"  # the letter that was seen last
+    told: str = "R"
+
+
+class RankWatch:
+    """`mark`: the run id in the environment of the job's processes; None for a job that we did not launch."""
+
+    def __init__(self, journal: Journal, mark: str | None) -> None:
+        self._journal = journal
+        self._census = Census(mark)
+        self._claims = Claims()
+        self._watched: dict[int, _Watched] = {}  # by pidfd
+        self._over: set[tuple[int, int]] = set()  # pid, start_ticks of ranks that are gone
+        self._found = Found({}, {}, {})
+        self._refused: set[Key] = set()
+        self._armed: set[int] = set()
+        self._hints: deque[Event] = deque()
+        self._roots: deque[int] = deque()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._wake, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
+
+    def start(self) -> None:
+        self._journal.listen(self._note)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Exits that happened before are told before this returns."""
+        if self._thread.ident is not None and not self._ended.is_set():
+            self._ended.set()
+            os.eventfd_write(self._wake, 1)
+            self._thread.join()
+
+    def add_root(self, pid: int) -> None:
+        """A process that the job descends from: a command that was just started."""
+        self._roots.append(pid)
+        os.eventfd_write(self._wake, 1)
+
+    def ranks(self) -> dict[int, RankProcess]:
+        """The live ranks by number; of several attempts the latest. A rank with several candidates is left out."""
+        with self._lock:
+            living = [one.rank for one in self._watched.values()]
+            unclear = set(self._found.ambiguous)
+        newest = {one.rank: one for one in sorted(living, key=lambda one: (one.attempt, self._is_chosen(one)))}
+        return {rank: one for rank, one in newest.items() if (one.attempt, rank) not in unclear}
+
+    def agents(self) -> dict[int, tuple[int, int]]:
+        """Torchelastic's agent of each node that has one now: (pid, start_ticks)."""
+        with self._lock:
+            return {node: (one.pid, one.ticks) for node, one in self._found.agents.items() if one.alive}
+
+    def members(self) -> dict[int, int]:
+        """Every living process of the job that was seen: start times by pid."""
+        with self._lock:
+            return {pid: one.ticks for pid, one in self._census.members.items()}
+
+    def _is_chosen(self, one: RankProcess) -> bool:
+        chosen = self._found.ranks.get((one.attempt, one.rank))
+        return chosen is not None and chosen.pid == one.pid
+
+    def _note(self, event: Event) -> None:
+        """Called by the journal: others tell of a rank that has just come up."""
+        started = event.kind is Kind.ELASTIC_WORKER and event.data["state"] == "START"
+        if started or event.kind is Kind.AGENT_STARTED:
+            self._hints.append(event)
+            with suppress(OSError):
+                os.eventfd_write(self._wake, 1)
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # whatever it is, the job goes on, and the verdict must say what was not seen
+            text = f"the ranks are no longer watched: {type(error).__name__}: {error}"
+            self._journal.emit(Kind.NOTE, {"text": text})
+
+    def _watch(self) -> None:
+        next_scan = next_state = time.monotonic()
+        while not self._ended.is_set():
+            wait_s = min(next_scan, next_state) - time.monotonic()
+            self._take_exits(max(0.0, wait_s))
+            now = time.monotonic()
+            if now >= next_state:
+                self._sample_states()
+                next_state = now + STATE_S
+            if now >= next_scan or self._hints or self._roots:
+                self._scan()
+                next_scan = time.monotonic() + SCAN_S
+        self._take_exits(0.0)
+        for fd in self._watched:
+            os.close(fd)
+
+    def _take_exits(self, wait_s: float) -> None:
+        ready = self._poll.poll(wait_s * 1000)
+        now = time.monotonic()
+        for fd, _events in ready:
+            if fd == self._wake:
+                os.eventfd_read(self._wake)
+                continue
+            with self._lock:
+                gone = self._watched.pop(fd)
+                self._over.add((gone.rank.pid, gone.rank.start_ticks))
+            self._poll.unregister(fd)
+            one = gone.rank
+            data = {
+                "pid": one.pid,
+                "start_ticks": one.start_ticks,
+                "exit_code": exit_code(one.pid, one.start_ticks, fd),
+            }
+            self._journal.emit(Kind.RANK_EXITED, data, rank=one.rank, attempt=one.attempt, mono_s=now)
+            os.close(fd)
+
+    def _sample_states(self) -> None:
+        for one in self._watched.values():
+            found = proc.stat(one.rank.pid)
+            if found is None or found.ticks != one.rank.start_ticks:
+                continue
+            last, one.state = one.state, found.state
+            state = found.state if found.state in _TOLD_STATES else "R"
+            if state == "D" and last != "D":  # every read from a disk is a D; one that lasts is worth telling
+                continue
+            if state != one.told:
+                one.told = state
+                data = {"pid": one.rank.pid, "state": found.state}
+                self._journal.emit(Kind.RANK_STATE, data, rank=one.rank.rank, attempt=one.rank.attempt)
+
+    def _scan(self) -> None:
+        while self._roots:
+            self._census.add_root(self._roots.popleft())
+        hints = [self._hints.popleft() for _ in range(len(self._hints))]
+        for event in hints:
+            self._census.look_again(event.data["pid"])
+        with self._lock:
+            self._census.scan()
+            for event in hints:
+                self._take_hint(event)
+            members, now = self._census.members, time.monotonic()
+            living = {pid: one for pid, one in members.items() if (pid, one.ticks) not in self._over}
+            self._found = find_ranks(living, self._armed, now)
+            differences = self._claims.differences(members, now)
+        for text in differences:
+            self._journal.emit(Kind.NOTE, {"text": text})
+        self._tell_ambiguous()
+        self._watch_new()
+
+    def _take_hint(self, event: Event) -> None:
+        pid = self._outer_pid(event)
+        if event.kind is Kind.AGENT_STARTED:
+            self._armed.add(pid)
+        if event.rank is not None and event.attempt is not None:
+            source = "the agent" if event.kind is Kind.AGENT_STARTED else "torchelastic"
+            self._claims.add(source, pid, (event.attempt, event.rank))
+
+    def _outer_pid(self, event: Event) -> int:
+        """What an agent calls its own pid may be that of a container."""
+        own, key = int(event.data["pid"]), (event.attempt, event.rank)
+        for one in self._census.members.values():
+            if one.inner_pid == own and one.identity and (one.identity.attempt, one.identity.rank) == key:
+                return one.pid
+        return own
+
+    def _tell_ambiguous(self) -> None:
+        for key, pids in self._found.ambiguous.items():
+            if key not in self._refused:
+                self._refused.add(key)
+                names = " and ".join(str(pid) for pid in pids)
+                text = f"pids {names} could each be rank {key[1]} in attempt {key[0]}; the rank is taken for unknown"
+                self._journal.emit(Kind.NOTE, {"text": text})
+
+    def _watch_new(self) -> None:
+        known = {(one.rank.pid, one.rank.start_ticks) for one in self._watched.values()} | self._over
+        for (attempt, _rank), member in self._found.ranks.items():
+            identity = member.identity
+            if identity is None or (member.pid, member.ticks) in known:
+                continue
+            try:
+                fd = os.pidfd_open(member.pid)
+            except OSError:
+                continue
+            if (found := proc.stat(member.pid)) is None or found.ticks != member.ticks:
+                os.close(fd)
+                continue
+            one = rank_process(member, identity)
+            with self._lock:
+                self._watched[fd] = _Watched(one, fd)
+            self._poll.register(fd, select.POLLIN)
+            data = {
+                "pid": one.pid, "start_ticks": one.start_ticks, "local_rank": one.local_rank,
+                "world_size": one.world_size, "node": one.node, "gpu": one.gpu,
+                **({"inner_pid": one.inner_pid} if one.inner_pid else {}),
+            }  # fmt: skip
+            self._journal.emit(Kind.RANK_UP, data, rank=one.rank, attempt=attempt)
+
+
+def exit_code(pid: int, ticks: int, pidfd: int) -> int | None:
+    """Of a process that has just ended: from its zombie, else from the kernel's record that the pidfd keeps. None where
+    it was reaped and the kernel keeps none. Negative: the number of the signal."""
+    status = _zombie_status(pid, ticks)
+    if status is None:
+        status = _kept_status(pidfd)
+    return None if status is None else os.waitstatus_to_exitcode(status)
+
+
+def _zombie_status(pid: int, ticks: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return int(fields[49]) if fields[0] == b"Z" and int(fields[19]) == ticks else None
+
+
+def _kept_status(pidfd: int) -> int | None:
+    info = bytearray(struct.pack("<Q56x", _PIDFD_INFO_EXIT))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    return int(struct.unpack_from("<i", info, 60)[0]) if struct.unpack_from("<Q", info)[0] & _PIDFD_INFO_EXIT else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from types import ModuleType
 from typing import Any, Callable
@@ -17,10 +16,6 @@ from .ring import UNSEEN
 from .tally import Segment
 from .trained import Trained
 from .wire import Kind, Phase
-
-# Steps that initialise the state of an optimizer without training, by the function that makes them.
-_DUMMY = {"_init_optim_state"}
-
 
 _FROM_A_THREAD = (
     "a thread of the job's own fetches batches ahead, and which of them the loop took from it could not be seen"
@@ -175,7 +170,7 @@ class StepHooks:
         return self._seal(self._counter.backward_end(ok))
 
     def _step_begins(self, optimizer: Any) -> None:
-        self._dummy = not self._counter.ever_backward and _is_dummy()
+        self._dummy = not (self._counter.ever_backward or self._begun) and _trains_nothing(optimizer)
         if self._dummy:
             return
         if not self._begun:
@@ -277,12 +272,14 @@ def _joined(parts: list[tuple[Any, ...] | None]) -> list[Any] | None:
     return [item for part in parts if part is not None for item in part]
 
 
-def _is_dummy() -> bool:
-    frame: Any = sys._getframe(1)
-    for _ in range(16):
-        frame = frame.f_back
-        if frame is None:
-            return False
-        if frame.f_code.co_name in _DUMMY:
-            return True
-    return False
+def _trains_nothing(optimizer: Any) -> bool:
+    """Whether a step before any backward only makes the optimizer's state, for a load to fill: no gradient is other
+    than zero."""
+    gradients = [
+        tensor.grad for group in optimizer.param_groups for tensor in group["params"] if tensor.grad is not None
+    ]
+    try:
+        # A DTensor's own any() would be a collective.
+        return bool(gradients) and not any(bool(getattr(one, "_local_tensor", one).any()) for one in gradients)
+    except Exception:  # a kind of tensor that does not know any(): then it is taken for a step that trains
+        return False

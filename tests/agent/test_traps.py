@@ -85,6 +85,39 @@ for n, (x, y) in enumerate(DataLoader(data, batch_size=2), 1):
     assert [step["indices"] for step in ran.steps] == [list(range(8)), list(range(8, 16))]
 
 
+def test_a_step_that_only_makes_the_optimizers_state(rank: Any) -> None:
+    """A step before any backward, with no gradient but zeros, trains nothing: a resume makes it so that the optimizer
+    has buffers to fill. It is no iteration, and its learning rate is of none."""
+    ran = rank.run(
+        LOOP
+        + """
+opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for p in model.parameters():
+    p.grad = torch.zeros_like(p)
+opt.param_groups[0]["lr"] = 0.0
+opt.step()
+opt.param_groups[0]["lr"] = 0.1
+for x, y in DataLoader(data, batch_size=8):
+    opt.zero_grad(); model(x).sum().backward(); opt.step()
+"""
+    )
+    assert [step["lr"] for step in ran.steps] == [[0.1], [0.1]]
+
+
+def test_steps_without_a_backward(rank: Any) -> None:
+    """A job that writes its gradients itself, without a backward, makes iterations all the same."""
+    ran = rank.run(
+        LOOP
+        + """
+for x, y in DataLoader(data, batch_size=4):
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    opt.step()
+"""
+    )
+    assert len(ran.steps) == 4
+
+
 def test_a_step_that_was_called_off(rank: Any) -> None:
     """A backward whose gradients are thrown away is of no iteration, and neither is its batch (torchft, where another
     replica is gone; a step of several backwards is made again as a whole)."""

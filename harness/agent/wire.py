@@ -43,7 +43,7 @@ class Phase(str, Enum):
 
 
 class Kind(str, Enum):
-    """Every kind of event there is; `FIELDS` gives the payload of each."""
+    """Every kind of event there is; `PAYLOADS` gives the payload of each."""
 
     STAGE = "run.stage"
     NOTE = "run.note"
@@ -90,63 +90,93 @@ class Kind(str, Enum):
     HANG_DECLARED = "hang.declared"
 
 
-# The keys that every payload of a kind has; writers refuse a payload that lacks one, readers bear with
-# keys that they don't know. Times are seconds, sizes bytes.
-FIELDS: Mapping[Kind, frozenset[str]] = {
-    Kind.STAGE: frozenset({"stage"}),  # the harness goes on to this part of its work
-    Kind.NOTE: frozenset({"text"}),  # shown with the verdict
-    Kind.STOPPED: frozenset({"reason"}),  # + interrupted: by somebody outside; enough: on purpose
-    Kind.PROBED: frozenset({"probe", "holds"}),  # of a condition that looks at something; + reason
-    Kind.JOB_STARTED: frozenset({"submission", "pid"}),  # the command was started, by its own pid
-    Kind.JOB_EXITED: frozenset({"submission", "pid", "exit_code"}),  # negative: signal; None: unknown
+_FLOATS = "list[float | None] | None"
+_HIT = {"fault": "str", "phase": "str | None", "global_step": "Whole | None"}
+_RANK = {"pid": "Whole", "start_ticks": "Whole | None", "local_rank": "Whole | None", "world_size": "Whole | None"}
+
+# What each kind of event says: its keys, and the types of their values by the names that `record/events/payloads.py`
+# explains (`Whole` is an integer of 64 bits). A key with a question mark may be missing. Writers refuse a payload that
+# lacks a key; readers refuse values of other types, and accept keys that they do not know. Times are in seconds, sizes
+# in bytes.
+PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
+    Kind.STAGE: {"stage": "str"},  # the harness goes on to this part of its work
+    Kind.NOTE: {"text": "str"},  # shown with the verdict
+    # interrupted: by somebody outside; enough: on purpose
+    Kind.STOPPED: {"reason": "str", "interrupted?": "bool", "enough?": "bool"},
+    Kind.PROBED: {"probe": "str", "holds": "bool"},  # of a condition that looks at something; + reason
+    Kind.JOB_STARTED: {"submission": "Whole", "pid": "Whole"},  # the command was started, by its own pid
+    # exit_code: negative: signal; None: unknown
+    Kind.JOB_EXITED: {"submission": "Whole", "pid": "Whole", "exit_code": "Whole | None"},
     # Of a job on several nodes: each node's command; the job itself exits with the last of them.
-    Kind.NODE_STARTED: frozenset({"submission", "node", "pid"}),
-    Kind.NODE_EXITED: frozenset({"submission", "node", "pid", "exit_code"}),  # likewise
+    Kind.NODE_STARTED: {"submission": "Whole", "node": "Whole", "pid": "Whole"},
+    Kind.NODE_EXITED: {"submission": "Whole", "node": "Whole", "pid": "Whole", "exit_code": "Whole | None"},  # likewise
     # Seconds that make the node's CLOCK_MONOTONIC that of node 0, and how far that may be off.
-    Kind.CLOCK: frozenset({"node", "offset_s", "error_s"}),
-    Kind.LOG_STEP: frozenset({"step", "adapter"}),  # + loss, lr
-    Kind.LOG_CAUSE: frozenset({"cause", "line"}),  # a known failure of torch, gloo or NCCL; + advice
-    Kind.ELASTIC_WORKER: frozenset({"state", "pid"}),  # START, SUCCEEDED, FAILED; + local_rank
-    Kind.ELASTIC_FAILURE: frozenset({"exit_code", "local_rank", "pid"}),  # torchelastic says that this worker failed
-    Kind.ELASTIC_TEARDOWN: frozenset({"pid", "signal"}),  # torchelastic ends a worker with this signal
-    Kind.ELASTIC_RENDEZVOUS: frozenset({"done"}),  # begun, or done
-    Kind.ELASTIC_RESTART: frozenset({"attempts_left"}),  # torchelastic starts the workers again
-    Kind.RANK_UP: frozenset({"pid", "start_ticks", "local_rank", "world_size", "node"}),  # it was seen to live; + gpu
-    Kind.RANK_STATE: frozenset({"pid", "state"}),  # state: the letter of /proc/PID/stat
-    Kind.RANK_EXITED: frozenset({"pid", "start_ticks", "exit_code"}),  # negative: signal; None: unknown
-    # + group: the address of the store that torchelastic gave to all ranks of one rendezvous
-    Kind.AGENT_STARTED: frozenset({"pid", "start_ticks", "local_rank", "world_size", "python", "torch", "hooks"}),
-    Kind.AGENT_FAILED: frozenset({"hook", "error"}),  # an error in a hook switched it off; the job goes on
-    Kind.AGENT_ENDED: frozenset({"unseen"}),  # hooks that were installed and never fired
+    Kind.CLOCK: {"node": "Whole", "offset_s": "float", "error_s": "float"},
+    Kind.LOG_STEP: {"step": "Whole | None", "adapter": "str", "loss?": "float | None", "lr?": "float | None"},
+    Kind.LOG_CAUSE: {"cause": "str", "line": "str", "advice?": "str"},  # a known failure of torch, gloo or NCCL
+    Kind.ELASTIC_WORKER: {"state": "str", "pid": "Whole", "local_rank?": "Whole | None"},  # START, SUCCEEDED, FAILED
+    # torchelastic says that this worker failed
+    Kind.ELASTIC_FAILURE: {"exit_code": "Whole | None", "local_rank": "Whole | None", "pid": "Whole"},
+    # torchelastic ends a worker with this signal
+    Kind.ELASTIC_TEARDOWN: {"pid": "Whole", "signal": "str", "local_rank?": "Whole | None"},
+    Kind.ELASTIC_RENDEZVOUS: {"done": "bool"},  # begun, or done
+    Kind.ELASTIC_RESTART: {"attempts_left": "Whole | None"},  # torchelastic starts the workers again
+    # it was seen to live; + gpu. inner_pid: its pid as the rank itself knows it, in a container
+    Kind.RANK_UP: {**_RANK, "node": "Whole | None", "inner_pid?": "Whole"},
+    Kind.RANK_STATE: {"pid": "Whole", "state": "str"},  # state: the letter of /proc/PID/stat
+    # exit_code: negative: signal; None: unknown
+    Kind.RANK_EXITED: {"pid": "Whole", "start_ticks": "Whole | None", "exit_code": "Whole | None"},
+    # group: the address of the store that torchelastic gave to all ranks of one rendezvous
+    Kind.AGENT_STARTED: {**_RANK, "python": "str", "torch": "str | None", "hooks": "list[str]", "group?": "str",
+                         "node?": "Whole | None"},
+    Kind.AGENT_FAILED: {"hook": "str", "error": "str"},  # an error in a hook switched it off; the job goes on
+    Kind.AGENT_ENDED: {"unseen": "list[str]"},  # hooks that were installed and never fired
     # losses: one float (or None: not copied yet) per backward; samples: a digest per row that was trained
     # on, None where nothing could be seen; indices: of the same batches, None where there are none;
     # lr: one per parameter group; opt_step: the optimizer's own counter; sched_step: the scheduler's;
     # phases: seconds by phase; skipped: the optimizer step was skipped (GradScaler)
-    Kind.STEP: frozenset({"losses", "samples", "indices", "lr", "opt_step", "sched_step", "phases", "skipped"}),
-    Kind.LOSS: frozenset({"losses"}),  # late values of the step in the envelope (asynchronous copies)
-    Kind.SAVE_BEGIN: frozenset({"path", "format"}),  # format: torch, dcp, safetensors
-    Kind.SAVE_END: frozenset({"path", "format", "ok", "blocked_s"}),  # blocked_s: how long training stood still for it
+    Kind.STEP: {
+        "losses": _FLOATS, "samples": "list[str | float | None] | None", "indices": "Any", "lr": _FLOATS,
+        "opt_step": "float | None", "sched_step": "float | None", "phases": "dict[str, float]",
+        "skipped": "bool | None",
+    },
+    Kind.LOSS: {"losses": _FLOATS},  # late values of the step in the envelope (asynchronous copies)
+    Kind.SAVE_BEGIN: {"path": "str", "format": "str"},  # format: torch, dcp, safetensors
+    # blocked_s: how long training stood still for it
+    Kind.SAVE_END: {"path": "str", "format": "str", "ok": "bool", "blocked_s": "float"},
     # As a save begins: of each parameter its type and shape, and its check sum on this rank (check_sums.py), by name.
-    Kind.KEPT: frozenset({"parameters"}),
-    Kind.RENAMED: frozenset({"path", "to"}),  # what this rank saved, or the folder that it is in, gets this name
-    Kind.LOAD_BEGIN: frozenset({"path", "format"}),  # as a save
-    Kind.LOAD_END: frozenset({"path", "format", "ok", "numbers"}),  # numbers: step-like entries found
-    Kind.ARMED: frozenset({"fault", "targets"}),  # the agents have it; targets: ranks
-    Kind.HELD: frozenset({"fault", "phase", "global_step"}),  # the pacer waits at the Moment
-    Kind.APPLYING: frozenset({"fault", "phase", "global_step", "pid"}),  # the fault is about to act, here
-    Kind.APPLIED: frozenset({"fault"}),  # it has acted
-    Kind.ROLLED_BACK: frozenset({"fault", "verified"}),  # it was taken back, and whether that was verified; + reason
-    Kind.MISSED: frozenset({"fault", "reason"}),  # it did not land, and why; + ended_before: the run's end came first
-    Kind.EFFECT: frozenset({"fault", "effect"}),  # what an injector saw of its own fault; + node: where it was felt
+    Kind.KEPT: {"parameters": "dict[str, KindAndSum]"},
+    Kind.RENAMED: {"path": "str", "to": "str"},  # what this rank saved, or the folder that it is in, gets this name
+    Kind.LOAD_BEGIN: {"path": "str", "format": "str"},  # as a save
+    # numbers: step-like entries found
+    Kind.LOAD_END: {"path": "str", "format": "str", "ok": "bool", "numbers": "dict", "blocked_s?": "float"},
+    Kind.ARMED: {"fault": "str", "targets": "list[Whole]"},  # the agents have it; targets: ranks
+    Kind.HELD: {**_HIT, "pid?": "Whole | None"},  # the pacer waits at the Moment
+    Kind.APPLYING: {**_HIT, "pid": "Whole | None"},  # the fault is about to act, here
+    Kind.APPLIED: {"fault": "str"},  # it has acted
+    # it was taken back, and whether that was verified
+    Kind.ROLLED_BACK: {"fault": "str", "verified": "bool", "reason?": "str | None"},
+    # it did not land, and why; + ended_before: the run's end came first
+    Kind.MISSED: {"fault": "str", "reason": "str"},
+    Kind.EFFECT: {"fault": "str", "effect": "str"},  # what an injector saw of its own fault; + node: where it was felt
     # What the kernel has counted on the job's own connections since the fault was applied, and round trips in ms.
-    # + measured: what a probe connection saw, by the names of what was asked for
-    Kind.NETWORK: frozenset({"fault", "counts"}),
-    Kind.CONTAINER: frozenset({"fault", "node", "action"}),  # what the engine has told of a node's container
-    Kind.GUARDED: frozenset({"record", "handles"}),  # the reaper has the way back on disk; record: of the undo log
-    Kind.HEALED: frozenset({"record", "handle", "verified"}),  # the reaper has taken one handle back
+    # measured: what a probe connection saw, by the names of what was asked for
+    Kind.NETWORK: {"fault": "str", "counts": "dict[str, float]", "measured?": "dict[str, float]"},
+    # what the engine has told of a node's container
+    Kind.CONTAINER: {"fault": "str", "node": "Whole", "action": "str"},
+    # the reaper has the way back on disk; record: of the undo log
+    Kind.GUARDED: {"record": "str", "handles": "list[str]", "why?": "str | None"},
+    # the reaper has taken one handle back
+    Kind.HEALED: {"record": "str", "handle": "dict", "verified": "bool", "fault?": "str", "reason?": "str | None"},
     # By our observers, from outside. ranks: the culprits, as far as they are known; since_s: CLOCK_MONOTONIC
-    Kind.HANG_SUSPECTED: frozenset({"observer", "ranks", "since_s"}),
-    Kind.HANG_DECLARED: frozenset({"observers", "ranks", "since_s"}),  # + what a diagnosis says
+    Kind.HANG_SUSPECTED: {"observer": "str", "ranks": "list[Whole]", "since_s": "float"},
+    # + what a diagnosis says
+    Kind.HANG_DECLARED: {"observers": "list[str]", "ranks": "list[Whole]", "since_s": "float"},
+}  # fmt: skip
+
+# The keys that every payload of a kind has.
+FIELDS: Mapping[Kind, frozenset[str]] = {
+    kind: frozenset(key for key in keys if not key.endswith("?")) for kind, keys in PAYLOADS.items()
 }
 
 

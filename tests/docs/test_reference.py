@@ -49,7 +49,7 @@ def test_every_key_is_described(model: type[Strict]) -> None:
 
 def test_every_event_is_described() -> None:
     """Each kind of event has a comment where its payload is declared, and its row."""
-    said = comments.of_entries(wire, "FIELDS")
+    said = comments.of_entries(wire, "PAYLOADS")
     assert [kind.name for kind in wire.Kind if not said[kind.name]] == []
     page = PAGES["reference/events.md"]()
     assert [kind.value for kind in wire.Kind if f"| `{kind.value}` |" not in page] == []

@@ -40,7 +40,7 @@ ENVELOPE = {
 
 
 def events() -> str:
-    said = comments.of_entries(wire, "FIELDS")
+    said = comments.of_entries(wire, "PAYLOADS")
     rows = [
         (code(kind.value), ", ".join(code(key) for key in sorted(wire.FIELDS[kind])), said[kind.name])
         for kind in wire.Kind

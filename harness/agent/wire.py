@@ -112,6 +112,7 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.NODE_EXITED: {"submission": "Whole", "node": "Whole", "pid": "Whole", "exit_code": "Whole | None"},  # likewise
     # Seconds that make the node's CLOCK_MONOTONIC that of node 0, and how far that may be off.
     Kind.CLOCK: {"node": "Whole", "offset_s": "float", "error_s": "float"},
+    # the job's own log reports a step
     Kind.LOG_STEP: {"step": "Whole | None", "adapter": "str", "loss?": "float | None", "lr?": "float | None"},
     Kind.LOG_CAUSE: {"cause": "str", "line": "str", "advice?": "str"},  # a known failure of torch, gloo or NCCL
     Kind.ELASTIC_WORKER: {"state": "str", "pid": "Whole", "local_rank?": "Whole | None"},  # START, SUCCEEDED, FAILED

@@ -26,9 +26,8 @@ class CleanExit:
     judge_replicas = as_one
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        stopped = next(iter(run.of_kind(Kind.STOPPED)), None)
-        if stopped:
-            return _never_ended(run, twins, stopped)
+        if run.stopped:
+            return _never_ended(run, twins, run.stopped)
         left = run.artifacts.get("leftovers")
         if not isinstance(left, Mapping):
             return inconclusive("it was not looked at what the job left: it was attached to, or never ended")

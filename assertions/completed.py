@@ -33,9 +33,8 @@ class Completed:
         due = self.steps if self.steps is not None else final_step(twins[0]) if twins else None
         aborts = teardown_aborts(run, due)
         finding = _ending(run, due, aborts) or _steps(run, history, due, aborts) or _well(history, due, aborts)
-        code = next((event.data["exit_code"] for event in reversed(list(run.of_kind(Kind.JOB_EXITED)))), None)
         first = First(What.ENDING, history.last_step or 0)
-        measured = {"exit_code": code, "last_step": history.last_step, "teardown_aborts": len(aborts)}
+        measured = {"exit_code": run.exit_code, "last_step": history.last_step, "teardown_aborts": len(aborts)}
         return replace(
             finding, first=first, measured=measured, bound={} if due is None else {"exit_code": 0, "steps": due}
         )
@@ -43,13 +42,11 @@ class Completed:
 
 def _ending(run: Record, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:
     """What is wrong with how the job ended."""
-    stopped = next(iter(run.of_kind(Kind.STOPPED)), None)
-    exits = list(run.of_kind(Kind.JOB_EXITED))
-    if stopped and (not exits or exits[-1].mono_s >= stopped.mono_s):
+    stopped, exited, code = run.stopped, run.exited, run.exit_code
+    if stopped and (not exited or exited.mono_s >= stopped.mono_s):
         return failed(f"the job did not end by itself: {stopped.data['reason']}")
-    if not exits or exits[-1].data["exit_code"] is None:
+    if code is None:
         return inconclusive("nothing shows how the job ended")
-    code = exits[-1].data["exit_code"]
     broken = failed_rank(run)
     if code == 0 and broken:
         how = f"rank {broken.rank} ended with exit code {broken.exit_code} in the last attempt"

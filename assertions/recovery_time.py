@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.recovery.recovery import never_in_words, recoveries, why_moot
@@ -117,7 +116,7 @@ def invalid_time(run: Record, found: Sequence[Recovery]) -> float | None:
 
 
 def _never(run: Record, twins: Sequence[Record], one: Recovery) -> Finding:
-    if any(event.data.get("enough") for event in run.of_kind(Kind.STOPPED)):
+    if run.ended_on_purpose:
         return inconclusive(f"{one.fault}: the run was ended on purpose before the job had caught up; see its `until`")
     if run.history.unplaced:
         return inconclusive(f"{one.fault}: {why_unplaced(run, run.history.unplaced)}")

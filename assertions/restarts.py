@@ -86,23 +86,21 @@ class Restarts:
         if self.gives_up_within is None:
             return None
         starts = [event.mono_s for event in run.of_kind(Kind.JOB_STARTED)]
-        exits = list(run.of_kind(Kind.JOB_EXITED))
-        stopped = [event.mono_s for event in run.of_kind(Kind.STOPPED)]
         landed = landings(run)
         since = landed[0].at_s if landed else min(starts, default=0.0)
-        last = exits[-1] if exits else None
-        if last is None or last.mono_s < max(starts, default=0.0) or any(at <= last.mono_s for at in stopped):
+        last, stopped = run.exited, run.stopped
+        if not last or last.mono_s < max(starts, default=0.0) or (stopped and stopped.mono_s <= last.mono_s):
             return failed(
                 f"the job never gave up: it was in attempt {run.history.attempts[-1].number} when it was stopped"
             )
         took = last.mono_s - since
-        if last.data["exit_code"] == 0:
+        if run.exit_code == 0:
             return failed("the job ended with exit code 0: it did not report that it had failed", gave_up_s=took)
         if took > self.gives_up_within:
             return failed(
                 f"the job gave up after {took:.1f} s, {took - self.gives_up_within:.1f} s too late", gave_up_s=took
             )
-        return passed(f"the job gave up after {took:.1f} s with exit code {last.data['exit_code']}", gave_up_s=took)
+        return passed(f"the job gave up after {took:.1f} s with exit code {run.exit_code}", gave_up_s=took)
 
 
 def restarts_of(run: Record, last_step: int | None) -> tuple[list[Restart], int]:

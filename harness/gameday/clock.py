@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from statistics import median
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.record.history import History
 from torchaos.harness.record.history.checkpoints import blocked_by_step
 from torchaos.harness.record.record import Record
@@ -103,9 +102,6 @@ def usual_s(steps: list[Ended]) -> float:
 
 def _stuck_s(run: Record, last_s: float) -> float:
     """From the last step to the end of a run that did not end on purpose: the job was down, or stood still."""
-    stopped = next(run.of_kind(Kind.STOPPED), None)
-    if stopped is not None:
-        return 0.0 if stopped.data.get("enough") else max(0.0, stopped.mono_s - last_s)
-    exited = list(run.of_kind(Kind.JOB_EXITED))
-    failed = bool(exited) and exited[-1].data["exit_code"] not in (0, None)
-    return max(0.0, exited[-1].mono_s - last_s) if failed else 0.0
+    if run.stopped is not None:
+        return 0.0 if run.ended_on_purpose else max(0.0, run.stopped.mono_s - last_s)
+    return max(0.0, run.exited.mono_s - last_s) if run.exited and run.exit_code not in (0, None) else 0.0

@@ -12,7 +12,7 @@ from torchaos.harness.gameday.clock import Clock
 from torchaos.harness.gameday.day import Day
 from torchaos.harness.gameday.draw import Drawn
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome
-from torchaos.harness.gameday.report import VERDICTS, again_in_words, bound_rows, faults_of, score_rows
+from torchaos.harness.gameday.report import again_in_words, bound_rows, faults_of, score_rows
 from torchaos.harness.gameday.score import RoundScore, Score
 from torchaos.harness.gameday.verdict import verdict_of
 from torchaos.harness.record.result import Case
@@ -29,7 +29,7 @@ def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cas
     code, why = verdict_of(cases)
     found = [*_faults(day, rounds)]
     return render("day.html", {}, {
-        "name": day.name, "seed": day.seed, "verdict": VERDICTS.get(code, "error"), "why": why,
+        "name": day.name, "seed": day.seed, "verdict": code.verdict.value, "why": why,
         "score": score_rows(score), "bounds": bound_rows(cases), "clock": _shares(score.clock), "strip": _strip(found),
         "kinds": sorted(score.kinds.items()), "seen": [one.value for one in Outcome if score.outcomes.get(one.value)],
         "parts": {part.replace("_", " "): spread for part, spread in score.parts.items() if spread},

@@ -10,17 +10,15 @@ from torchaos.harness.gameday.draw import Round
 from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.score import RoundScore, Score, Spread
 from torchaos.harness.gameday.verdict import AT_LEAST, verdict_of
-from torchaos.harness.record.result import Case, ExitCode
+from torchaos.harness.record.result import Case
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.terminal.text import name_in_words, value_in_words
-
-VERDICTS = {ExitCode.PASSED: "passed", ExitCode.FAILED: "failed", ExitCode.INCONCLUSIVE: "inconclusive"}
 
 
 def page(day: Day, folder: str, rounds: Sequence[RoundScore], score: Score, cases: Sequence[Case]) -> str:
     code, why = verdict_of(cases)
     parts = [
-        [f"# {day.name}: {VERDICTS.get(code, 'error')}", "", *(f"- {text}" for text in why)],
+        [f"# {day.name}: {code.verdict.value}", "", *(f"- {text}" for text in why)],
         _bounds(cases),
         _score(score),
         _kinds(score),

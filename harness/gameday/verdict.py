@@ -37,8 +37,7 @@ def verdict_of(cases: Sequence[Case]) -> tuple[ExitCode, list[str]]:
 def result_of(name: str, seed: int, folder: str, started: str, wall_s: float, cases: Sequence[Case]) -> Result:
     """As JUnit shows it. `started`: ISO 8601, UTC."""
     code, why = verdict_of(cases)
-    verdict = next((one for one in Verdict if one.exit_code == code), Verdict.ERROR)
-    return Result(name, "", seed, verdict, code, "; ".join(why), folder, started, wall_s, cases=tuple(cases))
+    return Result(name, "", seed, code.verdict, code, "; ".join(why), folder, started, wall_s, cases=tuple(cases))
 
 
 def not_finished(result: Result) -> Result:

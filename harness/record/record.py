@@ -35,6 +35,26 @@ class Record:
     def history(self) -> History:
         return History.of(self.events)
 
+    @cached_property
+    def exited(self) -> Event | None:
+        """How the job's last command ended, as far as anybody saw it."""
+        return next((event for event in reversed(self.events) if event.kind is Kind.JOB_EXITED), None)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the job's last command. None: nobody saw it."""
+        return self.exited.data["exit_code"] if self.exited else None
+
+    @cached_property
+    def stopped(self) -> Event | None:
+        """Why the run was ended before the job ended by itself. The job may still save, and end with exit code 0."""
+        return next(self.of_kind(Kind.STOPPED), None)
+
+    @property
+    def ended_on_purpose(self) -> bool:
+        """Whether the run was ended because it had shown enough."""
+        return any(event.data.get("enough") for event in self.of_kind(Kind.STOPPED))
+
     def of_kind(self, *kinds: Kind) -> Iterator[Event]:
         return (event for event in self.events if event.kind in kinds)
 

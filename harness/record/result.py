@@ -34,6 +34,10 @@ class ExitCode(IntEnum):
     ROLLBACK = 4  # the rollback is incomplete: the machine is not as it was
     INTERNAL = 5  # internal error
 
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict.__members__.get(self.name, Verdict.ERROR)
+
 
 # The worst of several: 3 > 4 > 5 > 1 > 2 > 0.
 _SEVERITY = (

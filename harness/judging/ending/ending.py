@@ -23,19 +23,18 @@ def ended_on_purpose_s(run: Record) -> float | None:
     return next((event.mono_s for event in run.of_kind(Kind.STOPPED) if event.data.get("enough")), None)
 
 
-def exit_code(run: Record) -> int | None:
+def own_exit_code(run: Record) -> int | None:
     """With which the job ended by itself. One that was done and aborted on its way out counts as done; one that was
     submitted again, or would have been, has not ended."""
-    exited, started = list(run.of_kind(Kind.JOB_EXITED)), list(run.of_kind(Kind.JOB_STARTED))
-    stopped = next(run.of_kind(Kind.STOPPED), None)
-    if not exited or (stopped and stopped.mono_s <= exited[-1].mono_s):
+    exited, started = run.exited, list(run.of_kind(Kind.JOB_STARTED))
+    if not exited or (run.stopped and run.stopped.mono_s <= exited.mono_s):
         return None
-    if started[-1:] and started[-1].mono_s > exited[-1].mono_s:
+    if started[-1:] and started[-1].mono_s > exited.mono_s:
         return None
     aborts = teardown_aborts(run)
     done = bool(aborts) and aborts[-1].attempt == run.history.attempts[-1].number
-    code: int | None = 0 if done else exited[-1].data["exit_code"]
-    goes_on = code != 0 and ended_on_purpose_s(run) is not None and len(started) <= run.plan.job.resubmit_times
+    code: int | None = 0 if done else run.exit_code
+    goes_on = code != 0 and run.ended_on_purpose and len(started) <= run.plan.job.resubmit_times
     return None if goes_on else code
 
 
@@ -43,15 +42,15 @@ def failed_rank(run: Record) -> FailedRank | None:
     """The first rank that failed by itself in the last attempt of a job that ended by itself. What the command's exit
     code says is another matter: behind a pipe it is that of the last command. Neither a rank that torchelastic ended
     counts, nor an abort at interpreter exit after the last step."""
-    attempts, exited = run.history.attempts, list(run.of_kind(Kind.JOB_EXITED))
-    if not attempts or not exited or any(run.of_kind(Kind.STOPPED)):
+    exited = run.exited
+    if not run.history.attempts or not exited or run.stopped:
         return None
-    last = attempts[-1]
+    last = run.history.attempts[-1]
     fine = {0, None} | ({ABORT} if last.number in {one.attempt for one in aborts_at_exit(run)} else set())
     own = {process.pid: rank for rank, process in last.ranks.items() if process.pid is not None}
     for event in run.of_kind(*_FAILURES):
         code, rank = event.data["exit_code"], own.get(event.data["pid"])
-        if rank is None or code in fine or event.mono_s < last.started_s or event.mono_s > exited[-1].mono_s:
+        if rank is None or code in fine or event.mono_s < last.started_s or event.mono_s > exited.mono_s:
             continue
         if event.kind is Kind.ELASTIC_FAILURE or not (code in _ASKED or _was_ended(run, event)):
             return FailedRank(rank, code)

@@ -11,10 +11,8 @@ def not_restarted(run: Record, then: str) -> Finding:
     """One attempt was seen: passed if it went well, and if no other could have been missed. `then`: what follows."""
     if run.history.source != "agent" or sum(1 for _ in run.of_kind(Kind.JOB_STARTED)) > 1:
         return inconclusive("one attempt was seen, and without an agent in each nothing shows that there was no other")
-    on_purpose = any(event.data.get("enough") for event in run.of_kind(Kind.STOPPED))
-    codes = [event.data["exit_code"] for event in run.of_kind(Kind.JOB_EXITED)]
-    if not on_purpose and codes[-1:] != [0]:
-        unknown = not codes or codes[-1] is None
-        how = "nobody saw how it ended" if unknown else f"ended with exit code {codes[-1]}"
+    code = run.exit_code
+    if not run.ended_on_purpose and code != 0:
+        how = "nobody saw how it ended" if code is None else f"ended with exit code {code}"
         return inconclusive(f"the job was not restarted, and {how}: there is no resume to judge")
     return passed(f"the job was not restarted, {then}", resumes=0)

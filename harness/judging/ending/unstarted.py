@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.record.record import Record
 
 _MOST_LINES, _LONGEST = 5, 200  # characters of a line
@@ -16,13 +15,12 @@ _LOGGED = re.compile(r'[EWI]\d{4} |\{"name": "torchelastic|\*{20}')  # torchrun'
 def died_at_start(run: Record) -> str:
     """A clause with the exit code and the last lines of the log; empty where a step was seen, or the job ended well or
     was ended."""
-    exits = [event.data["exit_code"] for event in run.of_kind(Kind.JOB_EXITED)]
-    if run.history.executions or any(run.of_kind(Kind.STOPPED)) or not exits or exits[-1] in (0, None):
+    if run.history.executions or run.stopped or run.exit_code in (0, None):
         return ""
     codes = [code for attempt in run.history.attempts for code in attempt.exit_codes.values() if code]
     told = " | ".join(_last_words(run.log_end))
     ends = f"; its log ends with: {told}" if told else ""
-    return f"the job died before its first step was seen (exit code {codes[0] if codes else exits[-1]}){ends}"
+    return f"the job died before its first step was seen (exit code {codes[0] if codes else run.exit_code}){ends}"
 
 
 def _last_words(lines: Sequence[str]) -> list[str]:

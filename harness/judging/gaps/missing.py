@@ -38,7 +38,7 @@ def _cut(record: Record, seen: set[int], ended: set[int]) -> Iterator[str]:
 
 def _ended_well(record: Record) -> list[tuple[int, int]]:
     """Ranks, and the last attempt of each."""
-    if [event.data["exit_code"] for event in record.of_kind(Kind.JOB_EXITED)][-1:] != [0]:
+    if record.exit_code != 0:
         return []
     codes = {(e.rank, e.attempt): e.data["exit_code"] for e in record.of_kind(Kind.RANK_EXITED)}
     last = dict(sorted(_who(record, Kind.RANK_EXITED)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.judging.checkpoints.contents import checkpoints_of
-from torchaos.harness.judging.ending.ending import exit_code
+from torchaos.harness.judging.ending.ending import own_exit_code
 from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.judging.recovery.going_on import End, highest_up_to, put_back, steps_beyond, went_on
@@ -45,7 +45,7 @@ def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | 
     None where that is a failure: the checkpoint that it was still to save is not whole."""
     reached = record.history.highest_step() or 0
     due = final_step(twins[0]) if twins else None
-    if exit_code(record) != 0 or (due is not None and reached < due):
+    if own_exit_code(record) != 0 or (due is not None and reached < due):
         return None
     kept = checkpoints_of(record)
     if not _unsaved(record, fault, twins) or (kept and _entries(twins[0], reached) <= _entries(record, reached)):

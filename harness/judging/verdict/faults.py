@@ -31,14 +31,10 @@ def fault_result(run: Record, twins: Sequence[Record], fault: PlannedFault, must
     order = (Verdict.INCONCLUSIVE, Verdict.FAILED, Verdict.PASSED)
     number = min(found, key=lambda one: order.index(found[one].verdict))
     told = replace(found[number], target=target_in_words(fault.target, fault.params.get("endpoint"), run.plan.job))
-    if told.verdict is Verdict.PASSED and others and must_recover and not _was_stopped(run):
+    if told.verdict is Verdict.PASSED and others and must_recover and not run.stopped:
         why = f"replica {others[0][0]}, which was not hit, ended with exit code {others[0][1]}"
         return replace(told, verdict=Verdict.FAILED, reason=why)
     return told if told.verdict is Verdict.PASSED else replace(told, reason=f"replica {number}: {told.reason}")
-
-
-def _was_stopped(run: Record) -> bool:
-    return any(run.of_kind(Kind.STOPPED))
 
 
 def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:

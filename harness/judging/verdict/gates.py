@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Target
-from torchaos.harness.judging.ending.ending import ended_on_purpose_s, exit_code, failed_rank
+from torchaos.harness.judging.ending.ending import ended_on_purpose_s, failed_rank, own_exit_code
 from torchaos.harness.judging.gaps.unseen import why_unplaced
 from torchaos.harness.judging.landing.whom import hit_target, strayed
 from torchaos.harness.judging.recovery.recovery import never_in_words, recoveries, why_moot
@@ -100,7 +100,7 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
     purpose, nobody knows."""
     if not run.history.executions:
         return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
-    code, reached = exit_code(run), run.history.highest_step() or 0
+    code, reached = own_exit_code(run), run.history.highest_step() or 0
     behind = {one.fault for one in recoveries(run, twins) if one.parts["caught_up"] is None}
     if fault.id not in behind:
         if code not in (None, 0):
@@ -116,7 +116,7 @@ def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> t
         return None
     if run.history.unplaced:
         return Verdict.INCONCLUSIVE, why_unplaced(run, run.history.unplaced)
-    if ended_on_purpose_s(run):
+    if run.ended_on_purpose:
         return Verdict.INCONCLUSIVE, "the run was ended on purpose before the job had recovered; see its `until`"
     if why := why_moot(run, fault.id, twins):
         return Verdict.INCONCLUSIVE, why

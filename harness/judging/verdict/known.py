@@ -23,9 +23,7 @@ def because(run: Record) -> str:
     on: a clause that says so, to be added to the reason. Else nothing."""
     if any(event.data.get("interrupted", True) for event in run.of_kind(Kind.STOPPED)):
         return ""  # it might still have come back
-    exits = list(run.of_kind(Kind.JOB_EXITED))
-    ended_well = bool(exits) and exits[-1].data["exit_code"] == 0
-    if ended_well and all(one.parts["caught_up"] is not None for one in recoveries(run)):
+    if run.exit_code == 0 and all(one.parts["caught_up"] is not None for one in recoveries(run)):
         return ""
     hit = {event.attempt for event in run.of_kind(Kind.APPLYING)}
     died = [

@@ -31,11 +31,6 @@ from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 
 SPLIT_BRAIN = "split_brain"  # said of the run whatever was asserted, when there was one
-_OF_OUTCOME = {
-    Outcome.PASSED: Verdict.PASSED,
-    Outcome.FAILED: Verdict.FAILED,
-    Outcome.INCONCLUSIVE: Verdict.INCONCLUSIVE,
-}
 
 
 def judge(folder: RunDir) -> Result:
@@ -115,7 +110,7 @@ def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
 
 
 def _case(named: Named, finding: Finding) -> Case:
-    outcome, seconds = _OF_OUTCOME[finding.outcome], registry.seconds_of(registry.find("assertions", named.name))
+    outcome, seconds = Verdict(finding.outcome.value), registry.seconds_of(registry.find("assertions", named.name))
     return Case(
         named.name, "assertion", outcome, finding.reason, finding.measured, finding.bound, tuple(sorted(seconds)),
         cause=finding.cause,
@@ -146,7 +141,7 @@ def _overall(
     """Verdict, reason, and the case that decided. A fault that did not land or was not felt (not `proved`) makes
     everything inconclusive, and so does a journal with lines that are missing or can't be read, since nobody knows
     what they said. Then failed beats inconclusive."""
-    stopped = next((event.data for event in run.of_kind(Kind.STOPPED)), None)
+    stopped = run.stopped.data if run.stopped else None
     by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
     gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults" and not proved]
     early = stopped and not stopped.get("enough", False)

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.judging.ending.unstarted import died_at_start
 from torchaos.harness.record.plan import Plan
@@ -116,7 +115,7 @@ class Twins:
                 break
             shutil.rmtree(self._home / "failed", ignore_errors=True)
             folder.root.rename(self._home / "failed")
-            if last_exit_code(record) != 0 or _was_stopped(record):
+            if record.exit_code != 0 or record.stopped:
                 self.died = died_at_start(record)
                 return False
         else:
@@ -211,17 +210,7 @@ def made_of(twin: Path) -> Inputs | None:
 
 
 def finished_well(twin: Record) -> bool:
-    return last_exit_code(twin) == 0 and len(twin.history.attempts) == 1 and not _was_stopped(twin)
-
-
-def _was_stopped(twin: Record) -> bool:
-    """A job that is ended early may well save, and end with exit code 0."""
-    return any(twin.of_kind(Kind.STOPPED))
-
-
-def last_exit_code(run: Record) -> int | None:
-    codes = [event.data["exit_code"] for event in run.of_kind(Kind.JOB_EXITED)]
-    return codes[-1] if codes else None
+    return twin.exit_code == 0 and len(twin.history.attempts) == 1 and not twin.stopped
 
 
 def _link_or_copy(source: str, target: str) -> None:

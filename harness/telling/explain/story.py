@@ -136,10 +136,10 @@ def _planned(plan: Plan) -> Iterator[str]:
 
 def _start(run: Record) -> Iterator[str]:
     if not any(run.of_kind(Kind.JOB_STARTED)) and run.plan.job.attach_pid is None:
-        stopped = next((str(event.data["reason"]) for event in run.of_kind(Kind.STOPPED)), None)
         stages = [str(event.data["stage"]) for event in run.of_kind(Kind.STAGE)]
         how_far = f"; the last stage was {stages[-1]}" if stages else ""
-        yield f"The job was never started{f': {stopped}' if stopped else how_far}"
+        why = f": {run.stopped.data['reason']}" if run.stopped else how_far
+        yield f"The job was never started{why}"
     elif not run.history.executions:
         yield "The job made no step that anybody saw"
 

@@ -129,10 +129,9 @@ def _home(run: Record) -> str | None:
 def _signs(run: Record, twins: Sequence[Record], result: Result) -> list[str]:
     """The kinds of sign that the run itself has, against its twin."""
     history = history_of(run, twins)
-    exits = [event.data["exit_code"] for event in run.of_kind(Kind.JOB_EXITED)]
     due = final_step(twins[0]) if twins else None
     short = due is not None and (history.last_step or 0) < due
-    found = ["end"] if short or not exits or exits[-1] != 0 else []
+    found = ["end"] if short or run.exit_code != 0 else []
     ours = until(history.by_step(), due)
     theirs = twins[0].history.by_step() if twins else {}
     if any(one.what == "loss" for one in differences(ours, theirs, 0.0)) or (not twins and _differs_when_redone(run)):

@@ -1,11 +1,14 @@
-"""What packages offer by entry point: found by name, loaded one by one, refused where it doesn't fit."""
+"""What packages offer by entry point: found by name, loaded one by one, refused if it doesn't fit."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 
 from torchaos.harness import contracts, registry
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.registry import offers
 
 Offer = Callable[..., None]
 
@@ -174,6 +178,109 @@ def test_an_unknown_name_gets_the_nearest(offer: Offer) -> None:
         registry.find("injectors", "zzz")
     with pytest.raises(UsageError, match=r"none: no launcher is installed"):
         registry.find("launchers", "zzz")
+
+
+CONDITION = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+@dataclass(frozen=True)
+class It:
+    {name}
+
+    def holds(self, events, now_s):
+        return True
+"""
+
+
+@pytest.fixture
+def package(offer: Offer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of an empty package that is offered as a whole."""
+    folder = tmp_path / "offered_whole"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    offer("whole", value="offered_whole", group="conditions")
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "offered_whole"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("line", ['name = "mine.it"', 'name: ClassVar[str] = "mine.it"', "name = 'mine.it'; other = 1"])
+def test_a_file_in_an_offered_package_is_enough(package: Path, line: str) -> None:
+    """A class that declares a name is found by that name, and its module is imported only when it is asked for."""
+    (package / "one.py").write_text(CONDITION.format(name=line))
+    (package / "broken.py").write_text("import no_such_module_at_all")
+    assert registry.names("conditions") == ("mine.it",)
+    assert not [name for name in sys.modules if name.startswith("offered_whole")]
+    found = registry.find("conditions", "mine.it")
+    assert (found.__module__, found.__name__) == ("offered_whole.one", "It")
+    assert registry.conditions() == {"mine.it": found}
+
+
+@pytest.mark.parametrize("line", ['name: str = "mine.it"', 'title = "mine.it"', 'name = "mine." + "it"', 'name = ""'])
+def test_only_a_literal_name_is_a_declaration(package: Path, line: str) -> None:
+    """A parameter that is called name, and text that is computed, declare nothing."""
+    (package / "one.py").write_text(CONDITION.format(name=line))
+    assert registry.names("conditions") == ()
+    with pytest.raises(UsageError, match=r"there is no condition 'mine.it'"):
+        registry.find("conditions", "mine.it")
+
+
+def test_a_single_module_can_be_offered_too(package: Path, offer: Offer) -> None:
+    """An entry point without a colon may name a module: all its plug-ins are offered, and nothing beside it."""
+    for number in (1, 2):
+        (package / f"module{number}.py").write_text(CONDITION.format(name=f'name = "mine.number{number}"'))
+    offer("one", value="offered_whole.module1", group="launchers")
+    assert registry.names("launchers") == ("mine.number1",)
+    assert registry.names("conditions") == ("mine.number1", "mine.number2")
+
+
+def test_a_file_that_cannot_be_parsed_does_no_harm_to_others(package: Path) -> None:
+    """The others are found, and who asks for all gets an error that names the file and what is wrong in it."""
+    (package / "good.py").write_text(CONDITION.format(name='name = "mine.it"'))
+    (package / "half_written.py").write_text('class Half:\n    name = "mine.it"\n    def holds(')
+    assert registry.find("conditions", "mine.it").__module__ == "offered_whole.good"
+    with pytest.raises(UsageError, match=r"'half_written' \(offered_whole.half_written\) can't be loaded: SyntaxError"):
+        registry.conditions()
+
+
+def test_an_offered_package_that_is_not_there_is_named(offer: Offer) -> None:
+    """The error says which entry point, and that its package is missing; the others can be used."""
+    offer("fake.fits", Fits)
+    offer("gone", value="no_such_package_at_all.faults")
+    assert registry.find("injectors", "fake.fits") is Fits
+    with pytest.raises(UsageError, match=r"'gone' \(no_such_package_at_all.faults\) can't be loaded: ModuleNotFound"):
+        registry.injectors()
+
+
+def test_two_files_may_not_share_a_name(package: Path, offer: Offer) -> None:
+    """Both are named, whether one entry point offers them or two."""
+    for module in ("one", "two"):
+        (package / f"{module}.py").write_text(CONDITION.format(name='name = "mine.it"'))
+    with pytest.raises(UsageError, match=r"given by offered_whole.one:It and by offered_whole.two:It; uninstall one"):
+        registry.find("conditions", "mine.it")
+    offer("mine.it", value="elsewhere:It", group="conditions")
+    (package / "two.py").unlink()
+    registry.forget()
+    with pytest.raises(UsageError, match=r"given by elsewhere:It and by offered_whole.one:It; uninstall one"):
+        registry.find("conditions", "mine.it")
+
+
+@pytest.mark.parametrize("group", registry.GROUPS)
+def test_reading_finds_what_importing_finds(group: str) -> None:
+    """The names of what comes with torchaos are read from its source text, and none is missed or made up."""
+    (entry,) = (one for one in offers._entries(group) if one.dist and one.dist.name == "torchaos")
+    package = importlib.import_module(entry.value)
+    modules = [importlib.import_module(f"{entry.value}.{one.name}") for one in pkgutil.iter_modules(package.__path__)]
+    declared = {
+        vars(found)["name"]: found
+        for module in modules
+        for found in vars(module).values()
+        if isinstance(found, type) and found.__module__ == module.__name__ and isinstance(vars(found).get("name"), str)
+    }
+    assert declared
+    assert registry.all_of(group).items() >= declared.items()
 
 
 def test_suggest_is_silent_when_nothing_is_near() -> None:

@@ -45,7 +45,7 @@ class Fronted:
     """`upstreams`: the job's endpoints by name. `proxied`: those that some fault is about; the others are reached
     directly."""
 
-    name: ClassVar[str] = "with proxies"
+    name: ClassVar[str]  # none: no scenario names it
 
     def __init__(self, inner: Launcher, upstreams: Mapping[str, str], proxied: set[str], folder: Path) -> None:
         self._inner, self._upstreams, self._folder = inner, upstreams, folder

@@ -1,26 +1,25 @@
-"""Finds injectors, assertions, conditions and launchers by entry point, ours and those of other packages alike.
+"""Finds injectors, assertions, conditions and launchers by name, ours and those of other packages alike.
 
-A package adds one with, say, `[project.entry-points."torchaos.injectors"]` and `"mine.fault" = "mine.faults:Fault"`.
-Each is loaded when it is asked for, and refused where it doesn't fit the shape of its kind in contracts.py: above all,
-an injector that doesn't declare how it is taken back.
+What is on offer is in offers.py: no plug-in is imported for it. A class is loaded when it is asked for, and refused if
+it doesn't fit the shape of its kind in contracts.py: above all, an injector that doesn't declare how it is undone.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
-import importlib.metadata
 import inspect
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from torchaos.harness import contracts
 from torchaos.harness.agent.wire import Phase
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.registry.offers import Offer, offered
+from torchaos.harness.registry.offers import forget as forget_offers
 from torchaos.harness.undo.handles import REGISTRY as HANDLES
 
 if TYPE_CHECKING:
@@ -94,22 +93,21 @@ def all_of(group: str) -> dict[str, type[Any]]:
 
 def names(group: str) -> tuple[str, ...]:
     """What is registered, in order of the alphabet; nothing is loaded for it."""
-    return tuple(sorted({entry.name for entry in _entries(group)}))
+    return tuple(sorted({offer.name for offer in offered(group)}))
 
 
 @cache  # to say where a class comes from, the metadata of its package is read
 def find(group: str, name: str) -> type[Any]:
     """The class of that name; no other is loaded. Raises UsageError where there is none, or it can't be used."""
     kind = _GROUPS[group]
-    found = {entry.value: entry for entry in _entries(group) if entry.name == name}
+    found = {offer.value: offer for offer in offered(group, name)}
     if not found:
         raise UsageError(unknown(group, name))
     if len(found) > 1:
-        raise UsageError(
-            f"{kind.one} {name!r} is given by {' and by '.join(sorted(map(_origin, found.values())))}; uninstall one"
-        )
-    (entry,) = found.values()
-    return _load(kind, entry)
+        origins = " and by ".join(sorted(offer.origin for offer in found.values()))
+        raise UsageError(f"{kind.one} {name!r} is given by {origins}; uninstall one")
+    (offer,) = found.values()
+    return _load(kind, offer)
 
 
 def unknown(group: str, name: str) -> str:
@@ -139,19 +137,14 @@ def seconds_of(found: type[Any]) -> frozenset[str]:
 
 def forget() -> None:
     """Look again: for packages that were installed since."""
-    _entries.cache_clear()
+    forget_offers()
     find.cache_clear()
 
 
-@cache  # the metadata of every installed package is read for it
-def _entries(group: str) -> tuple[EntryPoint, ...]:
-    return tuple(importlib.metadata.entry_points(group=f"torchaos.{group}"))
-
-
-def _load(kind: _Group, entry: EntryPoint) -> type[Any]:
-    who = f"{kind.one} {entry.name!r} ({_origin(entry)})"
+def _load(kind: _Group, offer: Offer) -> type[Any]:
+    who = f"{kind.one} {offer.name!r} ({offer.origin})"
     try:
-        found = entry.load()
+        found = offer.load()
     except Exception as error:  # it is somebody else's code
         raise UsageError(
             f"{who} can't be loaded: {type(error).__name__}: {error}; mend or uninstall that package"
@@ -169,7 +162,7 @@ def _load(kind: _Group, entry: EntryPoint) -> type[Any]:
         )
     if lacks:
         raise UsageError(f"{who} lacks {', '.join(lacks)}; see {kind.shape.__name__} in torchaos.harness.contracts")
-    if (said := getattr(found, "name", entry.name)) != entry.name:
+    if (said := getattr(found, "name", offer.name)) != offer.name:
         raise UsageError(f"{who} calls itself {said!r}; the entry point must have the same name")
     if kind.one != "launcher" and not is_dataclass(found):
         raise UsageError(f"{who} is not a dataclass; its fields are the parameters that a scenario gives")
@@ -204,7 +197,3 @@ def _declares_undo(injector: type[Any]) -> bool:
 
 def _is_none(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and value.value in (None, Ellipsis)
-
-
-def _origin(entry: EntryPoint) -> str:
-    return f"{entry.value} of {entry.dist.name} {entry.dist.version}" if entry.dist else entry.value

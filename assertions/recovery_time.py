@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
+from torchaos.harness.judging.checkpoints.standstill import standstill
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.recovery.recovery import never_in_words, recoveries, why_moot
 from torchaos.harness.judging.replicas import each_hit
-from torchaos.harness.record.history.checkpoints import blocked_by_step
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
 
@@ -112,7 +112,7 @@ def invalid_time(run: Record, found: Sequence[Recovery]) -> float | None:
     recovered = [one.parts["caught_up"] for one in found]
     if None in recovered:
         return None
-    return sum(took or 0.0 for took in recovered) + sum(blocked_by_step(run.history.saves).values())
+    return sum(took or 0.0 for took in recovered) + sum(standstill(run.history).blocked.values())
 
 
 def _never(run: Record, twins: Sequence[Record], one: Recovery) -> Finding:

@@ -33,7 +33,7 @@ class StateRestored:
             return inconclusive(f"no parameters were seen: {why_unseen(run, 'parameters')}")
         if history.unplaced:
             return inconclusive(why_unplaced(run, history.unplaced))
-        found = list(resumes_carried(history))
+        found = list(resumes_carried(run))
         if not found:
             if len(history.attempts) == 1:
                 return not_restarted(run, "so nothing had to be put back")

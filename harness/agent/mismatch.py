@@ -27,27 +27,30 @@ def kept_back(
     call: Call, through: Callable[[], Any], at_collectives: Callable[[Callable[[Call], None]], None],
     patience_s: float, started: Callable[[str | None], None],
 ) -> Any:  # fmt: skip
-    """Start the collective after the next one, or after `patience_s` when none comes; `started` is told the next one's
-    operation, or None."""
+    """Start the collective after the next one, or after `patience_s` when none comes. `started` gets the next one's
+    operation right before that starts, since a rank may die of the wrong order at once; or None."""
     torch: Any = import_module("torch")
     if not call.has_work:  # functional: what it returns must be there at once
         started(None)
         return through()
     future, once = torch.futures.Future(), threading.Lock()
 
-    def start(after: str | None) -> None:
-        if not once.acquire(blocking=False):
-            return
-        started(after)
+    def start() -> None:
         result = through()
         threading.Thread(target=_finish, args=(result, future, call), name="torchaos", daemon=True).start()
 
     def next_one(other: Call) -> None:
-        if other is not call and not once.locked():
-            other.after = lambda: start(other.op)
+        if other is not call and once.acquire(blocking=False):
+            started(other.op)
+            other.after = start
+
+    def none_came() -> None:
+        if once.acquire(blocking=False):
+            started(None)
+            start()
 
     at_collectives(next_one)
-    timer = threading.Timer(patience_s, start, (None,))
+    timer = threading.Timer(patience_s, none_came)
     timer.daemon = True
     timer.start()
     return _answer(call, future)

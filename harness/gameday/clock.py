@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from statistics import median
 
+from torchaos.harness.judging.checkpoints.standstill import standstill
 from torchaos.harness.record.history import History
-from torchaos.harness.record.history.checkpoints import blocked_by_step
 from torchaos.harness.record.record import Record
 
 LONG = 3.0  # times the usual step
@@ -65,7 +65,7 @@ def clock_of(run: Record) -> Clock:
     if not steps:
         return Clock()
     usual = usual_s(steps)
-    saving = blocked_by_step(run.history.saves)
+    saving = standstill(run.history).blocked
     found = Clock()
     for before, after in pairwise(steps):
         took = after.at_s - before.at_s

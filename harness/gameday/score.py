@@ -12,8 +12,8 @@ from typing import Any
 
 from torchaos.harness.gameday.clock import Clock, clock_of
 from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome, outcomes_of
+from torchaos.harness.judging.checkpoints.standstill import standstill
 from torchaos.harness.judging.recovery.recovery import PARTS
-from torchaos.harness.record.history.checkpoints import blocked_by_step
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Result, Verdict
 
@@ -70,12 +70,12 @@ def score_round(number: int, run: Record, result: Result) -> RoundScore:
 def _saves(run: Record) -> list[tuple[int, float, float]]:
     """(attempt, when it was begun, for how long training stood still), one for each step after which any file was
     written."""
-    blocked = blocked_by_step(run.history.saves)
+    blocked = standstill(run.history).blocked
     begun: dict[tuple[int, int], float] = {}
     for save in run.history.saves:
         key = (save.attempt, save.local_step)
         begun[key] = min(begun.get(key, save.begun_s), save.begun_s)
-    return [(key[0], at_s, blocked[key]) for key, at_s in sorted(begun.items())]
+    return [(key[0], at_s, blocked.get(key, 0.0)) for key, at_s in sorted(begun.items())]
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,13 @@ os._exit(0)
 HEALTHY = [3.0, 21.0]
 
 
-def run(rank: Any, *orders: Any) -> tuple[list[int], Any]:
+def run(rank: Any, *orders: Any, job: str = JOB) -> tuple[list[int], Any]:
     """Exit codes of both ranks, and what they saw."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     hooks = ("steps", "collectives", "stamps")
-    both = [rank.start(JOB, hooks=hooks, orders=orders, env={"RANK": str(n), "PORT": port}) for n in (0, 1)]
+    both = [rank.start(job, hooks=hooks, orders=orders, env={"RANK": str(n), "PORT": port}) for n in (0, 1)]
     done = [rank.wait(one) for one in both]
     files = [rank.folder / f"seen{number}.json" for number in (0, 1)]
     assert done[0].failures == [], done[0].failures
@@ -92,6 +92,15 @@ def test_two_are_started_the_wrong_way_round(silent: Any) -> None:
     assert peer[2] == [1.0 + 11.0, 10.0 + 2.0]
     assert own[2] == [10.0 + 2.0, 1.0 + 11.0]
     assert [step for seen in (own, peer) for step in seen[:2] + seen[3:]] == [HEALTHY] * 16
+    assert effects(rank, "Reorder3") == [True]
+
+
+def test_a_rank_that_dies_of_the_wrong_order(rank: Any) -> None:
+    """Two collectives of other sizes that change places end the rank at once: that the order was wrong is reported
+    before."""
+    job = JOB.replace("torch.full((4,), 10.0", "torch.full((400_000,), 10.0")
+    codes, _seen = run(rank, order(rank, "collective_reorder.py", "Reorder"), job=job)
+    assert codes != [0, 0]
     assert effects(rank, "Reorder3") == [True]
 
 

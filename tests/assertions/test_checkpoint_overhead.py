@@ -10,7 +10,8 @@ import pytest
 from torchaos.assertions.checkpoint_overhead import CheckpointOverhead, writing_s
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Assertion, Outcome
-from torchaos.harness.record.history import Save
+from torchaos.harness.judging.checkpoints.standstill import standstill
+from torchaos.harness.record.history import Execution, History, Save
 from torchaos.harness.record.history.checkpoints import blocked_by_step
 
 
@@ -31,6 +32,37 @@ def test_measured_and_bounded(trainer: Any) -> None:
         assert CheckpointOverhead(**above).judge(run, []).outcome is Outcome.PASSED
         finding = CheckpointOverhead(**below).judge(run, [])
         assert (finding.outcome, finding.bound) == (Outcome.FAILED, below), finding.reason
+
+
+@pytest.mark.parametrize(
+    ("idle_after", "outcome"), [(0.0, Outcome.FAILED), (2.0, Outcome.INCONCLUSIVE)], ids=["waits", "does other things"]
+)
+def test_a_job_that_waits_for_a_save_in_another_thread(trainer: Any, idle_after: float, outcome: Outcome) -> None:
+    """The call that saves returns at once, and no rank makes a step until the save is over, 4 s later: training stood
+    still for it. A rank that goes on long after the save's end may have been busy with something else."""
+
+    class Waits(trainer):  # type: ignore[misc]
+        def emit(self, kind: Kind, data: Any, *who: Any, **when: Any) -> None:
+            super().emit(kind, {**data, "phases": {"forward": 0.01}} if kind is Kind.STEP else data, *who, **when)
+
+        def _save(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            data = {"path": f"/job/checkpoints/step-{step}", "format": "dcp"}
+            self.emit(Kind.SAVE_BEGIN, data, 0, attempt, local)
+            self._now += 4
+            self.emit(Kind.SAVE_END, {**data, "ok": True, "blocked_s": 0.02}, 0, attempt, local)
+            self._now += idle_after
+
+    run = Waits().record()
+    finding = CheckpointOverhead(blocked=3).judge(run, [])
+    assert finding.outcome is outcome, finding.reason
+    assert CheckpointOverhead(blocked=4.5).judge(run, []).outcome is Outcome.PASSED
+
+
+def test_a_save_beside_the_training_costs_its_call() -> None:
+    """Steps go on while another thread writes: training stood still for the call alone."""
+    executions = [Execution(0, 0, n, 10 + 0.1 * n, n, phases={"forward": 0.09}) for n in range(1, 60)]
+    history = History((), tuple(executions), (_save(11.0, 14.0, 0.02, 10),), (), "agent")
+    assert standstill(history).blocked == standstill(history).possible == {(0, 10): pytest.approx(0.02, abs=0.005)}
 
 
 def test_files_of_one_checkpoint_are_one(trainer: Any) -> None:

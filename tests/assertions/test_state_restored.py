@@ -72,6 +72,26 @@ def test_parameters_that_change_between_a_step_and_the_save(
     assert found.outcome is outcome, found.reason
 
 
+@pytest.mark.parametrize(("broken", "outcome"), [((), Outcome.PASSED), (("weights",), Outcome.FAILED)])
+@pytest.mark.parametrize("world", [2, 3])
+def test_parameters_that_change_before_the_save_of_a_job_that_is_not_bitwise(
+    trainer: Any, world: int, broken: tuple[str, ...], outcome: Outcome
+) -> None:
+    """A job clips its weights after the step and before the save, and no step done twice leads to quite the same. What
+    the resume put back is compared with what the parameters were when the save began."""
+
+    class Clips(trainer):  # type: ignore[misc]
+        def _save(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            state.weight *= 0.999
+            for rank in range(world):
+                sums = {"weight": ["float32 4", self._sum(state.weight, rank, world)[:-16]]}
+                self.emit(Kind.KEPT, {"parameters": sums}, rank, attempt, local)
+            super()._save(attempt, world, state, step, local)
+
+    found = judged(Clips, sharded=True, noise=True, world=world, broken=frozenset(broken))
+    assert found.outcome is outcome, found.reason
+
+
 def test_a_job_that_started_from_scratch_is_inconclusive(trainer: Any) -> None:
     """No step was resumed from, so there is nothing to compare with: no_lost_work says what that means."""
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.agent.check_sums import over_all
+from torchaos.harness.agent.check_sums import over_all, plain
+from torchaos.harness.judging.checkpoints.kept import sums_at_saves
 from torchaos.harness.record.history import Attempt, Execution, History
+from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ class Carried:
         return f"the resume from step {self.step} in attempt {self.attempt.number}{sizes}"
 
 
-def resumes_carried(history: History) -> Iterator[Carried]:
+def resumes_carried(run: Record) -> Iterator[Carried]:
     """One for each attempt that resumed from a step that this run had done, in order of attempt."""
+    history = run.history
     for attempt in history.attempts:
         if not attempt.base:
             continue
@@ -58,9 +61,10 @@ def resumes_carried(history: History) -> Iterator[Carried]:
         elif _same(first, _of(history, saver, attempt.base + 1)):
             yield Carried(attempt, saver, True, True)
         else:
+            restored = _by_rank(first, "restored")
             yield Carried(
                 attempt, saver,
-                _equal(_by_rank(first, "restored"), _by_rank(saved, "parameters")),
+                _as_saved(run, saver, attempt.base, restored) or _equal(restored, _by_rank(saved, "parameters")),
                 _equal(_by_rank(first, "restored_moments"), _by_rank(saved, "moments")),
             )  # fmt: skip
 
@@ -71,6 +75,12 @@ def _same(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:
     names = ("parameters", "moments")
     told = [(_by_rank(ours, name), _by_rank(theirs, name)) for name in names]
     return all(mine == other and None not in mine.values() for mine, other in told)
+
+
+def _as_saved(run: Record, saver: Attempt, step: int, restored: Mapping[int, str | None]) -> bool:
+    """Whether the parameters are those that a save began with, which a job may have changed since the step."""
+    total, saved = over_all(list(restored.values())), sums_at_saves(run, saver.number, step)
+    return total is not None and bool(saved) and plain(total) in saved
 
 
 def _of(history: History, attempt: Attempt, step: int) -> list[Execution]:

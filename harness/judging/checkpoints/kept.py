@@ -31,7 +31,7 @@ class Kept:
 
     def __init__(self, run: Record) -> None:
         self._values: dict[int, dict[str, Values]] = defaultdict(dict)
-        for step, world, of_ranks in _snapshots(run):
+        for _attempt, step, world, of_ranks in _snapshots(run):
             for name in dict.fromkeys(name for found in of_ranks.values() for name in found):
                 own = {rank: found[name] for rank, found in of_ranks.items() if name in found}
                 kind = next(iter(own.values()))[0]
@@ -69,9 +69,27 @@ def _add(told: Mapping[int, str], complete: bool, values: Values) -> None:
         values.sure = False
 
 
-def _snapshots(run: Record) -> Iterator[tuple[int, int, Mapping[int, Mapping[str, Sequence[str]]]]]:
-    """(global step, ranks of the job, what each of them told by name): once for each time that the ranks told of it in
-    one step of one attempt."""
+def sums_at_saves(run: Record, attempt: int, step: int) -> set[int]:
+    """The plain check sums of all parameters together, each time that a save began in an attempt after that step."""
+    found = set()
+    for number, after, world, of_ranks in _snapshots(run):
+        if (number, after) == (attempt, step) and len(of_ranks) == world:
+            told = {rank: [one for _kind, one in named.values()] for rank, named in of_ranks.items()}
+            prefixes = {one[:-_DIGITS] for sums in told.values() for one in sums}
+            by_rank = {
+                rank: sum(int(one[-_DIGITS:], 16) for one in sums if not one.startswith(COPY)) % MODULUS
+                for rank, sums in told.items()
+            }
+            if prefixes <= {SHARD, COPY}:
+                found.add(sum(by_rank.values()) % MODULUS)
+            elif prefixes == {""} and len(set(by_rank.values())) == 1:
+                found |= set(by_rank.values())
+    return found
+
+
+def _snapshots(run: Record) -> Iterator[tuple[int, int, int, Mapping[int, Mapping[str, Sequence[str]]]]]:
+    """(attempt, global step, ranks of the job, parameters' check sums by rank and name), for each time that the ranks
+    reported them in one step of one attempt."""
     found: dict[tuple[int, int, int], dict[int, Mapping[str, Sequence[str]]]] = defaultdict(dict)
     times: dict[tuple[int, int, int], int] = defaultdict(int)
     for event in run.of_kind(Kind.KEPT):
@@ -81,7 +99,7 @@ def _snapshots(run: Record) -> Iterator[tuple[int, int, Mapping[int, Mapping[str
             times[attempt, step, rank] += 1
     worlds = {one.number: one.world_size for one in run.history.attempts}
     for (attempt, step, _time), of_ranks in found.items():
-        yield step, worlds.get(attempt, 0), of_ranks
+        yield attempt, step, worlds.get(attempt, 0), of_ranks
 
 
 def _step_of(history: History, event: Event) -> int | None:

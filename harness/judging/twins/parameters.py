@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torchaos.harness.contracts import Finding, First, What, failed, inconclusive, passed
+from torchaos.harness.judging.checkpoints.carried import resumes_carried
 from torchaos.harness.judging.checkpoints.clashes import clashes
 from torchaos.harness.judging.checkpoints.contents import checkpoints_of
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
@@ -77,7 +79,8 @@ class AgainstTwins:
                 f"{begun[odd]:.1g} of their norm from the nearest twin's, and the twins are {early.spreads[odd]:.1g} "
                 f"from each other. {_ASK}"
             )
-        put_back = list(loaded(self._history))
+        whole = {one.attempt.number for one in resumes_carried(self._run) if one.parameters}
+        put_back = [replace(one, off=0.0) if one.attempt in whole else one for one in loaded(self._history)]
         bound = max((min(allowed.allowed(one.step), CAP) for one in put_back), default=0.0)
         off = next((one for one in put_back if math.isfinite(one.off) and one.off > max(PUT_BACK, bound)), None)
         if off:

@@ -28,7 +28,7 @@ _HOOKS_OF_NEED = {
     Need.INVENTORY: ("checkpoints", "kept"),
     Need.TWIN: (),
     Need.LEFTOVERS: (),
-    Need.STATE: ("state",),
+    Need.STATE: ("state", "kept"),
     Need.COLLECTIVES: ("collectives", "stamps"),
     Need.HANGS: ("collectives", "stamps"),
 }

@@ -16,7 +16,7 @@ from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.noise.quantities import RATE, Steps, relative
 from torchaos.harness.judging.noise.tolerance import CERTAIN, LEARNED_FACTOR, Tolerance, learned
 from torchaos.harness.judging.replicas import each
-from torchaos.harness.judging.twins.agreement import before, history_of, uneven, until, untold
+from torchaos.harness.judging.twins.agreement import before, history_of, uneven, unreported, until
 from torchaos.harness.record.history import Execution, History
 from torchaos.harness.record.record import Record
 
@@ -95,7 +95,7 @@ def _compared(history: History, twin: History, twins: Sequence[Steps], allowed: 
             step=first.step, rank=first.rank, group=first.group, relative_difference=first.relative,
         )  # fmt: skip
     common = ours.keys() & theirs.keys()
-    dark = untold(history, ours, twin, theirs)
+    dark = unreported(history, ours, twin, theirs)
     dark |= {step for step in common if not _seen(ours[step]) or not _seen(theirs[step])}
     blind = min(dark, default=None)
     if blind is not None or not common:

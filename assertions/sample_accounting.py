@@ -13,7 +13,7 @@ from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.noise.quantities import Steps
 from torchaos.harness.judging.replicas import absences, absent_in_words, each, why_no_steps
-from torchaos.harness.judging.twins.agreement import before, history_of, until, untold
+from torchaos.harness.judging.twins.agreement import before, history_of, unreported, until
 from torchaos.harness.record.history import Execution, History
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
@@ -52,7 +52,7 @@ class SampleAccounting:
         ours = until(history.by_step(), last if teardown_aborts(run, last) else None)
         landed = landings(run)
         early = before(history, landed[0].at_s) if landed else ours
-        return _against(history, ours, theirs, early, untold(history, ours, twin.history, theirs))
+        return _against(history, ours, theirs, early, unreported(history, ours, twin.history, theirs))
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
         """What each replica consumed in the steps that it made, against the twin's in the same steps. What it would
@@ -86,7 +86,7 @@ def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding |
     theirs = {step: by_rank for step, by_rank in twin.history.by_step().items() if step not in gone}
     ours, landed = own.history.by_step(), landings(own)
     early = before(own.history, landed[0].at_s) if landed else ours
-    finding = _against(own.history, ours, theirs, early, untold(own.history, ours, twin.history, theirs))
+    finding = _against(own.history, ours, theirs, early, unreported(own.history, ours, twin.history, theirs))
     return None if finding.outcome is Outcome.PASSED else finding
 
 

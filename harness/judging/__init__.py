@@ -1,5 +1,5 @@
-"""From a record to a verdict: pure, and the same again offline. It knows no particular fault and no assertion.
+"""Makes a verdict from a record.
 
-A `Record` and those of its twins come in; what happened, what it means, and why, go out. `verdict` puts it together;
-the other parts answer one question each, and assertions ask them too. Nothing here reads a file or looks at a
-machine."""
+In: the `Record` of a run and the records of its twins. Out: what happened, what it means, and why. `verdict` makes the
+result; each other part answers one question, and assertions call these parts too. Nothing here reads a file or looks at
+the machine, so a stored run gets the same verdict again. No particular fault or assertion is known here."""

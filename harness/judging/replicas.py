@@ -1,7 +1,8 @@
-"""How an assertion judges a job of several replicas. Pure.
+"""How an assertion judges a job of several replicas, each of them a torchrun of its own.
 
-One that can has a method `judge_replicas`, of the shape of `judge`; one of the functions here may be it. One that has
-none can't: what it would make of ranks of several torchruns would be wrong.
+An assertion that can do this has a method `judge_replicas` with the signature of `judge`; often it is one of the
+functions here. An assertion without this method can't judge such a job: it would mix up the ranks of different
+torchruns.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _WORST = (Outcome.FAILED, Outcome.INCONCLUSIVE, Outcome.PASSED)
 
 
 def judged(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
-    """What the assertion says of a job, of replicas or not."""
+    """The finding of an assertion about a job with or without replicas; inconclusive if it can't judge replicas."""
     if run.plan.job.replicas == 1:
         return assertion.judge(run, twins)
     across = getattr(assertion, "judge_replicas", None)
@@ -31,18 +32,18 @@ def judged(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Findin
 
 
 def each(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
-    """Of every replica by itself, with what that replica did in the twins. The bounds hold for each."""
+    """Judges each replica alone, against the same replica of the twins, and returns the worst finding."""
     return _of(range(run.plan.job.replicas), assertion, run, twins)
 
 
 def each_hit(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
-    """The same of those that a fault was to hit."""
-    hit = [number for number, one in enumerate(records_of(run)) if one.plan.faults]
+    """Judges each replica that a fault was to hit, as `each` does."""
+    hit = [number for number, replica in enumerate(records_of(run)) if replica.plan.faults]
     return _of(hit, assertion, run, twins)
 
 
 def as_one(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
-    """Of the whole job: what is asked of it has no ranks."""
+    """Judges the whole job at once, for assertions that do not look at ranks."""
     return assertion.judge(run, twins)
 
 
@@ -52,23 +53,23 @@ def _of(numbers: Iterable[int], assertion: Assertion, run: Record, twins: Sequen
     if not found:
         return inconclusive("no fault was to hit any replica")
     worst = min(found, key=lambda number: _WORST.index(found[number].outcome))
-    alike = len({(one.outcome, one.reason) for one in found.values()}) == 1 and len(found) > 1
+    alike = len({(finding.outcome, finding.reason) for finding in found.values()}) == 1 and len(found) > 1
     reason = f"{'each replica' if alike else f'replica {worst}'}: {found[worst].reason}"
     if found[worst].outcome is Outcome.PASSED and not alike:
-        reason = "; ".join(f"replica {number}: {one.reason}" for number, one in found.items())
+        reason = "; ".join(f"replica {number}: {finding.reason}" for number, finding in found.items())
     return replace(found[worst], reason=reason)
 
 
 def absences(parts: Sequence[Record]) -> Mapping[int, tuple[int, ...]]:
-    """The replicas that had no part in a step that others made, by global step."""
-    done = [{step for step, _rank in one.history.counting()} for one in parts]
+    """The replicas that did not take part in a step that others made, by global step."""
+    done = [{step for step, _rank in replica.history.counting()} for replica in parts]
     every = set().union(*done)
     gone = {step: tuple(number for number, own in enumerate(done) if step not in own) for step in sorted(every)}
     return {step: numbers for step, numbers in gone.items() if numbers}
 
 
 def absent_in_words(parts: Sequence[Record]) -> str | None:
-    """A sentence about the steps that were made without a replica; None where all had a part in all."""
+    """A sentence about the steps that were made without some replica; None if all replicas made all steps."""
     gone = absences(parts)
     if not gone:
         return None
@@ -78,10 +79,11 @@ def absent_in_words(parts: Sequence[Record]) -> str | None:
 
 
 def why_no_steps(parts: Sequence[Record]) -> Finding | None:
-    """What keeps the steps of replicas from being compared: one of them has none, or has some without a number."""
-    for number, one in enumerate(parts):
-        if not one.history.executions:
+    """An inconclusive finding if the steps of the replicas can't be compared, because a replica has no steps or has
+    steps without a global number; else None."""
+    for number, replica in enumerate(parts):
+        if not replica.history.executions:
             return inconclusive(f"replica {number}: no step was seen")
-        if one.history.unplaced:
-            return inconclusive(f"replica {number}: {why_unplaced(one, one.history.unplaced)}")
+        if replica.history.unplaced:
+            return inconclusive(f"replica {number}: {why_unplaced(replica, replica.history.unplaced)}")
     return None

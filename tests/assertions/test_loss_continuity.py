@@ -58,7 +58,7 @@ def test_healthy_recovery_is_bitwise_the_twin(trainer: Any) -> None:
         (
             "momentum",
             17,
-            "likeliest what acts in the update was not restored, since the first loss agrees: optimizer state",
+            "likeliest, state that acts in the update was not restored, since the first loss agrees: optimizer state",
         ),
         ("schedule", 16, "the LR schedule was not restored: its own step counter stood at 0"),
         ("sampler", 16, "the data order: rank 0 was given other samples in step 16"),

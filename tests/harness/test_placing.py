@@ -366,7 +366,7 @@ def test_what_was_seen_of_an_attempt_that_nobody_can_place_is_said() -> None:
     at = next(event for event in run.events if event.kind is Kind.STEP and event.attempt == 1)
     seen = Record(run.plan, (*run.events, _load("/job/latest.pt", at, 0, 0)), {})
     assert seen.history.unplaced == (1,)
-    assert "latest.pt was loaded, which nobody saw saved" in why_unplaced(seen, (1,))
+    assert "latest.pt was loaded, whose save was not seen" in why_unplaced(seen, (1,))
 
 
 def test_recovery_by_a_rollback_within_the_process() -> None:

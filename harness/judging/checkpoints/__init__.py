@@ -1,1 +1,3 @@
-"""What was saved, loaded and damaged: which checkpoint is which of the twin's, and where a job resumed. Pure."""
+"""Judges the checkpoints of a run: which were saved, loaded and damaged, how they differ from the twin's, and where the
+job resumed. In: records, with the inventory of the checkpoints. Out: findings and facts for assertions. No file is
+read."""

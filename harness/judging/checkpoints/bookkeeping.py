@@ -1,7 +1,9 @@
-"""Values in a checkpoint that say nothing of training: when it was saved, and which restart this was. Pure.
+"""Recognizes the values in a checkpoint that are no part of the training state: the time of the save, and the number of
+restarts.
 
-A restart changes them in a healthy job, and never in a twin. Nothing but their names and what is in them tells them
-from what was lost: a counter of bad evaluations that starts anew differs by as little. So both must fit.
+A restart changes such values in a healthy job; in a twin they never change. A lost value can differ just as little, for
+example a counter of bad evaluations that starts again at 0. Only the name and the content tell the two apart, so both
+must match.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _LIST = re.compile(rf"(?:^|[._:]){_RESTART}\.\d+(?:\.|$)", re.I)
 
 
 def may_be_a_clock(clash: Clash) -> bool:
-    """By its name, or because both values are seconds (or thousandths or billionths) since 1970, from 2001 to 2096."""
+    """Whether the differing value may be a time: its name says so, or both values are seconds, milliseconds or
+    nanoseconds since 1970 that give a date from 2001 to 2096."""
     return clash.kind == "value" and bool(_CLOCK.search(clash.name) or all(map(_is_date, (clash.ours, clash.theirs))))
 
 
@@ -31,18 +34,22 @@ def _is_date(text: str | None) -> bool:
     return any(1e9 < number / unit < 4e9 for unit in (1.0, 1e3, 1e9))
 
 
-def counts_restarts(clash: Clash, one: Checkpoint) -> bool:
-    """Whether a value says no more than that the job was restarted. Its name speaks of that, and it is what restarts
-    make of the twin's: a number that is larger by as many as there were, or by fewer, yes instead of no, a path of the
-    checkpoints instead of none, or a line more of a list."""
-    if clash.kind != "value" or not one.attempt or clash.ours is None:
+def counts_restarts(clash: Clash, checkpoint: Checkpoint) -> bool:
+    """Whether the differing value only says that the job was restarted.
+
+    Its name must speak of restarts, and the change from the twin's value must be a change that restarts make: a number
+    larger by at most the number of restarts, True instead of False, a checkpoint path instead of no path, or one more
+    element of a list."""
+    if clash.kind != "value" or not checkpoint.attempt or clash.ours is None:
         return False
     if clash.theirs is None:
         return _LIST.search(clash.name) is not None
     if not _COUNT.search(clash.name):
         return False
-    if clash.theirs in ("0", "1"):  # a job may count itself as the first
-        return clash.ours.isdecimal() and 0 < int(clash.ours) - int(clash.theirs) <= one.attempt
+    if clash.theirs in ("0", "1"):  # some jobs count their first start
+        return clash.ours.isdecimal() and 0 < int(clash.ours) - int(clash.theirs) <= checkpoint.attempt
     if clash.theirs == "False":
         return clash.ours == "True"
-    return clash.theirs in ("None", "''") and any(folder in clash.ours for folder in (one.root, one.named) if folder)
+    return clash.theirs in ("None", "''") and any(
+        folder in clash.ours for folder in (checkpoint.root, checkpoint.named) if folder
+    )

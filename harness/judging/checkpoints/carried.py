@@ -1,7 +1,8 @@
-"""Whether an attempt began with just what an earlier one had when it did the step that was resumed from. Pure.
+"""Compares the state with which an attempt began with the state that was saved: were parameters and optimizer moments
+carried over the resume?
 
-It needs no twin, and the number of ranks may change. The check sums (agent/check_sums.py) add up over ranks that share
-the parameters, so what eight ranks had can be compared with what six of them put back.
+No twin is needed, and the number of ranks may change: the check sums (agent/check_sums.py) add up over the ranks that
+share the parameters, so the sum of eight ranks before a resume is comparable with the sum of six ranks after it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from torchaos.harness.record.record import Record
 
 @dataclass(frozen=True)
 class Carried:
-    """One resume: what came over it. None: it can't be told."""
+    """One resume, and what was equal before and after it. None: not known."""
 
-    attempt: Attempt
-    saver: Attempt  # the last attempt before it that did the step that it resumed from
+    attempt: Attempt  # the attempt that resumed
+    saver: Attempt  # the last earlier attempt that did the step from which `attempt` resumed
     parameters: bool | None
     moments: bool | None
 
@@ -34,8 +35,8 @@ class Carried:
 
     @property
     def lost(self) -> list[str]:
-        told = (("parameters", self.parameters), ("moments of the optimizer", self.moments))
-        return [what for what, kept in told if kept is False]
+        restored = (("parameters", self.parameters), ("moments of the optimizer", self.moments))
+        return [name for name, equal in restored if equal is False]
 
     @property
     def in_words(self) -> str:
@@ -45,13 +46,17 @@ class Carried:
 
 
 def resumes_carried(run: Record) -> Iterator[Carried]:
-    """One for each attempt that resumed from a step that this run had done, in order of attempt."""
+    """Yields a `Carried` for each attempt that resumed from a step that this run had done, in order of attempts."""
     history = run.history
     for attempt in history.attempts:
         if not attempt.base:
             continue
         first = _of(history, attempt, attempt.base + 1)
-        before = [one for one in history.attempts if one.number < attempt.number and _of(history, one, attempt.base)]
+        before = [
+            earlier
+            for earlier in history.attempts
+            if earlier.number < attempt.number and _of(history, earlier, attempt.base)
+        ]
         if not first or not before:
             continue
         saver = before[-1]
@@ -70,29 +75,35 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
 
 
 def _same(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:
-    """Whether a step that both attempts made led to the same: so both began it with the same. A job may change its
-    parameters between a step and the save, which no check sum tells of."""
+    """Whether a step had the same result in both attempts: then both began it with the same state. This is also true
+    if the job changes its parameters between a step and the save, a change that no check sum shows."""
     names = ("parameters", "moments")
-    told = [(_by_rank(ours, name), _by_rank(theirs, name)) for name in names]
-    return all(mine == other and None not in mine.values() for mine, other in told)
+    pairs = [(_by_rank(ours, name), _by_rank(theirs, name)) for name in names]
+    return all(mine == other and None not in mine.values() for mine, other in pairs)
 
 
 def _as_saved(run: Record, saver: Attempt, step: int, restored: Mapping[int, str | None]) -> bool:
-    """Whether the parameters are those that a save began with, which a job may have changed since the step."""
+    """Whether the restored parameters are those with which a save after the step began. The job may change its
+    parameters between the step and the save."""
     total, saved = over_all(list(restored.values())), sums_at_saves(run, saver.number, step)
     return total is not None and bool(saved) and plain(total) in saved
 
 
 def _of(history: History, attempt: Attempt, step: int) -> list[Execution]:
-    return [one for one in history.executions if one.attempt == attempt.number and one.global_step == step]
+    return [
+        execution
+        for execution in history.executions
+        if execution.attempt == attempt.number and execution.global_step == step
+    ]
 
 
 def _by_rank(executions: Sequence[Execution], name: str) -> dict[int, str | None]:
-    return {one.rank: getattr(one, name) for one in executions}
+    return {execution.rank: getattr(execution, name) for execution in executions}
 
 
 def _equal(ours: Mapping[int, str | None], theirs: Mapping[int, str | None]) -> bool | None:
-    """By the sums over the ranks. Where these mean nothing, only that each rank has what it had can be told."""
+    """Compares the sums over all ranks. If the sums can't be added up, the result is True if each rank has the same sum
+    as before, and else None."""
     mine, other = over_all(list(ours.values())), over_all(list(theirs.values()))
     if mine is None or other is None:
         return True if ours == theirs and None not in ours.values() else None

@@ -1,4 +1,4 @@
-"""Checkpoints that the job itself called whole and that are not. Pure."""
+"""Finds checkpoints that the job itself declared whole although they are not."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from torchaos.harness.record.record import Record
 
 
 def claimed_whole(run: Record, ours: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Torn ones whose save failed, and to which the job gave a name of whole ones afterwards. One that was written
-    under its name from the start may be known to be whole by a file that is written last, and one whose save went well
-    may have been taken apart since."""
+    """The damaged checkpoints whose save failed and which the job then renamed to a name that whole checkpoints have.
+
+    A checkpoint that had its final name from the start is not reported: the job may use a file that is written last
+    as the sign that it is whole. Nor is a checkpoint whose save succeeded: it may have been damaged later."""
     named = {posixpath.normpath(str(event.data["to"])) for event in run.of_kind(Kind.RENAMED)}
     failed, went_well = ({save.path for save in run.history.saves if save.ok is ok} for ok in (False, True))
-    suspects, whole = (named & failed) - went_well, {family(one.path) for one in ours if one.good}
+    suspects, whole = (named & failed) - went_well, {family(checkpoint.path) for checkpoint in ours if checkpoint.good}
     return [
-        one for one in ours
-        if not one.good and family(one.path) in whole and posixpath.join(root_of(run), one.path) in suspects
-    ]  # fmt: skip
+        checkpoint
+        for checkpoint in ours
+        if not checkpoint.good and family(checkpoint.path) in whole
+        if posixpath.join(root_of(run), checkpoint.path) in suspects
+    ]

@@ -1,4 +1,4 @@
-"""What lies in checkpoints, from the inventory that was taken after the run, and where two runs differ in it. Pure."""
+"""The contents of checkpoints, as the inventory lists them after the run, and the differences between two runs."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from torchaos.harness.record.record import Record
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """One checkpoint of a run."""
+
     path: str  # below the checkpoint folder
     format: str
-    step: int | None  # global: as the run recorded its saving, else as the checkpoint itself says
-    saved_s: float | None  # when its saving was begun, where that was seen
+    step: int | None  # global: from the record of its save; if no save was seen, from the checkpoint itself
+    saved_s: float | None  # when the save began, CLOCK_MONOTONIC; None: it was not seen
     complete: bool  # marked as complete by its format
     loadable: bool
     problem: str | None
     tensors: Mapping[str, str]  # digest by name
     values: Mapping[str, str]
-    closed: str = ""  # why nothing of it could be read, where that is no fault of its own
+    closed: str = ""  # why it could not be read, if it is not the checkpoint that is damaged
     sketches: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of tensors; see checkpoints/sketch.py
-    attempt: int | None = None  # that saved it, where that was seen
+    attempt: int | None = None  # the attempt that saved it; None: the save was not seen
     root: str = ""  # the checkpoint folder
-    named: str = ""  # likewise, with the placeholder of the run's own folder, as in `values`
-    raced: bool = False  # its problem is that memory changed while it was saved, as far as can be told
+    named: str = ""  # the checkpoint folder, with `{run}` for the run's own folder, as in `values`
+    raced: bool = False  # its only known problem is that memory changed while it was saved
 
     @property
     def good(self) -> bool:
-        """A file may load with a wrong check sum: torch.load verifies none."""
+        """Complete, loadable and without a problem. Loadable alone is not enough: torch.load verifies no check sum."""
         return self.complete and self.loadable and not self.problem
 
     @property
@@ -42,20 +44,20 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Clash:
-    """One thing that differs between the checkpoints of two runs at the same step."""
+    """One difference between the checkpoints of two runs at the same step."""
 
     step: int | None
     path: str
-    kind: str  # tensor, value; checkpoint: it is not there, or it is of another step
+    kind: str  # tensor or value; checkpoint: the whole checkpoint is absent, or is of another step
     name: str
     ours: str | None
     theirs: str | None
-    distance: float | None = None  # relative; None: it is of no size
+    distance: float | None = None  # relative; None: the difference has no size
 
 
 def checkpoints_of(record: Record) -> list[Checkpoint] | None:
-    """Oldest first; those of unknown step come before all others. None when no inventory was taken, or it is damaged:
-    not of the shape that one has."""
+    """The checkpoints in the inventory, ordered by step; those of unknown step come first. None: no inventory was
+    taken, or it is malformed."""
     inventory = record.artifacts.get("inventory")
     if not isinstance(inventory, Mapping):
         return None
@@ -63,49 +65,57 @@ def checkpoints_of(record: Record) -> list[Checkpoint] | None:
     if not isinstance(listed, list) or not all(isinstance(raw, Mapping) and "path" in raw for raw in listed):
         return None
     found = [_checkpoint(record, root_of(record), raw) for raw in listed]
-    return sorted(found, key=lambda one: (-1 if one.step is None else one.step, one.saved_s or 0.0, one.path))
+    return sorted(
+        found,
+        key=lambda checkpoint: (
+            -1 if checkpoint.step is None else checkpoint.step,
+            checkpoint.saved_s or 0.0,
+            checkpoint.path,
+        ),
+    )
 
 
 def root_of(record: Record) -> str:
-    """The folder of the checkpoints; empty where that is not known."""
+    """The folder of the checkpoints; empty if it is not known."""
     inventory = record.artifacts.get("inventory")
     return str(inventory.get("root") or "") if isinstance(inventory, Mapping) else ""
 
 
 def is_below(path: str, root: str) -> bool:
-    """Whether a path lies in the folder of the checkpoints; all do where that is not known."""
+    """Whether a path lies in the folder of the checkpoints. If that folder is not known, every path does."""
     path, root = posixpath.normpath(path), posixpath.normpath(root)
     return root in (".", path) or path.startswith(f"{root}/")
 
 
-def differing(one: Checkpoint, other: Checkpoint) -> list[Clash]:
-    """The entries of two checkpoints that are not bitwise the same. In a path, each run has its own folder."""
+def differing(ours: Checkpoint, theirs: Checkpoint) -> list[Clash]:
+    """The entries of two checkpoints that are not bitwise equal. Values that are paths are equal if they differ only in
+    the folder of the run."""
     found = [
         Clash(
-            one.step,
-            one.path,
+            ours.step,
+            ours.path,
             "tensor",
             name,
-            one.tensors.get(name),
-            other.tensors.get(name),
-            distance(one, other, name),
+            ours.tensors.get(name),
+            theirs.tensors.get(name),
+            distance(ours, theirs, name),
         )
-        for name in dict.fromkeys([*other.tensors, *one.tensors])
-        if one.tensors.get(name) != other.tensors.get(name)
+        for name in dict.fromkeys([*theirs.tensors, *ours.tensors])
+        if ours.tensors.get(name) != theirs.tensors.get(name)
     ]
-    here, there = _own_folders(one.root, other.root)
-    for name in dict.fromkeys([*other.values, *one.values]):
-        ours, theirs = one.values.get(name), other.values.get(name)
-        if ours != theirs and (ours is None or theirs is None or ours.replace(here, there) != theirs):
-            found.append(Clash(one.step, one.path, "value", name, ours, theirs, _far(ours, theirs)))
+    here, there = _own_folders(ours.root, theirs.root)
+    for name in dict.fromkeys([*theirs.values, *ours.values]):
+        mine, other = ours.values.get(name), theirs.values.get(name)
+        if mine != other and (mine is None or other is None or mine.replace(here, there) != other):
+            found.append(Clash(ours.step, ours.path, "value", name, mine, other, _far(mine, other)))
     return found
 
 
-def distance(one: Checkpoint, other: Checkpoint, name: str) -> float | None:
-    """Between two tensors, relative to the larger one: the norm of their difference, as their sketches estimate it (see
-    checkpoints/sketch.py), which do not tell a billionth from nothing. None where that is not known: whole numbers,
-    NaN, or no sketch."""
-    ours, theirs = one.sketches.get(name, ())[1:], other.sketches.get(name, ())[1:]
+def distance(checkpoint: Checkpoint, other: Checkpoint, name: str) -> float | None:
+    """The norm of the difference of two tensors, relative to the larger norm, estimated from their sketches (see
+    checkpoints/sketch.py). A difference below about 1e-9 gives 0. None: not known, because the tensors hold integers or
+    NaN, or have no sketch."""
+    ours, theirs = checkpoint.sketches.get(name, ())[1:], other.sketches.get(name, ())[1:]
     if len(ours) < 2 or len(ours) != len(theirs):
         return None
     (norm, *sums), (other_norm, *other_sums) = ours, theirs
@@ -115,7 +125,11 @@ def distance(one: Checkpoint, other: Checkpoint, name: str) -> float | None:
 
 def _raced(raw: Mapping[str, object]) -> bool:
     listed = raw.get("problems")
-    kinds = {one.get("kind") for one in listed if isinstance(one, Mapping)} if isinstance(listed, list) else set()
+    kinds = (
+        {problem.get("kind") for problem in listed if isinstance(problem, Mapping)}
+        if isinstance(listed, list)
+        else set()
+    )
     return "raced" in kinds and kinds <= {"raced", "nan", "limit"}
 
 
@@ -132,14 +146,14 @@ def _closed(raw: Mapping[str, object]) -> str:
 
 
 def unread_of(record: Record) -> str:
-    """The types of files beside the checkpoints that may hold tensors and are not read, in words; or nothing."""
+    """A clause that names the types of files that may hold tensors and are not read; empty if there are none."""
     inventory = record.artifacts.get("inventory")
     types = inventory.get("unread") if isinstance(inventory, Mapping) else None
     return f"files of the type {', '.join(map(str, types))} are there, and are not read" if types else ""
 
 
 def _far(ours: str | None, theirs: str | None) -> float | None:
-    """Likewise between two numbers, of which at least one has a decimal point."""
+    """The relative difference of two numbers. None: both are integers, or one is no finite number."""
     try:
         a, b = float(ours or ""), float(theirs or "")
     except ValueError:
@@ -148,9 +162,9 @@ def _far(ours: str | None, theirs: str | None) -> float | None:
     return None if whole or not (math.isfinite(a) and math.isfinite(b)) else abs(a - b) / max(abs(a), abs(b))
 
 
-def _own_folders(one: str, other: str) -> tuple[str, str]:
-    """What two paths have before the last parts that they share."""
-    ours, theirs = one.split("/"), other.split("/")
+def _own_folders(our_root: str, their_root: str) -> tuple[str, str]:
+    """The two paths without the last parts that they share; empty if nothing is left of one of them."""
+    ours, theirs = our_root.split("/"), their_root.split("/")
     while ours and theirs and ours[-1] == theirs[-1]:
         ours.pop()
         theirs.pop()
@@ -158,7 +172,7 @@ def _own_folders(one: str, other: str) -> tuple[str, str]:
 
 
 def _named(job: PlannedJob) -> str:
-    """The checkpoint folder as the plan has it, from `{run}` or the root on; empty where it is not known."""
+    """The checkpoint folder as the plan names it, from `{run}` or the root on; empty if the plan names none."""
     parts = [job.cwd, job.checkpoints] if job.checkpoints else []
     start = max((n for n, part in enumerate(parts) if part.startswith(("{run}", "/"))), default=0)
     return posixpath.normpath(posixpath.join(*parts[start:])) if parts else ""
@@ -167,8 +181,8 @@ def _named(job: PlannedJob) -> str:
 def _checkpoint(record: Record, root: str, raw: Mapping[str, object]) -> Checkpoint:
     path = str(raw["path"])
     save = saved_as(posixpath.join(root, path), record.history.saves)
-    told = raw.get("step")
-    step = save.global_step if save and save.global_step is not None else told if isinstance(told, int) else None
+    stated = raw.get("step")
+    step = save.global_step if save and save.global_step is not None else stated if isinstance(stated, int) else None
     tensors, values, sketches = raw.get("tensors"), raw.get("values"), raw.get("sketches")
     return Checkpoint(
         path, str(raw.get("format", "")), step, save.begun_s if save else None, bool(raw.get("complete")),

@@ -1,7 +1,7 @@
-"""What a job did about damage to its checkpoints: loaded it, refused it, fell back, or gave up. Pure.
+"""What a job did when its checkpoints were damaged: it loaded the damage, refused it, fell back, or gave up.
 
-A damaged file is dangerous from when a fault damaged it until it is taken back, or the job has moved, removed or
-replaced it. An attempt *meets* the damage when it resumes in that time.
+A file counts as damaged from the time of the fault until the rollback, or until the job moves, removes or replaces the
+file. An attempt *meets* the damage if it resumes in that time.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from torchaos.harness.record.record import Record
 
 @dataclass(frozen=True)
 class Damage:
-    """One change to one file of a checkpoint."""
+    """One change that a fault made to one file of a checkpoint. Times are CLOCK_MONOTONIC, in seconds."""
 
     fault: str
     checkpoint: str
     step: int | None  # global
     file: str
-    op: str
+    op: str  # the kind of change; "mode" is the permissions, "text" is a tracker file
     at_s: float
-    until_s: float
+    until_s: float  # infinite: the file stayed damaged
     event: Event
 
     @property
     def contents(self) -> bool:
-        """Whether what the checkpoint holds is not what was saved; a tracker or permissions change nothing of it."""
+        """Whether the contents of the checkpoint changed, and not only its permissions or a tracker file."""
         return self.op not in ("mode", "text")
 
     @property
@@ -44,33 +44,36 @@ class Damage:
 
 
 class Did(str, Enum):
+    """What an attempt did when it met damage, as a clause without its subject."""
+
     LOADED = "loaded it"
     FELL_BACK = "went back to an older checkpoint"
     COPED = "went on from the newest checkpoint all the same"
     ENDED = "ended without a step"
     WENT_ON = "had a newer checkpoint"
-    UNKNOWN = "resumed from nobody knows what"
+    UNKNOWN = "resumed from an unknown checkpoint"
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """One attempt that resumed, or tried to, while a checkpoint was damaged."""
+    """An attempt that resumed, or tried to resume, while a checkpoint was damaged."""
 
     attempt: Attempt
     damage: Damage
     did: Did
-    tried: bool  # it was seen to load the damaged one, whether or not that worked
-    best: tuple[str, int] | None  # the newest whole checkpoint there was: path and step
-    loads: tuple[Load, ...]  # that it made before its first step
+    tried: bool  # a load of the damaged checkpoint was seen, successful or not
+    best: tuple[str, int] | None  # the newest whole checkpoint at that time: path and global step
+    loads: tuple[Load, ...]  # all loads before the attempt's first step
 
     @property
     def lost(self) -> int:
-        """Steps beyond what had to be lost: a newer checkpoint than the one it took was whole."""
+        """The steps that were lost without need, because the attempt resumed from an older checkpoint than `best`."""
         base = self.attempt.base
         return 0 if self.best is None or base is None else max(0, self.best[1] - base)
 
 
 def damages(record: Record, fault: str | None = None) -> list[Damage]:
+    """The damage that a fault did; without `fault`, all damage in the record."""
     return [
         _damage(record, event)
         for event in record.of_kind(Kind.EFFECT)
@@ -79,39 +82,41 @@ def damages(record: Record, fault: str | None = None) -> list[Damage]:
 
 
 def meetings(record: Record, fault: str | None = None) -> list[Meeting]:
-    """In order of attempt."""
-    found = damages(record, fault)
-    met = [_meeting(record, attempt, one, found) for attempt in record.history.attempts for one in found]
-    return [one for one in met if one is not None]
+    """The meetings of attempts with damage, in order of attempts."""
+    damages_ = damages(record, fault)
+    met = [_meeting(record, attempt, damage, damages_) for attempt in record.history.attempts for damage in damages_]
+    return [meeting for meeting in met if meeting is not None]
 
 
 def felt(record: Record, fault: str) -> Evidence | None:
-    """An attempt came upon the damage: it loaded it, or would have, and did something else."""
-    for one in meetings(record, fault):
-        harmless = one.did is Did.LOADED and not one.damage.contents
-        if one.did in (Did.WENT_ON, Did.UNKNOWN) or harmless:
+    """Evidence that an attempt met the damage: it loaded the damaged checkpoint, or would have loaded it and did
+    something else. None: no attempt was affected."""
+    for meeting in meetings(record, fault):
+        harmless = meeting.did is Did.LOADED and not meeting.damage.contents
+        if meeting.did in (Did.WENT_ON, Did.UNKNOWN) or harmless:
             continue
-        when = f"when attempt {one.attempt.number} resumed"
-        event = one.damage.event
-        return Evidence(f"{one.damage.words} {when}, and it {in_words(one)}", ((event.source, event.seq),))
+        when = f"when attempt {meeting.attempt.number} resumed"
+        event = meeting.damage.event
+        return Evidence(f"{meeting.damage.words} {when}, and it {in_words(meeting)}", ((event.source, event.seq),))
     return None
 
 
-def in_words(one: Meeting) -> str:
-    if one.did is Did.LOADED:
-        return f"loaded {_name(one.damage.checkpoint)}"
-    if one.did is Did.COPED:
-        return str(one.did.value)
-    tried = "tried it and " if one.tried else ""
-    if one.did is Did.FELL_BACK:
-        return f"{tried}went on from step {one.attempt.base}"
-    return f"{tried}{one.did.value}"
+def in_words(meeting: Meeting) -> str:
+    """What the attempt did, as a clause without its subject."""
+    if meeting.did is Did.LOADED:
+        return f"loaded {_name(meeting.damage.checkpoint)}"
+    if meeting.did is Did.COPED:
+        return str(meeting.did.value)
+    tried = "tried it and " if meeting.tried else ""
+    if meeting.did is Did.FELL_BACK:
+        return f"{tried}went on from step {meeting.attempt.base}"
+    return f"{tried}{meeting.did.value}"
 
 
 def counts(record: Record, attempt: int) -> bool:
-    """Whether any step of the attempt is part of the history that counts, or may be."""
+    """Whether a step of the attempt is, or may be, in the history that counts (see `History.counting`)."""
     return attempt in record.history.unplaced or any(
-        one.attempt == attempt for one in record.history.counting().values()
+        execution.attempt == attempt for execution in record.history.counting().values()
     )
 
 
@@ -132,67 +137,70 @@ def _damage(record: Record, event: Event) -> Damage:
 
 
 def _renamed(record: Record, fault: str, file: str) -> str:
-    """Where a file is that was damaged while it was saved: the job gives it its final name afterwards."""
+    """The final path of a file. A file that was damaged during its save is renamed by the job afterwards."""
     moves = (event.data for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("what") == "renamed")
-    return next((str(one["to"]) for one in moves if one["file"] == file), file)
+    return next((str(data["to"]) for data in moves if data["file"] == file), file)
 
 
 def _named_since(record: Record, fault: str, file: str, checkpoint: str) -> str:
-    """The checkpoint's own name, likewise."""
+    """The final path of the checkpoint that holds the file."""
     now, inside = _renamed(record, fault, file), file[len(checkpoint) :]
     return now[: len(now) - len(inside)] if now != file and now.endswith(inside) else final_path(checkpoint)
 
 
-def _step(record: Record, path: str, told: object, by_s: float) -> int | None:
+def _step(record: Record, path: str, stated: object, by_s: float) -> int | None:
     save = saved_as(path, record.history.saves, by_s)
     if save is not None and save.global_step is not None:
         return save.global_step
-    return told if isinstance(told, int) else None
+    return stated if isinstance(stated, int) else None
 
 
-def _meeting(record: Record, attempt: Attempt, one: Damage, all_: Sequence[Damage]) -> Meeting | None:
-    first = min((done.mono_s for done in record.history.executions if done.attempt == attempt.number), default=None)
+def _meeting(record: Record, attempt: Attempt, damage: Damage, all_: Sequence[Damage]) -> Meeting | None:
+    first = min(
+        (execution.mono_s for execution in record.history.executions if execution.attempt == attempt.number),
+        default=None,
+    )
     loads = tuple(
         load for load in record.history.loads
         if load.attempt == attempt.number and (first is None or load.mono_s <= first)
     )  # fmt: skip
     over = max((load.mono_s for load in loads), default=first if first is not None else attempt.ended_s or math.inf)
-    if not (one.at_s < over and attempt.started_s < one.until_s):
+    if not (damage.at_s < over and attempt.started_s < damage.until_s):
         return None
-    met = [load for load in loads if load.mono_s > one.at_s]
-    tried = any(_touches(load.path, one) for load in met)
-    best = _best(record, one, all_, over)
-    return Meeting(attempt, one, _did(attempt, one, met, first), tried, best, loads)
+    met = [load for load in loads if load.mono_s > damage.at_s]
+    tried = any(_touches(load.path, damage) for load in met)
+    best = _best(record, damage, all_, over)
+    return Meeting(attempt, damage, _did(attempt, damage, met, first), tried, best, loads)
 
 
-def _did(attempt: Attempt, one: Damage, loads: Sequence[Load], first: float | None) -> Did:
+def _did(attempt: Attempt, damage: Damage, loads: Sequence[Load], first: float | None) -> Did:
     if first is None:
         return Did.ENDED
-    # The last one that worked counts, among the checkpoints: weights to start from may come from anywhere.
-    here = f"{posixpath.dirname(one.checkpoint)}/"
-    taken = next((load for load in reversed(whole_loads(loads)) if load.path.startswith(here)), None)
-    if taken is not None and _touches(taken.path, one) and taken.mono_s < one.until_s:
+    # Only loads from the folder of the checkpoints count: a job may load its initial weights from anywhere.
+    here = f"{posixpath.dirname(damage.checkpoint)}/"
+    loaded = next((load for load in reversed(whole_loads(loads)) if load.path.startswith(here)), None)
+    if loaded is not None and _touches(loaded.path, damage) and loaded.mono_s < damage.until_s:
         return Did.LOADED
     if attempt.base is None:
         return Did.UNKNOWN
-    if taken is None and one.step is not None and attempt.base == one.step and one.op != "text":
-        return Did.LOADED  # no load of any checkpoint was seen, and there it went on
-    if one.step is not None and attempt.base > one.step:
+    if loaded is None and damage.step is not None and attempt.base == damage.step and damage.op != "text":
+        return Did.LOADED  # no load was seen, but the attempt resumed from this checkpoint's step
+    if damage.step is not None and attempt.base > damage.step:
         return Did.WENT_ON
-    if one.op == "text" and attempt.base == one.step:
+    if damage.op == "text" and attempt.base == damage.step:
         return Did.COPED
     return Did.FELL_BACK
 
 
-def _touches(path: str, one: Damage) -> bool:
-    """Whether loading `path` is loading the damaged checkpoint, or a part of it."""
-    inside = path == one.checkpoint or path.startswith(f"{one.checkpoint}/")
-    return one.op != "text" and (inside or one.checkpoint.startswith(f"{path}/"))
+def _touches(path: str, damage: Damage) -> bool:
+    """Whether a load of `path` reads the damaged checkpoint or a part of it."""
+    inside = path == damage.checkpoint or path.startswith(f"{damage.checkpoint}/")
+    return damage.op != "text" and (inside or damage.checkpoint.startswith(f"{path}/"))
 
 
-def _best(record: Record, one: Damage, all_: Sequence[Damage], by_s: float) -> tuple[str, int] | None:
+def _best(record: Record, damage: Damage, all_: Sequence[Damage], by_s: float) -> tuple[str, int] | None:
     hit = [other for other in all_ if other.op != "text" and other.at_s <= by_s]
-    whole = [*_surveyed(record, one), *_saved_since(record, one.at_s, by_s)]
+    whole = [*_surveyed(record, damage), *_saved_since(record, damage.at_s, by_s)]
     points = points_of(record)
     sound = (
         found for found in whole
@@ -202,23 +210,23 @@ def _best(record: Record, one: Damage, all_: Sequence[Damage], by_s: float) -> t
     return max(sound, key=lambda found: found[1], default=None)
 
 
-def _is_beside(path: str, step: int | None, one: Damage) -> bool:
-    """Whether a file lies in one folder with the damaged one, and is of the same step: a part of one checkpoint, or a
-    copy of it."""
-    folders = {posixpath.dirname(path), posixpath.dirname(one.checkpoint)}
-    return len(folders) == 1 and step == one.step and bool(posixpath.splitext(path)[1])
+def _is_beside(path: str, step: int | None, damage: Damage) -> bool:
+    """Whether a file is in the same folder as the damaged file, and of the same step: then it is a part or a copy of
+    the same checkpoint."""
+    folders = {posixpath.dirname(path), posixpath.dirname(damage.checkpoint)}
+    return len(folders) == 1 and step == damage.step and bool(posixpath.splitext(path)[1])
 
 
 def _is_part(path: str, checkpoint: str) -> bool:
     return path == checkpoint or path.startswith(f"{checkpoint}/") or posixpath.splitext(checkpoint)[0] == path
 
 
-def _surveyed(record: Record, one: Damage) -> Iterator[tuple[str, int]]:
-    """What was there when the fault came."""
-    said = (e for e in record.of_fault(one.fault, Kind.EFFECT) if e.data.get("what") == "survey")
-    seen = [event for event in said if event.mono_s <= one.at_s]
+def _surveyed(record: Record, damage: Damage) -> Iterator[tuple[str, int]]:
+    """Path and step of each checkpoint that existed when the fault was applied."""
+    surveys = (e for e in record.of_fault(damage.fault, Kind.EFFECT) if e.data.get("what") == "survey")
+    seen = [event for event in surveys if event.mono_s <= damage.at_s]
     for raw in seen[-1].data["checkpoints"] if seen else ():
-        step = _step(record, str(raw["path"]), raw["step"], one.at_s)
+        step = _step(record, str(raw["path"]), raw["step"], damage.at_s)
         if step is not None:
             yield str(raw["path"]), step
 

@@ -1,4 +1,4 @@
-"""What each parameter was whenever a save began: the check sums of all ranks together (agent/kept.py). Pure."""
+"""The check sums of each parameter at the begin of each save, from the events of all ranks (see agent/kept.py)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _DIGITS = 16
 
 @dataclass
 class Values:
-    """The check sums of one parameter after one step. There are several where it was changed between two saves of the
-    step, or done again in another attempt, or where ranks hold different parameters of one name."""
+    """The check sums of one parameter after one step. There are several if the parameter changed between two saves of
+    the step, if the step was done again, or if ranks have different parameters of the same name."""
 
-    kind: str  # its type and shape
-    whole: set[int] = field(default_factory=set)
-    parts: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))  # by rank
-    sure: bool = True  # nothing else can be it: all ranks were heard, and they agree
+    kind: str  # type and shape of the parameter
+    whole: set[int] = field(default_factory=set)  # sums of the whole parameter
+    parts: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))  # sums of each rank's part
+    sure: bool = True  # no other sum is possible: all ranks reported, and they agree
 
 
-class Kept:
-    """By global step, then by the parameter's name."""
+class ParameterSums:
+    """The check sums by global step, then by name of the parameter."""
 
     def __init__(self, run: Record) -> None:
         self._values: dict[int, dict[str, Values]] = defaultdict(dict)
@@ -36,7 +36,7 @@ class Kept:
                 own = {rank: found[name] for rank, found in of_ranks.items() if name in found}
                 kind = next(iter(own.values()))[0]
                 values = self._values[step].setdefault(name, Values(kind))
-                _add({rank: told for rank, (_kind, told) in own.items()}, len(of_ranks) == world, values)
+                _add({rank: text for rank, (_kind, text) in own.items()}, len(of_ranks) == world, values)
 
     @property
     def steps(self) -> list[int]:
@@ -46,21 +46,22 @@ class Kept:
         return self._values.get(step, {})
 
     def parameter_of(self, step: int, entry: str) -> str | None:
-        """The one whose name a tensor of a checkpoint has, whatever it is nested in."""
+        """The parameter of which a tensor in a checkpoint has the name, without the prefixes of the nesting."""
         parts = plain_name(entry.rpartition(":")[2]).split(".")
         names = (".".join(parts[place:]) for place in range(len(parts)))
         return next((name for name in names if name in self._values.get(step, {})), None)
 
 
-def _add(told: Mapping[int, str], complete: bool, values: Values) -> None:
-    sums = {rank: int(one[-_DIGITS:], 16) for rank, one in told.items()}
-    prefixes = {rank: one[:-_DIGITS] for rank, one in told.items()}
+def _add(texts: Mapping[int, str], complete: bool, values: Values) -> None:
+    """`texts`: by rank, the kind of the sum and its digits; `complete`: all ranks of the job reported."""
+    sums = {rank: int(text[-_DIGITS:], 16) for rank, text in texts.items()}
+    prefixes = {rank: text[:-_DIGITS] for rank, text in texts.items()}
     if set(prefixes.values()) <= {SHARD, COPY}:
         values.sure &= complete
-        for rank, one in sums.items():
-            values.parts[rank].add(one)
+        for rank, part in sums.items():
+            values.parts[rank].add(part)
         if complete:
-            shards = (one for rank, one in sums.items() if prefixes[rank] == SHARD)
+            shards = (part for rank, part in sums.items() if prefixes[rank] == SHARD)
             values.whole.add(sum(shards) % MODULUS)
     elif set(prefixes.values()) == {""}:
         values.sure &= len(set(sums.values())) == 1
@@ -70,15 +71,16 @@ def _add(told: Mapping[int, str], complete: bool, values: Values) -> None:
 
 
 def sums_at_saves(run: Record, attempt: int, step: int) -> set[int]:
-    """The plain check sums of all parameters together, each time that a save began in an attempt after that step."""
+    """The plain check sums of all parameters together, at the begin of each save in this attempt after this step. Only
+    saves in which all ranks reported, with sums that can be added up or are equal."""
     found = set()
     for number, after, world, of_ranks in _snapshots(run):
         if (number, after) == (attempt, step) and len(of_ranks) == world:
-            told = {rank: [one for _kind, one in named.values()] for rank, named in of_ranks.items()}
-            prefixes = {one[:-_DIGITS] for sums in told.values() for one in sums}
+            texts = {rank: [text for _kind, text in named.values()] for rank, named in of_ranks.items()}
+            prefixes = {text[:-_DIGITS] for sums in texts.values() for text in sums}
             by_rank = {
-                rank: sum(int(one[-_DIGITS:], 16) for one in sums if not one.startswith(COPY)) % MODULUS
-                for rank, sums in told.items()
+                rank: sum(int(text[-_DIGITS:], 16) for text in sums if not text.startswith(COPY)) % MODULUS
+                for rank, sums in texts.items()
             }
             if prefixes <= {SHARD, COPY}:
                 found.add(sum(by_rank.values()) % MODULUS)
@@ -88,8 +90,8 @@ def sums_at_saves(run: Record, attempt: int, step: int) -> set[int]:
 
 
 def _snapshots(run: Record) -> Iterator[tuple[int, int, int, Mapping[int, Mapping[str, Sequence[str]]]]]:
-    """(attempt, global step, ranks of the job, parameters' check sums by rank and name), for each time that the ranks
-    reported them in one step of one attempt."""
+    """Yields (attempt, global step, number of ranks in the job, check sums by rank and name) for each report of the
+    ranks. There may be several reports in one step of one attempt."""
     found: dict[tuple[int, int, int], dict[int, Mapping[str, Sequence[str]]]] = defaultdict(dict)
     times: dict[tuple[int, int, int], int] = defaultdict(int)
     for event in run.of_kind(Kind.KEPT):
@@ -97,13 +99,15 @@ def _snapshots(run: Record) -> Iterator[tuple[int, int, int, Mapping[int, Mappin
         if step is not None:
             found[attempt, step, times[attempt, step, rank]][rank] = event.data["parameters"]
             times[attempt, step, rank] += 1
-    worlds = {one.number: one.world_size for one in run.history.attempts}
+    worlds = {attempt.number: attempt.world_size for attempt in run.history.attempts}
     for (attempt, step, _time), of_ranks in found.items():
         yield attempt, step, worlds.get(attempt, 0), of_ranks
 
 
 def _step_of(history: History, event: Event) -> int | None:
-    """The global step after which it was told."""
-    own = [one for one in history.segments if one.number == (event.attempt or 0)]
-    begun = [one for one in own if (one.after, one.started_s) < (event.step or 0, event.mono_s)] or own[:1]
+    """The global step after which the event was written."""
+    own = [segment for segment in history.segments if segment.number == (event.attempt or 0)]
+    begun = [segment for segment in own if (segment.after, segment.started_s) < (event.step or 0, event.mono_s)] or own[
+        :1
+    ]
     return begun[-1].global_step(event.step or 0) if begun else None

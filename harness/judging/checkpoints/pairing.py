@@ -1,6 +1,6 @@
-"""Which checkpoint of a run is which of its twin, and which has no counterpart. Pure.
+"""Finds for each checkpoint of a run the same checkpoint of its twin, and those that have no counterpart.
 
-Checkpoints of one *family* have names that differ in numbers alone: `step-5` and `step-10`, `ema-step-5.pt` and
+The names of the checkpoints of one *family* differ only in numbers: `step-5` and `step-10`, `ema-step-5.pt` and
 `ema-step-10.pt`. `best.pt` is a family of its own.
 """
 
@@ -17,45 +17,54 @@ Pair = tuple[Checkpoint, Checkpoint]
 
 
 def family(path: str) -> str:
+    """The final path with each number replaced by `#`."""
     return _NUMBER.sub("#", final_path(path))
 
 
 def pairs(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair]:
-    """The good checkpoints of one step that both have, in the order of ours: under one path, or else under another one
-    that holds much the same, as where a trainer finds its usual name taken."""
-    own, other_paths = {one.path for one in ours}, {other.path for other in theirs}
+    """Pairs of good checkpoints of the same step, in the order of `ours`.
+
+    The two have the same path, or, if the twin has no such path, share most of their entries: a trainer may choose
+    another name if its usual name exists already."""
+    own, other_paths = {checkpoint.path for checkpoint in ours}, {other.path for other in theirs}
     found = []
-    for one in (one for one in ours if one.good):
-        same = [other for other in theirs if other.good and other.step == one.step]
-        if one.path not in other_paths and one.step is not None:
+    for checkpoint in (checkpoint for checkpoint in ours if checkpoint.good):
+        same = [other for other in theirs if other.good and other.step == checkpoint.step]
+        if checkpoint.path not in other_paths and checkpoint.step is not None:
             free = [other for other in same if other.path not in own]
-            same = [other for other in free if 2 * _shared(one, other) > max(_size(one), _size(other))][:1]
+            same = [other for other in free if 2 * _shared(checkpoint, other) > max(_size(checkpoint), _size(other))][
+                :1
+            ]
         else:
-            same = [other for other in same if other.path == one.path]
-        found += [(one, other) for other in same]
+            same = [other for other in same if other.path == checkpoint.path]
+        found += [(checkpoint, other) for other in same]
     return found
 
 
 def lacking(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The good ones of the twin that the run has not, less those that retention explains: a job that keeps the last
-    checkpoints of a family, and made as many newer ones as the twin has in all."""
-    own = {one.path: one for one in ours}
+    """The good checkpoints of the twin that the run lacks.
+
+    Left out are those that the job may have deleted because it keeps only the newest: the run has as many newer
+    checkpoints of the family as the twin has in all."""
+    own = {checkpoint.path: checkpoint for checkpoint in ours}
     paired = {other.path for _one, other in pairs(ours, theirs)}
     gone = [other for other in theirs if other.good and other.path not in paired and not _there(own.get(other.path))]
     return [other for other in gone if not _removed(other, ours, theirs)]
 
 
 def moved(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair]:
-    """The good ones under one path that are of another step."""
+    """Pairs of good checkpoints that have the same path and different steps."""
     there = {other.path: other for other in theirs if other.good}
     return [
-        (one, there[one.path]) for one in ours if one.good and one.path in there and there[one.path].step != one.step
+        (checkpoint, there[checkpoint.path])
+        for checkpoint in ours
+        if checkpoint.good and checkpoint.path in there and there[checkpoint.path].step != checkpoint.step
     ]
 
 
-def _there(one: Checkpoint | None) -> bool:
-    """A torn one may be superseded by others of its family, if it has any."""
-    return one is not None and (one.good or "#" in family(one.path))
+def _there(checkpoint: Checkpoint | None) -> bool:
+    """Whether the run has this checkpoint: it is good, or its family may have newer checkpoints that replace it."""
+    return checkpoint is not None and (checkpoint.good or "#" in family(checkpoint.path))
 
 
 def _removed(other: Checkpoint, ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> bool:
@@ -67,12 +76,16 @@ def _removed(other: Checkpoint, ours: Sequence[Checkpoint], theirs: Sequence[Che
 
 def _steps(like: Checkpoint, found: Sequence[Checkpoint]) -> set[int]:
     kin = family(like.path)
-    return {one.step for one in found if one.good and one.step is not None and family(one.path) == kin}
+    return {
+        checkpoint.step
+        for checkpoint in found
+        if checkpoint.good and checkpoint.step is not None and family(checkpoint.path) == kin
+    }
 
 
-def _size(one: Checkpoint) -> int:
-    return len(one.tensors) + len(one.values)
+def _size(checkpoint: Checkpoint) -> int:
+    return len(checkpoint.tensors) + len(checkpoint.values)
 
 
-def _shared(one: Checkpoint, other: Checkpoint) -> int:
-    return len(one.tensors.keys() & other.tensors.keys()) + len(one.values.keys() & other.values.keys())
+def _shared(checkpoint: Checkpoint, other: Checkpoint) -> int:
+    return len(checkpoint.tensors.keys() & other.tensors.keys()) + len(checkpoint.values.keys() & other.values.keys())

@@ -1,8 +1,8 @@
-"""Which saved files are of a checkpoint that the job resumes from, and which only lie beside it: `best.pt`, weights for
-others to look at. Pure.
+"""Finds out which saved files belong to a checkpoint that the job resumes from, and which do not, such as `best.pt`.
 
-A resume shows it: what an attempt loaded before its first step, and what has the same name but for numbers. So is a
-family that holds every entry that the loaded one holds: to pass over it is a choice. Where no load was seen, all are.
+Resumes show it. The job resumes from the files that an attempt loaded before its first step, and from files whose names
+differ from theirs only in numbers. It could also resume from a family that holds every entry of the loaded family. If
+no load was seen, every saved file counts.
 """
 
 from __future__ import annotations
@@ -21,22 +21,26 @@ from torchaos.harness.record.record import Record
 
 @dataclass(frozen=True)
 class Points:
-    """`kinds`: of checkpoints to resume from, each a set of families; none: all that is saved. `parts`: families of the
-    files that resumes loaded."""
+    """The files that the job resumes from.
+
+    `kinds`: kinds of checkpoint, each a set of families; empty: every saved file is a checkpoint to resume from.
+    `parts`: families of the names of the files that resumes loaded."""
 
     kinds: tuple[frozenset[str], ...]
     parts: frozenset[str]
 
     def has(self, path: str) -> bool:
+        """Whether the job may resume from this path."""
         return not self.kinds or any(_family(path) in kind for kind in self.kinds)
 
     def by_kind(self, saves: Sequence[Save]) -> list[list[Save]]:
+        """The saves of each kind of checkpoint; saves of other files are left out."""
         if not self.kinds:
             return [list(saves)]
         return [[save for save in saves if _family(save.path) in kind] for kind in self.kinds]
 
     def loads(self, name: str) -> bool:
-        """Whether a resume loaded a file of this name, whatever the numbers in it."""
+        """Whether a resume loaded a file of this name; numbers in the name do not count."""
         return family(name) in self.parts
 
 
@@ -45,45 +49,47 @@ def points_of(run: Record) -> Points:
     saved = {_family(save.path) for save in run.history.saves if is_below(save.path, root)}
     paths = {path for path in _loaded(run.history) if is_below(path, root) and _family(path) in saved}
     numbered = {path for path in paths if "#" in posixpath.basename(_family(path))}
-    paths = numbered or paths  # one under a fixed name beside them was loaded for a part of it, such as the best metric
+    paths = numbered or paths  # a file with a fixed name beside them is loaded for a detail, such as the best metric
     loaded = {_family(path) for path in paths}
     held = _held(run, root)
-    least: set[str] = set().union(*(held.get(one, set()) for one in loaded))
-    alike = sorted(one for one in saved - loaded if least and held.get(one, set()) >= least)
-    kinds = (frozenset(loaded), *(frozenset((one,)) for one in alike)) if loaded else ()
+    least: set[str] = set().union(*(held.get(name, set()) for name in loaded))
+    alike = sorted(name for name in saved - loaded if least and held.get(name, set()) >= least)
+    kinds = (frozenset(loaded), *(frozenset((name,)) for name in alike)) if loaded else ()
     return Points(kinds, frozenset(family(posixpath.basename(path)) for path in paths))
 
 
-def are_copies(run: Record, one: str, other: str) -> bool:
-    """Whether files of these two families are one checkpoint twice: after some step they held the same tensors, bit for
-    bit. Files of one family, whose names differ in a number such as that of the rank, are parts."""
-    families = {_family(one), _family(other)}
+def are_copies(run: Record, path: str, other: str) -> bool:
+    """Whether the families of two files are copies of each other: at some step both held the same tensors, bit for bit.
+
+    Files of the same family are parts of one checkpoint, not copies: their names differ in the rank, for example."""
+    families = {_family(path), _family(other)}
     found: dict[int | None, dict[str, Mapping[str, str]]] = defaultdict(dict)
-    for kept in checkpoints_of(run) or []:
-        name = _family(posixpath.join(root_of(run), kept.path))
-        if name in families and kept.good and kept.tensors:
-            found[kept.step][name] = kept.tensors
-    both = [tuple(held.values()) for held in found.values() if len(held) == 2]
-    return any(ours == theirs for ours, theirs in both)
+    for checkpoint in checkpoints_of(run) or []:
+        name = _family(posixpath.join(root_of(run), checkpoint.path))
+        if name in families and checkpoint.good and checkpoint.tensors:
+            found[checkpoint.step][name] = checkpoint.tensors
+    tensors = [tuple(held.values()) for held in found.values() if len(held) == 2]
+    return any(ours == theirs for ours, theirs in tensors)
 
 
 def _loaded(history: History) -> Iterable[str]:
-    """What attempts loaded, or tried to, before their first step. The first attempt resumes from no save of the run."""
+    """The paths that attempts loaded, or tried to load, before their first step."""
     first: dict[int, float] = {}
-    for one in history.executions:
-        first[one.attempt] = min(one.mono_s, first.get(one.attempt, one.mono_s))
+    for execution in history.executions:
+        first[execution.attempt] = min(execution.mono_s, first.get(execution.attempt, execution.mono_s))
     return (load.path for load in history.loads if load.mono_s <= first.get(load.attempt, float("inf")))
 
 
 def _held(run: Record, root: str) -> dict[str, set[str]]:
-    """The names of all entries of each family, whatever the files that they are in."""
+    """The names of all entries of each family, without the names of their files."""
     found: dict[str, set[str]] = {}
-    for one in checkpoints_of(run) or []:
-        names = {name.rpartition(":")[2] for name in (*one.tensors, *one.values)}
-        found.setdefault(_family(posixpath.join(root, one.path)), set()).update(names)
+    for checkpoint in checkpoints_of(run) or []:
+        names = {name.rpartition(":")[2] for name in (*checkpoint.tensors, *checkpoint.values)}
+        found.setdefault(_family(posixpath.join(root, checkpoint.path)), set()).update(names)
     return found
 
 
 def _family(path: str) -> str:
-    """Without what tells of the type, which a save may get with its final name."""
+    """The family of the checkpoint to which a file belongs, without the file extension: a save may get its extension
+    with its final name."""
     return posixpath.splitext(family(checkpoint_of(path)))[0]

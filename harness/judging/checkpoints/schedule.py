@@ -1,4 +1,4 @@
-"""Whether a job saves after so many steps, or after so much time: then no two runs save at the same steps. Pure."""
+"""Finds out whether a job saves at fixed steps or at fixed times. At fixed times, each run saves at other steps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from torchaos.harness.record.history import Save
 from torchaos.harness.record.history.checkpoints import number_in_name
 from torchaos.harness.record.record import Record
 
-_ENOUGH, _REGULAR = 3, 1.5  # gaps between saves; the longest over the shortest, in seconds
+_ENOUGH = 3  # gaps between saves that are needed to judge
+_REGULAR = 1.5  # the longest gap divided by the shortest
 
 
 def saves_vary(run: Record, twins: Sequence[Record]) -> bool:
-    """Whether it was seen that checkpoints are of other steps in each run: twins differ, the run differed before its
-    first fault already, no count of steps explains the first save after a resume, or the time between saves is the
-    same while the steps between them are not."""
+    """Whether the record shows that each run saves at other steps: the twins differ; the run differed before its first
+    fault; no fixed number of steps explains the first save after a resume; or the seconds between saves are regular and
+    the steps between them are not."""
     last = min((twin.history.last_step or 0 for twin in twins), default=0)
     if any(_saved(twin, last - 1) != _saved(twins[0], last - 1) for twin in twins[1:]):
         return True
@@ -38,7 +39,7 @@ def saves_vary(run: Record, twins: Sequence[Record]) -> bool:
 
 
 def _saved(record: Record, until: int, first: bool = False) -> set[tuple[str, int]]:
-    """What was saved up to that step; `first`: by the first attempt."""
+    """Family and global step of each save up to step `until`; `first`: of the first attempt only."""
     return {
         (_kin(save, record), save.global_step)
         for save in record.history.saves
@@ -48,54 +49,56 @@ def _saved(record: Record, until: int, first: bool = False) -> set[tuple[str, in
 
 
 def _kin(save: Save, record: Record) -> str:
-    """The family of its path, which a run and its twin have in common."""
+    """The family of the path below the checkpoint folder; it is the same in a run and its twin."""
     root = root_of(record)
     return family(posixpath.relpath(save.path, root) if root else save.path)
 
 
 def _leaves_the_grid(run: Record, twin: Record) -> bool:
-    """Whether the twin saved every so many steps, and the run, after a resume, first at a step that is on that grid
-    neither from the start of the job nor from where it resumed. A name that speaks of another step than in the twin
-    shows a wrong count, and no timer."""
+    """Whether the twin saved at a fixed interval of steps, and the first save of the run after a resume does not fit
+    that interval, neither counted from the start of the job nor from the resume.
+
+    A save whose name states another step than the twin's names do shows a wrong step count, not a timer."""
     last = max(record.history.last_step or 0 for record in (run, twin))
     for base, save in _first_after_resumes(run):
-        theirs = [one for one in twin.history.saves if _kin(one, twin) == _kin(save, run)]
-        steps = sorted({one.global_step or 0 for one in theirs} - {last})
+        theirs = [other for other in twin.history.saves if _kin(other, twin) == _kin(save, run)]
+        steps = sorted({other.global_step or 0 for other in theirs} - {last})
         every, at = {b - a for a, b in pairwise(steps)}, save.global_step
         if at in (None, last) or len(steps) < _ENOUGH or len(every) > 1:
             continue
         offsets = {(at - start) % max(every) for start in (0, steps[0], base, base + steps[0])}
-        if 0 not in offsets and _ahead(save) in {_ahead(one) for one in theirs}:
+        if 0 not in offsets and _ahead(save) in {_ahead(other) for other in theirs}:
             return True
     return False
 
 
 def _first_after_resumes(run: Record) -> Iterator[tuple[int, Save]]:
-    """The first save of each family in each later attempt, with the step from which that resumed. Only of what the job
-    resumes from: when the best checkpoint is written, a metric decides. Not after a landing in that attempt, which may
-    make a job save at once."""
+    """Yields the first save of each family in each attempt but the first, with the step from which the attempt resumed.
+
+    Only checkpoints that the job resumes from: a metric decides when the best checkpoint is written. Saves after a
+    fault landed in that attempt are left out: a fault may make a job save at once."""
     points, landed, root = points_of(run), landings(run), root_of(run)
-    bases = {one.number: one.base for one in run.history.attempts[1:]}
+    bases = {attempt.number: attempt.base for attempt in run.history.attempts[1:]}
     seen: set[tuple[int, str]] = set()
-    for save in sorted(run.history.saves, key=lambda one: one.begun_s):
+    for save in sorted(run.history.saves, key=lambda save: save.begun_s):
         base, key = bases.get(save.attempt), (save.attempt, _kin(save, run))
         if base is None or key in seen or not is_below(save.path, root) or not points.has(save.path):
             continue
         seen.add(key)
-        if not any(one.attempt == save.attempt and one.at_s <= save.begun_s for one in landed):
+        if not any(landing.attempt == save.attempt and landing.at_s <= save.begun_s for landing in landed):
             yield base, save
 
 
 def _ahead(save: Save) -> int | None:
-    """By how many steps its name is ahead of the step at which it was saved; None: its name tells of no step."""
-    named = number_in_name(save.path)
-    return None if named is None else named - (save.global_step or 0)
+    """The step in the name minus the step of the save; None: the name contains no number."""
+    number = number_in_name(save.path)
+    return None if number is None else number - (save.global_step or 0)
 
 
 def _gaps(record: Record) -> list[tuple[int, float]]:
-    """Steps and seconds between one save and the next of an attempt, but for the save after the last step of all."""
+    """Steps and seconds between successive saves of an attempt, without the save after the last step of the run."""
     begun: dict[tuple[int, int], float] = {}
-    for save in sorted(record.history.saves, key=lambda one: one.begun_s):
+    for save in sorted(record.history.saves, key=lambda save: save.begun_s):
         if save.global_step is not None and save.global_step != record.history.last_step:
             begun.setdefault((save.attempt, save.global_step), save.begun_s)
     return [(b[1] - a[1], begun[b] - begun[a]) for a, b in pairwise(begun) if a[0] == b[0]]

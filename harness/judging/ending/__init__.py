@@ -1,1 +1,2 @@
-"""How a job ended: well, with an error, in the middle of its shutdown, or before its first step. Pure."""
+"""Finds out how a job ended: successfully, with an error, by an abort during its shutdown, or before its first step.
+In: a record. Out: exit codes, failed ranks, and clauses for reasons."""

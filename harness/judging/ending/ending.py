@@ -1,4 +1,4 @@
-"""How a job ended: by the exit code of its command, and by its ranks. Pure."""
+"""How a job ended, by the exit code of its command and of its ranks."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.judging.ending.teardown import ABORT, aborts_at_exit, teardown_aborts
 from torchaos.harness.record.record import Record
 
-_ASKED = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # somebody told the rank to go
+_ASKED = {-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}  # the rank was asked to end
 _FAILURES = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE)
 
 
 class FailedRank(NamedTuple):
+    """A rank that failed by itself."""
+
     rank: int
     exit_code: int  # negative: the signal that killed it
 
 
 def ended_on_purpose_s(run: Record) -> float | None:
-    """When the run was ended because it had shown enough, CLOCK_MONOTONIC."""
+    """When torchaos ended the run because it had shown enough, CLOCK_MONOTONIC; None if it did not."""
     return next((event.mono_s for event in run.of_kind(Kind.STOPPED) if event.data.get("enough")), None)
 
 
 def own_exit_code(run: Record) -> int | None:
-    """With which the job ended by itself. One that was done and aborted on its way out counts as done; one that was
-    submitted again, or would have been, has not ended."""
+    """The exit code with which the job ended by itself; None if it did not.
+
+    0 if the job was done and aborted only at interpreter exit (see teardown.py). A job that was submitted again, or
+    would have been, has not ended."""
     exited, started = run.exited, list(run.of_kind(Kind.JOB_STARTED))
     if not exited or (run.stopped and run.stopped.mono_s <= exited.mono_s):
         return None
@@ -39,17 +43,18 @@ def own_exit_code(run: Record) -> int | None:
 
 
 def failed_rank(run: Record) -> FailedRank | None:
-    """The first rank that failed by itself in the last attempt of a job that ended by itself. What the command's exit
-    code says is another matter: behind a pipe it is that of the last command. Neither a rank that torchelastic ended
-    counts, nor an abort at interpreter exit after the last step."""
+    """The first rank that failed by itself in the last attempt of a job that ended by itself; else None.
+
+    A rank that torchelastic ended does not count, nor does an abort at interpreter exit after the last step. The exit
+    code of the job's command can't replace this check: in a pipe it is the exit code of the last command."""
     exited = run.exited
     if not run.history.attempts or not exited or run.stopped:
         return None
     last = run.history.attempts[-1]
-    fine = {0, None} | ({ABORT} if last.number in {one.attempt for one in aborts_at_exit(run)} else set())
-    own = {process.pid: rank for rank, process in last.ranks.items() if process.pid is not None}
+    fine = {0, None} | ({ABORT} if last.number in {abort.attempt for abort in aborts_at_exit(run)} else set())
+    ranks = {process.pid: rank for rank, process in last.ranks.items() if process.pid is not None}
     for event in run.of_kind(*_FAILURES):
-        code, rank = event.data["exit_code"], own.get(event.data["pid"])
+        code, rank = event.data["exit_code"], ranks.get(event.data["pid"])
         if rank is None or code in fine or event.mono_s < last.started_s or event.mono_s > exited.mono_s:
             continue
         if event.kind is Kind.ELASTIC_FAILURE or not (code in _ASKED or _was_ended(run, event)):
@@ -58,7 +63,7 @@ def failed_rank(run: Record) -> FailedRank | None:
 
 
 def _was_ended(run: Record, left: Event) -> bool:
-    """Whether torchelastic had told it to go."""
+    """Whether torchelastic had ended the process before."""
     return any(
         event.data["pid"] == left.data["pid"] and event.mono_s <= left.mono_s
         for event in run.of_kind(Kind.ELASTIC_TEARDOWN)

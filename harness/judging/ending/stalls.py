@@ -1,4 +1,4 @@
-"""The times during which faults held a job up. Pure."""
+"""The times during which faults held up a job."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from torchaos.harness.record.record import Record
 
 @dataclass(frozen=True)
 class Stall:
-    """A fault from its first application until it was taken back, the processes that it held up were gone, the next one
-    came, or the run ended."""
+    """The time from the application of a fault until its rollback, the end of the processes that it hit, the next
+    fault, or the end of the run, whichever came first. Times are CLOCK_MONOTONIC."""
 
     fault: str
     ranks: frozenset[int]
     since_s: float
     until_s: float
-    died: bool = False  # it ended with those processes
+    died: bool = False  # it ended because its processes ended
 
 
 def stalls_of(run: Record) -> Iterator[Stall]:
-    """In order of time; what is applied to several ranks at once, or several times, is one for each time."""
+    """The stalls in order of time. A fault that hits several ranks at once makes one stall; a fault that is applied
+    again after its rollback makes another."""
     starts: list[tuple[str, float, set[int]]] = []
     for hit in run.of_kind(Kind.APPLYING):
         ranks = {hit.rank} if hit.rank is not None else set()
@@ -46,7 +47,8 @@ def stalls_of(run: Record) -> Iterator[Stall]:
 
 
 def _gone_at(run: Record, fault: str, since_s: float) -> float:
-    """When the last of the processes that it hit was gone; of all ranks that were there, where it hit none of them."""
+    """When the last process that the fault hit was gone, or the last rank alive at `since_s` if it hit no rank.
+    Infinite: not all of them ended."""
     hit = {e.data["pid"] for e in run.of_fault(fault, Kind.APPLYING) if e.rank is not None and e.mono_s >= since_s}
     exits = {e.data["pid"]: e.mono_s for e in run.of_kind(Kind.RANK_EXITED)}
     there = {

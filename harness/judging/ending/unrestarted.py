@@ -1,4 +1,4 @@
-"""What is said of a job that was not restarted, by assertions that judge resumes. Pure."""
+"""The finding of assertions that judge resumes, for a job that was not restarted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from torchaos.harness.record.record import Record
 
 
 def not_restarted(run: Record, then: str) -> Finding:
-    """One attempt was seen: passed if it went well, and if no other could have been missed. `then`: what follows."""
+    """Passed if the only attempt succeeded and no other attempt could have been missed; else inconclusive.
+
+    `then`: the end of the sentence "the job was not restarted, …"."""
     if run.history.source != "agent" or sum(1 for _ in run.of_kind(Kind.JOB_STARTED)) > 1:
         return inconclusive("one attempt was seen, and without an agent in each nothing shows that there was no other")
     code = run.exit_code

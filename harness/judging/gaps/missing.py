@@ -1,4 +1,4 @@
-"""Whether the record lacks what its other parts say must be there: it was cut, and nobody knows what it said. Pure."""
+"""Finds out whether a journal lost events that other parts of the record show must have existed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchaos.harness.record.record import Record
 
 
 def missing_in_words(run: Record, twins: Sequence[Record]) -> str:
-    """In the journal of the run or of a twin; empty where nothing is known to be missing."""
+    """A clause about the first gap in the journal of the run or of a twin; empty if no gap is known."""
     records = (run, *twins)
     seen, ended = set[int](), set[int]()
     for record in records:
@@ -23,9 +23,11 @@ def missing_in_words(run: Record, twins: Sequence[Record]) -> str:
 
 
 def _cut(record: Record, seen: set[int], ended: set[int]) -> Iterator[str]:
-    """Ranks that ended well in a job that did, without the last event of their agent though the same rank has it where
-    it `ended` well in another record, or without any event though the agent was in this rank in other attempts. (A job
-    may leave by os._exit, which no agent survives: then it does so whenever it ends well.)"""
+    """Yields a clause for each rank that succeeded and whose events are cut, in a job that succeeded.
+
+    Events are cut if the agent's last event is missing although the rank wrote it in another record (`ended`), or if
+    all events are missing although an agent started in this rank elsewhere (`seen`). The comparison with other records
+    is needed because a job may always leave by os._exit, which ends the agent without a last event."""
     has, whole = set(_who(record, Kind.AGENT_STARTED, Kind.STEP)), set(_who(record, Kind.AGENT_ENDED))
     excused = set(_who(record, Kind.AGENT_FAILED, Kind.APPLYING))
     for rank, attempt in sorted(set(_ended_well(record)) - whole - excused):
@@ -37,7 +39,7 @@ def _cut(record: Record, seen: set[int], ended: set[int]) -> Iterator[str]:
 
 
 def _ended_well(record: Record) -> list[tuple[int, int]]:
-    """Ranks, and the last attempt of each."""
+    """(rank, its last attempt) of each rank that ended with exit code 0, in a job that did too."""
     if record.exit_code != 0:
         return []
     codes = {(e.rank, e.attempt): e.data["exit_code"] for e in record.of_kind(Kind.RANK_EXITED)}

@@ -1,4 +1,4 @@
-"""Why something could not be seen, in words: an assertion without eyes says so, by the name of what was blind."""
+"""Explains why an assertion could not see what it needs: clauses that name the missing source of data."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NEVER = {
 
 
 def why_unseen(record: Record, what: str) -> str:
-    """`what`: loss, samples, steps or parameters."""
+    """Why something was not seen in a run, as a clause. `what`: "loss", "samples", "steps" or "parameters"."""
     failed = [event for event in record.of_kind(Kind.AGENT_FAILED) if _concerns(str(event.data["hook"]), what)]
     if failed:
         return f"the agent's hook {failed[0].data['hook']} failed: {failed[0].data['error']}"
-    told = next((event for event in record.of_kind(Kind.NOTE) if event.data.get("unseen") == what), None)
-    if told:
-        return str(told.data["text"])
+    note = next((event for event in record.of_kind(Kind.NOTE) if event.data.get("unseen") == what), None)
+    if note:
+        return str(note.data["text"])
     if record.history.source == "log":
         return f"there was no agent in the job, and its log does not tell of {what}"
     if not any(record.of_kind(Kind.AGENT_STARTED)) and record.history.source == "none":
@@ -33,20 +33,21 @@ def why_unseen(record: Record, what: str) -> str:
 
 
 def why_unplaced(record: Record, attempts: tuple[int, ...]) -> str:
-    """What to say when the steps of an attempt have no place in the global count: what was seen of it, and what not."""
+    """Why the steps of the first of these attempts have no global number: what was seen of the attempt, and what was
+    not, as a clause."""
     history, number = record.history, attempts[0]
     if history.uneven:
         return (
             f"nobody can say which global steps attempt {number} made: the ranks make different numbers of steps "
-            f"({' and '.join(map(str, history.uneven))}), and a restart puts them back to no common one"
+            f"({' and '.join(map(str, history.uneven))}), so after a restart they have no common step"
         )
-    part = next((one for one in history.segments if one.number == number and one.base is None), None)
-    loads = [one for one in history.loads if one.attempt == number]
+    part = next((segment for segment in history.segments if segment.number == number and segment.base is None), None)
+    loads = [load for load in history.loads if load.attempt == number]
     seen = [_of_load(record, loads)]
-    open_ones = [one for one in part.witnesses if len(one.fits) > 1] if part else []
-    if open_ones:
-        fits = ", ".join(str(fit) for fit in open_ones[0].fits[:3])
-        seen.append(f"{open_ones[0].name} fit several steps ({fits})")
+    ambiguous = [witness for witness in part.witnesses if len(witness.fits) > 1] if part else []
+    if ambiguous:
+        fits = ", ".join(str(fit) for fit in ambiguous[0].fits[:3])
+        seen.append(f"{ambiguous[0].name} fit several steps ({fits})")
     else:
         seen.append("no counter, sample or loss tells of an earlier step")
     return f"nobody can say which global steps attempt {number} made: {', and '.join(seen)}"
@@ -55,12 +56,12 @@ def why_unplaced(record: Record, attempts: tuple[int, ...]) -> str:
 def _of_load(record: Record, loads: Sequence[Load]) -> str:
     if not loads:
         return "no load of a checkpoint was seen in it"
-    read = [one for one in loads if one.ok]
+    read = [load for load in loads if load.ok]
     name = posixpath.basename((read or loads)[-1].path)
     if not read:
         return f"{name} could not be loaded"
     was_saved = saved_as(read[-1].path, record.history.saves, read[-1].mono_s)
-    which = "whose own step nobody knows" if was_saved else "which nobody saw saved"
+    which = "whose step is not known" if was_saved else "whose save was not seen"
     return f"{name} was loaded, {which}"
 
 

@@ -1,1 +1,2 @@
-"""Where and when each fault hit, and whom. Pure."""
+"""Finds when each fault hit, in which attempt, and which ranks, nodes and GPUs. In: a record, or the events of a live
+run. Out: landings and targets."""

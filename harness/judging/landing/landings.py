@@ -1,4 +1,4 @@
-"""Where and when each fault hit. Pure."""
+"""When each fault hit, and which attempt and ranks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.history import History
 
 
-class Told(Protocol):
-    """Events in order of time, and the history that they make: a record, or what a run has told so far."""
+class RunSoFar(Protocol):
+    """The events of a run in order of time, and their history: a finished record, or a live run up to now."""
 
     @property
     def events(self) -> Sequence[Event]: ...
@@ -22,24 +22,24 @@ class Told(Protocol):
 
 @dataclass(frozen=True)
 class Landing:
-    """One fault as it hit: all its targets at once."""
+    """One fault that hit in one attempt, with all its targets."""
 
     fault: str
-    at_s: float  # CLOCK_MONOTONIC
+    at_s: float  # the first hit, CLOCK_MONOTONIC
     attempt: int
-    ranks: frozenset[int]  # empty: not a rank but a node, or the job itself
+    ranks: frozenset[int]  # empty: it hit a node or the job itself
     pids: frozenset[int]
 
 
-def landings(told: Told) -> list[Landing]:
-    """In order of time; a fault that landed in several attempts is one landing in each."""
+def landings(run: RunSoFar) -> list[Landing]:
+    """The landings in order of time. A fault that hit in several attempts has a landing in each of them."""
     hits: dict[tuple[str, int], list[Event]] = {}
-    seen = [event for event in told.events if event.kind in (Kind.APPLYING, Kind.APPLIED)]
+    seen = [event for event in run.events if event.kind in (Kind.APPLYING, Kind.APPLIED)]
     applying = {event.data["fault"] for event in seen if event.kind is Kind.APPLYING}
     for event in seen:
         if event.kind is Kind.APPLIED and event.data["fault"] in applying:
             continue
-        alive = told.history.attempt_at(event.mono_s)
+        alive = run.history.attempt_at(event.mono_s)
         attempt = event.attempt if event.attempt is not None else alive.number if alive else 0
         hits.setdefault((event.data["fault"], attempt), []).append(event)
     found = [_landing(fault, attempt, events) for (fault, attempt), events in hits.items()]

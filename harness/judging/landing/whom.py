@@ -1,6 +1,6 @@
-"""Whom a fault really hit, as the processes were seen that were there when it landed. Pure.
+"""The ranks, nodes and GPUs that a fault really hit, by the processes that ran when it landed.
 
-Numbers of ranks are given out anew in every attempt, and GPUs are counted on each node: a GPU is (node, NVML's index).
+torchelastic numbers the ranks again in each attempt. GPUs are numbered on each node, so a GPU is (node, NVML index).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ Gpu = tuple[int, int]
 
 
 def hit_target(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> Target:
-    """The target with the ranks that its nodes had when it landed; as it was planned, where that can't be told."""
+    """The fault's target with the ranks that its nodes had when it landed. If those are not known, the target as it was
+    planned."""
     if not fault.target.nodes or not hits:
         return fault.target
     there = _there(run, hits[0])
@@ -26,7 +27,8 @@ def hit_target(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> Targe
 
 
 def strayed(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
-    """How it missed the nodes that it was to hit: one had no rank, or another one felt it."""
+    """How a fault missed its target, as a clause: a target node had no rank, or another node felt the fault. None: no
+    miss was seen."""
     for hit in hits:
         there = {up.data["node"] for up in _there(run, hit)}
         idle = set(fault.target.nodes) - there if there else set()
@@ -41,21 +43,22 @@ def strayed(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | No
 
 
 def _there(run: Record, hit: Event) -> list[Event]:
-    """The ranks of the latest attempt of which any had come up by then."""
+    """The start events of the ranks in the newest attempt that had a rank when the fault hit."""
     ups = list(run.of_kind(Kind.RANK_UP))
     latest = max((up.attempt or 0 for up in ups if up.mono_s <= hit.mono_s), default=None)
     return [up for up in ups if up.attempt == latest]
 
 
 def gpus_of(run: Record, hit: Landing) -> frozenset[Gpu]:
-    """Those that the ranks used that it hit; of these ranks' nodes the one that the scenario names, where it does."""
-    named = next((one.params.get("gpu") for one in run.plan.faults if one.id == hit.fault), None)
+    """The GPUs that the landing hit: on the nodes of the ranks that it hit, the GPU that the scenario names, or else
+    each rank's own GPU."""
+    named = next((fault.params.get("gpu") for fault in run.plan.faults if fault.id == hit.fault), None)
     ups = [event for event in run.of_kind(Kind.RANK_UP) if event.data["pid"] in hit.pids]
     return frozenset((up.data["node"], _gpu_of(up) if named is None else int(named)) for up in ups)
 
 
 def ranks_on(run: Record, gpus: frozenset[Gpu]) -> Iterator[Event]:
-    """The ranks that came up on one of these, in order of time."""
+    """The start events of ranks on any of these GPUs, in order of time."""
     return (up for up in run.of_kind(Kind.RANK_UP) if (up.data["node"], _gpu_of(up)) in gpus)
 
 

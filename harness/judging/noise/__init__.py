@@ -1,3 +1,2 @@
-"""How far two healthy runs of one job may be apart, for each quantity and each step. Pure.
-
-Values of several twins come in; a tolerance goes out. It is never learned from the run that is judged."""
+"""Says by how much two healthy runs of a job may differ, for each quantity and each step. In: the steps of several
+twins. Out: a tolerance. It is never learned from the run that is judged."""

@@ -1,8 +1,8 @@
-"""How a run's parameters leave the path of its twin: at once by a defect, or slowly by rounding. From their sketches
-(agent/state.py). Pure.
+"""Tells how a run's parameters leave those of its twin: at once because of a defect, or slowly by rounding. The
+parameters are known by their sketches (agent/state.py).
 
-What a step adds to the distance from the twin is measured in the length of the twin's own update of that step. Rounding
-of sums adds a millionth of it. A lost optimizer state makes another update: it adds most of one.
+The distance from the twin that a step adds is measured in units of the twin's own update in that step. Rounding of sums
+adds about a millionth of an update. A lost optimizer state leads to another update: it adds most of an update.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from dataclasses import dataclass
 from torchaos.harness.judging.noise.quantities import WEIGHTS, Steps
 from torchaos.harness.record.history import History
 
-LIKE = 1e-3  # of an update: what rounding adds to the distance from the twin in a step, at most
-OTHER = 0.03  # of an update: more is another update, even where gradients are summed in bfloat16
-PUT_BACK = 3e-7  # relative to the norm: parameters that are loaded may be off by a last bit of a float32
-_GROWTH = 100.0  # a larger distance than so many times that of the step before did not grow out of it
+LIKE = 1e-3  # in updates: rounding adds at most this to the distance from the twin in a step
+OTHER = 0.03  # in updates: a step that adds more made another update, even if gradients are summed in bfloat16
+PUT_BACK = 3e-7  # relative to the norm: loaded parameters may be off by the last bit of a float32
+_GROWTH = 100.0  # a distance that grew by more than this factor in a step did not grow by rounding
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a rank began an attempt with, against what it had when that step was over the first time."""
+    """The parameters with which a rank began an attempt, compared with those that it had after the same step."""
 
     attempt: int
-    step: int  # global, after which it went on
+    step: int  # the global step from which the attempt resumed
     rank: int
-    off: float  # relative to the norm; 0: equal in all bits; infinite: not known by how much
+    off: float  # their distance, relative to the norm; 0: bitwise equal; infinite: different by an unknown distance
 
 
 def loaded(history: History) -> Iterator[Loaded]:
-    """Of each resume on as many ranks as before, where both were seen. This needs no twin, and noise is no excuse: a
-    checkpoint holds the very bits."""
-    placed = {(one.attempt, one.global_step, one.rank): one for one in history.executions}
+    """Yields a comparison for each rank of each resume on the same number of ranks, if both states were seen.
+
+    No twin is needed, and noise is no excuse: a checkpoint holds the exact bits."""
+    placed = {(done.attempt, done.global_step, done.rank): done for done in history.executions}
     for before, attempt in zip(history.attempts, history.attempts[1:], strict=False):
         if not attempt.base or before.world_size != attempt.world_size:
             continue
         for rank in range(attempt.world_size):
-            earlier = (placed.get((one.number, attempt.base, rank)) for one in reversed(history.attempts))
-            saved = next((one for one in earlier if one and one.attempt < attempt.number), None)
+            earlier = (placed.get((old.number, attempt.base, rank)) for old in reversed(history.attempts))
+            saved = next((done for done in earlier if done and done.attempt < attempt.number), None)
             begun = placed.get((attempt.number, attempt.base + 1, rank))
             if saved and begun and saved.parameters and begun.restored:
                 far = WEIGHTS.apart(begun.restored_sketch, saved.sketch, 0.0) or math.inf
@@ -49,13 +50,15 @@ def loaded(history: History) -> Iterator[Loaded]:
 
 @dataclass(frozen=True)
 class Drift:
-    farthest: float  # from the twin, relative to the norm
-    other: int | None  # the first step that made another update
-    unclear: int | None  # the first that added more than rounding does, and less than another update
+    """How the parameters of a run moved away from the twin's."""
+
+    farthest: float  # largest distance from the twin, relative to the norm
+    other: int | None  # the first global step that made another update
+    unclear: int | None  # the first step that added more than rounding does, and less than another update
 
 
 def drift(ours: Steps, theirs: Steps) -> Drift | None:
-    """From a twin whose steps are bitwise reproducible; None where there are no sketches."""
+    """The drift from a twin whose steps are bitwise reproducible. None: not all common steps have sketches."""
     common = sorted(step for step in ours.keys() & theirs.keys() if ours[step].keys() == theirs[step].keys())
     far = {step: WEIGHTS.distance(ours[step], theirs[step], 0.0) for step in common}
     if not common or not all(one.sketch for step in common for one in (*ours[step].values(), *theirs[step].values())):

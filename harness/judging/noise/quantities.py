@@ -1,4 +1,4 @@
-"""What of a step can be compared with a twin's, and how far apart two values of it are. Pure."""
+"""The quantities of a step that can be compared with a twin's, and how the difference of two values is measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Values = Sequence[float | None]
 
 
 def relative(a: float, b: float, typical: float = 0.0) -> float:
-    """|a - b| / max(|a|, |b|, typical): 0 for equal values, two NaN included; infinite where only one is finite."""
+    """|a - b| / max(|a|, |b|, typical). 0 if both are equal or both NaN; infinite for other values that are not
+    finite."""
     if a == b or (math.isnan(a) and math.isnan(b)):
         return 0.0
     if not (math.isfinite(a) and math.isfinite(b)):
@@ -23,7 +24,8 @@ def relative(a: float, b: float, typical: float = 0.0) -> float:
 
 
 def _largest(ours: Values, theirs: Values, typical: float) -> float:
-    """Infinite where one has more values than the other; what was not seen is left out."""
+    """The largest relative difference of two lists of values; infinite if their lengths differ. Values that were not
+    seen (None) are left out."""
     if len(ours) != len(theirs):
         return math.inf
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
@@ -31,9 +33,9 @@ def _largest(ours: Values, theirs: Values, typical: float) -> float:
 
 
 def _of_sketches(ours: Values, theirs: Values, typical: float) -> float:
-    """The norm of the difference between two sets of parameters relative to their norm, estimated from their sketches
-    (agent/state.py): each of its sums differs by the norm of the difference, times a random number of variance 1."""
-    mine, twins = ([math.nan if one is None else one for one in values] for values in (ours, theirs))
+    """The norm of the difference of two sets of parameters, relative to the larger norm, estimated from their sketches
+    (agent/state.py). Each sum of a sketch differs by the norm of the difference times a random number of variance 1."""
+    mine, twins = ([math.nan if x is None else x for x in values] for values in (ours, theirs))
     if len(mine) != len(twins) or len(mine) < 2:
         return math.inf if mine or twins else 0.0
     if mine == twins:
@@ -44,24 +46,35 @@ def _of_sketches(ours: Values, theirs: Values, typical: float) -> float:
 
 @dataclass(frozen=True)
 class Quantity:
+    """A quantity of a step, such as the loss, and how two of its values are compared."""
+
     name: str
     read: Callable[[Execution], Values]
-    apart: Callable[[Values, Values, float], float]  # the third is the typical size
-    floor: float  # relative: the least difference between two runs that are not bitwise equal
+    apart: Callable[[Values, Values, float], float]  # the relative difference; third argument: the typical size
+    floor: float  # relative: the smallest tolerance for runs that are not bitwise equal
 
     def typical(self, runs: Sequence[Steps]) -> float:
-        """The median size of its values that are finite."""
-        ranks = (one for steps in runs for by_rank in steps.values() for one in by_rank.values())
-        sizes = [abs(value) for one in ranks for value in self.read(one) if value is not None and math.isfinite(value)]
+        """The median absolute value over all steps and ranks of these runs; values that are not finite are left out."""
+        ranks = (execution for steps in runs for by_rank in steps.values() for execution in by_rank.values())
+        sizes = [
+            abs(value)
+            for execution in ranks
+            for value in self.read(execution)
+            if value is not None and math.isfinite(value)
+        ]
         return median(sizes) if sizes else 0.0
 
     def distance(self, ours: Mapping[int, Execution], theirs: Mapping[int, Execution], typical: float) -> float:
-        """On the rank where it is largest, of those that both have."""
+        """The largest relative difference over the ranks that both runs have in a step."""
         common = ours.keys() & theirs.keys()
         return max((self.apart(self.read(ours[r]), self.read(theirs[r]), typical) for r in common), default=0.0)
 
 
-_FLOAT32 = 2e-7  # some three of its last bits
-LOSS = Quantity("loss", lambda one: one.losses, _largest, _FLOAT32)
-RATE = Quantity("learning rate", lambda one: one.lr, _largest, 1e-9)  # computed in closed form, or step by step
-WEIGHTS = Quantity("parameters", lambda one: one.sketch, _of_sketches, 3e-8)  # half of a last bit in each
+_FLOAT32 = 2e-7  # about three units in the last place
+LOSS = Quantity("loss", lambda execution: execution.losses, _largest, _FLOAT32)
+RATE = Quantity(
+    "learning rate", lambda execution: execution.lr, _largest, 1e-9
+)  # computed in closed form, or step by step
+WEIGHTS = Quantity(
+    "parameters", lambda execution: execution.sketch, _of_sketches, 3e-8
+)  # half a last bit in each parameter

@@ -1,12 +1,13 @@
-"""By how much a run may differ from its twin through rounding alone: one rule for all assertions. Pure.
+"""By how much a run may differ from its twin through rounding alone: the same rule for all assertions.
 
 With three ranks or more, DDP sums gradients in another order after any restart: it rebuilds its buckets after the first
 step of a process, so the first step after a restart has other buckets than the same step of the twin. The sums then
 differ in their last bits, and training makes the difference grow. Two ranks have only one order, because a + b = b + a.
 
-So bits must be equal before the first restart, and always on two ranks. On three ranks or more, what was computed after
-a restart is equal when its relative difference is at most ROUNDING. `find_unused_parameters=True` keeps DDP from
-rebuilding its buckets; FSDP has none. Such jobs are bitwise equal, and an assertion says so.
+So bits must be equal before the first restart, and always on two ranks. On three ranks or more, a value that was
+computed after a restart counts as equal if its relative difference is at most ROUNDING. With
+`find_unused_parameters=True`, DDP does not rebuild its buckets, and FSDP has no buckets. Such jobs are bitwise equal,
+and an assertion says so.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from collections.abc import Mapping
 
 from torchaos.harness.record.history import History
 
-ROUNDING = 1e-5  # relative: sums in float32 differ by about 1e-7 at first; it grows to less than this in some 100 steps
+ROUNDING = 1e-5  # relative: float32 sums differ by about 1e-7 at first, which stays below this for about 100 steps
 LOW_PRECISION = 2**-7  # relative: the last bit of a bfloat16
-_GROWTH = 100.0  # by which a difference may grow from one step to the next and still be the same one
-_MANY = 3  # ranks, from which on a sum has several orders
+_GROWTH = 100.0  # the largest factor by which rounding may grow from a step to the next
+_MANY = 3  # ranks: the least number for which a sum has several orders
 
 
 def rounded_from(history: History) -> int | None:
-    """The first global step whose values, and those of all later steps, may differ from the twin's by ROUNDING. None:
-    all bits must be equal."""
-    many = {one.number for one in history.attempts[1:] if one.world_size >= _MANY}
-    return min((step for (step, _rank), one in history.counting().items() if one.attempt in many), default=None)
+    """The first global step from which on values may differ from the twin's by ROUNDING. None: all bits must be
+    equal."""
+    many = {attempt.number for attempt in history.attempts[1:] if attempt.world_size >= _MANY}
+    return min((step for (step, _rank), done in history.counting().items() if done.attempt in many), default=None)
 
 
 def rounding(history: History, step: int | None) -> float:
@@ -35,9 +36,12 @@ def rounding(history: History, step: int | None) -> float:
 
 
 def may_be_rounding(found: Mapping[int, float], history: History) -> bool | None:
-    """Whether differences of losses (relative, by step) are rounding. True: they are at most ROUNDING. None: they can't
-    be, since bits must be equal there, or a difference is too large and did not grow out of smaller ones. False: they
-    may be. The first step after the restart computes its losses before anything is summed: none of them can be off."""
+    """Whether differences of losses may be rounding. `found`: relative differences by global step.
+
+    True: they are at most ROUNDING. False: they are larger, and may be rounding that has grown. None: they can't be
+    rounding, because bits must be equal in that step, or a large difference did not grow out of smaller ones. The first
+    step after the restart computes its losses before gradients are summed, so there any large difference is no
+    rounding."""
     first, largest, sure = rounded_from(history), ROUNDING, True
     for step, far in sorted(found.items()):
         if far > 0 and (first is None or step < first):
@@ -51,7 +55,8 @@ def may_be_rounding(found: Mapping[int, float], history: History) -> bool | None
 
 
 def but_for_rounding(largest: float, history: History) -> str:
-    """What to add to "equal" in the reason of an assertion that passes. `largest`: the largest relative difference."""
+    """A phrase that states the rounding, for the reason of an assertion that passes. `largest`: the largest relative
+    difference."""
     return (
         f"equal but for rounding, at most {largest:.1g}, from step {rounded_from(history)} on: after a restart three "
         "ranks or more sum in another order"

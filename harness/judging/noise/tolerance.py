@@ -1,17 +1,17 @@
-"""How far a run may be from its twins, for each quantity and each step. Pure.
+"""By how much a run may differ from its twins, for each quantity and each step.
 
-Where the twins are bitwise equal, the run must be so too. Where they differ among themselves, no run can be asked to
-equal one of them bit by bit, and the tolerance is learned from them:
+If the twins are bitwise equal, the run must be bitwise equal to them. If they differ among themselves, no run can equal
+them bit by bit, and the tolerance is learned from the twins:
 
-- A difference is relative to the value, and to the typical size of the quantity (the median over the run) where the
-  value is smaller: near zero, a relative difference says nothing.
-- The *spread* in a step is the largest difference of any two twins in it and in the NEAR steps around it. Twins are
-  few, and may be near each other in one step by chance.
-- Within LEARNED_FACTOR spreads of the nearest twin a run is equal. Beyond CERTAIN spreads, in several steps, it is not.
-  What lies between may be chance.
-- Where LEARNED_FACTOR spreads are more than CAP, the twins are too noisy to judge a run by. The effect of a lost
-  optimizer state on a loss is often no more than one per cent: a larger tolerance would excuse it.
-- Values that are not finite teach nothing, and the step of such a value can't be judged.
+- A difference is relative to the value, or to the typical size of the quantity (the median over the run) if the value
+  is smaller: near zero, a relative difference says nothing.
+- The *spread* in a step is the largest difference between any two twins in this step and the NEAR steps before and
+  after it. There are few twins, and in a single step they may be close by chance.
+- A run is equal if it is within LEARNED_FACTOR spreads of the nearest twin. It is different if it is beyond CERTAIN
+  spreads in several steps. A difference between the two limits may be chance.
+- If LEARNED_FACTOR spreads are more than CAP, the twins are too noisy to judge a run. A lost optimizer state often
+  changes a loss by no more than one per cent, and a larger tolerance would excuse it.
+- Nothing is learned from values that are not finite, and their step can't be judged.
 """
 
 from __future__ import annotations
@@ -26,51 +26,58 @@ from torchaos.harness.judging.noise.quantities import LOSS, RATE, Quantity, Step
 
 LEARNED_FACTOR, CERTAIN = 3.0, 10.0  # spreads
 CAP = 0.01  # relative
-NEAR = 2  # steps before and after that a spread is taken from
-_ENOUGH = 3  # steps that must be beyond CERTAIN: one alone may be a spike that the twins have elsewhere
+NEAR = 2  # steps before and after a step whose differences count for its spread
+_ENOUGH = 3  # steps that must be beyond CERTAIN: a single step may be a spike that the twins have in another step
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Of one quantity. All values are relative."""
+    """By how much a run may differ from its twins in one quantity. All differences are relative."""
 
     basis: Literal["given", "bitwise", "learned"] = "bitwise"
     given: float = 0.0
-    typical: float = 0.0  # size of the quantity
-    spreads: Mapping[int, float] = field(default_factory=dict)  # by step; infinite: the twins' values teach nothing
+    typical: float = 0.0  # typical size of the quantity, in its own unit
+    spreads: Mapping[int, float] = field(default_factory=dict)  # by step; infinite: a twin's value is not finite
 
     def allowed(self, step: int, factor: float = LEARNED_FACTOR) -> float:
-        """The difference that a run may have in this step; infinite in one that the twins say nothing of."""
+        """The difference that a run may have in this step; infinite if the twins show nothing about it."""
         return factor * self.spreads.get(step, math.inf) if self.basis == "learned" else self.given
 
     def judges(self, step: int) -> bool:
+        """Whether a run can be judged in this step: the twins are not too noisy there."""
         return self.basis != "learned" or self.allowed(step) <= CAP
 
     @property
     def largest(self) -> float:
-        """What was allowed at most in a step that can be judged."""
+        """The largest allowed difference of all steps that can be judged."""
         return max((self.allowed(step) for step in self.spreads if self.judges(step)), default=self.given)
 
 
 @dataclass(frozen=True)
 class Tolerances:
+    """The tolerances of the loss and of the learning rate."""
+
     loss: Tolerance
     rate: Tolerance
 
     @classmethod
     def given(cls, tolerance: float, typical: float = 0.0) -> Tolerances:
+        """The tolerance that a scenario gives. `typical`: the typical loss."""
         return cls(Tolerance("given", tolerance, typical), Tolerance("given", max(RATE.floor, tolerance)))
 
     @classmethod
     def learned(cls, twins: Sequence[Steps], last: int | None = None) -> Tolerances:
-        """See the function."""
+        """See the function `learned` below."""
         rate = learned(twins, RATE, last)
         bitwise = rate.basis == "bitwise"
         return cls(learned(twins, LOSS, last), Tolerance("given", RATE.floor) if bitwise else rate)
 
 
 def learned(twins: Sequence[Steps], of: Quantity, last: int | None = None) -> Tolerance:
-    """From the steps up to `last` alone, where that is given: what comes later must not excuse what was before."""
+    """Learns the tolerance of the quantity `of` from twins.
+
+    `last`: use only the steps up to this global step, so that noise in later steps does not excuse a difference in
+    earlier steps. The typical size is always that of all steps."""
     size = of.typical(twins)
     common = sorted(set(twins[0]).intersection(*twins[1:])) if len(twins) > 1 else []
     apart = {step: max(of.distance(a[step], b[step], size) for a, b in combinations(twins, 2)) for step in common}
@@ -84,18 +91,19 @@ def _spread(apart: Mapping[int, float], step: int, floor: float) -> float:
     if not math.isfinite(apart[step]):
         return math.inf
     near = (apart.get(other, 0.0) for other in range(step - NEAR, step + NEAR + 1))
-    return max(floor, *(one for one in near if math.isfinite(one)))
+    return max(floor, *(value for value in near if math.isfinite(value)))
 
 
 def distances(ours: Steps, twins: Sequence[Steps], of: Quantity, typical: float) -> dict[int, float]:
-    """From the nearest twin, in each step that all have."""
+    """The relative difference from the nearest twin, in each step that the run and all twins have."""
     common = ours.keys() & set(twins[0]).intersection(*twins[1:])
-    return {step: min(of.distance(ours[step], one[step], typical) for one in twins) for step in sorted(common)}
+    return {step: min(of.distance(ours[step], twin[step], typical) for twin in twins) for step in sorted(common)}
 
 
 def certainly_beyond(found: Mapping[int, float], tolerance: Tolerance) -> int | None:
-    """The first step from which on a run is certainly not what its twins are: some steps are beyond CERTAIN spreads,
-    and of all steps from there on at least half are beyond what is allowed."""
+    """The first step from which on a run certainly differs from its twins: at least three steps are beyond CERTAIN
+    spreads, and at least half of all steps from there on are beyond the allowed difference. None: there is no such
+    step. `found`: relative differences by step."""
     judged = [step for step in sorted(found) if math.isfinite(tolerance.allowed(step))]
     beyond = [step for step in judged if found[step] > tolerance.allowed(step, CERTAIN)]
     for step in beyond[: 1 - _ENOUGH]:

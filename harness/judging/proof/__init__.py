@@ -1,1 +1,2 @@
-"""What injectors use to prove that their fault was felt. Pure: events come in, `Evidence` or None goes out."""
+"""Finds the proof that a fault was felt; injectors call it. In: a record and the name of a fault. Out: `Evidence`, or
+None if nothing proves it. The agent of the target is never a sufficient witness."""

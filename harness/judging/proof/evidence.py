@@ -1,6 +1,6 @@
-"""What injectors use to prove that their fault was felt. Pure: reads events only.
+"""Evidence that processes died, stopped or stood still. Injectors use it to prove that their fault was felt.
 
-What the agent of the target says is never proof by itself: the kernel, torchelastic or the other ranks must agree.
+A report of the target's own agent is never proof alone: the kernel, torchelastic or the other ranks must agree.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from torchaos.harness.record.record import Record
 
 
 def died(record: Record, fault: str, *codes: int) -> Evidence | None:
-    """Every process that the fault hit is gone, with one of these exit codes (negative: the signal's number)."""
+    """Evidence that every process that the fault hit ended with one of these exit codes (-9: killed by signal 9).
+    None: not all of them did."""
     hits = list(record.of_fault(fault, Kind.APPLYING))
     proofs = [_death(record, hit, codes) for hit in hits]
     if not hits or None in proofs:
@@ -21,7 +22,8 @@ def died(record: Record, fault: str, *codes: int) -> Evidence | None:
 
 
 def gone(record: Record, fault: str) -> Evidence | None:
-    """Every process that the fault hit is gone, with whatever exit code (a graceful end chooses its own)."""
+    """Evidence that every process that the fault hit ended, with any exit code: a job that ends gracefully chooses its
+    own exit code."""
     hits = list(record.of_fault(fault, Kind.APPLYING))
     exits = [
         next(
@@ -40,7 +42,8 @@ _EXITS = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE, Kind.JOB_EXITED)
 
 
 def _death(record: Record, hit: Event, codes: tuple[int, ...]) -> Event | None:
-    """None too where the rank that hit itself went on to end a step: it bore the fault, and died of something else."""
+    """The end of the process that was hit, with one of these exit codes. None also if the rank finished a step after
+    the hit: then it survived the fault and died of another cause."""
     death = next(
         (
             event for event in record.of_kind(*_EXITS)
@@ -60,7 +63,7 @@ def _words(proof: Event) -> str:
 
 
 def stopped(record: Record, fault: str) -> Evidence | None:
-    """Every process that the fault hit was seen in state T (stopped) by the process probe while the fault was on."""
+    """Evidence that the process probe saw every process that the fault hit in state T (stopped) after the hit."""
     hits = list(record.of_fault(fault, Kind.APPLYING))
     states = list(record.of_kind(Kind.RANK_STATE))
     seen = [
@@ -81,8 +84,8 @@ def stopped(record: Record, fault: str) -> Evidence | None:
 
 
 def stood_still(record: Record, fault: str, seconds: float) -> Evidence | None:
-    """Each time that the fault landed, no rank finished a step for at least 0.8 of `seconds` before the target did: all
-    waited for it. What the others had under way then, they may end first."""
+    """Evidence that all ranks waited for the target: at each landing, no rank finished a step for at least 0.8 of
+    `seconds` before the target finished its next step. The other ranks may first finish the step that they are in."""
     found = [_silence(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
     if not found or min(gap for gap, _end in found) < 0.8 * seconds:
         return None
@@ -91,11 +94,12 @@ def stood_still(record: Record, fault: str, seconds: float) -> Evidence | None:
 
 
 def _silence(record: Record, hit: Event) -> tuple[float, Event | None]:
-    """The longest time without any step between a hit and the next step of its rank, in seconds, and what ended it."""
+    """The longest time in which no rank finished a step, between a hit and the next step of the rank that was hit, in
+    seconds; and the step that ended this time."""
     later = [event for event in record.of_kind(Kind.STEP) if event.mono_s > hit.mono_s]
     own = next((event for event in later if (event.rank, event.attempt) == (hit.rank, hit.attempt)), None)
     if own is None:
         return 0.0, None
     ends = [event for event in later if event.mono_s <= own.mono_s]
     starts = [hit.mono_s, *(event.mono_s for event in ends)]
-    return max(((end.mono_s - start, end) for start, end in zip(starts, ends, strict=False)), key=lambda one: one[0])
+    return max(((end.mono_s - start, end) for start, end in zip(starts, ends, strict=False)), key=lambda gap: gap[0])

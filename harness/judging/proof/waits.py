@@ -1,7 +1,7 @@
-"""What injectors use to prove that a rank kept the others waiting. Pure: reads events only.
+"""Evidence that a rank kept the other ranks waiting. Injectors use it to prove that their fault was felt.
 
-The witnesses are the other ranks: each has an agent of its own, which knows nothing of the fault, and in synchronous
-training none of them can end a step while one rank is missing in a collective.
+The witnesses are the other ranks. Each has its own agent, which knows nothing of the fault, and in synchronous training
+no rank can finish a step while another rank is missing in a collective.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from torchaos.harness.contracts import Evidence
 from torchaos.harness.judging.ending.teardown import ABORT, aborts_at_exit
 from torchaos.harness.record.record import Record
 
-_SHARE = 0.8  # of the time that the fault was on: what the others had under way when it came, they end first
+_SHARE = 0.8  # of the time that the fault was on: the other ranks first finish the step that they are in
 _ENDS = (Kind.ROLLED_BACK, Kind.RANK_EXITED, Kind.JOB_EXITED, Kind.STOPPED)
 
 
 def all_waited(record: Record, fault: str) -> Evidence | None:
-    """Each time that the fault landed, no other rank ended a step for most of the time until it was taken back, the
-    rank died or the run ended; and that was clearly longer than their steps take. In an attempt without any step of
-    theirs: one of them failed in that time."""
+    """Evidence that at each landing, no other rank finished a step for most of the time that the fault was on, and that
+    this time was at least two usual steps.
+
+    The fault is on until its rollback, the end of the target or the end of the run. In an attempt in which the other
+    ranks made no step, the evidence is that one of them failed while the fault was on."""
     found = [_wait(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
     if not found or None in found:
         return None
@@ -32,8 +34,10 @@ def all_waited(record: Record, fault: str) -> Evidence | None:
 
 
 def slower(record: Record, fault: str, by_s: float = 0.0, factor: float = 1.4) -> Evidence | None:
-    """While the fault was on, the other ranks' steps took longer than before: one of them by at least 0.8 of `by_s`
-    seconds, and in the mean by at least half of what `factor` asks. None too where there are too few steps to say."""
+    """Evidence that the other ranks' steps took longer while the fault was on than before.
+
+    The longest step took at least 0.8 * `by_s` seconds longer than usual, and the mean grew by at least half of what
+    `factor` means: (factor - 1) / 2 of a usual step. None also if there are too few steps to judge."""
     found = [_slower(record, hit, by_s, factor) for hit in record.of_fault(fault, Kind.APPLYING)]
     if not found or None in found:
         return None
@@ -45,7 +49,8 @@ def slower(record: Record, fault: str, by_s: float = 0.0, factor: float = 1.4) -
 
 
 def took_turns(record: Record, fault: str) -> Evidence | None:
-    """While the fault was on, the kernel showed each process that it hit stopped and running in turns, three times."""
+    """Evidence that, while the fault was on, each process that it hit was seen stopped and then running again at least
+    three times."""
     events: list[Event] = []
     for hit in record.of_fault(fault, Kind.APPLYING):
         end = next((e for e in record.of_kind(*_ENDS) if e.mono_s > hit.mono_s and _ends(e, hit)), None)
@@ -66,7 +71,8 @@ def _turns(events: list[Event]) -> Evidence:
 
 
 def out_of_step(record: Record, fault: str) -> Evidence | None:
-    """After the fault landed, a rank failed in the same attempt, or no rank ended a step any more until the run did."""
+    """Evidence that the ranks lost each other: after each landing, a rank failed in the same attempt, or no rank
+    finished a step until the run was stopped."""
     proofs = [_broke(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
     if not proofs or None in proofs:
         return None
@@ -75,9 +81,10 @@ def out_of_step(record: Record, fault: str) -> Evidence | None:
 
 
 def _broke(record: Record, hit: Event) -> Event | None:
+    """The first failure of a rank in the attempt after a hit, or the stop of a run that no longer made steps."""
     fine = {0, None}
-    if hit.attempt in {one.attempt for one in aborts_at_exit(record)}:
-        fine.add(ABORT)  # on its way out, when its work was done
+    if hit.attempt in {abort.attempt for abort in aborts_at_exit(record)}:
+        fine.add(ABORT)  # at interpreter exit, when the work was done
     for event in record.events:
         if event.mono_s <= hit.mono_s:
             continue
@@ -113,7 +120,8 @@ def _slower(record: Record, hit: Event, by_s: float, factor: float) -> tuple[flo
 
 
 def _wait(record: Record, hit: Event) -> tuple[float, Event] | None:
-    """Seconds of the peers' silence while the fault was on, and what ended it; None where it proves nothing."""
+    """The longest time in which no other rank finished a step while the fault was on, in seconds, and the event that
+    ended this time. None: it was too short to prove anything."""
     end = next((event for event in record.of_kind(*_ENDS) if event.mono_s > hit.mono_s and _ends(event, hit)), None)
     peers = [e for e in record.of_kind(Kind.STEP) if e.attempt == hit.attempt and e.rank != hit.rank]
     if end is None:
@@ -124,21 +132,22 @@ def _wait(record: Record, hit: Event) -> tuple[float, Event] | None:
     inside = [event for event in later if event.mono_s <= end.mono_s]
     after = next((event for event in later if event.mono_s > end.mono_s), None)
     marks = [hit, *inside, after if after is not None and end.kind is Kind.ROLLED_BACK else end]
-    silence, last = max(((b.mono_s - a.mono_s, b) for a, b in pairwise(marks)), key=lambda one: one[0])
+    silence, last = max(((b.mono_s - a.mono_s, b) for a, b in pairwise(marks)), key=lambda gap: gap[0])
     usual = _usual(peers, hit.mono_s)
     enough = silence >= _SHARE * (end.mono_s - hit.mono_s) and silence >= 2 * usual
     return (silence, last) if enough else None
 
 
 def _gave_up(record: Record, hit: Event, end: Event) -> tuple[float, Event] | None:
-    """Seconds until a rank that was not hit left while the fault was on, and that: it failed, and nobody ended it."""
+    """Seconds from the hit until the first failure of a rank that was not hit, and its event. It must have failed while
+    the fault was on, and not because torchelastic ended it."""
     torn_down = {event.data["pid"] for event in record.of_kind(Kind.ELASTIC_TEARDOWN)}
     failed = {
         event.rank: event for event in record.of_kind(Kind.RANK_EXITED)
         if event.attempt == hit.attempt and event.rank != hit.rank
         and event.data["exit_code"] not in (0, None) and event.data["pid"] not in torn_down
     }  # fmt: skip
-    # The interpreter takes seconds to end after the agent's last word.
+    # The interpreter takes seconds to end after the agent's last event.
     last_words = (e for e in record.of_kind(Kind.AGENT_ENDED) if e.attempt == hit.attempt and e.rank in failed)
     left = (event for event in (*last_words, *failed.values()) if hit.mono_s < event.mono_s <= end.mono_s)
     first = min(left, key=lambda event: event.mono_s, default=None)
@@ -146,13 +155,14 @@ def _gave_up(record: Record, hit: Event, end: Event) -> tuple[float, Event] | No
 
 
 def _ends(event: Event, hit: Event) -> bool:
+    """Whether the fault that made this hit is over with this event."""
     if event.kind is Kind.ROLLED_BACK:
         return bool(event.data["fault"] == hit.data["fault"])
     return event.kind is not Kind.RANK_EXITED or event.data["pid"] == hit.data["pid"]
 
 
 def _usual(peers: list[Event], before_s: float) -> float:
-    """The median seconds from step to step before the fault; 0 where there are too few to say."""
+    """The median seconds from step to step before the fault; 0 if there are fewer than three such times."""
     ranks = {event.rank for event in peers}
     gaps = [
         b.mono_s - a.mono_s

@@ -1,4 +1,4 @@
-"""What a job still had to save when a fault came after its last step. Pure."""
+"""The files that a job still had to save when a fault came after its last step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torchaos.harness.record.history.checkpoints import final_path
 
 
 def owed(history: History, at_s: float, twins: Sequence[History]) -> frozenset[str]:
-    """The files that the first twin saved after its last step, and that were not whole by then (CLOCK_MONOTONIC). Empty
-    where a step was still to come, or was made since: then the steps show when the job went on."""
+    """The files that the first twin saved after its last step and that this run had not saved by `at_s`
+    (CLOCK_MONOTONIC). Empty if the job had not done its last step by then, or made a step later: then steps show when
+    the job went on."""
     last = twins[0].last_step if twins else None
     if last is None or not last == history.highest_step(before_s=at_s) == history.highest_step():
         return frozenset()
@@ -19,7 +20,7 @@ def owed(history: History, at_s: float, twins: Sequence[History]) -> frozenset[s
 
 
 def made_good_s(history: History, at_s: float, names: frozenset[str]) -> float | None:
-    """When the last of these files was whole after all; None where one never was."""
+    """When the last of these files was whole, CLOCK_MONOTONIC; None if some file never was."""
     last = history.highest_step() or 0
     ends: dict[str, float] = {}
     for save in history.saves:
@@ -33,5 +34,5 @@ def _is_whole(save: Save, step: int, since_s: float, until_s: float) -> bool:
 
 
 def _name(save: Save) -> str:
-    """Run and twin have folders of their own: what they have in common is the end of the path."""
+    """The last two parts of the path: a run and its twin have different folders."""
     return "/".join(final_path(save.path).split("/")[-2:])

@@ -1,4 +1,4 @@
-"""How long a step of this job takes when nothing is wrong, and what is too long for a step. Pure."""
+"""How long a step of a job usually takes, and when a step takes too long."""
 
 from __future__ import annotations
 
@@ -10,26 +10,30 @@ from statistics import median
 
 from torchaos.harness.record.history import Execution, History
 
-_TIMES, _LEAST_S = 10.0, 1.0  # a halt lasts longer than so many usual steps, and longer than this: machines hesitate
-_PAUSES = 3.0  # and longer than so many times the job's own pauses, such as checkpoints or evaluations
-_ENOUGH = 3  # steps that show what is usual
+# A halt is longer than each of these limits.
+_TIMES = 10.0  # in usual steps
+_LEAST_S = 1.0  # seconds; machines hesitate
+_PAUSES = 3.0  # in pauses of the job itself, such as checkpoints or evaluations
+_ENOUGH = 3  # steps that are needed to know the usual time
 
 
 @dataclass(frozen=True)
 class Pace:
-    usual_s: float  # from step to step, the median; 0 where too few were seen
-    pauses: Mapping[int, float]  # by global step: the longest that a twin took to get there from the step before
-    longest_s: float  # of all that was usual, for steps that no twin made
+    """The usual times from step to step."""
+
+    usual_s: float  # the median; 0 if too few steps were seen
+    pauses: Mapping[int, float]  # by global step: the longest time, in seconds, that a twin took for it
+    longest_s: float  # the longest usual time, for steps that no twin made
 
     def is_halt(self, took_s: float, step: int | None) -> bool:
-        """Whether that is too long for the step that ended it; `step` None: for any step."""
+        """Whether `took_s` seconds are too long for this global step; `step` None: for any step."""
         near = [self.pauses[n] for n in (step - 1, step, step + 1) if n in self.pauses] if step is not None else []
         pause_s = max(near, default=self.longest_s)
         return took_s > max(_LEAST_S, _TIMES * self.usual_s, _PAUSES * pause_s)
 
 
 def pace_of(history: History, before_s: float, twins: Sequence[History] = ()) -> Pace:
-    """From the steps that ended before the first fault (CLOCK_MONOTONIC), and from those of the twins."""
+    """The pace of the steps that ended before `before_s` (CLOCK_MONOTONIC, the first fault) and of the twins' steps."""
     own = list(_gaps(history))
     calm = [took for end, took in own if end.mono_s <= before_s]
     pauses: dict[int, float] = defaultdict(float)
@@ -43,10 +47,10 @@ def pace_of(history: History, before_s: float, twins: Sequence[History] = ()) ->
 
 
 def _gaps(history: History) -> Iterator[tuple[Execution, float]]:
-    """Each step that follows another one of the same rank and attempt, and the seconds between their ends."""
+    """Each step but the first of a rank and attempt, with the seconds since the end of the step before."""
     ranks: dict[tuple[int, int], list[Execution]] = defaultdict(list)
-    for one in history.executions:
-        ranks[one.attempt, one.rank].append(one)
+    for step in history.executions:
+        ranks[step.attempt, step.rank].append(step)
     for steps in ranks.values():
-        ordered = sorted(steps, key=lambda one: one.mono_s)
+        ordered = sorted(steps, key=lambda step: step.mono_s)
         yield from ((b, b.mono_s - a.mono_s) for a, b in pairwise(ordered))

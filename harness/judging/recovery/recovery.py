@@ -1,4 +1,4 @@
-"""How long each part of the recovery from each fault took. Pure."""
+"""How long each part of the recovery from each fault took, in seconds."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _DETECTED = (Kind.ELASTIC_FAILURE, Kind.ELASTIC_TEARDOWN, Kind.JOB_EXITED)
 
 
 def recoveries(record: Record, twins: Sequence[Record] = ()) -> list[Recovery]:
-    """One per fault that landed, and per attempt that it landed in, in order of time."""
+    """The recovery from each landing, in order of time. A fault that landed in several attempts has several."""
     return [recovery_from(record, landing, twins) for landing in landings(record)]
 
 
 def end_of(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> End | None:
-    """When training went on after the fault; None where it never did."""
-    planned = next((one for one in record.plan.faults if one.id == landing.fault), None)
+    """When training went on after the landing; None if it never did."""
+    planned = next((fault for fault in record.plan.faults if fault.id == landing.fault), None)
     lethal = planned is not None and registry.is_lethal(planned.inject)
     lasting = planned is not None and (planned.duration_s is not None or registry.lasts(planned.inject))
     return went_on(record, landing, lethal=lethal, lasting=lasting, twins=[twin.history for twin in twins])
 
 
 def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | None:
-    """Why it says nothing of recovering that training never went on after this fault: the job was done when it came.
-    None where that is a failure: the checkpoint that it was still to save is not whole."""
+    """Why the job had nothing to recover for, as a clause: it was done when the fault came. None if a missing recovery
+    is a failure: steps were still to be made, or the last checkpoint is not whole."""
     reached = record.history.highest_step() or 0
     due = final_step(twins[0]) if twins else None
     if own_exit_code(record) != 0 or (due is not None and reached < due):
         return None
-    kept = checkpoints_of(record)
-    if not _unsaved(record, fault, twins) or (kept and _entries(twins[0], reached) <= _entries(record, reached)):
+    checkpoints = checkpoints_of(record)
+    if not _unsaved(record, fault, twins) or (checkpoints and _entries(twins[0], reached) <= _entries(record, reached)):
         return f"it came after the last step ({reached}), so there was nothing left to recover for"
-    if kept is None:
+    if checkpoints is None:
         return (
             f"it came during the save after the last step ({reached}), and nothing shows whether that checkpoint is "
             "whole; checkpoint_integrity would look"
@@ -59,45 +59,46 @@ def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | 
 
 
 def _entries(record: Record, step: int) -> set[str]:
-    """The names of all that the good checkpoints of a step hold."""
-    return {name for one in checkpoints_of(record) or () if one.good and one.step == step
-            for name in (one.path, *one.tensors, *one.values)}  # fmt: skip
+    """The paths of the good checkpoints of a step, and the names of all their entries."""
+    good = [checkpoint for checkpoint in checkpoints_of(record) or () if checkpoint.good and checkpoint.step == step]
+    return {name for checkpoint in good for name in (checkpoint.path, *checkpoint.tensors, *checkpoint.values)}
 
 
 def _unsaved(record: Record, fault: str, twins: Sequence[Record]) -> bool:
-    """Whether it came after the last step, and before what the job still had to save was whole."""
+    """Whether the fault came after the last step, and before the last checkpoint was saved."""
     of_twins = [twin.history for twin in twins]
-    return any(owed(record.history, one.at_s, of_twins) for one in landings(record) if one.fault == fault)
+    return any(owed(record.history, landing.at_s, of_twins) for landing in landings(record) if landing.fault == fault)
 
 
 def never_in_words(record: Record, fault: str, twins: Sequence[Record] = ()) -> str:
-    """How the job fell short, of a fault from which training never went on."""
+    """What the job failed to do after a fault from which it never recovered, as a clause without its subject."""
     reached = record.history.highest_step()
     if _unsaved(record, fault, twins):
-        return f"never made good what it was saving after step {reached}, its last, when the fault came"
-    last = [one for one in landings(record) if one.fault == fault][-1:]
+        return f"never completed the save after step {reached}, its last, which was due when the fault came"
+    last = [landing for landing in landings(record) if landing.fault == fault][-1:]
     if last and record.history.attempts[-1].number == last[0].attempt and steps_beyond(record, last[0]):
         return f"made no step any more after step {reached}, until the run was ended"
     return f"never got past step {reached}, the highest it had reached before the fault"
 
 
 def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> Recovery:
+    """The parts of the recovery from a landing that were seen (see PARTS), and the steps that were lost."""
     history, after = record.history, _After(record.events, landing.at_s)
     effect = after.first(lambda e: e.kind is Kind.EFFECT and e.data["fault"] == landing.fault)
     felt = _earliest(after.first(lambda e: _is_end_of(e, landing)), effect)
     end = end_of(record, landing, twins)
-    if end is not None and end.attempt == landing.attempt:  # so the end of a process after that is of another cause
+    if end is not None and end.attempt == landing.attempt:  # then a process that ended later had another cause
         felt = felt if felt is not None and felt <= end.mono_s else effect
         parts, lost = _put_back(record, landing)
         return _recovery(landing, {"felt": felt, **parts, "caught_up": end.mono_s}, lost)
-    before = next((one for one in history.attempts if one.number == landing.attempt), None)
+    before = next((attempt for attempt in history.attempts if attempt.number == landing.attempt), None)
     reached = highest_up_to(history, landing.attempt)
-    later = [one for one in history.attempts if one.number > landing.attempt]
+    later = [attempt for attempt in history.attempts if attempt.number > landing.attempt]
     until_s = later[0].started_s if later else float("inf")
     detected = after.first(lambda e: e.kind in _DETECTED and e.mono_s <= until_s)
     seen = {"felt": felt, "detected": detected, "torn_down": _end_after(before, landing.at_s)}
-    made_steps = {one.attempt for one in history.executions}
-    came_back = next((one for one in later if one.number in made_steps), later[0] if later else None)
+    made_steps = {attempt.attempt for attempt in history.executions}
+    came_back = next((attempt for attempt in later if attempt.number in made_steps), later[0] if later else None)
     if came_back is None:
         return _recovery(landing, seen, None)
     seen.update(_parts_of(came_back, history, after))
@@ -106,21 +107,24 @@ def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()
 
 
 def _put_back(record: Record, landing: Landing) -> tuple[dict[str, float | None], int | None]:
-    """Where the attempt that was hit loaded a checkpoint again, and went on from it: the parts of that recovery, and
-    the steps that were lost."""
+    """The parts of a recovery within the attempt that was hit, and the steps that were lost: it loaded a checkpoint
+    again and went on from it. Without such a load, no parts and 0 steps."""
     back = put_back(record, landing)
     if not back:
         return {}, 0
-    own = [one for one in record.history.executions if one.attempt == landing.attempt and one.segment >= back[0].after]
+    executions = record.history.executions
+    own = [step for step in executions if step.attempt == landing.attempt and step.segment >= back[0].after]
     reached = record.history.highest_step(before_s=back[-1].started_s) or 0
-    bases = [one.base for one in back if one.base is not None]
-    seen = {"restored": back[-1].started_s, "first_step": min((one.mono_s for one in own), default=None)}
+    bases = [segment.base for segment in back if segment.base is not None]
+    seen = {"restored": back[-1].started_s, "first_step": min((step.mono_s for step in own), default=None)}
     return seen, max(0, reached - min(bases)) if bases else None
 
 
 def _parts_of(back: Attempt, history: History, after: _After) -> dict[str, float | None]:
-    """The parts of the attempt that made steps again, from its rendezvous to its first step."""
-    first = min((one.mono_s for one in history.executions if one.attempt == back.number), default=None)
+    """The parts of a recovery in the attempt that made steps again, from its rendezvous to its first step."""
+    first = min(
+        (execution.mono_s for execution in history.executions if execution.attempt == back.number), default=None
+    )
     loads = [load.mono_s for load in history.loads if load.attempt == back.number and load.ok]
     ups = [process.up_s for process in back.ranks.values()]
     whole = len(ups) >= back.world_size
@@ -136,7 +140,7 @@ def _parts_of(back: Attempt, history: History, after: _After) -> dict[str, float
 
 
 def _by_all(back: Attempt, after: _After, wanted: Callable[[Event], bool]) -> float | None:
-    """When the last rank of the attempt had come to its first event of that kind; None where one never did."""
+    """When the last rank of the attempt had its first wanted event; None if some rank never had one."""
     came: dict[int, float] = {}
     for event in after.events:
         if event.attempt == back.number and event.rank is not None and wanted(event):
@@ -145,26 +149,27 @@ def _by_all(back: Attempt, after: _After, wanted: Callable[[Event], bool]) -> fl
 
 
 def _again(record: Record, landing: Landing, end: End | None) -> list[int]:
-    """Later attempts that ended because the fault was over, before training really went on."""
+    """The later attempts that ended because the job grew again after the fault, before training went on."""
     mine = [attempt for attempt, owner in growths(record).items() if owner == landing]
     return [attempt for attempt in mine if end is None or attempt < end.attempt]
 
 
 def _lost(history: History, attempt: int, reached: int | None, again: Sequence[int] = ()) -> int | None:
-    """Steps that had been done and were lost: from the base of the next attempt that made steps up to the highest.
-    `again`: attempts that ended later, of which the like is added."""
-    more = [_lost(history, one, highest_up_to(history, one)) for one in again]
+    """The number of steps that were done and then lost: from the step where the next attempt resumed to `reached`.
+
+    `again`: later attempts that ended as well, whose lost steps are added. None: not known."""
+    more = [_lost(history, number, highest_up_to(history, number)) for number in again]
     if more:
         first = _lost(history, attempt, reached)
-        return None if first is None or None in more else first + sum(one or 0 for one in more)
-    bases = [one.base for one in history.attempts if one.number > attempt and one.first_step is not None]
+        return None if first is None or None in more else first + sum(lost or 0 for lost in more)
+    bases = [later.base for later in history.attempts if later.number > attempt and later.first_step is not None]
     if reached is None:
         return 0
     return None if not bases or bases[0] is None else max(0, reached - bases[0])
 
 
 def _is_end_of(event: Event, landing: Landing) -> bool:
-    """Whether this is the end of a process that the fault hit."""
+    """Whether the event is the end of a process that the fault hit."""
     if event.kind is Kind.JOB_EXITED:
         return not landing.ranks
     if event.kind is not Kind.RANK_EXITED:
@@ -199,7 +204,7 @@ def _earliest(*times: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class _After:
-    """Events since a moment."""
+    """The times of events since `at_s`, CLOCK_MONOTONIC."""
 
     events: Sequence[Event]
     at_s: float

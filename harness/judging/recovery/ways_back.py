@@ -1,7 +1,7 @@
-"""What a job that shrank for a fault does when the fault is over: it grows, by one more restart. Pure.
+"""Finds the restart with which a job that shrank because of a fault grows again when the fault is over.
 
-That restart is of the recovery, however long the node takes to join again. Each way back accounts for one at most, and
-for none that another landing explains.
+That restart belongs to the recovery, however long the node takes to join again. Each rollback explains at most one
+restart, and no restart that another landing explains.
 """
 
 from __future__ import annotations
@@ -9,34 +9,36 @@ from __future__ import annotations
 from itertools import pairwise
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.judging.landing.landings import Landing, Told, landings
+from torchaos.harness.judging.landing.landings import Landing, RunSoFar, landings
 
-BACK = "back"  # `what` of an effect: the injector itself has brought back what it took away
+BACK = "back"  # `what` of an effect event: the injector itself brought back what it had taken away
 
 
 def _is_way_back(event: Event) -> bool:
     return event.kind is Kind.ROLLED_BACK or (event.kind is Kind.EFFECT and event.data.get("what") == BACK)
 
 
-def way_back_s(told: Told, landing: Landing, *kinds: Kind) -> float | None:
-    """When this fault was over, CLOCK_MONOTONIC, by the events of these kinds; None where it never was."""
-    back = (event for event in told.events if _is_way_back(event) and event.kind in kinds)
-    mine = [one.mono_s for one in back if one.data["fault"] == landing.fault and one.mono_s > landing.at_s]
+def way_back_s(run: RunSoFar, landing: Landing, *kinds: Kind) -> float | None:
+    """When the fault was over, CLOCK_MONOTONIC, according to events of these kinds; None if it never was."""
+    back = (event for event in run.events if _is_way_back(event) and event.kind in kinds)
+    mine = [event.mono_s for event in back if event.data["fault"] == landing.fault and event.mono_s > landing.at_s]
     return min(mine, default=None)
 
 
-def growths(told: Told) -> dict[int, Landing]:
-    """The attempts that ended in a restart because what a landing had taken away was there again: the next one is
-    larger. In order of time, each way back accounts for the first of them that no earlier one does."""
-    landed = landings(told)
-    hit = {one.attempt for one in landed}
+def growths(run: RunSoFar) -> dict[int, Landing]:
+    """The attempts that ended because a fault was over and the job grew, each with the landing of that fault.
+
+    The attempt after such an attempt has more ranks. Rollbacks are taken in order of time; each is matched with the
+    first such attempt that no earlier rollback explains."""
+    landed = landings(run)
+    hit = {landing.attempt for landing in landed}
     grown = [
-        (old.number, new.started_s) for old, new in pairwise(told.history.attempts)
+        (old.number, new.started_s) for old, new in pairwise(run.history.attempts)
         if new.world_size > old.world_size and old.number not in hit
     ]  # fmt: skip
     found: dict[int, Landing] = {}
-    for back in filter(_is_way_back, told.events):
-        before = [one for one in landed if one.fault == back.data["fault"] and one.at_s < back.mono_s]
+    for back in filter(_is_way_back, run.events):
+        before = [landing for landing in landed if landing.fault == back.data["fault"] and landing.at_s < back.mono_s]
         later = (
             number for number, ended_s in grown if before and number > before[-1].attempt and ended_s > back.mono_s
         )

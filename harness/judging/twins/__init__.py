@@ -1,3 +1,3 @@
-"""Where a run differs from the same job without a fault, and the likeliest cause. Pure.
-
-The histories of two runs come in; differences in losses, learning rates, samples, parameters and checkpoints go out."""
+"""Compares a run with its twins, the same job without a fault, and finds the likeliest cause of a difference. In: the
+records of the run and its twins. Out: differences in losses, learning rates, parameters and checkpoints, and findings
+about them."""

@@ -1,7 +1,6 @@
-"""Whether twins that were made earlier are still those of the job that was run. Pure.
+"""Tells whether twins that were made earlier are still twins of the job that was run.
 
-Files that changed are seen before a run (running/twins/inputs.py). What else may have changed shows in the record
-alone."""
+Changed input files are found before a run (running/twins/inputs.py). Any other change shows only in the records."""
 
 from __future__ import annotations
 
@@ -16,7 +15,8 @@ from torchaos.harness.record.record import Record
 
 
 def are_of_another_job(run: Record, old: Sequence[Record]) -> bool:
-    """Whether the run differs from twins of one age before its first fault, by more than they do among themselves."""
+    """Whether the run differs, before its first fault, from each of these twins by more than they differ among
+    themselves. `old`: twins that were made at the same time."""
     history = agreement.history_of(run, old)
     landed = landings(run)
     early = agreement.before(history, landed[0].at_s if landed else math.inf)
@@ -27,5 +27,5 @@ def are_of_another_job(run: Record, old: Sequence[Record]) -> bool:
 
 
 def differ_by_age(old: Sequence[Record], new: Sequence[Record]) -> bool:
-    """Whether a twin that was made now is not what an earlier one is: no noise can be learned from the two."""
-    return any(not agreement.agree(one, [other]) for one in new for other in old)
+    """Whether a new twin differs from an earlier twin: then no noise can be learned from the two together."""
+    return any(not agreement.agree(recent, [earlier]) for recent in new for earlier in old)

@@ -1,6 +1,6 @@
-"""Why a resumed job computes something else than its twin: the likeliest cause, from what else differs. Pure.
+"""Finds the likeliest cause why a resumed job computes other values than its twin, from the other differences.
 
-Only what was seen is said to differ or to agree. What could not be seen is named, and stays a possible cause.
+A quantity is said to differ or to agree only if it was seen. What was not seen is named, and stays a possible cause.
 """
 
 from __future__ import annotations
@@ -14,23 +14,30 @@ from torchaos.harness.judging.twins.agreement import Difference
 from torchaos.harness.record.history import Execution, History
 
 _Counter = Callable[[Execution], float | None]
-_UPDATE = ("optimizer counter", "learning rate")  # what acts in the update, so on the loss of later steps only
+_UPDATE = (
+    "optimizer counter",
+    "learning rate",
+)  # they act in the update, so they change only the losses of later steps
 
 
 class _Fact(NamedTuple):
-    """Something that differs from the twin."""
+    """A quantity that differs from the twin's."""
 
-    what: str
-    step: int
+    what: str  # the quantity; empty: the clause itself proves the cause
+    step: int  # global; the first step in which it differs
     clause: str
 
 
 class Cause(NamedTuple):
-    words: str  # a sentence about the attempt in which the first difference lies
-    short: str = ""  # the cause alone; empty where it is not known
+    """The likeliest cause of a difference from the twin."""
+
+    words: str  # a sentence about the attempt with the first difference
+    short: str = ""  # the cause alone; empty if it is not known
 
 
 def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Difference) -> Cause:
+    """The likeliest cause of the first difference. `history`: of the run; `ours`, `theirs`: the steps of the run and
+    of its first twin."""
     attempt = history.attempt(next(iter(ours[first.step].values())).attempt)
     if attempt is None or attempt.base is None:
         return Cause("From which step that attempt went on is not known, and so neither is the cause.")
@@ -54,10 +61,10 @@ def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Differe
         return Cause(f"Likeliest cause, in the attempt that resumed after step {base}: {causes}.{besides}", causes)
     differ = {fact.what for fact in facts}
     seen = [what for what in _compared(since, ours, theirs, weights) if what not in differ]
-    told = _by_elimination(base, ours, theirs, first, weights, "samples" in seen)
+    likeliest = _by_elimination(base, ours, theirs, first, weights, "samples" in seen)
     same = f"what was compared is the same ({', '.join(seen)}), and so " if seen else ""
     unseen = "" if "samples" in seen else " (the samples were not seen)"
-    return Cause(f"In the attempt that resumed after step {base}, {same}{told}{unseen}.{besides}", told)
+    return Cause(f"In the attempt that resumed after step {base}, {same}{likeliest}{unseen}.{besides}", likeliest)
 
 
 def _accumulation(base: int, first: Difference) -> str | None:
@@ -70,12 +77,13 @@ def _accumulation(base: int, first: Difference) -> str | None:
 
 
 def _loss_scale(ours: Steps, theirs: Steps, first: Difference) -> str | None:
-    """Scaling by a power of two changes no bit of a number but its exponent."""
+    """A clause if all losses differ from the twin's by the same power of two: loss scaling changes only the exponent of
+    a number."""
     mine, twins = ours[first.step], theirs[first.step]
     if first.what != "loss" or mine.keys() != twins.keys():
         return None
     pairs = [pair for rank in mine for pair in zip(mine[rank].losses, twins[rank].losses, strict=False)]
-    factors = {one / other if one and other else 0.0 for one, other in pairs}
+    factors = {mine / other if mine and other else 0.0 for mine, other in pairs}
     factor = next(iter(factors), 0.0)
     if len(factors) > 1 or not math.isfinite(factor) or factor <= 0 or math.frexp(factor)[0] != 0.5:
         return None
@@ -86,22 +94,22 @@ def _loss_scale(ours: Steps, theirs: Steps, first: Difference) -> str | None:
 
 
 def _weights(base: int, ours: Steps, theirs: Steps) -> dict[int, str] | None:
-    """The ranks that began with other weights than there were after step `base`, in words; None where that was not
-    seen. The first backward of a process is over before anything is trained."""
+    """The ranks that began with other weights than those after step `base`, each with a phrase about its weights; None
+    if that was not seen. The agent reads the weights in the first backward of a process, before any training."""
     begun, fresh = ours.get(base + 1, {}), theirs.get(min(theirs, default=0), {})
-    before = ours if all(one.parameters for one in ours.get(base, {}).values()) and base in ours else theirs
-    due = {rank: one.parameters for rank, one in before.get(base, {}).items()}
+    before = ours if all(done.parameters for done in ours.get(base, {}).values()) and base in ours else theirs
+    due = {rank: done.parameters for rank, done in before.get(base, {}).items()}
     if not base:
-        due = {rank: one.restored for rank, one in fresh.items()}
+        due = {rank: done.restored for rank, done in fresh.items()}
     if not begun or begun.keys() != due.keys():
         return None
-    if any(one.restored is None or due[rank] is None for rank, one in begun.items()):
+    if any(done.restored is None or due[rank] is None for rank, done in begun.items()):
         return None
-    as_new = {rank for rank, one in begun.items() if rank in fresh and one.restored == fresh[rank].restored}
+    as_new = {rank for rank, done in begun.items() if rank in fresh and done.restored == fresh[rank].restored}
     return {
         rank: "were those of a fresh start" if rank in as_new else "were others"
-        for rank, one in begun.items()
-        if one.restored != due[rank]
+        for rank, done in begun.items()
+        if done.restored != due[rank]
     }
 
 
@@ -109,8 +117,8 @@ def _lost(base: int, weights: dict[int, str] | None) -> str | None:
     if not weights:
         return None
     kinds = [(words, [rank for rank in weights if weights[rank] == words]) for words in dict.fromkeys(weights.values())]
-    told = " and ".join(f"those of rank {_list(ranks)} {words}" for words, ranks in kinds)
-    return f"the model's weights were not restored: before step {base + 1} {told}"
+    clauses = " and ".join(f"those of rank {_list(ranks)} {words}" for words, ranks in kinds)
+    return f"the model's weights were not restored: before step {base + 1} {clauses}"
 
 
 def _data(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
@@ -120,10 +128,10 @@ def _data(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
             if mine is not None and twins is not None and mine != twins:
                 return _Fact("samples", step, f"the data: all ranks together were given other samples in step {step}")
             continue
-        for rank, one in sorted(ours[step].items()):
-            other = theirs[step][rank]
-            if one.samples_seen and other.samples_seen and one.samples != other.samples:
-                if one.indices and one.indices == other.indices:
+        for rank, execution in sorted(ours[step].items()):
+            their = theirs[step][rank]
+            if execution.samples_seen and their.samples_seen and execution.samples != their.samples:
+                if execution.indices and execution.indices == their.indices:
                     return _Fact("samples", step, (
                         f"an RNG: rank {rank} was given the right samples with other contents in step {step}, as if "
                         "the RNG that draws something for each sample (augmentation) was not restored"
@@ -133,9 +141,9 @@ def _data(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
 
 
 def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
-    if not all(one.samples_seen for one in by_rank.values()):
+    if not all(execution.samples_seen for execution in by_rank.values()):
         return None
-    return sorted(str(sample) for one in by_rank.values() for sample in one.samples)
+    return sorted(str(sample) for execution in by_rank.values() for sample in execution.samples)
 
 
 def _optimizer(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
@@ -146,8 +154,8 @@ def _schedule(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
     counted = _counter(since, ours, theirs, "learning rate", "the LR schedule", lambda one: one.sched_step)
     if counted:
         return counted
-    for step, one, other in _pairs(since, ours, theirs):
-        for mine, twins in zip(one.lr, other.lr, strict=False):
+    for step, run, twin in _pairs(since, ours, theirs):
+        for mine, twins in zip(run.lr, twin.lr, strict=False):
             if relative(mine, twins) > 1e-9:
                 clause = f"the LR schedule was not restored: {mine:g} instead of {twins:g} in step {step}"
                 return _Fact("learning rate", step, clause)
@@ -155,11 +163,11 @@ def _schedule(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
 
 
 def _counter(since: Sequence[int], ours: Steps, theirs: Steps, what: str, state: str, read: _Counter) -> _Fact | None:
-    for step, one, other in _pairs(since, ours, theirs):
-        mine, twins = read(one), read(other)
+    for step, run, twin in _pairs(since, ours, theirs):
+        mine, twins = read(run), read(twin)
         if mine is not None and twins is not None and mine != twins:
-            told = f"its own step counter stood at {mine:g} after step {step}, and at {twins:g} in the twin"
-            return _Fact(what, step, f"{state} was not restored: {told}")
+            counts = f"its own step counter stood at {mine:g} after step {step}, and at {twins:g} in the twin"
+            return _Fact(what, step, f"{state} was not restored: {counts}")
     return None
 
 
@@ -170,14 +178,16 @@ def _pairs(since: Sequence[int], ours: Steps, theirs: Steps) -> Iterator[tuple[i
 
 
 def _compared(since: Sequence[int], ours: Steps, theirs: Steps, weights: Mapping[int, str] | None) -> list[str]:
-    """What was seen on all ranks of all these steps, here and in the twin."""
-    each = [one for step in since for by_rank in (ours[step], theirs[step]) for one in by_rank.values()]
+    """The quantities that were seen on all ranks of all these steps, in the run and in the twin."""
+    executions = [
+        execution for step in since for by_rank in (ours[step], theirs[step]) for execution in by_rank.values()
+    ]
     same_ranks = all(ours[step].keys() == theirs[step].keys() for step in since)
     seen = {
-        "samples": all(one.samples_seen for one in each),
+        "samples": all(execution.samples_seen for execution in executions),
         "weights at the start": weights is not None,
-        "optimizer counter": same_ranks and all(one.opt_step is not None for one in each),
-        "learning rate": same_ranks and all(one.lr for one in each),
+        "optimizer counter": same_ranks and all(execution.opt_step is not None for execution in executions),
+        "learning rate": same_ranks and all(execution.lr for execution in executions),
     }
     return [what for what, is_seen in seen.items() if is_seen]
 
@@ -185,14 +195,14 @@ def _compared(since: Sequence[int], ours: Steps, theirs: Steps, weights: Mapping
 def _by_elimination(
     base: int, ours: Steps, theirs: Steps, first: Difference, weights: Mapping[int, str] | None, sampled: bool
 ) -> str:
-    """It is something that was not recorded."""
+    """A clause about the likeliest cause if every recorded quantity agrees: then the cause was not recorded."""
     if first.what == "number of losses":
         return "nothing that was recorded tells why it had another number of backwards"
     data = [] if sampled else ["the data order"]
     agreed = first.step - base - 1
     if agreed == 1:
         acts = _or("optimizer state (momentum)", "gradient scaling", *data)
-        return f"likeliest what acts in the update was not restored, since the first loss agrees: {acts}"
+        return f"likeliest, state that acts in the update was not restored, since the first loss agrees: {acts}"
     if agreed:
         acts = _or("optimizer state (momentum)", "gradient scaling", *data)
         return f"since the first {agreed} losses agree, it is something that shows late: {acts}, or a later fault"
@@ -209,6 +219,7 @@ def _by_elimination(
 
 
 def _like_the_start(ours: Steps, first: Difference) -> bool:
+    """Whether the first loss that differs is nearer to the first loss of the run than to the twin's."""
     start = ours.get(min(ours), {}).get(first.rank or 0)
     if start is None or not start.loss_seen or first.ours is None or first.theirs is None or min(ours) == first.step:
         return False

@@ -1,4 +1,4 @@
-"""What is said of checkpoints that differ from the twin's, or that are equal but for something."""
+"""Words for reasons about checkpoints that differ from the twin's, or that are equal except for some entries."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ from torchaos.harness.record.record import Record
 
 
 def but(made: Compared, run: Record) -> str:
-    """What had to be allowed for them to be equal."""
-    told = []
+    """Phrases about the differences that were allowed, for the reason of an assertion that passes."""
+    phrases = []
     if made.rounded:
-        told.append(but_for_rounding(made.rounded, run.history))
+        phrases.append(but_for_rounding(made.rounded, run.history))
     if made.within:
-        told.append(f"within the tolerance, at most {made.within:.1g} apart")
+        phrases.append(f"within the tolerance, at most {made.within:.1g} apart")
     if made.learned:
         far = max(made.learned.values())
-        told.append(f"but for {listed(made.learned)}, at most {far:.1g} apart, which is as much as the twins are")
+        phrases.append(f"but for {listed(made.learned)}, at most {far:.1g} apart, which is as much as the twins are")
     if made.unsized:
         without = "the twins differ among themselves, or differed from this run before any fault"
-        told.append(f"but for {len(made.unsized)} entries in which {without} ({listed(made.unsized)})")
+        phrases.append(f"but for {len(made.unsized)} entries in which {without} ({listed(made.unsized)})")
     if made.restarts:
-        told.append(f"but for {listed(made.restarts)}, which count the restart")
+        phrases.append(f"but for {listed(made.restarts)}, which count the restart")
     if made.ignored:
-        told.append(f"but for {listed(made.ignored)}, which the scenario ignores")
-    return "".join(f", {one}" for one in told)
+        phrases.append(f"but for {listed(made.ignored)}, which the scenario ignores")
+    return "".join(f", {phrase}" for phrase in phrases)
 
 
 def left_out(other_world: int, alone: Sequence[Checkpoint]) -> str:
+    """Clauses about checkpoints that were not compared. `other_world`: how many were saved on another number of ranks;
+    `alone`: those that the twin lacks."""
     world = f"those of {other_world} more were not compared: they were saved on another number of ranks"
-    extra = f"{listed([one.at for one in alone])} {'is one' if len(alone) == 1 else 'are some'} that the twin has not"
+    extra = f"{listed([own.at for own in alone])} {'is one' if len(alone) == 1 else 'are some'} that the twin has not"
     return (f"; {world}" if other_world else "") + (f"; {extra}" if alone else "")
 
 
 def words(first: Clash) -> str:
+    """A clause about a clash."""
     if first.kind == "checkpoint" and first.ours is None:
         return f"{first.path} ({first.theirs}) is not there, and the twin has it"
     if first.kind == "checkpoint":
@@ -47,21 +50,22 @@ def words(first: Clash) -> str:
         return f"the {first.kind} {first.name} is missing in {where}, and is there in the twin's"
     if first.theirs is None:
         return f"the {first.kind} {first.name} in {where} is not in the twin's"
-    told = f": {first.ours} instead of {first.theirs}" if first.kind == "value" else ""
+    instead = f": {first.ours} instead of {first.theirs}" if first.kind == "value" else ""
     size = f" by {first.distance:.1g} of its norm" if first.kind == "tensor" and first.distance else ""
-    return f"the {first.kind} {first.name} in {where} differs from the twin's{told}{size}"
+    return f"the {first.kind} {first.name} in {where} differs from the twin's{instead}{size}"
 
 
 def also(first: Clash, more: int) -> str:
-    """What else differs, of which the first one is told."""
+    """A clause about the number of further clashes, to follow the clause about the first clash."""
     if not more:
         return ""
     return f", and it is so with {more} others" if first.kind == "checkpoint" else f", and so do {more} other entries"
 
 
 def meaning(loss: Difference | None, first: Clash) -> str:
+    """A sentence about what the first clash means. `loss`: the first difference of the losses; None: they agree."""
     if loss is None and first.kind == "checkpoint":
-        return "The losses agree all the same: what was not restored decides on what is saved."
+        return "The losses agree all the same: the state that was not restored decides what is saved."
     if loss is None:
         name = first.name.rpartition(":")[2]
         hint = f" If it may differ: checkpoint_integrity: {{ignore: [{name}]}}." if first.kind == "value" else ""
@@ -72,5 +76,6 @@ def meaning(loss: Difference | None, first: Clash) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
+    """The first three names in order, and an ellipsis if there are more."""
     found = sorted(names)
     return ", ".join(found[:3]) + (", …" if len(found) > 3 else "")

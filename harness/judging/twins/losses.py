@@ -1,4 +1,4 @@
-"""The losses of one run against its twins', step by step: what is said of them. Pure."""
+"""Compares the losses of a run with those of its twins, step by step, and makes the finding."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from torchaos.harness.judging.noise.tolerance import (
     certainly_beyond,
     distances,
 )
-from torchaos.harness.judging.twins.agreement import Difference, before, differences, uneven, until, untold
+from torchaos.harness.judging.twins.agreement import Difference, before, differences, uneven, unreported, until
 from torchaos.harness.judging.twins.causes import likeliest_cause
 from torchaos.harness.record.history import History
 from torchaos.harness.record.record import Record
 
 
 def apart_before(run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> Difference | None:
-    """Where the run is certainly not what its twins are before its first fault already: then they are no measure for
-    it. None: they are one. The tolerance is learned from the steps before the fault alone, where none is given."""
+    """The first certain difference between the run and its twins before the first fault. If there is one, the twins
+    can't be used to judge the run. None: there is none.
+
+    If no tolerance is given, it is learned from the steps before the fault only."""
     theirs, landed = _steps_of(twins), landings(run)
     early = before(history, landed[0].at_s if landed else float("inf"))
-    blind = untold(history, early, twins[0].history, theirs[0])
+    blind = unreported(history, early, twins[0].history, theirs[0])
     early = {step: by_rank for step, by_rank in early.items() if step not in blind}
     if tolerance is None:
         limits = Tolerances.learned(theirs, max(early, default=0))
@@ -41,15 +43,16 @@ def apart_before(run: Record, history: History, twins: Sequence[Record], toleran
 
 
 class Comparison:
-    """One run against its twins. What lies before the first fault says whether the twins are any measure for it."""
+    """Compares the losses of a run with those of its twins. The steps before the first fault show whether the twins can
+    be used to judge the run."""
 
     def __init__(self, run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> None:
         self._history, self._twins = history, _steps_of(twins)
         self._invalid = apart_before(run, history, twins, tolerance)
         last = max(self._twins[0], default=0)
         self._done = until(history.by_step(), last if teardown_aborts(run, last) else None)
-        self._untold = untold(history, self._done, twins[0].history, self._twins[0])
-        self._ours = {step: by_rank for step, by_rank in self._done.items() if step not in self._untold}
+        self._unreported = unreported(history, self._done, twins[0].history, self._twins[0])
+        self._ours = {step: by_rank for step, by_rank in self._done.items() if step not in self._unreported}
         if tolerance is None:
             self._limits = Tolerances.learned(self._twins)
         else:
@@ -61,13 +64,14 @@ class Comparison:
 
     @property
     def bound(self) -> dict[str, object]:
-        """The tolerance is the largest that any step had."""
+        """The largest tolerance of all steps, and where it comes from."""
         basis: str = self._loss.basis
         if basis == "learned":
             basis = f"learned from {len(self._twins)} twins that differ among themselves"
         return {"tolerance": self._loss.largest, "basis": basis}
 
     def finding(self) -> Finding:
+        """The finding about the losses. Inconclusive if the twins can't be used to judge the run."""
         if invalid := self._invalid:
             return inconclusive(
                 f"the twin is no measure for this run: before any fault, {in_words(invalid, 'in the twin')} Give the "
@@ -78,13 +82,13 @@ class Comparison:
         return different or self._gaps() or self._unseen() or self._too_noisy() or self._well()
 
     def _different(self) -> Finding | None:
-        """Where the twins are bitwise equal, or a tolerance was given."""
+        """The finding about a difference, if the twins are bitwise equal or a tolerance was given."""
         found = _from_all(self._ours, self._twins, self._limits)
         if not found:
             return None
         far = self._distances(self._twins[:1])
         rounded = None if self._loss.basis == "given" else may_be_rounding(far, self._history)
-        first = found[0] if rounded is None else next((one for one in found if not _of_a_rank(one)), None)
+        first = found[0] if rounded is None else next((each for each in found if not _of_a_rank(each)), None)
         if first:
             return self._failed(first)
         if rounded:
@@ -97,11 +101,12 @@ class Comparison:
         )
 
     def _beyond_noise(self) -> Finding | None:
-        """A loss must be beyond it in several steps; all else, in one."""
+        """The finding about a difference that noise can't explain: a loss in several steps, or another quantity in one
+        step."""
         found, since = _from_all(self._ours, self._twins, self._limits, CERTAIN), None
-        if any(_of_a_rank(one) for one in found):
+        if any(map(_of_a_rank, found)):
             since = certainly_beyond(self._distances(self._twins), self._loss)
-        first = next((one for one in found if not _of_a_rank(one) or (since and one.step >= since)), None)
+        first = next((each for each in found if not _of_a_rank(each) or (since and each.step >= since)), None)
         if first is None:
             return None
         spread = self._loss.spreads.get(first.step, 0.0)
@@ -109,8 +114,9 @@ class Comparison:
         return self._failed(first, more if first.what == "loss" else "")
 
     def _distances(self, twins: Sequence[Steps]) -> dict[int, float]:
-        """Of the losses, in steps that all made on the same ranks."""
-        alike = {step: one for step, one in self._ours.items() if one.keys() == self._twins[0].get(step, {}).keys()}
+        """The differences of the losses from the nearest twin, in steps that run and twins made on the same ranks."""
+        first = self._twins[0]
+        alike = {step: ranks for step, ranks in self._ours.items() if ranks.keys() == first.get(step, {}).keys()}
         return distances(alike, twins, LOSS, self._loss.typical)
 
     def _failed(self, first: Difference, more: str = "") -> Finding:
@@ -122,7 +128,8 @@ class Comparison:
         return replace(finding, cause=cause.short)
 
     def _too_noisy(self) -> Finding | None:
-        """Whether what the twins tell is too little to say that the run is like them."""
+        """The inconclusive finding if the twins show too little: they are too noisy in too many steps, or the run is
+        off by an amount that may be chance."""
         if self._loss.basis != "learned":
             return None
         dark = [step for step in self._ours if not self._loss.judges(step)]
@@ -147,7 +154,7 @@ class Comparison:
 
     @property
     def _spared(self) -> int:
-        """How many steps may be too noisy before all are: what is lost in a restart shows in more than one."""
+        """How many steps may be too noisy to be judged: state that is lost in a restart shows in many steps."""
         return len(self._ours) // 10
 
     def _gaps(self) -> Finding | None:
@@ -167,16 +174,17 @@ class Comparison:
         return None
 
     def _unseen(self) -> Finding | None:
-        if self._untold:
-            return inconclusive(f"not all ranks told of step {min(self._untold)}, here or in the twin")
+        if self._unreported:
+            return inconclusive(f"not all ranks reported step {min(self._unreported)}, here or in the twin")
         silent = self._silent
         for step, by_rank in self._ours.items():
             twins = self._twins[0][step]
             if by_rank.keys() != twins.keys():
-                blind = [rank for steps in (by_rank, twins) for rank, one in steps.items() if not one.loss_seen]
-            else:  # a step without any backward has no loss, here and there
-                pairs = [(rank, one, twins[rank]) for rank, one in by_rank.items() if one.losses or twins[rank].losses]
-                blind = [rank for rank, one, other in pairs if not (one.loss_seen and other.loss_seen)]
+                blind = [rank for steps in (by_rank, twins) for rank, done in steps.items() if not done.loss_seen]
+            else:  # a step without a backward has no loss, neither here nor in the twin
+                both = [(rank, ours, twins[rank]) for rank, ours in by_rank.items()]
+                both = [(rank, ours, theirs) for rank, ours, theirs in both if ours.losses or theirs.losses]
+                blind = [rank for rank, ours, theirs in both if not (ours.loss_seen and theirs.loss_seen)]
             blind = [rank for rank in blind if rank not in silent]
             if blind:
                 return inconclusive(
@@ -187,12 +195,12 @@ class Comparison:
 
     @property
     def _silent(self) -> set[int]:
-        """Ranks that never have a loss, here or in the twin: stages of a pipeline before the last."""
+        """The ranks that never have a loss, in the run or in the twin: stages of a pipeline before the last."""
         runs = [self._ours, self._twins[0]]
         ranks = {rank for steps in runs for by_rank in steps.values() for rank in by_rank}
         seen = {
-            rank for steps in runs for by_rank in steps.values() for rank, one in by_rank.items()
-            if any(loss is not None for loss in one.losses)
+            rank for steps in runs for by_rank in steps.values() for rank, done in by_rank.items()
+            if any(loss is not None for loss in done.losses)
         }  # fmt: skip
         return ranks - seen
 
@@ -221,6 +229,7 @@ class Comparison:
 
 
 def in_words(first: Difference, other: str) -> str:
+    """A sentence about the first difference. `other`: where the other value was seen, such as "in the twin"."""
     where = "on average over the ranks" if first.rank is None else f"on rank {first.rank}"
     by = f" (by {first.relative:.2g} of it)" if math.isfinite(first.relative) else ""
     return (
@@ -236,18 +245,21 @@ def _steps_of(twins: Sequence[Record]) -> list[Steps]:
 def _from_all(
     ours: Steps, twins: Sequence[Steps], limits: Tolerances, factor: float = LEARNED_FACTOR
 ) -> list[Difference]:
-    """Differences that there are from every twin, in order of step; as that from the first one."""
+    """The differences that a run has from every twin, in order of steps, with the values of the first twin."""
     by_twin = [
-        {(one.step, one.rank, one.what): one for one in differences(ours, twin, limits, factor=factor)}
+        {
+            (difference.step, difference.rank, difference.what): difference
+            for difference in differences(ours, twin, limits, factor=factor)
+        }
         for twin in twins
     ]
     common = set(by_twin[0]).intersection(*by_twin[1:])
-    return [one for where, one in by_twin[0].items() if where in common]
+    return [difference for where, difference in by_twin[0].items() if where in common]
 
 
-def _of_a_rank(one: Difference) -> bool:
-    """Whether it is one of a loss of one rank: what noise and rounding may make."""
-    return one.what == "loss" and one.rank is not None
+def _of_a_rank(difference: Difference) -> bool:
+    """Whether the difference is in the loss of a single rank: noise and rounding can only make such differences."""
+    return difference.what == "loss" and difference.rank is not None
 
 
 def _list(ranks: set[int]) -> str:
@@ -255,10 +267,12 @@ def _list(ranks: set[int]) -> str:
 
 
 def first_of(first: Difference) -> First:
+    """The difference as the `First` of a finding."""
     return First(What(first.what), first.step)
 
 
 def measured_of(first: Difference) -> dict[str, object]:
+    """The difference as measured values of a finding."""
     return {"step": first.step, "rank": first.rank, "relative_difference": first.relative}
 
 

@@ -1,4 +1,4 @@
-"""The parameters of one run against its twins', step by step: what is said of them. Pure."""
+"""Compares the parameters of a run with those of its twins, step by step, and makes the finding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _ASK = "`replicas_only: true` asks for the replicas alone"
 
 
 class AgainstTwins:
-    """`ours`: the steps that count; `early`: those before the first fault, which say whether a twin is any measure."""
+    """Compares the parameters of a run with those of its twins.
+
+    `ours`: the steps that count; `early`: the steps before the first fault, which show whether the twins can be used to
+    judge the run."""
 
     def __init__(self, run: Record, history: History, twins: Sequence[Record], ours: Steps, early: Steps) -> None:
         self._run, self._history, self._twins, self._ours, self._early = run, history, twins, ours, early
@@ -33,7 +36,7 @@ class AgainstTwins:
         self._theirs = self._all[0]
 
     def finding(self, replicas: str) -> Finding:
-        """`replicas`: what was found between the ranks."""
+        """The finding about the parameters. `replicas`: a clause about the comparison between the ranks."""
         varying = next((step for other in self._all[1:] if (step := _first(other, self._theirs)) is not None), None)
         if varying is not None and all(_sketched(steps) for steps in (self._ours, *self._all)):
             return self._under_noise(replicas)
@@ -42,7 +45,7 @@ class AgainstTwins:
             what = "before any fault" if invalid is not None else "between the twins themselves"
             return inconclusive(
                 f"{replicas}; whether they are the twin's can't be told: they differ {what}, in step "
-                f"{varying if invalid is None else invalid}. Bitwise equality is nothing to ask of this job: {_ASK}",
+                f"{varying if invalid is None else invalid}. This job is not bitwise reproducible: {_ASK}",
             )
         first = _first(self._ours, self._theirs)
         if first is None:
@@ -53,7 +56,7 @@ class AgainstTwins:
 
     def _well(self, replicas: str, equal: str) -> Finding:
         theirs = self._theirs
-        common = [step for step in self._ours if step in theirs and _told(self._ours[step], theirs[step])]
+        common = [step for step in self._ours if step in theirs and _comparable(self._ours[step], theirs[step])]
         due = sorted({s.global_step for s in self._run.history.saves if s.global_step and s.global_step in theirs})
         missed = [step for step in (*due, max(theirs)) if step not in common]
         if missed:
@@ -79,10 +82,14 @@ class AgainstTwins:
                 f"{begun[odd]:.1g} of their norm from the nearest twin's, and the twins are {early.spreads[odd]:.1g} "
                 f"from each other. {_ASK}"
             )
-        whole = {one.attempt.number for one in resumes_carried(self._run) if one.parameters}
-        put_back = [replace(one, off=0.0) if one.attempt in whole else one for one in loaded(self._history)]
-        bound = max((min(allowed.allowed(one.step), CAP) for one in put_back), default=0.0)
-        off = next((one for one in put_back if math.isfinite(one.off) and one.off > max(PUT_BACK, bound)), None)
+        whole = {resumed.attempt.number for resumed in resumes_carried(self._run) if resumed.parameters}
+        put_back = [
+            replace(resumed, off=0.0) if resumed.attempt in whole else resumed for resumed in loaded(self._history)
+        ]
+        bound = max((min(allowed.allowed(resumed.step), CAP) for resumed in put_back), default=0.0)
+        off = next(
+            (resumed for resumed in put_back if math.isfinite(resumed.off) and resumed.off > max(PUT_BACK, bound)), None
+        )
         if off:
             return failed(
                 f"the parameters that rank {off.rank} began attempt {off.attempt} with are {off.off:.1g} of their norm "
@@ -94,7 +101,7 @@ class AgainstTwins:
         first = certainly_beyond(far, allowed)
         if first is not None:
             return self._beyond(replicas, first, far[first], allowed.spreads[first])
-        exact = bool(put_back) and not any(one.off for one in put_back)
+        exact = bool(put_back) and not any(resumed.off for resumed in put_back)
         restored = "; each resume put back the very bits that were saved" if exact else ""
         dark = next((step for step in far if not allowed.judges(step)), None)
         if dark is not None:
@@ -124,7 +131,7 @@ class AgainstTwins:
     # -- twins that are bitwise equal ----------------------------------------------------------------------------
 
     def _rounded(self, replicas: str, first: int) -> Finding:
-        """The first difference is one that another order of summation may make."""
+        """The finding if the first difference may come from another order of summation."""
         found = drift(self._ours, self._theirs)
         if found is None or found.other is not None:
             return self._other(replicas, first)
@@ -160,7 +167,7 @@ class AgainstTwins:
         return failed(story, First(What.PARAMETERS, first), **measured)
 
     def _by(self, first: int, rank: int) -> str:
-        """How far off: a check sum does not tell, the gradient's norm of that step does."""
+        """The gradient norms of the step in brackets: they show the size of a difference, which check sums do not."""
         mine, twins = self._ours[first][rank].norm, self._theirs[first][rank].norm
         if mine is None or twins is None:
             return ""
@@ -181,8 +188,7 @@ class AgainstTwins:
             return f"{losses}, and the gradients were not seen."
         if mine.norm == twins.norm:
             return (
-                f"{losses}, and the gradients' norms do: likeliest the optimizer's state, or what it is told, was not "
-                "restored."
+                f"{losses}, and the gradients' norms do: likeliest the optimizer's state or settings were not restored."
             )
         return f"{losses}, and the gradients' norms don't: likeliest they are averaged or scaled in another way."
 
@@ -190,27 +196,29 @@ class AgainstTwins:
         if not saved:
             return ""
         ours, theirs = checkpoints_of(self._run), checkpoints_of(self._twins[0])
-        names = [one.name for one in clashes(ours or [], theirs or []) if one.kind == "tensor"]
+        names = [clash.name for clash in clashes(ours or [], theirs or []) if clash.kind == "tensor"]
         which = f" ({names[0]} and {len(set(names)) - 1} more tensors)" if names else ""
         return f" It reached {len(saved)} checkpoints, first that of step {saved[0]}{which}."
 
     def _may_be_rounding(self) -> bool:
         if max(len(by_rank) for by_rank in self._ours.values()) < 3:
             return False
-        return all(one.relative <= ROUNDING for one in differences(self._ours, self._theirs, 0.0))
+        return all(difference.relative <= ROUNDING for difference in differences(self._ours, self._theirs, 0.0))
 
 
-def _told(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) -> bool:
+def _comparable(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) -> bool:
     return ours.keys() == theirs.keys() and all(
-        one.parameters is not None for by_rank in (ours, theirs) for one in by_rank.values()
+        done.parameters is not None for by_rank in (ours, theirs) for done in by_rank.values()
     )
 
 
 def _first(ours: Steps, theirs: Steps) -> int | None:
-    """The first step, of those that both saw on the same ranks, after which the parameters differ."""
-    common = sorted(step for step in ours.keys() & theirs.keys() if _told(ours[step], theirs[step]))
+    """The first step after which the parameters differ, of the steps whose parameters were seen on the same ranks in
+    both runs; else None."""
+    common = sorted(step for step in ours.keys() & theirs.keys() if _comparable(ours[step], theirs[step]))
     return next(
-        (s for s in common if any(one.parameters != theirs[s][rank].parameters for rank, one in ours[s].items())), None
+        (s for s in common if any(done.parameters != theirs[s][rank].parameters for rank, done in ours[s].items())),
+        None,
     )
 
 
@@ -219,4 +227,4 @@ def _at(steps: Steps, step: int) -> Steps:
 
 
 def _sketched(steps: Steps) -> bool:
-    return all(one.sketch for by_rank in steps.values() for one in by_rank.values())
+    return all(done.sketch for by_rank in steps.values() for done in by_rank.values())

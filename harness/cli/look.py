@@ -67,7 +67,7 @@ def _files_in(paths: Sequence[Path]) -> Iterator[Path]:
 
 @cli.command("list")
 def list_() -> None:
-    """List all injectors, assertions, conditions and launchers."""
+    """List all injectors, assertions, conditions, launchers and checkpoint formats."""
     show.catalogue({group: registry.all_of(group) for group in registry.GROUPS}, Console())
 
 

@@ -1,4 +1,5 @@
-"""Finds injectors, assertions, conditions and launchers by name, ours and those of other packages alike.
+"""Finds plug-ins by name: injectors, assertions, conditions, launchers and checkpoint formats, ours and those of other
+packages alike.
 
 What is on offer is in offers.py: no plug-in is imported for it. A class is loaded when it is asked for, and refused if
 it doesn't fit the shape of its kind in contracts.py: above all, an injector that doesn't declare how it is undone.
@@ -42,8 +43,12 @@ _GROUPS = {
     "assertions": _Group("assertion", contracts.Assertion, ("name", "needs"), ("judge",)),
     "conditions": _Group("condition", contracts.Condition, (), ("holds",)),
     "launchers": _Group("launcher", contracts.Launcher, ("name",), ("resources", "create")),
+    "formats": _Group(
+        "checkpoint format", contracts.CheckpointFormat, ("name", "suffixes"), ("is_folder", "read_file", "read_folder")
+    ),
 }  # fmt: skip
 GROUPS = tuple(_GROUPS)
+_PLAIN = (contracts.Launcher, contracts.CheckpointFormat)  # a scenario gives them no parameters
 
 
 def phase_of(injector: str) -> Phase | None:
@@ -96,7 +101,7 @@ def names(group: str) -> tuple[str, ...]:
     return tuple(sorted({offer.name for offer in offered(group)}))
 
 
-@cache  # to say where a class comes from, the metadata of its package is read
+@cache
 def find(group: str, name: str) -> type[Any]:
     """The class of that name; no other is loaded. Raises UsageError where there is none, or it can't be used."""
     kind = _GROUPS[group]
@@ -164,7 +169,7 @@ def _load(kind: _Group, offer: Offer) -> type[Any]:
         raise UsageError(f"{who} lacks {', '.join(lacks)}; see {kind.shape.__name__} in torchaos.harness.contracts")
     if (said := getattr(found, "name", offer.name)) != offer.name:
         raise UsageError(f"{who} calls itself {said!r}; the entry point must have the same name")
-    if kind.one != "launcher" and not is_dataclass(found):
+    if kind.shape not in _PLAIN and not is_dataclass(found):
         raise UsageError(f"{who} is not a dataclass; its fields are the parameters that a scenario gives")
     return found
 

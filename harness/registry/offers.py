@@ -33,7 +33,7 @@ class Offer:
 
     @property
     def origin(self) -> str:
-        return f"{self.value} of {self.by.name} {self.by.version}" if self.by else self.value
+        return f"{self.value} of {_release(self.by)}" if self.by else self.value
 
 
 def offered(group: str, name: str | None = None) -> list[Offer]:
@@ -48,6 +48,11 @@ def forget() -> None:
         kept.cache_clear()
 
 
+@cache  # each question of a distribution reads its metadata again
+def _release(distribution: Distribution) -> str:
+    return f"{distribution.name} {distribution.version}"
+
+
 @cache  # the metadata of every installed package is read for it
 def _entries(group: str) -> tuple[EntryPoint, ...]:
     return tuple(importlib.metadata.entry_points(group=f"torchaos.{group}"))
@@ -60,7 +65,7 @@ def _of_entry(entry: EntryPoint, name: str | None) -> Iterator[Offer]:
         yield Offer(entry.name, entry.value, entry.dist)
         return
     for module, text in modules:
-        if name is None or name in text or name == _last(module):
+        if name is None or f'"{name}"' in text or f"'{name}'" in text or name == _last(module):
             yield from (Offer(own, where, entry.dist) for own, where in _declared(module, text))
 
 

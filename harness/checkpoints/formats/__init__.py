@@ -1,7 +1,7 @@
 """All checkpoint formats behind one interface: `find` the checkpoints under a path, `read` the layout of one.
 
-Nothing in a checkpoint is run, and no torch is needed. A new format is a module with a reader here, and an entry in
-`kind` and `read`.
+Nothing in a checkpoint is run, and no torch is needed. A new format is one file here with a subclass of `Format`
+(format.py), or one in another package.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from dataclasses import dataclass
 
 from ..files import Files
 from ..layout import Checkpoint, Problem, Trouble, Unreadable
-from . import dcp, folders, safetensors, torch_save
-from .names import NUMBERED, TRACKERS, UNFINISHED, is_torch, unread_type
+from . import folders, table
+from .format import Format
+from .names import NUMBERED, UNFINISHED
 from .needs import missing
+from .numbered import Numbered
+from .table import tracker_names, unread_type
 
 _STEP_KEYS = ("global_step", "iter_num", "iteration", "step")
-_READERS = {"dcp": dcp.read_folder}
 
 
 @dataclass(frozen=True)
 class Tracker:
-    """A small file that names the newest checkpoint: DeepSpeed's `latest`, Megatron's."""
+    """A small file that names the newest checkpoint."""
 
     path: str
     text: str
     target: str | None  # the checkpoint that it names, if there is one
 
 
-def kind(files: Files, path: str) -> str | None:
-    """dcp, torch, safetensors, huggingface, ...; None: no checkpoint, and not a part of one."""
-    name = posixpath.basename(path)
+def kind(files: Files, path: str) -> Format | None:
+    """The format of a checkpoint, by the name of a file or the names in a folder; None: no checkpoint, and not a part
+    of one."""
     if files.is_dir(path):
-        names = files.names(path)
-        form = folders.form_of(names, path)
-        return None if form == "dir" and _only_holds_checkpoints(files, path, names) else form
-    return "safetensors" if name.endswith(".safetensors") else "torch" if is_torch(name) else None
+        return table.of_folder(files, path, files.names(path))
+    return table.of_name(posixpath.basename(path))
 
 
 def find(files: Files, root: str) -> list[str]:
@@ -55,15 +55,16 @@ def find(files: Files, root: str) -> list[str]:
 def read(files: Files, path: str) -> Checkpoint:
     """The layout of one checkpoint. What is wrong with it is in its `problems`; nothing is raised."""
     path = path.rstrip("/")
-    name, found = posixpath.basename(path), Checkpoint(path, "dir")
+    name, found = posixpath.basename(path), Checkpoint(path, Numbered.name)
+    form: Format = Numbered()
     try:
-        found.format = kind(files, path) or ("dir" if files.is_dir(path) else _by_content(files, path))
+        form = kind(files, path) or (form if files.is_dir(path) else table.of_start(files, path)) or form
+        found.format = form.name
         found.files = folders.all_files(files, path)
         if files.is_dir(path):
-            _READERS.get(found.format, folders.read_folder)(files, path, found)
+            form.read_folder(files, path, found)
         else:
-            reader = safetensors.read_file if found.format == "safetensors" else torch_save.read_file
-            reader(files, path, files.size(path), found)
+            form.read_file(files, path, files.size(path), found)
     except (Unreadable, OSError) as error:
         found.problems.append(folders.problem_of(error, name, path))
     found.unread = sorted({end for file in found.files if file.size and (end := unread_type(file.path))})
@@ -72,10 +73,9 @@ def read(files: Files, path: str) -> Checkpoint:
     if UNFINISHED.search(name):
         text = f"{name}: its name says that it is not a finished checkpoint"
         found.problems.insert(0, Problem(Trouble.UNFINISHED, text, path))
-    if found.format == "torch" and "pytorch-lightning_version" in found.values:
-        found.format = "lightning"
-    found.step = step_of(name, found)
-    found.missing = missing(found) if found.loadable else []
+    form = next((one for one in table.table() if one.refines(found)), form)
+    found.format, found.step = form.name, step_of(name, found)
+    found.missing = missing(form, found) if found.loadable else []
     return found
 
 
@@ -100,7 +100,7 @@ def trackers(files: Files, root: str) -> list[Tracker]:
     if not files.is_dir(root):
         return []
     made = []
-    for name in TRACKERS:
+    for name in tracker_names():
         path = f"{root}/{name}"
         if not files.exists(path) or files.is_dir(path):
             continue
@@ -134,20 +134,9 @@ def _below(files: Files, folder: str, root: str) -> Iterator[str]:
             yield from _below(files, path, root)
 
 
-def _only_holds_checkpoints(files: Files, path: str, names: list[str]) -> bool:
-    """Whether a folder with a number in its name is one that others lie in: `run-step-1/checkpoint-10/`."""
-    inner = [name for name in names if files.is_dir(f"{path}/{name}")]
-    return bool(inner) and len(inner) == len(names) and any(NUMBERED.search(name) for name in inner)
-
-
 def _nothing(name: str, found: Checkpoint) -> Problem:
     """Of a checkpoint in which nothing was found to read."""
     if found.unread:
         text = f"{name}: it holds files of the type {', '.join(found.unread)}, which are not read"
         return Problem(Trouble.LIMIT, text, found.path)
     return Problem(Trouble.TORN, f"{name}: empty", found.path)
-
-
-def _by_content(files: Files, path: str) -> str:
-    """Of a file that the user named, whatever its name."""
-    return "torch" if files.read(path, 0, 2) in (b"PK", b"\x80\x02") else "safetensors"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import posixpath
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..archive import records, without_crcs
@@ -28,6 +29,7 @@ from ..layout import (
 )  # fmt: skip
 from ..pickles import MOST, Opaque, read
 from . import torch_save
+from .format import Format
 
 METADATA = ".metadata"
 _PAIRS = 2000  # parts of one tensor that are compared each with each
@@ -35,24 +37,44 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes
 Places = dict[tuple[str, "tuple[int, ...] | None"], dict[str, Any]]
 
 
-def read_folder(files: Files, folder: str, into: Checkpoint, prefix: str = "") -> None:
-    """Raises Unreadable, OSError where there is no metadata; what is wrong with single tensors is noted in `into`."""
-    described, places = _metadata(files, folder, into)
-    reader = _Items(files, folder, into)
-    for name, what in described.items():
-        try:
-            if what.what.name == "BytesStorageMetadata":
-                reader.values(prefix, name, places)
-            else:
-                reader.tensor(prefix, name, what, places)
-        except FileNotFoundError as error:
-            _note(into, prefix + name, torn(f"No such file or directory: {posixpath.basename(str(error.filename))}"))
-        except Unreadable as error:
-            _note(into, prefix + name, error)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            text = f"what {METADATA} says of it can't be followed ({type(error).__name__}: {error})"
-            _note(into, prefix + name, Unreadable(text))
-    reader.overlaps()
+class Dcp(Format):
+    """Folders of torch.distributed.checkpoint."""
+
+    name = "dcp"
+    asked = 20
+    parts = (".distcp",)
+    metadata = (METADATA,)
+    one_save = True
+
+    def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
+        return METADATA in names or any(name.endswith(self.parts) for name in names)
+
+    def read_parts(
+        self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str
+    ) -> Collection[str]:
+        if METADATA in names:
+            self.read_folder(files, folder, into, prefix)
+        return ()
+
+    def read_folder(self, files: Files, folder: str, into: Checkpoint, prefix: str = "") -> None:
+        """Raises Unreadable or OSError if there is no metadata. Problems of single tensors are noted in `into`."""
+        described, places = _metadata(files, folder, into)
+        reader = _Items(files, folder, into)
+        for name, what in described.items():
+            try:
+                if what.what.name == "BytesStorageMetadata":
+                    reader.values(prefix, name, places)
+                else:
+                    reader.tensor(prefix, name, what, places)
+            except FileNotFoundError as error:
+                file = posixpath.basename(str(error.filename))
+                _note(into, prefix + name, torn(f"No such file or directory: {file}"))
+            except Unreadable as error:
+                _note(into, prefix + name, error)
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                text = f"what {METADATA} says of it can't be followed ({type(error).__name__}: {error})"
+                _note(into, prefix + name, Unreadable(text))
+        reader.overlaps()
 
 
 def _note(into: Checkpoint, name: str, error: Unreadable) -> None:

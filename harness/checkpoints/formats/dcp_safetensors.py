@@ -10,20 +10,40 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..files import Files
 from ..known import ints
 from ..layout import Checkpoint, Problem, Shard, TensorEntry, Unreadable
-from . import safetensors
 from .dcp import check_boxes
+from .format import Format
+from .safetensors import Safetensors, header
 
-PART = re.compile(r"^shard-(\d{5})-.+\.safetensors$")
+_PART = re.compile(r"^shard-(\d{5})-.+\.safetensors$")
 _INFO = "DCP_SHARDING_INFO"
 
 
-def read_parts(files: Files, folder: str, names: list[str], into: Checkpoint, prefix: str = "") -> None:
+class DcpSafetensors(Format):
+    """Folders of torch.distributed.checkpoint's HuggingFaceStorageWriter."""
+
+    name = "dcp_safetensors"
+    asked = 30
+    model_only = True
+
+    def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
+        return any(map(_PART.match, names))
+
+    def read_parts(
+        self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str
+    ) -> Collection[str]:
+        parts = [name for name in names if _PART.match(name)]
+        _read(files, folder, parts, into, prefix)
+        return parts
+
+
+def _read(files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
     """All parts in a folder, put together. What is wrong with one is noted in `into`."""
     parts: dict[str, list[tuple[TensorEntry, Shard]]] = defaultdict(list)
     for name in names:
@@ -48,16 +68,16 @@ def read_parts(files: Files, folder: str, names: list[str], into: Checkpoint, pr
 
 def _parts_of(files: Files, path: str, into: Checkpoint) -> list[tuple[TensorEntry, tuple[int, ...]]]:
     size = files.size(path)
-    inside = Checkpoint(path, "safetensors")
-    safetensors.read_file(files, path, size, inside)
+    inside = Checkpoint(path, Safetensors.name)
+    Safetensors().read_file(files, path, size, inside)
     into.problems += inside.problems
-    told = _info(safetensors.header(files, path, size)[0])
+    told = _info(header(files, path, size)[0])
     return [(one, ints(told[name]["saved_offsets"])) for name, one in inside.tensors.items()]
 
 
-def _info(header: dict[str, Any]) -> dict[str, Any]:
+def _info(described: dict[str, Any]) -> dict[str, Any]:
     try:
-        told = json.loads(header["__metadata__"][_INFO])
+        told = json.loads(described["__metadata__"][_INFO])
         if not all(isinstance(one["saved_offsets"], list) for one in told.values()):
             raise ValueError("no offsets")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -8,20 +8,37 @@ parallelism.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
+from ..files import Files
 from ..layout import Checkpoint, Problem, Trouble
+from .format import Format
 
 _OPTIMIZER = re.compile(r"^(?P<kind>|bf16_|fp16_)zero_pp_rank_(?P<data>\d+)_mp_rank_(?P<model>\d+)_optim_states\.pt$")
 _MODEL = re.compile(r"(?:^|_)mp_rank_(?P<model>\d+)_model_states\.pt$")
 _MOST = 100_000  # ranks
 
 
-def is_deepspeed(names: Sequence[str]) -> bool:
-    return any(_OPTIMIZER.match(name) or name.endswith("_model_states.pt") for name in names)
+class DeepSpeed(Format):
+    """DeepSpeed's folders `global_stepN/`."""
+
+    name = "deepspeed"
+    tracker = "latest"
+    needed_files: ClassVar[Mapping[str, str]] = {
+        "the model": r"_model_states\.pt$",
+        "the optimizer's state": r"_optim_states\.pt$",
+    }
+
+    def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
+        return any(_OPTIMIZER.match(name) or name.endswith("_model_states.pt") for name in names)
+
+    def check_set(self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
+        if self.is_folder(files, folder, names):
+            _check(names, into, prefix)
 
 
-def check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
+def _check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
     """Notes each file that ought to be there and is not."""
     parts = [match for match in map(_OPTIMIZER.match, names) if match]
     have = {(int(part["model"]), int(part["data"])) for part in parts}

@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ..files import Files
 from ..layout import Checkpoint, Problem, Trouble
+from .format import Format
 
 _RANK = re.compile(r"^mp_rank_(?P<tensor>\d{2})(?:_(?P<pipeline>\d{3}))?(?:_\d{3})?$")
 _FOLDER = re.compile(r"(^|/)(iter_\d{7}|release)/?$")
@@ -19,13 +21,24 @@ _COMMON, _BACKEND = "common.pt", "metadata.json"
 _MOST = 100  # ranks: two digits
 
 
-def is_megatron(names: Sequence[str], folder: str) -> bool:
-    """One of its own two files may be gone; others may have files of these names too."""
-    distributed = bool(_FOLDER.search(folder)) and ".metadata" in names and not {_COMMON, _BACKEND}.isdisjoint(names)
-    return distributed or any(map(_RANK.match, names))
+class Megatron(Format):
+    """Megatron-LM's folders `iter_N/`."""
+
+    name = "megatron"
+    asked = 10  # before DCP: a folder of torch_dist is one of DCP too
+    tracker = "latest_checkpointed_iteration.txt"
+
+    def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
+        """One of its own two files may be gone; others may have files of these names too."""
+        own = ".metadata" in names and not {_COMMON, _BACKEND}.isdisjoint(names)
+        return bool(own and _FOLDER.search(folder)) or any(map(_RANK.match, names))
+
+    def check_set(self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
+        if self.is_folder(files, folder, names):
+            _check(names, into, prefix)
 
 
-def check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
+def _check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
     """Notes each file that ought to be there and is not."""
     ranks = [match for match in map(_RANK.match, names) if match]
     missing = [name for name in (_COMMON, _BACKEND) if not ranks and name not in names]

@@ -13,6 +13,7 @@ from ..contents import Contents
 from ..files import Files
 from ..known import ints
 from ..layout import ITEM_SIZES, Checkpoint, Extent, Problem, Shard, TensorEntry, Trouble, Unreadable, torn
+from .format import Format
 
 DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -39,26 +40,34 @@ def header(files: Files, path: str, size: int) -> tuple[dict[str, Any], int]:
     return found, 8 + length
 
 
-def read_file(files: Files, path: str, size: int, into: Checkpoint, prefix: str = "") -> None:
-    """A whole file. Raises Unreadable, OSError."""
-    entries, start = header(files, path, size)
-    told = entries.pop("__metadata__", {})
-    Contents(into.values, into.tensors, into.opaque).add(prefix, told, lambda name, ref: None)
-    spans = []
-    for name, item in entries.items():
-        made = _entry(prefix + name, item, path, start)
-        into.tensors[made.name] = made
-        spans.append((made.shards[0].extent.offset, made.shards[0].extent.end, name))
-    end = start
-    for begin, stop, name in sorted(spans):  # the format wants no gaps
-        if begin != end:
-            raise Unreadable(f"{name} does not begin where the tensor before it ends", Trouble.OVERLAP)
-        end = stop
-    if end > size:
-        raise torn(f"{size} bytes, where its header says {end}")
-    if end < size:
-        text = f"{path.rpartition('/')[2]}: {size} bytes, where its header says {end}"
-        into.problems.append(Problem(Trouble.UNREADABLE, text, path, offset=end))
+class Safetensors(Format):
+    """Files of safetensors."""
+
+    name = "safetensors"
+    asked = 90
+    suffixes = (".safetensors",)
+    starts = (b"",)  # the format has no mark of its own: any other file is tried
+    model_only = True
+
+    def read_file(self, files: Files, path: str, size: int, into: Checkpoint, prefix: str = "") -> None:
+        entries, start = header(files, path, size)
+        told = entries.pop("__metadata__", {})
+        Contents(into.values, into.tensors, into.opaque).add(prefix, told, lambda name, ref: None)
+        spans = []
+        for name, item in entries.items():
+            made = _entry(prefix + name, item, path, start)
+            into.tensors[made.name] = made
+            spans.append((made.shards[0].extent.offset, made.shards[0].extent.end, name))
+        end = start
+        for begin, stop, name in sorted(spans):  # the format wants no gaps
+            if begin != end:
+                raise Unreadable(f"{name} does not begin where the tensor before it ends", Trouble.OVERLAP)
+            end = stop
+        if end > size:
+            raise torn(f"{size} bytes, where its header says {end}")
+        if end < size:
+            text = f"{path.rpartition('/')[2]}: {size} bytes, where its header says {end}"
+            into.problems.append(Problem(Trouble.UNREADABLE, text, path, offset=end))
 
 
 def _entry(name: str, item: Any, path: str, start: int) -> TensorEntry:

@@ -15,20 +15,27 @@ from ..files import Files, Window
 from ..known import KNOWN, StorageRef, TensorRef, ints, storage_dtype
 from ..layout import ITEM_SIZES, Checkpoint, Checksum, Extent, Problem, Shard, TensorEntry, Trouble, Unreadable, torn
 from ..pickles import MOST, read
+from .format import Format
 
 MAGIC = 0x1950A86A20F9469CFC6C
 _LEGACY = 1 << 24  # bytes that the pickles of the older form may have
 
 
-def read_file(files: Files, path: str, size: int, into: Checkpoint, prefix: str = "") -> None:
-    """A whole file. Raises Unreadable, OSError."""
-    start = files.read(path, 0, 4)
-    if not start:
-        raise torn("empty")
-    if start[:2] == b"PK":
-        read_zip(files, path, 0, size, into, prefix)
-    else:
-        _read_legacy(files, path, size, into, prefix)
+class TorchSave(Format):
+    """Files of torch.save, in the form of a zip or the older one."""
+
+    name = "torch"
+    suffixes = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
+    starts = (b"PK", b"\x80\x02")
+
+    def read_file(self, files: Files, path: str, size: int, into: Checkpoint, prefix: str = "") -> None:
+        start = files.read(path, 0, 4)
+        if not start:
+            raise torn("empty")
+        if start[:2] == b"PK":
+            read_zip(files, path, 0, size, into, prefix)
+        else:
+            _read_legacy(files, path, size, into, prefix)
 
 
 def read_zip(

@@ -10,6 +10,7 @@ from torchaos.harness.record.result import ExitCode
 
 from .. import formats
 from ..files import Files
+from ..formats import table
 from ..layout import Checkpoint, File, Problem, Trouble
 from .findings import Findings
 from .manifests import Manifests, Saved
@@ -96,7 +97,7 @@ def _check_set(result: Verified, manifests: Manifests, known: dict[str, Saved]) 
             result.problems.append(Problem(Trouble.TORN, f"{name}: missing, though it was saved", saved.path))
     if not expected:  # renamed since, so that its files are known by other marks: they must agree on where they were
         folders = {posixpath.dirname(saved.path): path for path, saved in known.items() if saved.save != saved.path}
-        if len(folders) > 1 and result.layout.format == "dcp":
+        if len(folders) > 1 and (form := table.named(result.layout.format)) and form.one_save:
             text = f"its files were saved as parts of {' and '.join(sorted(map(posixpath.basename, folders)))}"
             result.problems.append(Problem(Trouble.STALE, text))
 

@@ -22,7 +22,8 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.machine.disk import born_ns
 from torchaos.harness.record.history.checkpoints import final_path
 
-_TENSORS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors", ".distcp", ".metadata")
+from ..formats.table import may_hold_tensors
+
 __all__ = ["CHUNK", "Manifests", "Saved", "Span"]
 
 
@@ -117,7 +118,7 @@ class Manifests:
         except OSError:
             stat = None
         same = self._by_inode.get((stat.st_dev, stat.st_ino)) if stat else None
-        if same and same.size == size and path.endswith(_TENSORS) and born_ns(Path(path)) <= 1e9 * same.at_s:
+        if same and same.size == size and may_hold_tensors(path) and born_ns(Path(path)) <= 1e9 * same.at_s:
             return same  # born later, it is another file: an inode is used again
         return self._of_copy(wanted)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from torchaos.harness.checkpoints.formats.names import TRACKERS
+from torchaos.harness.checkpoints.formats.table import tracker_names
 from torchaos.harness.checkpoints.layout import Checkpoint, Extent, TensorEntry
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.mechanics.checkpoints.edits import Cut, Edit, Remove, Swap, Text, Write, Zero, digest, read
@@ -140,10 +140,11 @@ def foreign(one: Checkpoint, draw: random.Random) -> Edit:
 
 
 def tracker(one: Checkpoint, others: Sequence[Checkpoint], how: Literal["empty", "stale"]) -> Edit:
-    beside = [Path(one.path).parent / name for name in TRACKERS]
+    names = tracker_names()
+    beside = [Path(one.path).parent / name for name in names]
     path = next((path for path in beside if path.is_file()), None)
     if path is None:
-        raise ChaosError(f"{one.path}: no file beside it says which checkpoint is the newest ({', '.join(TRACKERS)})")
+        raise ChaosError(f"{one.path}: no file beside it says which checkpoint is the newest ({', '.join(names)})")
     if how == "empty":
         return Text(path, b"")
     older = next((other for other in _older(one, others)), None)

@@ -63,7 +63,7 @@ def warnings(texts: Iterable[str], console: Console) -> None:
 
 
 def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """Everything that a scenario can name, by group: what it does, and its parameters with their defaults."""
+    """All plug-ins, by group: what each does, and its parameters with their defaults."""
     pen = Pen(console)
     for group, named in groups.items():
         pen.heading(group.capitalize())

@@ -1,0 +1,43 @@
+"""Folders of files with an index, `model.safetensors.index.json`, which says which tensor is in which file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..files import Files
+from ..layout import Checkpoint, Problem, Trouble, Unreadable
+from .folders import note_missing, read_json
+from .format import Format
+
+
+class Sharded(Format):
+    """Sharded safetensors or torch.save files with an index."""
+
+    name = "sharded"
+    asked = 90
+    model_only = True
+
+    def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
+        return any(name.endswith((".safetensors.index.json", ".bin.index.json")) for name in names)
+
+    def check_set(self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
+        for name in names:
+            if name.endswith(".index.json"):
+                _check_index(files, folder, name, set(names), into, prefix)
+
+
+def _check_index(files: Files, folder: str, name: str, have: set[str], into: Checkpoint, prefix: str) -> None:
+    """Every tensor of an index is in the file that it names."""
+    try:
+        weights = read_json(files, f"{folder}/{name}").get("weight_map")
+    except (Unreadable, OSError):
+        return  # noted where the file itself was read
+    if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
+        into.problems.append(Problem(Trouble.UNREADABLE, f"{prefix}{name}: it has no weight_map", f"{folder}/{name}"))
+        return
+    note_missing(into, prefix, sorted(set(weights.values())), have)
+    for tensor, file in weights.items():
+        if file in have and f"{prefix}{file}:{tensor}" not in into.tensors:
+            text = f"{prefix}{file}: it lacks {tensor}, which {name} says is in it"
+            into.problems.append(Problem(Trouble.TORN, text, f"{folder}/{file}", tensor))
+            return

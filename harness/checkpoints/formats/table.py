@@ -1,0 +1,70 @@
+"""The table of all formats, made of what each declares: those of torchaos, in this folder, and those of other packages,
+by entry points of the group `torchaos.formats`."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from torchaos.harness import registry
+
+from ..files import Files
+
+if TYPE_CHECKING:
+    from .format import Format
+
+_JSON = ".json"
+# Types of files that often hold tensors; those that no format reads are reported.
+_KNOWN = (".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".gz", ".zst", ".tar", ".zip", ".gguf", ".onnx", ".params")
+
+
+@cache
+def table() -> tuple[Format, ...]:
+    """All formats, the more special first. Raises UsageError if one can't be loaded."""
+    made = (found() for found in registry.all_of("formats").values())
+    return tuple(sorted(made, key=lambda one: (one.asked, one.name)))
+
+
+def named(name: str) -> Format | None:
+    return next((one for one in table() if one.name == name), None)
+
+
+def of_name(name: str) -> Format | None:
+    """The format of a file, by its name."""
+    return next((one for one in table() if name.endswith(one.suffixes)), None)
+
+
+def of_start(files: Files, path: str) -> Format | None:
+    """The format of a file, by its first bytes."""
+    longest = max((len(start) for one in table() for start in one.starts), default=0)
+    start = files.read(path, 0, longest)
+    return next((one for one in table() if start.startswith(one.starts)), None)
+
+
+def of_folder(files: Files, folder: str, names: Sequence[str]) -> Format | None:
+    """The format of a folder, by the names in it."""
+    return next((one for one in table() if one.is_folder(files, folder, names)), None)
+
+
+def may_hold_tensors(path: str) -> bool:
+    return path.endswith(tuple(end for one in table() for end in (*one.suffixes, *one.parts, *one.metadata)))
+
+
+def role_of(path: str) -> str:
+    """What a file of a checkpoint is for: metadata, data, other."""
+    name = posixpath.basename(path)
+    if name.endswith(_JSON) or any(name in one.metadata for one in table()):
+        return "metadata"
+    return "data" if name.endswith(tuple(end for one in table() for end in (*one.suffixes, *one.parts))) else "other"
+
+
+def unread_type(name: str) -> str | None:
+    """The type of a file that may hold tensors and that no format reads."""
+    return None if of_name(name) else next((end for end in _KNOWN if name.lower().endswith(end)), None)
+
+
+def tracker_names() -> tuple[str, ...]:
+    """The files beside checkpoints that name the newest of them: DeepSpeed's `latest`, Megatron's."""
+    return tuple(sorted({one.tracker for one in table() if one.tracker}))

@@ -63,7 +63,7 @@ class _Installer:
 
             steps.watch_state(StateHook(agent))
         if "samples" in agent.live:
-            self._samples(LoaderHook(agent, ring), trained.forward)
+            self._samples(LoaderHook(agent, ring, trained), trained.forward)
         if "checkpoints" in agent.live:
             digesting = Digesting(agent)
             self._at_end.append(digesting.ended)

@@ -19,6 +19,7 @@ from . import digests
 from .agent import Agent
 from .handover import Handover
 from .ring import Ring
+from .trained import Trained
 from .wire import Phase
 
 _DRAWN = "_torchaos_drawn"
@@ -29,9 +30,9 @@ _AHEAD = {"accelerate.data_loader": 1}
 class LoaderHook:
     """Covers `__next__`, `_next_index` and `_reset` of the loader's iterators."""
 
-    def __init__(self, agent: Agent, ring: Ring) -> None:
-        self._agent, self._ring = agent, ring
-        self._wrapped = False  # a DDP or FSDP model has been seen: the forward phase is its own
+    def __init__(self, agent: Agent, ring: Ring, trained: Trained) -> None:
+        self._agent, self._ring, self._trained = agent, ring, trained
+        self._wrapped = False  # a DDP or FSDP model has been seen: the forward phase is its own, unless it is idle
         self._inside: set[int] = set()  # threads that are in a call
         self._handover = Handover(agent, ring)
         self._receive = agent.careful("samples")(self._receive_batch)
@@ -79,7 +80,7 @@ class LoaderHook:
             self._receive(iterator, value, _ahead(sys._getframe(1)) if mine else None)
             if not mine:
                 return value
-            if not self._wrapped:
+            if not self._wrapped or self._trained.wrapper_is_idle:
                 agent.phases.loosely(Phase.FORWARD)
                 if agent.orders.hot:
                     agent.orders.enter(Phase.FORWARD)

@@ -16,10 +16,11 @@ class Trained:
         self._forwards: list[Batch | None] = []  # not yet followed by a backward; None: only their number is known
         self._committed: list[Batch | None] = []
         self._handed_out = 0  # batches, at the last backward
+        self.wrapper_is_idle = False  # a backward came, and no wrapped model had been called
 
     def forward(self, inputs: Any) -> None:
         """The inputs of a wrapped model, in training."""
-        self._through_model = True
+        self._through_model, self.wrapper_is_idle = True, False
         views = digests.look(inputs)
         batch = self._ring.match(views) if views else None
         if batch is None and views and not (self._ring.has_fresh() or self._ring.is_blind):
@@ -29,6 +30,7 @@ class Trained:
     def backward(self) -> None:
         self._committed += self._forwards if self._through_model else [None]
         self._forwards = []
+        self.wrapper_is_idle = not self._through_model
         self._handed_out = self._ring.handed_out
 
     def drop(self) -> None:

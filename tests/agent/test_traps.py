@@ -555,6 +555,19 @@ for n, batch in enumerate(DataLoader(data, batch_size=4, collate_fn=with_mask)):
     assert [step["indices"] for step in ran.steps] == [[8, 9, 10, 11], [12, 13, 14, 15]], ran.output
 
 
+def test_a_wrapper_that_is_never_called(rank: Any) -> None:
+    """A job wraps its model and trains the model inside, as local SGD does: from the second step on, a batch from the
+    loader begins the forward phase, as without a wrapper."""
+    ran = rank.run(
+        DDP
+        + """
+for x, y in DataLoader(data, batch_size=4):
+    model.module(x).sum().backward(); opt.step()
+"""
+    )
+    assert ["forward" in step["phases"] for step in ran.steps] == [False, True, True, True]
+
+
 def test_ddp_without_a_loader(rank: Any) -> None:
     """Without any loader the inputs of the wrapped model are the samples."""
     ran = rank.run(

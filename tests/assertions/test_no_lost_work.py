@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -235,3 +236,23 @@ def test_more_checkpoints_are_judged_in_one_go(trainer: Any) -> None:
         return seen.times
 
     assert gone_through(1) == gone_through(10) > 0
+
+
+def test_a_copy_in_memory_that_is_written_later(trainer: Any) -> None:
+    """The training thread writes, four steps later, the state that it copied to memory: the checkpoint is of the step
+    that its name and its load say, and not of the step at which it was written."""
+
+    class Later(trainer):  # type: ignore[misc]
+        def _step(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            super()._step(attempt, world, state, step, local)
+            if step % self.every == 4 and step > 4 and local > 4:
+                data = {"path": f"/job/checkpoints/step-{step - 4}", "format": "dcp"}
+                for kind, more in ((Kind.SAVE_BEGIN, {}), (Kind.SAVE_END, {"ok": True, "blocked_s": 0.1})):
+                    for rank in range(world):
+                        self.emit(kind, {**data, **more}, rank, attempt, local)
+
+        def _save(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            self._saved[step] = copy.deepcopy(state)
+
+    found = NoLostWork().judge(Later(every=5, kills=((10, 1),)).record(), ())
+    assert found.outcome is Outcome.PASSED, found.reason

@@ -130,9 +130,12 @@ class Placing:
         return says_step(save.path) or any(number_in_name(one.path) == one.local_step for one in first)
 
     def _correct(self, load: Load, base: int) -> None:
-        """A thread may begin to write long after the step whose state it holds: its load shows which step that was."""
+        """A job may begin to write long after the step whose state it writes, in a thread or from a copy in memory: the
+        load of the checkpoint shows which step that was. Without a thread, the name must say so too."""
         was = saved_as(load.path, self.saved, load.mono_s)
-        if was is None or not was.in_thread or was.global_step is None or was.global_step <= base:
+        if was is None or was.global_step is None or was.global_step <= base:
+            return
+        if not was.in_thread and not (number_in_name(was.path) == base and self._counts_steps(was)):
             return
         kept, step = checkpoint_of(was.path), was.global_step
         self.saved = [

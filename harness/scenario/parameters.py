@@ -18,23 +18,32 @@ Tell = Callable[..., None]  # the place, the text, and whether the key is meant 
 
 
 def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell) -> dict[str, Any]:
-    """The parameters of a plug-in, typed; tells of those that don't fit, or are missing."""
+    """The parameters of a plug-in, typed. `tell` gets those that don't fit, or are missing, and what the plug-in itself
+    says of their values (a ValueError of its `__post_init__`)."""
     known = {field.name: field for field in parameters_of(found)}
     values: dict[str, Any] = {}
+    mistakes: list[tuple[Any, ...]] = []
     for name, value in given.items():
         if name not in known:
             near = registry.suggest(name, known)
             there = f"it has {', '.join(known)}" if known else "it has none"
             hint = f"did you mean {near!r}?" if near else there
-            tell((*at, name), f"{found.name} has no parameter {name!r}; {hint}", True)
+            mistakes.append(((*at, name), f"{found.name} has no parameter {name!r}; {hint}", True))
             continue
         try:
             values[name] = _type(found, known[name]).validate_python(value, strict=True)
         except ValidationError as error:
-            tell((*at, name), words(error.errors()[0], (*at, name)))
+            mistakes.append(((*at, name), words(error.errors()[0], (*at, name))))
     for name, field in known.items():
         if name not in given and field.default is MISSING and field.default_factory is MISSING:
-            tell(at, f"{found.name} needs the parameter {name!r}; add it")
+            mistakes.append((at, f"{found.name} needs the parameter {name!r}; add it"))
+    if not mistakes:
+        try:
+            found(**values)
+        except ValueError as error:
+            mistakes.append((at, f"{found.name}: {error}"))
+    for mistake in mistakes:
+        tell(*mistake)
     return values
 
 

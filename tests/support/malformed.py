@@ -93,6 +93,8 @@ CASES = (
     Case("unknown bound", "catch_up", "catchup", "13:21", ("'catchup'", "'catch_up'")),
     Case("a bound of the wrong type", "catch_up: 60s", "catch_up: soon", "13:31", ("'soon'", "duration")),
     Case("an assertion twice", "  - loss_continuity", "  - loss_continuity\n  - loss_continuity", "15:5", ("second time",)),
+    Case("values that a fault refuses", "inject: process.kill", "inject: straggle.sleep\n    with: {factor: 0.5}", "10:11", ("straggle.sleep", "more than 1")),
+    Case("values that an assertion refuses", "  - loss_continuity", "  - straggler_tolerated: {ratio: 0.5}", "14:26", ("straggler_tolerated", "more than 1")),
     Case("unknown parameter", "    when:", "    with: {signal: 9}\n    when:", "11:12", ("'signal'", "none")),
     Case("unknown launcher", "seed: 7", "launcher: locl", "3:11", ("'locl'", "'local'")),
     Case("unknown condition", "seed: 7", "stop: [{no_progres: {}}]", "3:8", ("'no_progres'", "'no_progress'")),

@@ -197,24 +197,6 @@ def gives_up_when_it_is_late():
     gpt.Run.step = timed
 
 
-def backs_off():
-    """Waits ten times as long as a step usually takes, whenever a step took twice as long."""
-    import gpt
-
-    step, took = gpt.Run.step, []
-
-    def timed(self, text, preempted):
-        begun = time.monotonic()
-        result = step(self, text, preempted)
-        took.append(time.monotonic() - begun)
-        usual = statistics.median(took[:10])
-        if len(took) > 10 and took[-1] > 2 * usual:
-            time.sleep(10 * usual)
-        return result
-
-    gpt.Run.step = timed
-
-
 def skips_a_late_batch():
     """Leaves a batch out for which it had to wait longer than a second."""
     import gpt

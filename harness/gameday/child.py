@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.machine.waiting import wait_for
+from torchaos.harness.record.finished import results_in
 from torchaos.harness.record.result import ExitCode, Result
 from torchaos.harness.scenario.yaml_source import dumped
 
@@ -68,7 +68,7 @@ class Child:
 
 def _result(home: Path) -> Result:
     try:
-        return Result.from_json(json.loads((home / "results.json").read_text())["results"][0])
-    except (OSError, ValueError, KeyError, IndexError, UsageError) as error:
+        return results_in(home / "results.json")[0]
+    except (OSError, IndexError, UsageError) as error:
         told = (home / "console.log").read_text(errors="replace").strip().splitlines()[-1:]
         raise ChaosError(f"{home}: the run left no result: {told[0] if told else error}") from error

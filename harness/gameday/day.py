@@ -25,7 +25,7 @@ from typing import Any
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.apart import apart
 from torchaos.harness.gameday.child import JUDGED, Child
-from torchaos.harness.gameday.draw import Drawn, Round
+from torchaos.harness.gameday.draw import Round
 from torchaos.harness.gameday.grammar import GameDay, Risk
 from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.rounds import scenario_of
@@ -33,6 +33,7 @@ from torchaos.harness.gameday.score import RoundScore, score_round
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import ExitCode, write_atomically
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.record.stored import read_as
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,10 @@ class Day:
     def read(cls, folder: Path) -> Day:
         """Raises UsageError where there is none, or it is damaged."""
         try:
-            raw = json.loads((folder / "day.json").read_text())
-            rounds = tuple(
-                Round(one["number"], one["start_s"], tuple(_drawn(fault) for fault in one["faults"]))
-                for one in raw["rounds"]
-            )
-            lists = {name: tuple(raw[name]) for name in ("overrides", "consent")}
-            return cls(**{**raw, **lists, "rounds": rounds, "without": tuple(tuple(one) for one in raw["without"])})
+            return read_as(cls, (folder / "day.json").read_bytes())
         except OSError as error:
             raise UsageError(f"{folder}: no game day: {error.strerror}; give the directory of one") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             raise UsageError(f"{folder}/day.json: it is damaged: {error}; begin a new game day") from error
 
 
@@ -74,10 +69,6 @@ def _risk(risk: Risk) -> dict[str, Any]:
     """As the file of a game day would say it."""
     lasts = {} if risk.for_ is None else {"for": f"{risk.for_:.3f}s"}
     return risk.model_dump(by_alias=True, exclude_none=True) | lasts
-
-
-def _drawn(raw: dict[str, Any]) -> Drawn:
-    return Drawn(raw["id"], raw["at_s"], Risk.model_validate(raw["risk"]))
 
 
 class DayRun:
@@ -151,9 +142,8 @@ class DayRun:
             if not path.exists():
                 break
             try:
-                raw = json.loads(path.read_text())
-                elapsed_s = float(raw.pop("elapsed_s"))
-                score = RoundScore.from_json(raw)
+                text = path.read_text()
+                score, elapsed_s = read_as(RoundScore, text), float(json.loads(text)["elapsed_s"])
             except (ValueError, KeyError, TypeError) as error:
                 raise UsageError(f"{path}: it is damaged: {error}; remove it, and the round is done again") from error
             if score.exit_code not in (*JUDGED, ExitCode.ROLLBACK):  # it was never judged, and is done again

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 from torchaos.harness.gameday.clock import Clock, clock_of
-from torchaos.harness.gameday.outcomes import FaultOutcome, Outcome, outcomes_of
+from torchaos.harness.gameday.outcomes import FaultOutcome, outcomes_of
 from torchaos.harness.judging.checkpoints.standstill import standstill
 from torchaos.harness.judging.recovery.recovery import PARTS
 from torchaos.harness.record.record import Record
@@ -40,13 +40,6 @@ class RoundScore:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> RoundScore:
-        """Raises KeyError, TypeError or ValueError where this is none."""
-        faults = tuple(FaultOutcome(**{**one, "outcome": Outcome(one["outcome"])}) for one in raw["faults"])
-        lists = {name: tuple(raw[name]) for name in ("saves_s", "intervals_s", "failed", "passed", "untold")}
-        return cls(**{**raw, **lists, "clock": Clock(**raw["clock"]), "faults": faults})
 
 
 def score_round(number: int, run: Record, result: Result) -> RoundScore:

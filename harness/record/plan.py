@@ -11,12 +11,15 @@ import json
 import random
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, ClassVar, Mapping
+
+from pydantic import ConfigDict
 
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import Need, Target, Where
 from torchaos.harness.machine.disk import owner_only
 from torchaos.harness.record.secrecy import mask_env, mask_words
+from torchaos.harness.record.stored import read_as
 
 # Why a fault was missed whose trigger had not come by then.
 ENDED_BEFORE = "the run ended before its trigger was reached"
@@ -109,6 +112,8 @@ class Plan:
     needs: tuple[str, ...] = ()  # capabilities
     version: int = 1
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")  # also of its parts: the keys tell triggers apart
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
@@ -125,22 +130,8 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        raw = json.loads(path.read_text())
-        return cls(**{
-            **raw, "job": PlannedJob(**{**raw["job"], "command": tuple(raw["job"]["command"])}),
-            "faults": tuple(_fault(fault) for fault in raw["faults"]),
-            **{name: tuple(Named(**item) for item in raw.get(name, ())) for name in ("steady_state", "stop", "until")},
-            "asserts": tuple(Named(**item) for item in raw["asserts"]),
-            **{name: tuple(raw.get(name, ())) for name in ("hooks", "needs", "never_ranks", "never_nodes", "consent")},
-            "collect": tuple(Need(one) for one in raw["collect"]),
-        })  # fmt: skip
-
-
-def _fault(raw: dict[str, Any]) -> PlannedFault:
-    trigger = raw["trigger"]
-    when: Moment | After = Moment.from_dict(trigger) if "pacer" in trigger else After(**trigger)
-    target = Target(tuple(raw["target"]["ranks"]), tuple(raw["target"]["nodes"]))
-    return PlannedFault(**{**raw, "target": target, "trigger": when})
+        """Raises OSError if there is none, ValueError if it is damaged."""
+        return read_as(cls, path.read_bytes())
 
 
 def stream(seed: int, fault: str) -> random.Random:

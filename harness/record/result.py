@@ -11,6 +11,7 @@ from typing import Any, Literal, Mapping, Sequence
 
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.machine.disk import owner_only
+from torchaos.harness.record.stored import made_as
 
 SCHEMA = 1  # of result.json: counted up when a reader of the old shape would misread the new one
 
@@ -141,32 +142,21 @@ class Result:
         return found
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Result:
-        """Unknown keys are passed over. Raises UsageError where this is no result, or of a later schema."""
+    def from_json(cls, raw: Any) -> Result:
+        """Unknown keys are passed over. Raises UsageError if this is no result, or of a later schema."""
         try:
             if int(raw["schema"]) > SCHEMA:
                 raise UsageError(
                     f"this result has schema {raw['schema']}, and {SCHEMA} is the latest known: use a newer torchaos"
                 )
-            known: dict[str, Any] = {"decided_by": _decided_by(raw)}  # of a result that is older than this field
-            known |= {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
-            return cls(**{
-                **known, "verdict": Verdict(raw["verdict"]), "notes": tuple(raw["notes"]),
-                "faults": tuple(FaultResult(**{**one, "verdict": Verdict(one["verdict"])}) for one in raw["faults"]),
-                "recoveries": tuple(Recovery(**one) for one in raw["recoveries"]),
-                "cases": tuple(_case(one) for one in raw["cases"]),
-            })  # fmt: skip
-        except (KeyError, TypeError, ValueError) as error:
+            return made_as(cls, {"decided_by": _decided_by(raw), **raw})  # older results lack this field
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UsageError(f"this is not a result of torchaos: {error!r}") from error
 
 
 def _decided_by(raw: Mapping[str, Any]) -> str:
     names = (one["name"] for one in raw["cases"] if one["verdict"] == raw["verdict"] != "passed")
     return next((name for name in names if raw["reason"].startswith(f"{name}: ")), "")
-
-
-def _case(raw: Mapping[str, Any]) -> Case:
-    return Case(**{**raw, "verdict": Verdict(raw["verdict"]), "seconds": tuple(raw.get("seconds", ()))})
 
 
 def _as_json(value: Any) -> Any:

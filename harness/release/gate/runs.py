@@ -7,7 +7,6 @@ is judged. What can't be told of a run never makes it drop out: it counts, and t
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,17 +16,15 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.finished import commit_in, result_in
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.release.gate.loader import Wanted
 
 SKEW = timedelta(minutes=5)  # that clocks of two machines may differ by
-_MOST_BYTES = 32 << 20  # of a result
 
 
 @dataclass(frozen=True)
@@ -112,30 +109,12 @@ def _found(path: Path) -> Found:
         text = b""
     result, problem = None, ""
     try:
-        result = _result(folder)
+        result = result_in(folder)
     except OSError as error:
         problem = f"it has no result: {error.strerror}; the run was not finished"
-    except (UsageError, ValueError, RecursionError) as error:
+    except UsageError as error:
         problem = f"its result.json can't be read: {' '.join(str(error).split())[:200]}"
-    return Found(folder, text, result, problem, _commit(folder))
-
-
-def _result(folder: RunDir) -> Result:
-    """Checked down to the type of each value: it may have been cut, or damaged on its way here."""
-    with open(folder.result, "rb") as file:
-        raw = file.read(_MOST_BYTES + 1)
-    if len(raw) > _MOST_BYTES:
-        raise ValueError(f"it is larger than {_MOST_BYTES >> 20} MiB")
-    result = Result.from_json(json.loads(raw))
-    return TypeAdapter(Result).validate_python(result.to_json())
-
-
-def _commit(folder: RunDir) -> str:
-    try:
-        found = json.loads((folder.artifacts / "environment.json").read_text())
-        return str(found.get("commit") or "") if isinstance(found, dict) else ""
-    except (OSError, ValueError, RecursionError):
-        return ""
+    return Found(folder, text, result, problem, commit_in(folder))
 
 
 def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[Found], str]:

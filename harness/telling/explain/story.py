@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.finished import result_in
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery, Result, Verdict, root_first
@@ -105,8 +105,8 @@ def _judged(folder: RunDir, doubts: list[str]) -> Result | None:
 
 def _stored(folder: RunDir) -> Result | None:
     try:
-        return Result.from_json(json.loads(folder.result.read_text()))
-    except (OSError, ValueError, UsageError):
+        return result_in(folder)
+    except (OSError, UsageError):
         return None
 
 

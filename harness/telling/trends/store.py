@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.record.finished import commit_in, result_in, results_in
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling.trends.database import opened, rows_of
@@ -80,12 +80,12 @@ def _which(result: Result) -> tuple[str, str, int, str]:
 
 
 def kept_of(folder: RunDir) -> Kept:
-    """What a run directory says of its run. Raises UsageError where it has no result that can be read."""
+    """What a run directory says of its run. Raises UsageError if it has no result that can be read."""
     try:
-        result = Result.from_json(json.loads(folder.result.read_text()))
-    except (OSError, ValueError, RecursionError) as error:
+        result = result_in(folder)
+    except (OSError, UsageError) as error:
         raise UsageError(f"{folder.root}: no result in it: {error}; `torchaos judge` says what became of it") from error
-    return Kept(replace(result, run_dir=str(folder.root.absolute())), _commit_in(folder))  # it may have been moved
+    return Kept(replace(result, run_dir=str(folder.root.absolute())), commit_in(folder))  # it may have been moved
 
 
 def found_in(out: Path) -> list[Kept]:
@@ -102,19 +102,10 @@ def found_in(out: Path) -> list[Kept]:
 def in_file(path: Path) -> list[Kept]:
     """The results of a `--json` file. Raises UsageError where it is none."""
     try:
-        raw: Any = json.loads(path.read_text())
-        results = [Result.from_json(one) for one in raw["results"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        results = results_in(path)
+    except (OSError, UsageError) as error:
         raise UsageError(f"{path}: not a file of results, as `torchaos run --json` writes: {error}") from error
-    return [Kept(one, _commit_in(RunDir(Path(one.run_dir)))) for one in results]
-
-
-def _commit_in(folder: RunDir) -> str:
-    try:
-        found = json.loads((folder.artifacts / "environment.json").read_text())
-        return str(found.get("commit") or "") if isinstance(found, dict) else ""
-    except (OSError, ValueError, RecursionError):
-        return ""
+    return [Kept(one, commit_in(RunDir(Path(one.run_dir)))) for one in results]
 
 
 def _read(commit: str, raw: str) -> Iterator[Kept]:

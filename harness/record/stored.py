@@ -1,0 +1,37 @@
+"""Dataclasses from the JSON that they were written as, with every value checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+Shape = TypeVar("Shape")
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+def read_as(shape: type[Shape], text: bytes | str) -> Shape:
+    """Raises ValueError, on one line, if the text is not JSON or a value is missing or of another type."""
+    try:
+        found: Shape = _adapter(shape).validate_json(text, strict=True)
+        return found
+    except ValidationError as error:
+        raise ValueError(_in_words(error)) from None
+
+
+def made_as(shape: type[Shape], raw: Mapping[str, Any]) -> Shape:
+    """The same of JSON that was parsed already. It is less strict: the number 1 may be the text "1"."""
+    try:
+        found: Shape = _adapter(shape).validate_python(raw)
+        return found
+    except ValidationError as error:
+        raise ValueError(_in_words(error)) from None
+
+
+def _in_words(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]

@@ -35,7 +35,7 @@ def test_what_a_run_writes_is_read() -> None:
 @pytest.mark.parametrize(
     "change",
     [{"attempt": [1]}, {"mono_s": "soon"}, {"mono_s": float("nan")}, {"step": 10**400}, {"rank": -1}, {"data": None},
-     {"data": {}}, {"data": {**json.loads(STEP)["data"], "losses": [True]}}, {"kind": "nope"}, {"source": None}],
+     {"data": {}}, {"data": {**json.loads(STEP)["data"], "pid": True}}, {"kind": "nope"}, {"source": None}],
 )  # fmt: skip
 def test_damaged_events_are_refused(change: dict[str, object]) -> None:
     """A wrong envelope or payload is a ValueError, and nothing else."""

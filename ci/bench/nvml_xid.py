@@ -58,7 +58,7 @@ def measure(script: str, events: int, folder: Path, env: dict[str, str]) -> list
 
 
 def main() -> int:
-    from torchaos.harness.machine.native import library
+    from torchaos.harness.machine.native import NVML
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=300)
@@ -67,7 +67,7 @@ def main() -> int:
     for name, script in (("overlay", WAIT), ("bare poll", LOOK)):
         with tempfile.TemporaryDirectory() as scratch:
             env = {
-                **os.environ, "LD_LIBRARY_PATH": str(library.folder()), "TORCHAOS_NVML_REAL": "none",
+                **os.environ, "LD_LIBRARY_PATH": str(NVML.path().parent), "TORCHAOS_NVML_REAL": "none",
                 "TORCHAOS_NVML_CONTROL": scratch,
             }  # fmt: skip
             results[name] = measure(script, events, Path(scratch), env)

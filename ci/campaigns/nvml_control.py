@@ -133,11 +133,11 @@ def main() -> int:
         child(options.child, options.files, options.seed)
         return 0
 
-    from torchaos.harness.machine.native import library
+    from torchaos.harness.machine.native import NVML
 
     folder = Path(tempfile.mkdtemp(prefix="torchaos-nvml-"))
     sanitizers = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    made = library.build(folder / "lib", "gcc", *sanitizers)
+    made = NVML.build(folder / "lib", "gcc", *sanitizers)
     runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
     environ = {
         **os.environ, "LD_PRELOAD": runtime.strip(), "ASAN_OPTIONS": "detect_leaks=0", "LD_LIBRARY_PATH": str(made.parent),

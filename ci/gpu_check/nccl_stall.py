@@ -72,11 +72,11 @@ def gate(torch: Any, word: Any) -> None:
 
 
 def launch(watchdog: bool) -> subprocess.CompletedProcess[str]:
-    from torchaos.harness.machine.native import nvtx
+    from torchaos.harness.machine.native import nvtx_environment
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        env = {**os.environ, **nvtx.environment(folder / "nvtx"), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        env = {**os.environ, **nvtx_environment(folder / "nvtx"), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", __file__]
         return subprocess.run(
             [*command, "--rank", str(int(watchdog)), scratch], env=env, capture_output=True, text=True, timeout=180,
@@ -92,10 +92,10 @@ def missing() -> str | None:
     if not torch.cuda.is_available():
         return "there is no GPU here; this has not been run yet"
     from torchaos.harness.contracts import UsageError
-    from torchaos.harness.machine.native import nvtx
+    from torchaos.harness.machine.native import NVTX
 
     try:
-        nvtx.library()
+        NVTX.path()
     except UsageError as error:
         return str(error)
     return None

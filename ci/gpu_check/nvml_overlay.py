@@ -40,7 +40,7 @@ def asked(env: dict[str, str]) -> list[dict[str, str]]:
 
 
 def main() -> int:
-    from torchaos.harness.machine.native import library
+    from torchaos.harness.machine.native import NVML
 
     try:
         import pynvml
@@ -53,7 +53,7 @@ def main() -> int:
         return NOT_RUN
     with tempfile.TemporaryDirectory() as folder:
         plain = dict(os.environ)
-        overlaid = {**plain, "LD_LIBRARY_PATH": str(library.folder()), "TORCHAOS_NVML_CONTROL": folder}
+        overlaid = {**plain, "LD_LIBRARY_PATH": str(NVML.path().parent), "TORCHAOS_NVML_CONTROL": folder}
         bare, through = asked(plain), asked(overlaid)
         if bare[0] != through[0]:
             print(bare[0], through[0], "the overlay changed what nothing was ordered of", sep="\n")

@@ -153,19 +153,19 @@ def _freezer() -> str | None:
 
 
 def _nvtx() -> str | None:
-    from torchaos.harness.machine.native.nvtx import library
+    from torchaos.harness.machine.native import NVTX
 
     try:
-        return str(library())
+        return str(NVTX.path())
     except UsageError:
         return None
 
 
 def _overlay() -> str | None:
-    from torchaos.harness.machine.native.library import folder
+    from torchaos.harness.machine.native import NVML
 
     try:
-        return str(folder())
+        return str(NVML.path().parent)
     except UsageError:
         return None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.machine.native import library
+from torchaos.harness.machine.native import NVML, compiler
 
 from .stand_in import SOURCE
 
@@ -22,10 +22,10 @@ Ask = Callable[..., Any]
 @pytest.fixture(scope="session")
 def overlay(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """libnvidia-ml.so.1, with all warnings as errors."""
-    program = library.compiler()
+    program = compiler()
     if program is None:
         pytest.skip("no C compiler here: apt-get install gcc")
-    return library.build(tmp_path_factory.mktemp("nvml"), program, "-Wall", "-Wextra", "-Werror")
+    return NVML.build(tmp_path_factory.mktemp("nvml"), program, "-Wall", "-Wextra", "-Werror")
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("driver")
     (folder / "driver.c").write_text(SOURCE)
     made = folder / "libdriver.so"
-    program = library.compiler()
+    program = compiler()
     if program is None:
         pytest.skip("no C compiler here: apt-get install gcc")
     subprocess.run([program, "-shared", "-fPIC", "-o", str(made), str(folder / "driver.c")], check=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from torchaos.harness.machine.native.library import SOURCES
+from torchaos.harness.machine.native import NVML
 
-_ROWS = [line.split("\t") for line in (SOURCES / "symbols.tsv").read_text().splitlines() if not line.startswith("#")]
+_ROWS = [
+    line.split("\t") for line in (NVML.sources / "symbols.tsv").read_text().splitlines() if not line.startswith("#")
+]
 NAMES = [row[0] for row in _ROWS]
 SERVED = {row[0]: row[2] for row in _ROWS}
 ARGUMENTS = 8  # six in registers, and two on the stack

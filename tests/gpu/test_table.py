@@ -7,14 +7,14 @@ from types import ModuleType
 
 import pytest
 
-from torchaos.harness.machine.native.library import SOURCES
+from torchaos.harness.machine.native import NVML
 
 
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
     import sys
 
-    spec = importlib.util.spec_from_file_location("nvml_generate", SOURCES / "generate.py")
+    spec = importlib.util.spec_from_file_location("nvml_generate", NVML.sources / "generate.py")
     assert spec
     assert spec.loader
     module = sys.modules["nvml_generate"] = importlib.util.module_from_spec(spec)
@@ -25,12 +25,14 @@ def generate() -> ModuleType:
 def test_what_is_generated_is_up_to_date(generate: ModuleType) -> None:
     """symbols.inc and docs/nvml-table.md are what generate.py makes of the table now."""
     symbols = generate.read()
-    assert (SOURCES / "symbols.inc").read_text() == generate.include(symbols)
+    assert (NVML.sources / "symbols.inc").read_text() == generate.include(symbols)
     assert generate.PAGE.read_text() == generate.page(symbols)
 
 
 def test_every_function_that_a_consumer_calls_is_exported(generate: ModuleType) -> None:
     """Every function in consumers.tsv is in symbols.tsv."""
     names = {one.name for one in generate.read()}
-    called = {line.split("\t")[1] for line in (SOURCES / "consumers.tsv").read_text().splitlines() if line[0] != "#"}
+    called = {
+        line.split("\t")[1] for line in (NVML.sources / "consumers.tsv").read_text().splitlines() if line[0] != "#"
+    }
     assert called - names == set()

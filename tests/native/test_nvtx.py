@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from torchaos.harness.agent.nvtx import (
 )
 from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine.native import nvtx
+from torchaos.harness.machine.native import NVTX
 
 STALL_S = 0.2
 ASCII, REGISTERED, PAYLOAD_EXT = 1, 3, 0xDFBD0009 - 2**32
@@ -39,23 +40,22 @@ ASCII, REGISTERED, PAYLOAD_EXT = 1, 3, 0xDFBD0009 - 2**32
 @pytest.fixture(scope="session")
 def library() -> Path:
     try:
-        return nvtx.library()
+        return NVTX.path()
     except UsageError as error:
         pytest.skip(str(error))
 
 
 def test_a_library_older_than_its_source_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a working tree the source may be newer than what was built from it: then it is compiled anew."""
-    source, built = tmp_path / "stall.c", tmp_path / nvtx.NAME
-    source.write_text(nvtx.SOURCE.read_text())
+    library, built = replace(NVTX, sources=tmp_path), tmp_path / NVTX.name
+    (tmp_path / "stall.c").write_text((NVTX.sources / "stall.c").read_text())
     built.touch()
-    monkeypatch.setattr(nvtx, "SOURCE", source)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert nvtx.library() == built
+    assert library.path() == built
     os.utime(built, (1e9, 1e9))
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
-    assert nvtx.library().is_relative_to(tmp_path / "cache")
+    assert library.path().is_relative_to(tmp_path / "cache")
 
 
 class Payload(ctypes.Structure):

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine.native.library import ENV_CONTROL, ENV_PATH, folder
+from torchaos.harness.machine.native import ENV_CONTROL, ENV_PATH, NVML
 
 
 def environment(control: str | None) -> dict[str, str]:
     """The environment of a process that is to see the overlay. Raises UsageError where there is no overlay."""
-    found = os.environ.get(ENV_PATH) or str(folder())
+    found = os.environ.get(ENV_PATH) or str(NVML.path().parent)
     others = os.environ.get("LD_LIBRARY_PATH")
     paths = {"LD_LIBRARY_PATH": f"{found}:{others}" if others else found, ENV_PATH: found}
     return {**os.environ, **paths, **({ENV_CONTROL: str(Path(control).absolute())} if control else {})}

@@ -17,7 +17,7 @@ from typing import ClassVar
 from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Probe, Site, Where
-from torchaos.harness.machine.native.library import ENV_CONTROL
+from torchaos.harness.machine.native import ENV_CONTROL
 from torchaos.harness.record.record import Record
 from torchaos.harness.undo.file import File
 from torchaos.harness.watching.probes.census import environ_of, gpu_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_NODE, ENV_REPLICA
 from torchaos.harness.contracts import JobSpec, Node
-from torchaos.harness.machine.native.library import ENV_CONTROL
+from torchaos.harness.machine.native import ENV_CONTROL
 from torchaos.harness.running.launchers.command import Command, OnLine
 from torchaos.harness.watching.probes.census import environ_of
 from torchaos.harness.watching.probes.job_log import JobLog

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine.native import library
+from torchaos.harness.machine.native import NVML
 from torchaos.harness.mechanics.storage.own_disk import memory_left
 from torchaos.harness.record.environment import job_python, ranks_per_node, resolve_program
 from torchaos.harness.record.plan import PlannedJob
@@ -34,7 +34,7 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
     here = file.parent.absolute()
     values = placeholders(here)
     if any("{nvml}" in value for value in job.env.values()):  # only then: it may have to be compiled
-        values["nvml"] = str(library.folder())
+        values["nvml"] = str(NVML.path().parent)
     command, cwd = _line(job, here, values)
     if not command:
         raise UsageError("job.command is empty; write the torchrun command line")

@@ -31,7 +31,7 @@ from torchaos.harness.agent.nvtx import (
 )
 from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine.native import NVTX
+from torchaos.harness.machine.native import ENV_INJECTION, NVTX
 
 STALL_S = 0.2
 ASCII, REGISTERED, PAYLOAD_EXT = 1, 3, 0xDFBD0009 - 2**32
@@ -281,7 +281,7 @@ def libnccl(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactor
 def in_real_nccl(libnccl: Path, library: Path, folder: Path, **env: str) -> dict[str, Any]:
     script = folder / "nccl.py"
     script.write_text(textwrap.dedent(REAL))
-    environment = {**os.environ, nvtx.ENV_INJECTION: str(library), ENV_NVTX: str(folder), **env}
+    environment = {**os.environ, ENV_INJECTION: str(library), ENV_NVTX: str(folder), **env}
     done = subprocess.run(
         [sys.executable, str(script), str(libnccl), str(folder / "fault.page")],
         env=environment, capture_output=True, text=True, timeout=120, check=False,

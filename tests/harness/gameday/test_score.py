@@ -28,6 +28,7 @@ from torchaos.harness.judging.verdict.verdict import verdict_of as judged
 from torchaos.harness.record.plan import After, Named, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Case, ExitCode, Verdict
+from torchaos.harness.record.stored import read_as
 
 
 def with_kill(run: Record, *asserts: str) -> Record:
@@ -181,7 +182,7 @@ def test_the_headline_counts_what_was_begun(trainer: Any) -> None:
 def test_round_scores_survive_the_disk(trainer: Any) -> None:
     """As JSON and back they are the same."""
     one = scored(with_kill(trainer(kills=[(18, 1)]).record()))
-    assert RoundScore.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert read_as(RoundScore, json.dumps(one.to_json())) == one
     assert json.loads(json.dumps(asdict(total([one]))))["outcomes"] == {"recovered": 1}
 
 

@@ -29,10 +29,9 @@ from torchaos.harness.gameday.presets import mix_of, presets
 from torchaos.harness.gameday.score import RoundScore, Score, total
 from torchaos.harness.gameday.verdict import cases_of, not_finished, result_of, verdict_of
 from torchaos.harness.record.result import Case, ExitCode, write_atomically
-from torchaos.harness.telling.trends import nights
+from torchaos.harness.telling.trends import nights, store
 from torchaos.harness.telling.trends.database import path_of
 from torchaos.harness.telling.trends.nights import Night
-from torchaos.harness.telling.trends.store import Store
 
 
 @cli.command()
@@ -148,7 +147,7 @@ def _write_pages(
 
 def _first(folder: Path) -> tuple[str, str]:
     """When the first round began, and the commit that it was of: its run directory may be gone, its history is not."""
-    runs = Store(path_of(folder / "rounds" / "000" / "run")).runs()
+    runs = store.kept(path_of(folder / "rounds" / "000" / "run"))
     return (runs[0].result.started, runs[0].commit) if runs else ("", "")
 
 

@@ -23,7 +23,7 @@ from torchaos.harness.telling.trends import nights, store
 from torchaos.harness.telling.trends.compare import TOLERANCE, Change, compare, overall
 from torchaos.harness.telling.trends.database import path_of
 from torchaos.harness.telling.trends.nights import Night
-from torchaos.harness.telling.trends.store import Kept, Store
+from torchaos.harness.telling.trends.store import Kept
 
 Records = tuple[Record, list[Record]]
 
@@ -43,7 +43,7 @@ def keep(result: Result, folder: RunDir, records: Records | None = None) -> list
     except Exception as error:  # a page is no part of the verdict, whatever it stumbles over
         problems.append(f"report.html can't be written: {type(error).__name__}: {error}")
     try:
-        Store(path_of(folder.root.parent)).add([store.kept_of(folder)])
+        store.add(path_of(folder.root.parent), [store.kept_of(folder)])
     except UsageError as error:
         problems.append(str(error))
     return problems
@@ -78,12 +78,12 @@ def history(
     scenarios: Sequence[str], out: Path, db: Path | None, last: int, as_json: bool, page: Path | None
 ) -> None:  # fmt: skip
     """Show the results of past runs and game days over time. SCENARIOS: their names, if not all."""
-    kept = Store(db or path_of(out))
-    runs = kept.runs(scenarios, beside=store.found_in(out))
-    days = nights.kept(kept.path, scenarios, beside=nights.found_in(out))
+    path = db or path_of(out)
+    runs = store.kept(path, scenarios, beside=store.found_in(out))
+    days = nights.kept(path, scenarios, beside=nights.found_in(out))
     if not runs and not days:
         which = f" of {', '.join(scenarios)}" if scenarios else ""
-        raise UsageError(f"{kept.path}: no run{which} in it yet; --out names the folder of the run directories")
+        raise UsageError(f"{path}: no run{which} in it yet; --out names the folder of the run directories")
     if page:
         try:
             index.write(page.absolute(), runs, days)
@@ -112,14 +112,14 @@ def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: flo
 
     Exit code 0: nothing got worse; 1: something did; 2: it can't be told.
     """
-    kept = Store(db or path_of(out))
+    kept = db or path_of(out)
     (runs, days), (newer_runs, newer_days) = (_side(text, kept, out) for text in (before, after))
     rows = compare(runs, newer_runs, tolerance) + nights.compare_nights(days, newer_days, tolerance)
     compared.comparison(rows, Console())
     sys.exit(_CODES.get(overall(rows), ExitCode.PASSED))
 
 
-def _side(text: str, kept: Store, out: Path) -> tuple[list[Kept], list[Night]]:
+def _side(text: str, kept: Path, out: Path) -> tuple[list[Kept], list[Night]]:
     path, days = Path(text), list[Night]()
     if path.is_file():
         found = store.in_file(path)
@@ -130,11 +130,11 @@ def _side(text: str, kept: Store, out: Path) -> tuple[list[Kept], list[Night]]:
     elif path.is_dir():
         found, days = store.found_in(path), nights.found_in(path)
     else:
-        found = kept.runs(commit=text, beside=store.found_in(out))
-        days = nights.kept(kept.path, commit=text, beside=nights.found_in(out))
+        found = store.kept(kept, commit=text, beside=store.found_in(out))
+        days = nights.kept(kept, commit=text, beside=nights.found_in(out))
     if not found and not days:
         raise UsageError(
-            f"{text}: no run, file of results or commit of that name; `torchaos history` lists what {kept.path} has"
+            f"{text}: no run, file of results or commit of that name; `torchaos history` lists what {kept} has"
         )
     return found, days
 

@@ -16,6 +16,7 @@ from torchaos.harness.judging.checkpoints.standstill import standstill
 from torchaos.harness.judging.recovery.recovery import PARTS
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Result, Verdict
+from torchaos.harness.release.repeats.figures import p90
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,7 @@ class Spread:
     def of(cls, values: Sequence[float]) -> Spread | None:
         if not values:
             return None
-        ordered = sorted(values)
-        return cls(len(values), fmean(values), median(values), ordered[math.ceil(0.9 * len(values)) - 1], ordered[-1])
+        return cls(len(values), fmean(values), median(values), p90(values), max(values))
 
 
 @dataclass(frozen=True)

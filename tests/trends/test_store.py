@@ -22,8 +22,9 @@ from torchaos.harness.cli.results import keep
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.telling.trends import store
 from torchaos.harness.telling.trends.database import path_of
-from torchaos.harness.telling.trends.store import Store, kept_of
+from torchaos.harness.telling.trends.store import kept_of
 
 
 def finished(folder: Path, commit: str, slower: float = 0.0, verdict: str = "passed") -> RunDir:
@@ -98,15 +99,15 @@ def test_the_page_over_all_runs(out: Path, tmp_path: Path) -> None:
 def test_what_is_pruned_stays_in_the_history(tmp_path: Path) -> None:
     """A run directory that is gone keeps its row; one that is judged again replaces it."""
     run = finished(tmp_path / "out" / "run", "a" * 40)
-    store = Store(path_of(tmp_path / "out"))
+    history = path_of(tmp_path / "out")
     assert keep(kept_of(run).result, run) == []
     assert run.report.is_file()
     assert [path.name for path in run.root.parent.iterdir()] == ["run"], "who lists the folder finds runs alone"
-    store.add([replace(kept_of(run), result=replace(kept_of(run).result, verdict=Verdict.FAILED))])
+    store.add(history, [replace(kept_of(run), result=replace(kept_of(run).result, verdict=Verdict.FAILED))])
     shutil.rmtree(run.root)
-    (kept,) = store.runs()
+    (kept,) = store.kept(history)
     assert kept.result.verdict is Verdict.FAILED
-    assert store.path.stat().st_mode & 0o077 == 0
+    assert history.stat().st_mode & 0o077 == 0
 
 
 def test_a_report_that_can_t_be_written_is_a_note(tmp_path: Path) -> None:
@@ -123,11 +124,11 @@ def test_a_report_that_can_t_be_written_is_a_note(tmp_path: Path) -> None:
 def test_many_writers_lose_nothing(tmp_path: Path) -> None:
     """Scenarios that end at the same time all have their row."""
     kept = kept_of(finished(tmp_path / "out" / "run", ""))
-    store = Store(tmp_path / "history.sqlite")
+    history = tmp_path / "history.sqlite"
     many = [replace(kept, result=replace(kept.result, run_dir=f"/runs/{number}")) for number in range(24)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda one: store.add([one]), many))
-    assert len(store.runs()) == 24
+        list(pool.map(lambda one: store.add(history, [one]), many))
+    assert len(store.kept(history)) == 24
 
 
 def test_somebody_else_s_database_is_left_alone(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_somebody_else_s_database_is_left_alone(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     for at, why in ((path, "not a history"), (link, "a link"), (pipe, "not a file")):
         with pytest.raises(UsageError, match=why):
-            Store(at).add([])
+            store.add(at, [])
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (before, 0o644)
     assert not (tmp_path / "elsewhere.sqlite").exists()
 
@@ -150,10 +151,9 @@ def test_an_older_history_is_its_owner_s_alone_again(tmp_path: Path) -> None:
     """An empty file becomes a history, one of ours stays one, and whoever could read it no longer can."""
     path = tmp_path / "history.sqlite"
     path.touch(0o644)
-    Store(path).add([kept_of(finished(tmp_path / "out" / "run", ""))])
+    store.add(path, [kept_of(finished(tmp_path / "out" / "run", ""))])
     path.chmod(0o644)
-    store = Store(path)
-    assert len(store.runs()) == 1
+    assert len(store.kept(path)) == 1
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -162,7 +162,7 @@ def test_what_sqlite_can_t_hold_is_a_note(tmp_path: Path, change: dict[str, Any]
     """A seed over 64 bits, or a folder whose name is no UTF-8: told as a UsageError, not as an internal one."""
     kept = kept_of(finished(tmp_path / "out" / "run", ""))
     with pytest.raises(UsageError, match="the history can't be used"):
-        Store(tmp_path / "history.sqlite").add([replace(kept, result=replace(kept.result, **change))])
+        store.add(tmp_path / "history.sqlite", [replace(kept, result=replace(kept.result, **change))])
 
 
 def test_seeds_are_bounded(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_history_that_holds_runs_twice_is_read_right(tmp_path: Path) -> None:
     kept = kept_of(finished(tmp_path / "out" / "run-1", "a" * 40))
     twice = replace(kept, result=replace(kept.result, run_dir="out/run-1"))
     for order in ([kept, twice], [twice, kept]):
-        store = Store(tmp_path / f"{order[0].result.run_dir.count('/')}.sqlite")
-        store.add(order)
-        (found,) = store.runs()
+        history = tmp_path / f"{order[0].result.run_dir.count('/')}.sqlite"
+        store.add(history, order)
+        (found,) = store.kept(history)
         assert found.result.run_dir == str(tmp_path / "out" / "run-1")

@@ -6,8 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from statistics import median
 
 from torchaos.harness.record.result import Result
 
@@ -30,8 +29,13 @@ class Distribution:
         seen = [float(value) for value in values if value is not None and math.isfinite(value)]
         if not seen:
             return cls(name, seconds, 0, len(values), None, None, None, None)
-        p90 = float(np.quantile(seen, 0.9, method="inverted_cdf"))
-        return cls(name, seconds, len(seen), len(values) - len(seen), min(seen), float(np.median(seen)), p90, max(seen))
+        unseen = len(values) - len(seen)
+        return cls(name, seconds, len(seen), unseen, min(seen), median(seen), p90(seen), max(seen))
+
+
+def p90(values: Sequence[float]) -> float:
+    """The least of the values that is no lower than 90 % of them (the nearest rank)."""
+    return sorted(values)[math.ceil(0.9 * len(values)) - 1]
 
 
 Series = dict[str, list[float | None]]

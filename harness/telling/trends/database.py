@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from torchaos.harness.contracts import UsageError
+
+Entry = TypeVar("Entry")
 
 _WAIT_S = 5.0  # for another process that writes
 _OURS = 0x746F7263  # "torc": in the file's header, see PRAGMA application_id
@@ -33,16 +36,15 @@ def path_of(out: Path) -> Path:
     return whole.with_name(f"{whole.name}.sqlite") if whole.name else whole / "torchaos-runs.sqlite"
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A transaction of the history at `path`, which is made where it is not there. Raises UsageError where the file
-    can't be used."""
+def add(path: Path, table: str, rows: Iterable[tuple[object, ...]]) -> None:
+    """Into a table of the history at `path`, which is made if it is not there; a row whose key is there already is
+    replaced. Raises UsageError if the file can't be used."""
     try:
         _claim(path)
         with closing(sqlite3.connect(path, timeout=_WAIT_S)) as database, database:
             database.execute("BEGIN IMMEDIATE")
             _prepare(database, path)
-            yield database
+            database.executemany(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
     except (sqlite3.Error, OSError, OverflowError, ValueError) as error:  # also what SQLite can't hold
         raise UsageError(f"{path}: the history can't be used: {error}; move it away, or name another") from error
 
@@ -66,6 +68,13 @@ def rows_of(path: Path, table: str, *columns: str) -> list[tuple[str, ...]]:
             return database.execute(f"SELECT {names} FROM {table} ORDER BY started, rowid").fetchall()
     except (sqlite3.Error, OSError, ValueError) as error:
         raise UsageError(f"{path}: the history can't be used: {error}; move it away, or name another") from error
+
+
+def each_in(out: Path, file: str, read: Callable[[Path], Entry]) -> Iterator[Entry]:
+    """What `read` makes of each folder directly below `out` that has the file; without those that can't be read."""
+    for path in sorted(out.absolute().glob(f"*/{file}")):
+        with suppress(UsageError):
+            yield read(path.parent)
 
 
 def _claim(path: Path) -> None:

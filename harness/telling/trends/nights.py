@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.telling.trends import database
 from torchaos.harness.telling.trends.compare import FLOOR_S, TOLERANCE, Change, Row, judged
-from torchaos.harness.telling.trends.database import opened, rows_of
 
 _FLOOR_SHARE, _FLOOR_STEPS = 0.02, 1.0  # of the time; steps: a difference that is not worth speaking of
 
@@ -75,21 +75,16 @@ def _share(clock: Mapping[str, float]) -> float | None:
 
 def add(path: Path, nights: Sequence[Night]) -> None:
     """Into the history at `path`; a night that is there already is replaced. Raises UsageError."""
-    with opened(path) as database:
-        database.executemany(
-            'INSERT OR REPLACE INTO nights (folder, name, seed, started, "commit", verdict, score) '
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [
-                (one.folder, one.name, one.seed, one.started, one.commit, one.verdict, json.dumps(one.raw))
-                for one in nights
-            ],
-        )
+    rows = (
+        (one.folder, one.name, one.seed, one.started, one.commit, one.verdict, json.dumps(one.raw)) for one in nights
+    )
+    database.add(path, "nights", rows)
 
 
 def kept(path: Path, names: Sequence[str] = (), commit: str = "", beside: Sequence[Night] = ()) -> list[Night]:
-    """Of the history at `path`, in order of time; of these names, or of all, and of a commit that begins like this.
-    `beside`: nights that are told too, whether they are in the file or not. Changes nothing."""
-    rows = rows_of(path, "nights", "folder", "score")
+    """Of the history at `path`, in order of time: nights of these names (none: of all) and of a commit that begins
+    like this. `beside`: nights that are shown too, whether they are in the file or not. Changes nothing."""
+    rows = database.rows_of(path, "nights", "folder", "score")
     found = {one.folder: one for one in (*(night for row in rows for night in _read(*row)), *beside)}
     wanted = (one for one in found.values() if not names or one.name in names)
     return sorted((one for one in wanted if one.commit.startswith(commit)), key=lambda one: one.started)
@@ -102,13 +97,7 @@ def _read(folder: str, raw: str) -> Iterator[Night]:
 
 def found_in(out: Path) -> list[Night]:
     """Every game day directly below a folder that has a score, in order of time."""
-    found = []
-    for path in sorted(out.glob("*/score.json")):
-        try:
-            found.append(Night.of(path.parent.absolute()))
-        except UsageError:
-            continue
-    return sorted(found, key=lambda one: one.started)
+    return sorted(database.each_in(out, "score.json", Night.of), key=lambda one: one.started)
 
 
 def compare_nights(before: Sequence[Night], after: Sequence[Night], tolerance: float = TOLERANCE) -> list[Row]:

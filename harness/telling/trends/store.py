@@ -15,7 +15,7 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.finished import commit_in, result_in, results_in
 from torchaos.harness.record.result import Result
 from torchaos.harness.record.rundir import RunDir
-from torchaos.harness.telling.trends.database import opened, rows_of
+from torchaos.harness.telling.trends import database
 
 
 @dataclass(frozen=True)
@@ -42,36 +42,26 @@ class Kept:
         return max((at for one in self.result.recoveries if (at := one.parts.get(part)) is not None), default=None)
 
 
-class Store:
-    """Raises UsageError where the file can't be used."""
+def add(path: Path, runs: Sequence[Kept]) -> None:
+    """Into the history at `path`. A run that is there already is replaced: it was judged again. Raises UsageError."""
+    rows = (
+        (one.run_dir, one.scenario, one.seed, one.started, kept.commit, one.verdict.value, json.dumps(one.to_json()))
+        for kept in runs
+        for one in (kept.result,)
+    )
+    database.add(path, "runs", rows)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def add(self, kept: Sequence[Kept]) -> None:
-        """A run that is there already is replaced: it was judged again."""
-        with opened(self.path) as database:
-            database.executemany(
-                'INSERT OR REPLACE INTO runs (run_dir, scenario, seed, started, "commit", verdict, result) '
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (one.result.run_dir, one.result.scenario, one.result.seed, one.result.started, one.commit,
-                     one.result.verdict.value, json.dumps(one.result.to_json()))
-                    for one in kept
-                ],
-            )  # fmt: skip
-
-    def runs(self, scenarios: Sequence[str] = (), commit: str = "", beside: Sequence[Kept] = ()) -> list[Kept]:
-        """In order of time; of these scenarios, or of all, and of a commit that begins like this. `beside`: runs that
-        are told too, whether they are in the file or not. Each run is there once. Results that can't be read any more,
-        of a later version for one, are passed over. Changes nothing."""
-        rows = rows_of(self.path, "runs", "commit", "result")
-        found: dict[tuple[str, str, int, str], Kept] = {}
-        for one in (*(kept for at, raw in rows for kept in _read(at, raw)), *beside):
-            if _which(one.result) not in found or Path(one.result.run_dir).is_absolute():
-                found[_which(one.result)] = one
-        wanted = (one for one in found.values() if not scenarios or one.result.scenario in scenarios)
-        return sorted((one for one in wanted if one.commit.startswith(commit)), key=lambda one: one.result.started)
+def kept(path: Path, scenarios: Sequence[str] = (), commit: str = "", beside: Sequence[Kept] = ()) -> list[Kept]:
+    """Of the history at `path`, in order of time: runs of these scenarios (none: of all) and of a commit that begins
+    like this. `beside`: runs that are shown too, whether they are in the file or not. Each run is there once. Results
+    that can't be read, such as those of a later version, are left out. Changes nothing. Raises UsageError."""
+    found: dict[tuple[str, str, int, str], Kept] = {}
+    for one in (*(run for row in database.rows_of(path, "runs", "commit", "result") for run in _read(*row)), *beside):
+        if _which(one.result) not in found or Path(one.result.run_dir).is_absolute():
+            found[_which(one.result)] = one
+    wanted = (one for one in found.values() if not scenarios or one.result.scenario in scenarios)
+    return sorted((one for one in wanted if one.commit.startswith(commit)), key=lambda one: one.result.started)
 
 
 def _which(result: Result) -> tuple[str, str, int, str]:
@@ -90,12 +80,7 @@ def kept_of(folder: RunDir) -> Kept:
 
 def found_in(out: Path) -> list[Kept]:
     """Every finished run directly below a folder, in order of time."""
-    found = []
-    for path in sorted(out.glob("*/result.json")):
-        try:
-            found.append(kept_of(RunDir(path.parent)))
-        except UsageError:
-            continue
+    found = database.each_in(out, "result.json", lambda path: kept_of(RunDir(path)))
     return sorted(found, key=lambda one: one.result.started)
 
 

@@ -14,7 +14,7 @@ from torchaos.harness.contracts import UsageError
 
 Entry = TypeVar("Entry")
 
-_WAIT_S = 5.0  # for another process that writes
+_WAIT_S = 30.0  # for another process that writes
 _OURS = 0x746F7263  # "torc": in the file's header, see PRAGMA application_id
 _NOT_OURS = "it is a database, and not a history of runs"
 _TABLES = (

@@ -5,9 +5,8 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.bookkeeping import may_be_a_clock
 from torchaos.harness.judging.checkpoints.claimed import claimed_whole
 from torchaos.harness.judging.checkpoints.clashes import compare, in_order, strays
@@ -38,7 +37,7 @@ _BLIND = "without a twin, contents that are whole and wrong can't be told"
 
 
 @dataclass(frozen=True)
-class CheckpointIntegrity:
+class CheckpointIntegrity(Assertion):
     """Every checkpoint is complete and loads, the newest is no older than the twin's, none that the twin has is
     lacking, and what is in them equals the twin's at the same step. A torn one is borne with when a whole one
     supersedes it and it isn't marked as complete.
@@ -47,9 +46,9 @@ class CheckpointIntegrity:
     be bitwise equal, but for rounding, and for as much as twins differ among themselves. `ignore` names entries that
     are not compared; `*` stands for anything."""
 
-    name: ClassVar[str] = "checkpoint_integrity"
-    harm: ClassVar[Harm] = Harm.WRONG_RESULT
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN})
+    name = "checkpoint_integrity"
+    harm = Harm.WRONG_RESULT
+    needs = frozenset({Need.STEPS, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN})
 
     tolerance: float | None = None
     ignore: Sequence[str] = ()

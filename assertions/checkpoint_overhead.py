@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
 
 from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.standstill import standstill
 from torchaos.harness.record.history import History, Save
 from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
-class CheckpointOverhead:
+class CheckpointOverhead(Assertion):
     """Bounds. `blocked`: the longest time that training stood still for one checkpoint. `blocked_share`: for all of
     them, as a share (0 to 1) of the time in which steps were made. `writing_share`: the share in which a checkpoint was
     being written, in the background too."""
 
-    name: ClassVar[str] = "checkpoint_overhead"
-    harm: ClassVar[Harm] = Harm.SLOW
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS})
+    name = "checkpoint_overhead"
+    harm = Harm.SLOW
+    needs = frozenset({Need.STEPS, Need.CHECKPOINTS})
 
     blocked: Seconds | None = None
     blocked_share: float | None = None

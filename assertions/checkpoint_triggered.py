@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
-class CheckpointTriggered:
+class CheckpointTriggered(Assertion):
     """A whole checkpoint, begun after the fault `sign` (the first one of a GPU's health, where none is named) and done
     before the first rank ended, of a step at which the twin saved none."""
 
     sign: str | None = None
 
-    name: ClassVar[str] = "checkpoint_triggered"
-    harm: ClassVar[Harm] = Harm.REACTION
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS, Need.TWIN})
+    name = "checkpoint_triggered"
+    harm = Harm.REACTION
+    needs = frozenset({Need.STEPS, Need.CHECKPOINTS, Need.TWIN})
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         hit = next((one for one in landings(run) if self._is_sign(run, one)), None)

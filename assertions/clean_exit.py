@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.harness.judging.replicas import as_one
 from torchaos.harness.record.record import Record
@@ -16,13 +16,13 @@ _GRACE_S = 5.0  # more than the twin took, before a job that is done and still t
 
 
 @dataclass(frozen=True)
-class CleanExit:
+class CleanExit(Assertion):
     """Once the command had ended by itself, and a few seconds more, nothing of the job was left. A job that has made
     its last step and does not end is failed."""
 
-    name: ClassVar[str] = "clean_exit"
-    harm: ClassVar[Harm] = Harm.ENDING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LEFTOVERS, Need.TWIN})
+    name = "clean_exit"
+    harm = Harm.ENDING
+    needs = frozenset({Need.STEPS, Need.LEFTOVERS, Need.TWIN})
     judge_replicas = as_one
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.ending.ending import failed_rank
 from torchaos.harness.judging.ending.teardown import TeardownAbort, aborts_at_exit, final_step, teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
@@ -18,12 +17,12 @@ from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
-class Completed:
+class Completed(Assertion):
     """Exit code 0, and the last global step is `steps`, or the twin's last one when no number is given."""
 
-    name: ClassVar[str] = "completed"
-    harm: ClassVar[Harm] = Harm.ENDING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.TWIN})
+    name = "completed"
+    harm = Harm.ENDING
+    needs = frozenset({Need.STEPS, Need.TWIN})
     judge_replicas = each
 
     steps: int | None = None

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.ending.stalls import Stall, stalls_of
 from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
-class CulpritIdentified:
+class CulpritIdentified(Assertion):
     """Compared with the ranks that the faults hit. `precision`: of those that are blamed, so many must be right;
     `recall`: of those that were hit, so many must be blamed; both from 0 to 1, over all faults of the run.
 
     `report`: judge not our own diagnosis but that of another tool: a JSON file with `culprits`, a list of ranks, which
     the job or the tool leaves by the end of the run; `{run}` stands for the job's folder."""
 
-    name: ClassVar[str] = "culprit_identified"
-    harm: ClassVar[Harm] = Harm.REACTION
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.HANGS})
+    name = "culprit_identified"
+    harm = Harm.REACTION
+    needs = frozenset({Need.HANGS})
 
     precision: float = 1.0
     recall: float = 1.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.ending.stalls import Stall, stalls_of
 from torchaos.harness.record.record import Record
 from torchaos.harness.scenario.patterns import Regex
@@ -18,15 +18,15 @@ _LATE_S = 1.0  # so long after the death of a rank may a line of it still come
 
 
 @dataclass(frozen=True)
-class HangDetected:
+class HangDetected(Assertion):
     """`by`: who has to notice each stall: the job's own time-outs (of a process group, faulthandler's, a monitor's:
     docs/known-failures.md), our observers (by declaring a hang), or either. `pattern`: a regular expression for the
     line by which the job says that it noticed, where its log has another. `within`, and `suspected_within` for our
     observers' first suspicion: seconds since the fault was applied."""
 
-    name: ClassVar[str] = "hang_detected"
-    harm: ClassVar[Harm] = Harm.REACTION
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.HANGS})
+    name = "hang_detected"
+    harm = Harm.REACTION
+    needs = frozenset({Need.HANGS})
 
     by: Literal["anyone", "job", "observers"] = "anyone"
     within: Seconds | None = None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torchaos.harness import registry
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.judging.landing.whom import Gpu, gpus_of, ranks_on
 from torchaos.harness.record.record import Record
@@ -22,7 +21,7 @@ _PARTS = {
 
 
 @dataclass(frozen=True)
-class HealthReaction:
+class HealthReaction(Assertion):
     """The longest time from the fault on until a watcher was told (`noticed`), a checkpoint was saved (`checkpointed`),
     and the ranks on that GPU had left (`drained`); a part without a bound is measured and not asked for.
     `excluded`: no rank of a later attempt uses that GPU of that node, whatever its number is then."""
@@ -32,9 +31,9 @@ class HealthReaction:
     drained: Seconds | None = None
     excluded: bool = False
 
-    name: ClassVar[str] = "health_reaction"
-    harm: ClassVar[Harm] = Harm.REACTION
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS})
+    name = "health_reaction"
+    harm = Harm.REACTION
+    needs = frozenset({Need.STEPS, Need.CHECKPOINTS})
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         hits = [one for one in landings(run) if _is_health(run, one)]

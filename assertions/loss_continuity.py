@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps
 from torchaos.harness.judging.twins.agreement import differences, history_of
@@ -20,7 +19,7 @@ _BLIND = "without a twin, steps that were done only once were compared with noth
 
 
 @dataclass(frozen=True)
-class LossContinuity:
+class LossContinuity(Assertion):
     """Losses and learning rates of the history that counts, against the twins: step by step, rank by rank.
 
     `tolerance` is relative (0.001: a thousandth) to the value, or to the run's typical loss where the value is smaller.
@@ -28,9 +27,9 @@ class LossContinuity:
     differ among themselves, the tolerance of each step is learned from them. After a change of world size the means
     over the ranks are compared."""
 
-    name: ClassVar[str] = "loss_continuity"
-    harm: ClassVar[Harm] = Harm.WRONG_RESULT
-    needs: ClassVar[frozenset[Need]] = frozenset(
+    name = "loss_continuity"
+    harm = Harm.WRONG_RESULT
+    needs = frozenset(
         {Need.STEPS, Need.LOSS, Need.SAMPLES, Need.TWIN}  # samples: other samples give other losses
     )
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
 from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
@@ -38,14 +37,14 @@ class Differing:
 
 
 @dataclass(frozen=True)
-class LrContinuity:
+class LrContinuity(Assertion):
     """The learning rate of every parameter group, step by step and rank by rank, is the twin's. `tolerance` is
     relative; without one it is 1e-9. Where the twins differ among themselves, as where the schedule follows the loss,
     it is learned from them for each step."""
 
-    name: ClassVar[str] = "lr_continuity"
-    harm: ClassVar[Harm] = Harm.WRONG_RESULT
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.TWIN})
+    name = "lr_continuity"
+    harm = Harm.WRONG_RESULT
+    needs = frozenset({Need.STEPS, Need.LOSS, Need.TWIN})
     judge_replicas = each
 
     tolerance: float | None = None

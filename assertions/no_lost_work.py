@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, Harm, Need, Outcome, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, Harm, Need, Outcome, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.contents import checkpoints_of
 from torchaos.harness.judging.checkpoints.resumes import Resume, name_of, resumes
 from torchaos.harness.judging.ending.unrestarted import not_restarted
@@ -17,13 +16,13 @@ from torchaos.harness.record.replicas import records_of
 
 
 @dataclass(frozen=True)
-class NoLostWork:
+class NoLostWork(Assertion):
     """Each attempt went on from the newest complete checkpoint of the ones before, and lost at most `steps` steps,
     where that is given. A checkpoint that a fault damaged need not be taken."""
 
-    name: ClassVar[str] = "no_lost_work"
-    harm: ClassVar[Harm] = Harm.LOST_WORK
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.CHECKPOINTS})
+    name = "no_lost_work"
+    harm = Harm.LOST_WORK
+    needs = frozenset({Need.STEPS, Need.LOSS, Need.CHECKPOINTS})
 
     steps: int | None = None
 

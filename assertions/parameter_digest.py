@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torchaos.harness.agent.check_sums import is_whole
-from torchaos.harness.contracts import Finding, First, Harm, Need, Outcome, What, failed, inconclusive, passed
+from torchaos.harness.contracts import (
+    Assertion,
+    Finding,
+    First,
+    Harm,
+    Need,
+    Outcome,
+    What,
+    failed,
+    inconclusive,
+    passed,
+)
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
 from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
@@ -23,16 +33,14 @@ from torchaos.harness.record.replicas import records_of
 
 
 @dataclass(frozen=True)
-class ParameterDigest:
+class ParameterDigest(Assertion):
     """The check sum of the parameters after each step is the same on all ranks that hold replicas, and the twin's: at
     every checkpoint and at the end. Ranks whose parameters differ in the twin too hold parts and no replicas. With
     `replicas_only` the twin says only that."""
 
-    name: ClassVar[str] = "parameter_digest"
-    harm: ClassVar[Harm] = Harm.WRONG_RESULT
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {Need.STEPS, Need.LOSS, Need.SAMPLES, Need.STATE, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN}
-    )
+    name = "parameter_digest"
+    harm = Harm.WRONG_RESULT
+    needs = frozenset({Need.STEPS, Need.LOSS, Need.SAMPLES, Need.STATE, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN})
 
     replicas_only: bool = False
 

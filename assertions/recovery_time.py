@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.standstill import standstill
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.recovery.recovery import never_in_words, recoveries, why_moot
@@ -29,7 +28,7 @@ _PARTS = {
 
 
 @dataclass(frozen=True)
-class RecoveryTime:
+class RecoveryTime(Assertion):
     """Bounds in seconds since the fault was applied; without any, the job must catch up at all.
 
     `felt`; `detect`: somebody noticed; `torn_down`: the last rank of the old attempt was gone; `rendezvous`: the ranks
@@ -39,9 +38,9 @@ class RecoveryTime:
     `lost_steps`: at most so many steps are done again. `invalid_time`: interruptions × recovery, plus all the time that
     training stood still to write checkpoints (Baidu's invalid training time)."""
 
-    name: ClassVar[str] = "recovery_time"
-    harm: ClassVar[Harm] = Harm.SLOW
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.CHECKPOINTS})
+    name = "recovery_time"
+    harm = Harm.SLOW
+    needs = frozenset({Need.STEPS, Need.CHECKPOINTS})
     judge_replicas = each_hit
 
     catch_up: Seconds | None = None

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.judging.recovery.recovery import end_of, why_moot
@@ -29,13 +29,13 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class RestartTier:
+class RestartTier(Assertion):
     """The highest tier that was needed after each fault, until the job had got further than before it: at most `most`,
     at least `least`. `node_replaced`: the set of nodes changed, or one of them was started again."""
 
-    name: ClassVar[str] = "restart_tier"
-    harm: ClassVar[Harm] = Harm.SLOW
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS})
+    name = "restart_tier"
+    harm = Harm.SLOW
+    needs = frozenset({Need.STEPS})
 
     most: Tier = "resubmitted"
     least: Tier = "none"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, Harm, failed, inconclusive, passed
 from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.replicas import each
@@ -27,14 +27,14 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Restarts:
+class Restarts(Assertion):
     """`max` restarts (default: one per fault that landed), `min` restarts, all by `who`. With `gives_up_within`, the
     job must end with an error that long after the first fault, instead of being restarted for ever; no recovery is
     then expected of it. A restart of a job that was done and aborted on its way out is counted apart."""
 
-    name: ClassVar[str] = "restarts"
-    harm: ClassVar[Harm] = Harm.SLOW
-    needs: ClassVar[frozenset[Need]] = frozenset()
+    name = "restarts"
+    harm = Harm.SLOW
+    needs = frozenset()
     judge_replicas = each
 
     max: int | None = None

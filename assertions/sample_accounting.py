@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, First, Harm, Need, Outcome, What, failed, inconclusive, passed
+from torchaos.harness.contracts import (
+    Assertion,
+    Finding,
+    First,
+    Harm,
+    Need,
+    Outcome,
+    What,
+    failed,
+    inconclusive,
+    passed,
+)
 from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.landing.landings import landings
@@ -25,14 +35,14 @@ _BLIND = "without a twin, samples that were skipped in steps done only once can'
 
 
 @dataclass(frozen=True)
-class SampleAccounting:
+class SampleAccounting(Assertion):
     """Compared per global step as a multiset over the ranks, so that the number of ranks may change. Digests of what
     was trained on decide, and indices too where a digest is not of one sample (a packed batch); elsewhere they serve
     for the words."""
 
-    name: ClassVar[str] = "sample_accounting"
-    harm: ClassVar[Harm] = Harm.WRONG_RESULT
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.SAMPLES, Need.TWIN})
+    name = "sample_accounting"
+    harm = Harm.WRONG_RESULT
+    needs = frozenset({Need.STEPS, Need.SAMPLES, Need.TWIN})
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         history = history_of(run, twins)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torchaos.harness import registry
-from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.clashes import clashes
 from torchaos.harness.judging.checkpoints.contents import Clash, checkpoints_of
 from torchaos.harness.judging.landing.landings import Landing, landings
@@ -21,18 +21,16 @@ _WHO = {
 
 
 @dataclass(frozen=True)
-class SdcDetected:
+class SdcDetected(Assertion):
     """Somebody found the corruption `within` so many steps, and no checkpoint holds bad state. `by`: who counts, the
     job alone, or also the watches that it could have had (replica digests, gradient norm, loss)."""
 
     within: int = 10
     by: Literal["anybody", "job"] = "anybody"
 
-    name: ClassVar[str] = "sdc_detected"
-    harm: ClassVar[Harm] = Harm.WRONG_RESULT
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN}
-    )
+    name = "sdc_detected"
+    harm = Harm.WRONG_RESULT
+    needs = frozenset({Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS, Need.INVENTORY, Need.TWIN})
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         hits = _corruptions(run)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torchaos.harness.contracts import Finding, First, Harm, Need, What, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.carried import Carried, resumes_carried
 from torchaos.harness.judging.ending.unrestarted import not_restarted
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
@@ -15,15 +14,15 @@ from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
-class StateRestored:
+class StateRestored(Assertion):
     """Each attempt that resumed after step N began with the parameters, and with the moments of the optimizers, that an
     earlier attempt had after step N: bit for bit, by check sums that add up over the ranks, whatever their number; or
     step N+1 led both to the same. It needs no twin. Parts that are not DTensors, as in FSDP1, DeepSpeed and Megatron,
     can't be added up: inconclusive unless each rank has just what it had."""
 
-    name: ClassVar[str] = "state_restored"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS})
-    harm: ClassVar[Harm] = Harm.WRONG_RESULT
+    name = "state_restored"
+    needs = frozenset({Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS})
+    harm = Harm.WRONG_RESULT
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         history = run.history

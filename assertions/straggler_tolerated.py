@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import ClassVar
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Finding, Harm, Need, failed, inconclusive, passed
+from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.gaps.unseen import why_unseen
 from torchaos.harness.record.history import History
 from torchaos.harness.record.record import Record
@@ -18,14 +17,14 @@ Times = Mapping[tuple[int, int], float]  # seconds that a step took, by (global 
 
 
 @dataclass(frozen=True)
-class StragglerTolerated:
+class StragglerTolerated(Assertion):
     """`ratio`: while faults were on, steps took at most so many times as long as those of the twin, in the mean.
 
     Inconclusive where the twin's own steps vary by more than that, or run and twin differed so before the fault."""
 
-    name: ClassVar[str] = "straggler_tolerated"
-    harm: ClassVar[Harm] = Harm.SLOW
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.STEPS, Need.TWIN})
+    name = "straggler_tolerated"
+    harm = Harm.SLOW
+    needs = frozenset({Need.STEPS, Need.TWIN})
 
     ratio: float = 1.5
 

@@ -7,6 +7,7 @@ Arrows point one way: injectors and assertions import the harness, never the oth
 from __future__ import annotations
 
 import random
+import threading
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -17,6 +18,7 @@ from torchaos.harness.agent.wire import Event, Kind, Phase
 if TYPE_CHECKING:
     from torchaos.harness.mechanics.network.link import Link
     from torchaos.harness.mechanics.proxy.server import Endpoint
+    from torchaos.harness.record.plan import PlannedFault
     from torchaos.harness.record.record import Record
     from torchaos.harness.undo.touches import Touches
 
@@ -81,10 +83,13 @@ class Handle(Protocol):
 
 
 class Site(Protocol):
-    """Where a fault is applied. `RankSite` in the agent (the process is the target itself), `NodeSite` outside."""
+    """Where a fault is applied, as every fault sees it. It is a `RankSite` (agent/site.py) in a rank, where the process
+    is the target itself, and a `NodeSite` outside."""
 
     @property
-    def fault(self) -> str: ...
+    def fault(self) -> str:
+        """The fault's id."""
+        ...
 
     @property
     def pids(self) -> Sequence[int]:
@@ -92,25 +97,37 @@ class Site(Protocol):
         ...
 
     @property
-    def nodes(self) -> Sequence[LiveNode]:
-        """The target nodes, for a fault that hits nodes; `cluster` has all. Outside only."""
-        ...
-
-    @property
-    def cluster(self) -> Sequence[LiveNode]: ...
-
-    @property
-    def endpoints(self) -> Mapping[str, Endpoint]:
-        """The job's endpoints that a proxy stands before, by name, for a fault that hits those. Outside only."""
-        ...
-
-    @property
     def step(self) -> int | None:
-        """The global step at the Moment, where it is known."""
+        """The global step at the Moment, if it is known."""
         ...
 
     @property
     def phase(self) -> Phase | None: ...
+
+    def signal(self, number: int) -> None:
+        """Send a signal to each target process, by pidfd if it is another process."""
+        ...
+
+    def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event: ...
+
+
+class NodeSite(Site, Protocol):
+    """Where a fault is applied from outside, by the harness."""
+
+    @property
+    def nodes(self) -> Sequence[LiveNode]:
+        """The target nodes, for a fault that hits nodes."""
+        ...
+
+    @property
+    def cluster(self) -> Sequence[LiveNode]:
+        """All nodes of the job."""
+        ...
+
+    @property
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """The job's endpoints that a proxy stands before, by name, for a fault that hits endpoints."""
+        ...
 
     @property
     def checkpoints(self) -> Path | None:
@@ -120,71 +137,76 @@ class Site(Protocol):
 
     @property
     def guarded(self) -> Sequence[Handle]:
-        """What `changes` has said: the way back that is on disk. Outside only, and while `apply` runs."""
+        """What `changes` has returned: the way back that is on disk. Empty before `apply` runs."""
         ...
 
     @property
     def undo_copies(self) -> Path:
-        """Where `File.of` saves what it will put back. Outside only: a rank has no undo log."""
+        """Where `File.of` saves what it will put back."""
         ...
 
     def check(self, changes: Sequence[Handle]) -> None:
-        """Raises TargetGone where a target process is another by now, or one of these is not guarded. Outside only."""
-        ...
-
-    def signal(self, number: int) -> None:
-        """Send a signal to each target process, by pidfd where it is another one."""
+        """Raises TargetGone if a target is another process by now, or one of these handles is not guarded."""
         ...
 
     def release(self) -> None:
-        """Let a rank that is held at the Moment go on now, rather than when `apply` returns."""
+        """Let a rank that is held at the Moment go on now, before `apply` returns."""
         ...
 
     def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
         """Wait until the targets are gone; the pids of those that are still there after the time."""
         ...
 
-    def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event: ...
-
 
 @runtime_checkable
 class Injector(Protocol):
     """One kind of fault. A frozen dataclass: its fields are the parameters that the scenario gives under `with`.
+    `Fault` in agent/fault.py has the defaults, and says what each attribute means.
 
-    The module of a fault in the rank imports only the standard library and the agent when it is loaded, since the agent
-    loads it by path.
+    The module of a fault in the rank imports only the standard library and `torchaos.plugin` when it is loaded, since
+    the agent loads it by path.
     """
 
     name: ClassVar[str]
     where: ClassVar[tuple[Where, ...]]  # where it can be applied, best first
     needs: ClassVar[frozenset[str]]  # capabilities of the machine and of the launch, see running/capabilities.py
-    lethal: ClassVar[bool]  # the target process does not survive it
-    lasting: ClassVar[bool]  # applied in the rank, it is on until it is taken back (`for`, or when the run ends)
-    phase: ClassVar[str | None]  # where it lands, when the trigger names a step alone
-    hits: ClassVar[Hits]  # which processes of the target
-    # It may also say, see `agent/fault.py`:
-    #   late: ClassVar[bool]     what it changes shows at the Moment only: `changes` is asked while the pacer is held
-    #   signals(duration_s)      what kill(1) would do in its place: (seconds after, signal), for `torchaos repro`
-    #   family: ClassVar[str]    what it is about, such as gpu, where the name does not begin with it
-    #   consent: ClassVar[str]   what scenario and command line must both allow, since it can hurt the host
+    lethal: ClassVar[bool]
+    hits: ClassVar[Hits]
+    # What a class does not declare from here on, it gets from `Fault` when the registry loads it.
+    lasting: ClassVar[bool]
+    phase: ClassVar[str | None]
+    late: ClassVar[bool]
+    family: ClassVar[str]
+    consent: ClassVar[str]
+    hooks: ClassVar[tuple[str, ...]]
+    on_collectives: ClassVar[bool]
+    own_disk: ClassVar[bool]
 
     def plan(self, target: Target, draw: random.Random) -> Injector:
         """Itself with every random choice made. Pure; all randomness is spent here."""
         ...
 
-    def changes(self, site: Site) -> Sequence[Handle] | Irreversible:
+    def changes(self, site: NodeSite) -> Sequence[Handle] | Irreversible:
         """Everything that `apply` may change, read before it does. Changes nothing."""
         ...
 
-    def apply(self, site: Site) -> None: ...
+    def apply(self, site: Any) -> None:
+        """`site` is a RankSite in the rank, and a NodeSite outside."""
+        ...
 
-    def probes(self, site: Site) -> Sequence[Probe]:
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
         """What to observe while the fault is on."""
         ...
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         """Proof from the journal that the fault took effect, or None. Pure. What the agent says alone is no proof."""
         ...
+
+    def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None: ...
+
+    def asked(self) -> Mapping[str, float]: ...
+
+    def signals(self, duration_s: float | None) -> Sequence[tuple[float, int]] | None: ...
 
 
 @dataclass(frozen=True)
@@ -276,9 +298,17 @@ class LiveNode(Protocol):
 
 
 class Launcher(Protocol):
-    """All that a platform writes. The rest (ranks, attempts, logs, resubmission) is in running/launchers/job.py."""
+    """All that a platform writes. The rest (ranks, attempts, logs, resubmission) is in running/launchers/job.py. What
+    has a value here is optional: the registry gives it to a class that lacks it."""
 
     name: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine
+    cannot: ClassVar[Mapping[str, str]] = {}  # by injector, or by what it hits: what to write instead
+
+    @staticmethod
+    def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
+        """Capabilities that only this job needs. Raises UsageError if the launcher can't launch it."""
+        return frozenset()
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
         """What `create` will make, so that it is guarded before it is made."""
@@ -295,12 +325,34 @@ class Probe(Protocol):
     def sample(self, emit: Emit) -> None: ...
 
 
+@dataclass(frozen=True)
+class Watched:
+    """Where the probes of conditions look. `mark` is what a command that they start carries as its run id."""
+
+    run_dir: Path
+    checkpoints: Path | None
+    mark: str
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
 class Condition(Protocol):
-    """Something that holds or not, seen from the events so far. A frozen dataclass: fields come from the scenario."""
+    """Something that holds or not, seen from the events so far. A frozen dataclass: fields come from the scenario. All
+    but `holds` is optional: the registry gives it to a class that lacks it."""
+
+    about_job: ClassVar[bool] = True  # as a stop condition it says something about the job, and not about the machine
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
         """Pure. `now_s` is CLOCK_MONOTONIC. None: can't be told (yet)."""
         ...
+
+    def probes(self, at: Watched) -> Sequence[Probe]:
+        """What has to be looked at while the run lasts. Equal probes of several conditions run once."""
+        return ()
+
+    @staticmethod
+    def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> Mapping[str, Any]:
+        """Parameters that follow from the planned faults, and replace those of the scenario. Raises UsageError."""
+        return {}
 
 
 class CheckpointFormat(Protocol):
@@ -339,7 +391,7 @@ class Outcome(str, Enum):
 
 
 class Harm(str, Enum):
-    """What it means for a job when an assertion fails. An assertion declares it as `harm`; without that it is OTHER."""
+    """What it means for a job when an assertion fails."""
 
     WRONG_RESULT = "wrong result"  # what it computes or keeps is not what it would have been
     LOST_WORK = "lost work"  # it went on from an older checkpoint than it had
@@ -398,15 +450,27 @@ def inconclusive(reason: str, **measured: Any) -> Finding:
 
 @runtime_checkable
 class Assertion(Protocol):
-    """One question about a run. A frozen dataclass: its fields are the bounds that the scenario gives. It may declare
-    `harm`, a Harm: what its failure means."""
+    """One question about a run. A frozen dataclass: its fields are the bounds that the scenario gives. Optional are
+    `harm`, `expects_recovery` and `judge_replicas`: the registry gives them to a class that lacks them."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]]
+    harm: ClassVar[Harm] = Harm.OTHER  # what it means when it fails
+
+    @property
+    def expects_recovery(self) -> bool:
+        """Whether the job is meant to recover from its faults, and not to give up."""
+        return True
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         """Pure: reads the records and nothing else."""
         ...
+
+    def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
+        """The same for a job of several replicas; one of the functions of judging/replicas.py may be it."""
+        return inconclusive(
+            f"{self.name} knows one torchrun's ranks, and can't judge a job of {run.plan.job.replicas} replicas"
+        )
 
 
 Draw = Callable[[str], random.Random]  # one random stream per fault: hash(seed, fault id)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Hits, Site, Where
+    from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Where
     from torchaos.harness.record.record import Record
 
 
@@ -23,12 +23,12 @@ class Disconnect(Fault):
     needs: ClassVar[frozenset[str]] = frozenset({"docker"})
     hits: ClassVar[Hits] = "nodes"
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         from torchaos.harness.mechanics.containers.faults import changes
 
         return changes(site, "network")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.mechanics.containers.faults import do
 
         do(site, lambda hit: hit.client.disconnect_container_from_network(hit.id, hit.network[0]), "disconnect")

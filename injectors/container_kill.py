@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where
+    from torchaos.harness.contracts import Evidence, Hits, Irreversible, NodeSite, Where
     from torchaos.harness.record.record import Record
 
 
@@ -22,12 +22,12 @@ class Kill(Fault):
     lethal: ClassVar[bool] = True
     hits: ClassVar[Hits] = "nodes"
 
-    def changes(self, site: Site) -> Irreversible:
+    def changes(self, site: NodeSite) -> Irreversible:
         from torchaos.harness.contracts import Irreversible
 
         return Irreversible("a container that was killed stays so; starting another is the scheduler's affair")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.mechanics.containers.faults import do
 
         do(site, lambda hit: hit.client.kill(hit.id), "die")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
+    from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Probe, Where
     from torchaos.harness.record.record import Record
 
 
@@ -25,17 +25,17 @@ class Limit(Fault):
     needs: ClassVar[frozenset[str]] = frozenset({"docker"})
     hits: ClassVar[Hits] = "nodes"
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         from torchaos.harness.mechanics.containers.faults import changes
 
         return changes(site, "limits")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.mechanics.containers.faults import do, limit
 
         do(site, lambda hit: limit(hit, self.cpus, round(self.memory_mb * 1e6)), "update")
 
-    def probes(self, site: Site) -> Sequence[Probe]:
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
         from torchaos.harness.mechanics.containers.faults import Held
 
         return [Held(site.fault, site.nodes)]

@@ -9,7 +9,7 @@ from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.quantities import Seconds
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where
+    from torchaos.harness.contracts import Evidence, Hits, Irreversible, NodeSite, Where
     from torchaos.harness.record.record import Record
 
 
@@ -25,12 +25,12 @@ class Stop(Fault):
     lethal: ClassVar[bool] = True
     hits: ClassVar[Hits] = "nodes"
 
-    def changes(self, site: Site) -> Irreversible:
+    def changes(self, site: NodeSite) -> Irreversible:
         from torchaos.harness.contracts import Irreversible
 
         return Irreversible("a container that was stopped stays so; starting another is the scheduler's affair")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.mechanics.containers.faults import do
 
         do(site, lambda hit: hit.client.stop(hit.id, timeout=round(self.grace)), "kill", "die")

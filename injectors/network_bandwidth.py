@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
+    from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Probe, Where
     from torchaos.harness.record.record import Record
 
 
@@ -25,14 +25,14 @@ class Bandwidth(Fault):
     hits: ClassVar[Hits] = "nodes"
     on_collectives: ClassVar[bool] = True
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         from torchaos.harness.mechanics.network.link import link_of
         from torchaos.harness.undo.network import Qdisc
 
         links = [link_of(live) for live in site.nodes]
         return [Qdisc(link.space.pid, link.space.start_ticks, link.device) for link in links]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.mechanics.network.link import link_of
         from torchaos.harness.undo.network import QDISC_MARK
 
@@ -42,7 +42,7 @@ class Bandwidth(Fault):
         for link in map(link_of, site.nodes):
             link.space.run(["tc", "qdisc", "add", "dev", link.device, "root", "handle", QDISC_MARK, *tbf])
 
-    def probes(self, site: Site) -> Sequence[Probe]:
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
         from torchaos.harness.mechanics.network.probes import limited
 
         return limited(site)

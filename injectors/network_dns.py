@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Hits, Site, Where
+    from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Where
     from torchaos.harness.record.record import Record
 
 
@@ -23,7 +23,7 @@ class Dns(Fault):
     needs: ClassVar[frozenset[str]] = frozenset({"links"})
     hits: ClassVar[Hits] = "nodes"
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         from torchaos.harness.mechanics.network.link import link_of
         from torchaos.harness.undo.network import Names
 
@@ -31,7 +31,7 @@ class Dns(Fault):
         spaces = [(link.space.pid, link.space.start_ticks, link.names_file) for link in links]
         return [Names(pid, ticks, file, Path(file).read_text()) for pid, ticks, file in spaces]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.mechanics.network.link import link_of
 
         for link in map(link_of, site.nodes):

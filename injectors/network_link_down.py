@@ -10,7 +10,7 @@ from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.quantities import Seconds
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
+    from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Probe, Where
     from torchaos.harness.record.record import Record
 
 
@@ -28,7 +28,7 @@ class LinkDown(Fault):
     hits: ClassVar[Hits] = "nodes"
     on_collectives: ClassVar[bool] = True
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         from torchaos.harness.mechanics.network.helper import helper_of
         from torchaos.harness.mechanics.network.link import link_of
         from torchaos.harness.mechanics.network.metering import meter_handle
@@ -38,7 +38,7 @@ class LinkDown(Fault):
         ports = [LinkUp(link.switch.pid, link.switch.start_ticks, link.port) for link in links]
         return [*ports, *(helper_of(site.fault, link).handle for link in links), meter_handle(site)]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.mechanics.network.helper import helper_of
         from torchaos.harness.mechanics.network.link import link_of
 
@@ -50,7 +50,7 @@ class LinkDown(Fault):
                 loop = f"while :; do sleep {self.down}; {command} up; sleep {self.up}; {command} down; done"
                 helper_of(site.fault, link).start(link.switch, ["sh", "-c", loop])
 
-    def probes(self, site: Site) -> Sequence[Probe]:
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
         from torchaos.harness.mechanics.network.metering import measured
         from torchaos.harness.mechanics.network.probes import resent
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
+    from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Probe, Where
     from torchaos.harness.mechanics.network.link import Link
     from torchaos.harness.record.record import Record
     from torchaos.harness.undo.network import NftTable
@@ -26,10 +26,10 @@ class Refuse(Fault):
     needs: ClassVar[frozenset[str]] = frozenset({"links", "nft"})
     hits: ClassVar[Hits] = "nodes"
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         return [_table(site.fault, link) for link in self._links(site)]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         ports = f"tcp dport {{ {', '.join(map(str, self.ports))} }} " if self.ports else ""
         for link in self._links(site):
             table = _table(site.fault, link)
@@ -41,7 +41,7 @@ class Refuse(Fault):
                 "reject with tcp reset\n }\n}\n",
             )  # fmt: skip
 
-    def probes(self, site: Site) -> Sequence[Probe]:
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
         from torchaos.harness.mechanics.network.probes import refusals
 
         return refusals(site, [_table(site.fault, link) for link in self._links(site)])
@@ -51,7 +51,7 @@ class Refuse(Fault):
 
         return counted(record, fault, "refused")
 
-    def _links(self, site: Site) -> list[Link]:
+    def _links(self, site: NodeSite) -> list[Link]:
         from torchaos.harness.mechanics.network.link import link_of
 
         return [link_of(live) for live in site.nodes]

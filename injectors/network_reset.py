@@ -9,7 +9,7 @@ from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where
+    from torchaos.harness.contracts import Evidence, Hits, Irreversible, NodeSite, Where
     from torchaos.harness.record.record import Record
 
 
@@ -27,12 +27,12 @@ class Reset(Fault):
     hits: ClassVar[Hits] = "nodes"
     on_collectives: ClassVar[bool] = True
 
-    def changes(self, site: Site) -> Irreversible:
+    def changes(self, site: NodeSite) -> Irreversible:
         from torchaos.harness.contracts import Irreversible
 
         return Irreversible("a connection that was reset stays so; opening another one is the job's affair")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.mechanics.network.cut import sides
         from torchaos.harness.mechanics.network.sampling import read
 

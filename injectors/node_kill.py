@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torchaos.harness.mechanics.network.nodes import NodeDeath
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Site
+    from torchaos.harness.contracts import Evidence, NodeSite
     from torchaos.harness.record.record import Record
 
 
@@ -18,7 +18,7 @@ class Kill(NodeDeath):
 
     name: ClassVar[str] = "node.kill"
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.mechanics.network.nodes import kill
 
         kill(site)

@@ -12,7 +12,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.mechanics.network.nodes import NodeDeath
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Site
+    from torchaos.harness.contracts import Evidence, NodeSite
     from torchaos.harness.record.record import Record
 
 
@@ -24,7 +24,7 @@ class Preempt(NodeDeath):
 
     name: ClassVar[str] = "node.preempt"
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.mechanics.network.nodes import heads, kill, processes, send, tell
 
         targets = processes(site.nodes)

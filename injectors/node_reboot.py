@@ -11,7 +11,7 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.mechanics.network.nodes import NodeDeath
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Site
+    from torchaos.harness.contracts import Evidence, NodeSite
     from torchaos.harness.record.record import Record
 
 
@@ -24,7 +24,7 @@ class Reboot(NodeDeath):
     name: ClassVar[str] = "node.reboot"
     irreversible: ClassVar[str] = "what was in memory is lost; the node itself comes back"
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.judging.recovery.ways_back import BACK
         from torchaos.harness.mechanics.network.nodes import kill
 

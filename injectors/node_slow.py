@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Hits, Site, Where
+    from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Where
     from torchaos.harness.record.record import Record
 
 
@@ -25,12 +25,12 @@ class Slow(Fault):
     late: ClassVar[bool] = True  # the processes of a node come and go
     hits: ClassVar[Hits] = "nodes"
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         from torchaos.harness.mechanics.network.nodes import resumed, slow_helper
 
         return [*resumed(site), slow_helper(site).handle]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.mechanics.network.nodes import slow_down
 
         slow_down(site, self.share)

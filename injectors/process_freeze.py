@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Site, Where
+    from torchaos.harness.contracts import Evidence, Handle, NodeSite, Where
     from torchaos.harness.record.record import Record
 
 
@@ -22,12 +22,12 @@ class Freeze(Fault):
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"pidfd"})
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         from torchaos.harness.undo.handles import Process
 
         return [Process.of(pid, "resume") for pid in site.pids]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         site.signal(signal.SIGSTOP)
 
     def signals(self, duration_s: float | None) -> Sequence[tuple[float, int]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where
+    from torchaos.harness.contracts import Evidence, Hits, Irreversible, NodeSite, Where
     from torchaos.harness.record.record import Record
 
 
@@ -24,12 +24,12 @@ class KillAgent(Fault):
     lethal: ClassVar[bool] = True
     hits: ClassVar[Hits] = "agents"
 
-    def changes(self, site: Site) -> Irreversible:
+    def changes(self, site: NodeSite) -> Irreversible:
         from torchaos.harness.contracts import Irreversible
 
         return Irreversible("a dead agent can't be brought back; starting the job again is the scheduler's affair")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         site.signal(signal.SIGKILL)
 
     def signals(self, duration_s: float | None) -> Sequence[tuple[float, int]]:

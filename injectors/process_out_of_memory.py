@@ -11,7 +11,7 @@ from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Emit, Evidence, Handle, Probe, Site, Where
+    from torchaos.harness.contracts import Emit, Evidence, Handle, NodeSite, Probe, Where
     from torchaos.harness.record.record import Record
     from torchaos.harness.undo.cgroup import MemoryCgroup
 
@@ -32,19 +32,19 @@ class OutOfMemory(Fault):
         if self.spare < 0:
             raise ValueError("spare counts bytes; it is not negative")
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         from torchaos.harness.undo.cgroup import memory_for
 
         return [memory_for(pid, site.fault) for pid in site.pids]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.undo.cgroup import memory_for, starve
 
         site.check(groups := [memory_for(pid, site.fault) for pid in site.pids])
         for pid, group in zip(site.pids, groups, strict=True):
             starve(group, pid, self.spare)
 
-    def probes(self, site: Site) -> Sequence[Probe]:
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
         from torchaos.harness.undo.cgroup import memory_of
 
         return [_Killed(site.fault, memory_of(pid)) for pid in site.pids]

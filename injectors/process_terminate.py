@@ -12,7 +12,7 @@ from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import Kind
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Hits, Irreversible, Site, Where
+    from torchaos.harness.contracts import Evidence, Hits, Irreversible, NodeSite, Where
     from torchaos.harness.record.record import Record
 
 
@@ -29,12 +29,12 @@ class Terminate(Fault):
     lethal: ClassVar[bool] = True
     hits: ClassVar[Hits] = "as_targeted"
 
-    def changes(self, site: Site) -> Irreversible:
+    def changes(self, site: NodeSite) -> Irreversible:
         from torchaos.harness.contracts import Irreversible
 
         return Irreversible("a dead process can't be brought back; restarting it is the job's affair")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         site.signal(signal.SIGTERM)
         site.release()  # the grace period is the job's to use
         left = site.wait_for_exit(self.grace)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Site, Where
+    from torchaos.harness.contracts import Evidence, Handle, NodeSite, Where
     from torchaos.harness.record.record import Record
 
 
@@ -22,12 +22,12 @@ class Uninterruptible(Fault):
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "root", "freezer"})
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         from torchaos.harness.undo.cgroup import freezer_for
 
         return [freezer_for(pid, site.fault) for pid in site.pids]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.undo.cgroup import freeze, freezer_for
 
         site.check(groups := [freezer_for(pid, site.fault) for pid in site.pids])

@@ -10,7 +10,7 @@ from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Emit, Evidence, Handle, Probe, Site, Where
+    from torchaos.harness.contracts import Emit, Evidence, Handle, NodeSite, Probe, Where
     from torchaos.harness.record.record import Record
     from torchaos.harness.undo.cgroup import CpuCgroup
 
@@ -29,19 +29,19 @@ class StraggleQuota(Fault):
         if not 0.1 <= self.cpus <= 64:
             raise ValueError("cpus is between 0.1 and 64")
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         from torchaos.harness.undo.cgroup import group_for
 
         return [group_for(pid, site.fault) for pid in site.pids]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         from torchaos.harness.undo.cgroup import group_for, throttle
 
         site.check(groups := [group_for(pid, site.fault) for pid in site.pids])
         for pid, group in zip(site.pids, groups, strict=True):
             throttle(group, pid, self.cpus)
 
-    def probes(self, site: Site) -> Sequence[Probe]:
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
         from torchaos.harness.undo.cgroup import group_of
 
         return [_Throttled(site.fault, group_of(pid)) for pid in site.pids]

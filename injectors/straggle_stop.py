@@ -12,7 +12,7 @@ from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.quantities import Seconds
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Emit, Evidence, Handle, Probe, Site, Where
+    from torchaos.harness.contracts import Emit, Evidence, Handle, NodeSite, Probe, Where
     from torchaos.harness.record.record import Record
 
 
@@ -31,15 +31,15 @@ class StraggleStop(Fault):
         if self.factor <= 1 or self.period <= 0:
             raise ValueError("factor is more than 1, and period more than 0")
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         from torchaos.harness.undo.handles import Process
 
         return [Process.of(pid, "resume") for pid in site.pids]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         """The turns are the probe's: it ends before the fault is taken back, and with the harness."""
 
-    def probes(self, site: Site) -> Sequence[Probe]:
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
         return (_Turns(site, self.period / self.factor, self.period * (1 - 1 / self.factor)),)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
@@ -49,7 +49,7 @@ class StraggleStop(Fault):
 
 
 class _Turns:
-    def __init__(self, site: Site, on_s: float, off_s: float) -> None:
+    def __init__(self, site: NodeSite, on_s: float, off_s: float) -> None:
         self._site, self.period_s, self._off_s = site, on_s, off_s
 
     def sample(self, emit: Emit) -> None:

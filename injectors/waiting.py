@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torchaos.harness.agent.fault import Fault
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Site, Where
+    from torchaos.harness.contracts import Evidence, Handle, NodeSite, Where
     from torchaos.harness.record.record import Record
 
 
@@ -20,7 +20,7 @@ class WaitingFault(Fault):
     needs: ClassVar[frozenset[str]] = frozenset({"agent"})
     lasting: ClassVar[bool] = True
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         return ()
 
     def apply(self, site: Any) -> None:

@@ -32,7 +32,7 @@ from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.verify import Manifests, verify
 from torchaos.harness.contracts import ChaosError, Target, UsageError
-from torchaos.harness.mechanics.site import NodeSite
+from torchaos.harness.mechanics.site import OutsideSite
 from torchaos.harness.record.result import ExitCode
 
 HERE = Path(__file__).parent
@@ -123,7 +123,7 @@ def damaged(name: str, params: Mapping[str, Any], seed: int, root: Path, undo: P
     def emit(kind: Kind, data: Mapping[str, Any]) -> Event:
         return Event(kind, "matrix", 0, 0.0, 0.0, data=data)
 
-    site = NodeSite("damage", (), emit, checkpoints=root, undo_copies=undo)
+    site = OutsideSite("damage", (), emit, checkpoints=root, undo_copies=undo)
     handles = injector.changes(site)
     injector.apply(site)
     try:

@@ -6,12 +6,13 @@ Standard library only: the agent loads injectors, and with them this file, insid
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
-    from torchaos.harness.contracts import Hits, Probe, Site, Target
+    from torchaos.harness.contracts import Evidence, Hits, NodeSite, Probe, Target, Where
+    from torchaos.harness.record.record import Record
 
 Self = TypeVar("Self")
 DRAWN = "drawn"
@@ -23,16 +24,17 @@ def drawn() -> Any:
 
 
 class Fault:
-    """Defaults for a fault that hits rank processes and draws nothing. `name`, `where`, `needs`, `changes`, `apply` and
-    `felt` are the injector's own: above all, each says itself how it is taken back."""
+    """Defaults for a fault that hits rank processes and draws nothing. `changes`, `apply` and `felt` are the injector's
+    own: above all, each says itself how it is taken back."""
 
+    name: ClassVar[str]
+    where: ClassVar[tuple[Where, ...]]  # where it can be applied, the better first
+    needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine and of the launch
     hits: ClassVar[Hits] = "ranks"
-    lethal: ClassVar[bool] = False
+    lethal: ClassVar[bool] = False  # the target process does not survive it
     lasting: ClassVar[bool] = False  # applied in the rank, it is on until it is taken back
     phase: ClassVar[str | None] = None  # where it lands, when the trigger names a step alone
-    late: ClassVar[bool] = (
-        False  # `changes` can be told at the Moment only, such as which checkpoint is the newest then
-    )
+    late: ClassVar[bool] = False  # what it changes shows at the Moment only, such as which checkpoint is the newest
     on_collectives: ClassVar[bool] = False  # it hits what goes between ranks over TCP, and that only
     hooks: ClassVar[tuple[str, ...]] = ()  # of the agent, that its proof needs
     own_disk: ClassVar[bool] = False  # it hits the file system that job.checkpoints.size makes
@@ -42,5 +44,17 @@ class Fault:
     def plan(self: Self, target: Target, draw: random.Random) -> Self:
         return self
 
-    def probes(self, site: Site) -> Sequence[Probe]:
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
         return ()
+
+    def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
+        """Proof from a comparison with runs without faults, where no witness within the run can tell."""
+        return None
+
+    def asked(self) -> Mapping[str, float]:
+        """What was asked of the network, to be shown beside what was measured: `delay_ms`, `loss_percent`, ..."""
+        return {}
+
+    def signals(self, duration_s: float | None) -> Sequence[tuple[float, int]] | None:
+        """The signals that do the same, as (seconds after, signal), for `torchaos repro`; None: no signal does."""
+        return None

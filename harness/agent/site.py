@@ -1,9 +1,8 @@
-"""Where a fault is applied when the process is its own target. Fits contracts.Site."""
+"""Where a fault is applied when the process is its own target. Fits `contracts.Site`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from . import wire
@@ -15,25 +14,24 @@ if TYPE_CHECKING:
 
 
 class RankSite:
-    """`call` is the collective that the rank is about to start, where the Moment is one."""
+    """`lease` says how long a fault that lasts is on."""
 
     def __init__(
         self, agent: Agent, fault: str, step: int | None, phase: wire.Phase | None, call: Call | None, lease: Lease
     ) -> None:
-        self.fault, self.step, self.phase, self.call, self.lease = fault, step, phase, call, lease
+        self.fault, self.step, self.phase, self.lease = fault, step, phase, lease
         self.pids = [os.getpid()]
-        self.nodes = self.cluster = ()
-        self._agent = agent
+        self._agent, self._call = agent, call
+
+    @property
+    def call(self) -> Call:
+        """The collective that the rank is about to start. Raises ValueError if the Moment is not a collective."""
+        if self._call is None:
+            raise ValueError(f"fault {self.fault} landed in phase {self.phase}, which is no collective")
+        return self._call
 
     def signal(self, number: int) -> None:
         os.kill(self.pids[0], number)
-
-    def release(self) -> None:
-        """Nothing is held: the rank itself is here."""
-
-    def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
-        """A process does not see its own exit."""
-        return self.pids
 
     def emit(self, kind: wire.Kind, data: Mapping[str, Any]) -> wire.Event:
         return self._agent.emit(kind, data)

@@ -87,7 +87,7 @@ def _wrong(result: Result) -> list[tuple[Case, Harm]]:
 def _harm(name: str) -> Harm:
     if name == SPLIT_BRAIN:
         return Harm.WRONG_RESULT
-    declared = getattr(registry.find("assertions", name), "harm", Harm.OTHER)
+    declared = registry.find("assertions", name).harm
     return Harm(declared) if declared in list(Harm) else Harm.OTHER
 
 

@@ -96,10 +96,10 @@ def _why_not(risk: Risk, day: GameDay) -> str:
     """Why a fault can't be done to this job on this machine; empty where it can."""
     injector = registry.find("injectors", risk.inject)
     launcher = registry.find("launchers", day.launcher)
-    offered: frozenset[str] = getattr(launcher, "needs", frozenset())
+    offered: frozenset[str] = launcher.needs
     if "links" in injector.needs and "links" not in offered:
         return f"{risk.inject} needs links between nodes, and the launcher {day.launcher} makes none"
-    if getattr(injector, "consent", "") and injector.consent not in day.consent:
+    if injector.consent and injector.consent not in day.consent:
         return f"{risk.inject} needs the consent {injector.consent}"
     if injector.hits == "files" and day.job.checkpoints is None:
         return f"{risk.inject} hits checkpoints, and job.checkpoints does not say where they are"

@@ -1,8 +1,7 @@
 """How an assertion judges a job of several replicas, each of them a torchrun of its own.
 
-An assertion that can do this has a method `judge_replicas` with the signature of `judge`; often it is one of the
-functions here. An assertion without this method can't judge such a job: it would mix up the ranks of different
-torchruns.
+An assertion that can do this has a method `judge_replicas`; often it is one of the functions here. Any other assertion
+is inconclusive for such a job: it would mix up the ranks of different torchruns.
 """
 
 from __future__ import annotations
@@ -20,15 +19,7 @@ _WORST = (Outcome.FAILED, Outcome.INCONCLUSIVE, Outcome.PASSED)
 
 def judged(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
     """The finding of an assertion about a job with or without replicas; inconclusive if it can't judge replicas."""
-    if run.plan.job.replicas == 1:
-        return assertion.judge(run, twins)
-    across = getattr(assertion, "judge_replicas", None)
-    if across is None:
-        return inconclusive(
-            f"{assertion.name} knows one torchrun's ranks, and can't judge a job of {run.plan.job.replicas} replicas"
-        )
-    found: Finding = across(run, twins)
-    return found
+    return (assertion.judge if run.plan.job.replicas == 1 else assertion.judge_replicas)(run, twins)
 
 
 def each(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:

@@ -45,8 +45,8 @@ class Victim:
 
 
 @dataclass(frozen=True)
-class NodeSite:
-    """Fits `contracts.Site`. `release` lets the rank go on that is held at the Moment, if one is."""
+class OutsideSite:
+    """Fits `contracts.NodeSite`. `release` lets the rank go on that is held at the Moment, if one is."""
 
     fault: str
     victims: Sequence[Victim]

@@ -17,6 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from torchaos.harness import contracts
+from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Phase
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.registry.offers import Offer, offered
@@ -33,16 +34,28 @@ class _Group:
     shape: type
     says: tuple[str, ...]  # class attributes
     does: tuple[str, ...]  # methods
+    defaults: type[Any] = object  # has what is optional, for classes that do not declare it
+    may: tuple[str, ...] = ()  # what is optional
 
 
 _GROUPS = {
     "injectors": _Group(
         "injector", contracts.Injector, ("name", "where", "needs", "lethal", "hits"),
-        ("plan", "changes", "apply", "probes", "felt"),
+        ("plan", "changes", "apply", "probes", "felt"), Fault,
+        ("lasting", "phase", "late", "family", "consent", "hooks", "on_collectives", "own_disk", "felt_by_twin",
+         "asked", "signals"),
     ),
-    "assertions": _Group("assertion", contracts.Assertion, ("name", "needs"), ("judge",)),
-    "conditions": _Group("condition", contracts.Condition, (), ("holds",)),
-    "launchers": _Group("launcher", contracts.Launcher, ("name",), ("resources", "create")),
+    "assertions": _Group(
+        "assertion", contracts.Assertion, ("name", "needs"), ("judge",),
+        contracts.Assertion, ("harm", "expects_recovery", "judge_replicas"),
+    ),
+    "conditions": _Group(
+        "condition", contracts.Condition, (), ("holds",), contracts.Condition, ("about_job", "probes", "of_faults")
+    ),
+    "launchers": _Group(
+        "launcher", contracts.Launcher, ("name",), ("resources", "create"),
+        contracts.Launcher, ("needs", "cannot", "needs_of"),
+    ),
     "formats": _Group(
         "checkpoint format", contracts.CheckpointFormat, ("name", "suffixes"), ("is_folder", "read_file", "read_folder")
     ),
@@ -53,7 +66,7 @@ _PLAIN = (contracts.Launcher, contracts.CheckpointFormat)  # a scenario gives th
 
 def phase_of(injector: str) -> Phase | None:
     """Where faults of that kind land when the trigger names a step alone; None: at its start."""
-    phase = getattr(find("injectors", injector), "phase", None)
+    phase = find("injectors", injector).phase
     return None if phase is None else Phase(phase)
 
 
@@ -65,14 +78,14 @@ def is_lethal(injector: str) -> bool:
 
 def family_of(injector: str) -> str:
     """What a fault is about, such as gpu or numeric: as its injector declares, else the first part of its name."""
-    declared = getattr(find("injectors", injector), "family", "") if injector in names("injectors") else ""
+    declared = find("injectors", injector).family if injector in names("injectors") else ""
     return str(declared) or injector.partition(".")[0]
 
 
 def lasts(injector: str) -> bool:
     """Whether such a fault is on until it is taken back, and is not over by itself."""
     found = find("injectors", injector)
-    return not found.lethal and bool("node" in found.where or getattr(found, "lasting", False))
+    return not found.lethal and bool("node" in found.where or found.lasting)
 
 
 def injectors() -> dict[str, type[contracts.Injector]]:
@@ -171,6 +184,9 @@ def _load(kind: _Group, offer: Offer) -> type[Any]:
         raise UsageError(f"{who} calls itself {said!r}; the entry point must have the same name")
     if kind.shape not in _PLAIN and not is_dataclass(found):
         raise UsageError(f"{who} is not a dataclass; its fields are the parameters that a scenario gives")
+    for name in kind.may:
+        if not hasattr(found, name):
+            setattr(found, name, inspect.getattr_static(kind.defaults, name))
     return found
 
 

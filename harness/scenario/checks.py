@@ -86,14 +86,12 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
                 tell(at, f"the key 'target' is missing here; say whom {fault.inject} hits")
             elif fault.target is not None and injector.hits in _NO_RANKS:
                 tell((*at, "target"), f"{fault.inject} hits {injector.hits} and no ranks; remove target", True)
-            if getattr(injector, "own_disk", False) and not (
-                scenario.job.checkpoints and scenario.job.checkpoints.size
-            ):
+            if injector.own_disk and not (scenario.job.checkpoints and scenario.job.checkpoints.size):
                 told = f"{fault.inject} fills the file system that job.checkpoints.size makes; write that, such as 64MB"
                 tell((*at, "inject"), told)
             if injector.hits == "endpoints":
                 _check_endpoint(scenario, fault.with_.get("endpoint"), (*at, "with"), tell)
-            lasting = "node" in injector.where or getattr(injector, "lasting", False)
+            lasting = "node" in injector.where or injector.lasting
             if fault.for_ is not None and not lasting:
                 tell((*at, "for"), f"{fault.inject} ends by itself; remove `for`, see its parameters")
             elif fault.for_ is not None and injector.lethal:

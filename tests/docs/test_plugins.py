@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from torchaos.harness.mechanics.site import NodeSite, Victim
+from torchaos.harness.mechanics.site import OutsideSite, Victim
 from torchaos.harness.undo.handles import from_json, to_json
 
 from .conftest import REPOSITORY, Torchaos, blocks
@@ -48,7 +48,7 @@ def test_the_way_back_of_the_guide_is_one_that_can_be_guarded() -> None:
     exec(f"from __future__ import annotations\n{textwrap.dedent(part.text)}", namespace)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        (handle,) = namespace["changes"](None, NodeSite("it", [Victim(child.pid, 0, None)], Mock()))
+        (handle,) = namespace["changes"](None, OutsideSite("it", [Victim(child.pid, 0, None)], Mock()))
         assert from_json(json.loads(json.dumps(to_json(handle)))) == handle
         assert (handle.pid, handle.action) == (child.pid, "resume")
     finally:

@@ -23,7 +23,7 @@ from torchaos.harness.cli.interrupt import Interrupt, signals
 from torchaos.harness.cli.run import Planned, _apart
 from torchaos.harness.contracts import ChaosError, Need, RankProcess, Target, UsageError
 from torchaos.harness.machine.proc import stat
-from torchaos.harness.mechanics.site import NodeSite, Victim
+from torchaos.harness.mechanics.site import OutsideSite, Victim
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import After, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.result import ExitCode
@@ -349,7 +349,7 @@ def test_nobody_is_waited_for_beyond_the_end_of_the_run(sleeper: int) -> None:
     ended = threading.Event()
     ticks = start_ticks(sleeper)
     assert ticks is not None
-    site = NodeSite("go", [Victim(sleeper, ticks, 0)], lambda *_: None, run_ended=ended)  # type: ignore[arg-type]
+    site = OutsideSite("go", [Victim(sleeper, ticks, 0)], lambda *_: None, run_ended=ended)  # type: ignore[arg-type]
     ended.set()
     with pytest.raises(ChaosError, match="the run ended"):
         site.wait_for_exit(600.0)

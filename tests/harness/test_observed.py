@@ -13,11 +13,11 @@ import pytest
 from waiting import wait_until
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import ChaosError, UsageError
+from torchaos.harness.contracts import ChaosError, UsageError, Watched
 from torchaos.harness.machine import proc
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Named, Plan, PlannedJob
-from torchaos.harness.running.conditions.observed import CommandFails, CommandSucceeds, DiskFree, Watched
+from torchaos.harness.running.conditions.observed import CommandFails, CommandSucceeds, DiskFree
 from torchaos.harness.running.engine import guards
 from torchaos.harness.running.engine.guards import Guards, check_disk
 from torchaos.harness.running.engine.watches import Watches

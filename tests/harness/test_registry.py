@@ -140,6 +140,31 @@ def test_a_part_that_lacks_is_named(offer: Offer, part: str) -> None:
         registry.find("injectors", "fake.fits")
 
 
+def test_what_is_optional_need_not_be_declared(offer: Offer) -> None:
+    """An injector that builds on no class of ours gets the defaults; what it declares itself stays."""
+    offer("fake.fits", without())
+    offer("fake.late", dataclass(frozen=True)(type("Fault", (), {**PARTS, "name": "fake.late", "late": True})))
+    found = registry.find("injectors", "fake.fits")
+    assert (found.late, found.lasting, found.phase, found.family, found.hooks) == (False, False, None, "", ())
+    one = found()
+    assert (one.asked(), one.signals(1.0), one.felt_by_twin(None, (), "f")) == ({}, None, None)
+    assert registry.find("injectors", "fake.late").late is True
+
+
+def test_the_optional_parts_of_the_other_groups(offer: Offer) -> None:
+    """So do assertions, conditions and launchers."""
+    offer(
+        "bound", dataclass(type("Bound", (), {"name": "bound", "needs": frozenset(), "judge": _nothing})), "assertions"
+    )
+    offer("seen", dataclass(type("Seen", (), {"holds": _nothing})), "conditions")
+    offer("far", type("Far", (), {"name": "far", "resources": _nothing, "create": _nothing}), "launchers")
+    bound, seen = registry.find("assertions", "bound")(), registry.find("conditions", "seen")()
+    far = registry.find("launchers", "far")
+    assert (bound.harm, bound.expects_recovery) == (contracts.Harm.OTHER, True)
+    assert (seen.about_job, seen.probes(None), seen.of_faults({}, ())) == (True, (), {})
+    assert (far.needs, far.cannot, far.needs_of((), {})) == (frozenset(), {}, frozenset())
+
+
 def test_what_is_no_class_is_refused(offer: Offer) -> None:
     """An entry point that names an instance gets an error, not an attribute error later."""
     offer("fake.fits", Fits())

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind, Phase
 from torchaos.harness.contracts import Handle, Target
-from torchaos.harness.mechanics.site import NodeSite
+from torchaos.harness.mechanics.site import OutsideSite
 
 Snapshot = dict[Path, tuple[str, int, int]]
 
@@ -32,7 +32,7 @@ class Operation:
         copies.mkdir(exist_ok=True)
         made = registry.find("injectors", name)(**params)
         self.injector = made.plan(target or Target(()), random.Random(seed))
-        self.site = NodeSite("damage", (), self._emit, phase=phase, checkpoints=root, undo_copies=copies)
+        self.site = OutsideSite("damage", (), self._emit, phase=phase, checkpoints=root, undo_copies=copies)
         self.handles: Sequence[Handle] = ()
 
     def apply(self) -> Operation:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Event, Kind, start_ticks
-from torchaos.harness.mechanics.site import NodeSite, Victim
+from torchaos.harness.mechanics.site import OutsideSite, Victim
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
@@ -42,8 +42,8 @@ class Told:
         return self.events[-1]
 
 
-def site_of(pid: int, told: Told) -> NodeSite:
-    return NodeSite("slow", [Victim(pid, start_ticks(pid) or 0, 1, 0)], told)
+def site_of(pid: int, told: Told) -> OutsideSite:
+    return OutsideSite("slow", [Victim(pid, start_ticks(pid) or 0, 1, 0)], told)
 
 
 def test_quota(busy: int) -> None:

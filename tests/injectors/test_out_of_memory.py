@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from torchaos.harness.agent.wire import Event, Kind, start_ticks
-from torchaos.harness.mechanics.site import NodeSite, TargetGone, Victim
+from torchaos.harness.mechanics.site import OutsideSite, TargetGone, Victim
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
@@ -53,7 +53,7 @@ def _applied(pid: int, events: list[Event], **given: Any) -> tuple[OutOfMemory, 
         events.append(Event(kind, "harness", len(events), 0.0, time.monotonic(), data=data))
         return events[-1]
 
-    injector, site = OutOfMemory(**given), NodeSite("oom", [Victim(pid, start_ticks(pid) or 0, 1, 0)], told)
+    injector, site = OutOfMemory(**given), OutsideSite("oom", [Victim(pid, start_ticks(pid) or 0, 1, 0)], told)
     (handle,) = injector.changes(site)
     site = replace(site, guarded=(handle,))
     told(Kind.APPLYING, {"fault": "oom", "phase": None, "global_step": 1, "pid": pid})
@@ -109,7 +109,7 @@ def test_only_what_was_guarded_is_hit(
     for one in "ab":
         (tmp_path / one).mkdir()
     pid, ticks = os.getpid(), start_ticks(os.getpid()) or 0  # in folders that only look like cgroups
-    site = NodeSite("hit", [Victim(pid, ticks - (since == "another process"), 1, 0)], lambda *_: None)  # type: ignore[arg-type]
+    site = OutsideSite("hit", [Victim(pid, ticks - (since == "another process"), 1, 0)], lambda *_: None)  # type: ignore[arg-type]
     (handle,) = injector.changes(site)
     site = replace(site, guarded=(handle,))
     if since == "nothing":

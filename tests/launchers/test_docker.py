@@ -23,7 +23,7 @@ from torchaos.harness.machine.docker_engine import address, engine, of_run
 from torchaos.harness.mechanics.containers.faults import changes
 from torchaos.harness.mechanics.network.cut import Cut, counts
 from torchaos.harness.mechanics.network.link import Link
-from torchaos.harness.mechanics.site import NodeSite
+from torchaos.harness.mechanics.site import OutsideSite
 from torchaos.harness.record.events.journal import Journal, read_events
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
@@ -68,10 +68,10 @@ class Nodes:
     def up(self, *names: str) -> None:
         self.wait(lambda: [(self.folder / name).exists() for name in names], all)
 
-    def site(self, fault: str, *nodes: int) -> NodeSite:
+    def site(self, fault: str, *nodes: int) -> OutsideSite:
         cluster = self.job.nodes()
         chosen = [live for live in cluster if live.node.index in nodes]
-        return NodeSite(fault, (), self.journal.emit, nodes=chosen, cluster=cluster)
+        return OutsideSite(fault, (), self.journal.emit, nodes=chosen, cluster=cluster)
 
     def inject(self, name: str, node: int, **params: Any) -> Any:
         """Apply it as the engine of the harness does; the injector, whose `felt` can be asked."""

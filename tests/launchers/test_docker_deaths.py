@@ -26,7 +26,7 @@ import itertools, os, sys, time
 from pathlib import Path
 from torchaos.harness import registry
 from torchaos.harness.contracts import ChaosError, JobSpec
-from torchaos.harness.mechanics.site import NodeSite
+from torchaos.harness.mechanics.site import OutsideSite
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.docker import Docker
 from torchaos.harness.running.launchers.job import Job
@@ -46,7 +46,7 @@ for number in itertools.count():
     for name in ("container.pause", "container.disconnect", "container.limit"):
         fault = registry.find("injectors", name)()
         while True:
-            site = NodeSite(name, (), journal.emit, nodes=job.nodes()[1:], cluster=job.nodes())
+            site = OutsideSite(name, (), journal.emit, nodes=job.nodes()[1:], cluster=job.nodes())
             try:
                 changes = fault.changes(site)
                 break

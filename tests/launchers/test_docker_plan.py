@@ -16,7 +16,7 @@ from torchaos.harness import registry
 from torchaos.harness.agent.wire import FIELDS, Event, Kind
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.mechanics.containers import faults
-from torchaos.harness.mechanics.site import NodeSite, TargetGone
+from torchaos.harness.mechanics.site import OutsideSite, TargetGone
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.events.outer_pids import OuterPids
 from torchaos.harness.record.plan import Plan, PlannedJob
@@ -149,7 +149,7 @@ def test_a_container_that_was_replaced_is_left_alone(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(faults, "container_of", lambda client, run_id, index: running)
     monkeypatch.setattr(faults, "events", lambda *_: [])
     monkeypatch.setattr(faults, "_TOLD_S", 0.0)
-    site = NodeSite("pause", (), lambda *_: None, nodes=[live])  # type: ignore[arg-type]
+    site = OutsideSite("pause", (), lambda *_: None, nodes=[live])  # type: ignore[arg-type]
     for before, wanted in (("then", []), ("now", ["now"])):
         handle = Container("unix:///nowhere", "a-run", before, "running")
         with nullcontext() if wanted else pytest.raises(TargetGone, match="node 1 has another container"):

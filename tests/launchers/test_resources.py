@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Node
+from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, Node
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.job import Job
 from torchaos.harness.running.launchers.local import LocalNode
@@ -19,7 +19,7 @@ from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.file import File
 
 
-class MakesAFile:
+class MakesAFile(Launcher):
     """A launcher whose nodes need a file; it looks at what the undo log says when it makes it."""
 
     name: ClassVar[str] = "makes-a-file"

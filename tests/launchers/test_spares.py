@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from torchaos.harness.agent.wire import ENV_NODE, Kind
-from torchaos.harness.contracts import ChaosError, Handle, JobSpec
+from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher
 from torchaos.harness.running.launchers.job import Job
 from torchaos.harness.running.launchers.job_env import job_env
 from torchaos.harness.running.launchers.local import LocalNode
@@ -41,7 +41,7 @@ wait_for("go")
 """
 
 
-class Three:
+class Three(Launcher):
     name: ClassVar[str] = "three"
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:

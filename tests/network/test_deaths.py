@@ -33,7 +33,7 @@ from types import SimpleNamespace
 from torchaos.harness import registry
 from torchaos.harness.contracts import JobSpec
 from torchaos.harness.running.launchers.netns import Netns
-from torchaos.harness.mechanics.site import NodeSite
+from torchaos.harness.mechanics.site import OutsideSite
 from torchaos.harness.mechanics.network.cut import Cut
 from torchaos.harness.mechanics.network.metering import measured, meter_handle
 from torchaos.harness.mechanics.network.shaper import Shape, Shaper
@@ -53,7 +53,7 @@ for number in itertools.count():
     cut = Cut(f"cut-{number}", links[:1], links[1:])
     shaper = Shaper(f"slow-{number}", links[1], Shape(delay=5.0))
     there = dict(nodes=cluster[:1], cluster=cluster, endpoints=launcher.endpoints)
-    site = NodeSite(f"site-{number}", (), lambda *_: None, **there)
+    site = OutsideSite(f"site-{number}", (), lambda *_: None, **there)
     faults = {
         "cut": (cut.handles, cut.apply),
         "slow": (shaper.handles(), shaper.apply),

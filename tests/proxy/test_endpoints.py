@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from torchaos.harness.agent.wire import start_ticks
-from torchaos.harness.contracts import JobSpec, UsageError
+from torchaos.harness.contracts import JobSpec, Launcher, UsageError
 from torchaos.harness.machine.toxiproxy.api import Api
 from torchaos.harness.mechanics.proxy.server import Endpoint
 from torchaos.harness.record.plan import Plan
@@ -73,7 +73,7 @@ def test_mistakes_are_told_with_their_place(tmp_path: Path, endpoint: str, job: 
         plan(tmp_path, endpoint, **job)
 
 
-class _Nodes:
+class _Nodes(Launcher):
     """A launcher of two nodes of this machine, that meet at an address from the environment."""
 
     name: ClassVar[str] = "two"

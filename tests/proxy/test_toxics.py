@@ -19,7 +19,7 @@ from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.machine.toxiproxy import api
 from torchaos.harness.mechanics.proxy.server import Endpoint
-from torchaos.harness.mechanics.site import NodeSite
+from torchaos.harness.mechanics.site import OutsideSite
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.undo.handles import from_json, to_json
 
@@ -39,7 +39,7 @@ class Faulted:
         self._folder.mkdir()
         self._file = EventFile(self._folder / "harness.jsonl", "harness")
         self.emit = self._file.emit
-        self.site = NodeSite("a-fault", (), self.emit, endpoints={"echo": endpoint})
+        self.site = OutsideSite("a-fault", (), self.emit, endpoints={"echo": endpoint})
         self.injector = registry.find("injectors", inject)(endpoint="echo", **params)
         self.handles = self.injector.changes(self.site)
         assert all(handle.restored() for handle in self.handles)
@@ -207,4 +207,4 @@ def test_an_unknown_endpoint(endpoint: Endpoint, faulted: Any) -> None:
     """A fault on an endpoint without a proxy says which."""
     injector = registry.find("injectors", "proxy.down")(endpoint="other")
     with pytest.raises(ChaosError, match=r"no proxy before other; name it in job\.endpoints"):
-        injector.changes(NodeSite("a-fault", (), lambda *a, **k: None, endpoints={"echo": endpoint}))  # type: ignore[arg-type]
+        injector.changes(OutsideSite("a-fault", (), lambda *a, **k: None, endpoints={"echo": endpoint}))  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from typing import ClassVar
 from paper import Paper
 from rich.console import Console
 
+from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Phase
 from torchaos.harness.contracts import Target
@@ -50,7 +51,7 @@ def test_the_catalogue_lists_parameters(paper: type[Paper]) -> None:
     """Each thing that a scenario can name is listed with its first sentence and its parameters' defaults."""
 
     @dataclass(frozen=True)
-    class Slow:
+    class Slow(Fault):
         """Makes it slow.
 
         Not shown.

@@ -80,7 +80,7 @@ def _measured(run: Record, fault: PlannedFault) -> dict[str, dict[str, float]]:
     """What was asked of the network beside the last that was measured while the fault was on."""
     found: dict[str, dict[str, float]] = {}
     try:
-        asked_for: dict[str, float] = getattr(injector_of(fault), "asked", dict)()
+        asked_for = injector_of(fault).asked()
     except Exception:  # it may be anybody's code, or parameters that it does not know; `_evidence` says so
         return found
     for name, asked in asked_for.items():
@@ -96,8 +96,7 @@ def _evidence(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tupl
     try:
         injector = injector_of(fault)
         found = injector.felt(run, fault.id)
-        by_twin = getattr(injector, "felt_by_twin", None)  # of what no witness within the run can tell
-        return (by_twin(run, twins, fault.id) if found is None and twins and by_twin else found), ""
+        return (injector.felt_by_twin(run, twins, fault.id) if found is None and twins else found), ""
     except ChaosError:
         raise
     except Exception as error:  # it may be anybody's code; without its proof nothing is claimed

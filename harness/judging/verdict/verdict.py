@@ -49,7 +49,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     parts = replicas_of(run)
     of_twins = [list(own) for own in zip(*map(replicas_of, twins), strict=True)] or [[] for _ in parts]
     assertions = [_assertion(named) for named in run.plan.asserts]
-    must_recover = all(getattr(assertion, "expects_recovery", True) for assertion in assertions)
+    must_recover = all(assertion.expects_recovery for assertion in assertions)
     faults = tuple(fault_result(run, twins, fault, must_recover) for fault in run.plan.faults)
     findings = [_finding(assertion, run, twins) for assertion in assertions]
     cases = [_case(named, finding) for named, finding in zip(run.plan.asserts, findings, strict=True)]

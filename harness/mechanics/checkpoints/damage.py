@@ -22,7 +22,7 @@ from torchaos.harness.agent.wire import Kind, Phase
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Local
 from torchaos.harness.checkpoints.layout import Checkpoint, Trouble
-from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Hits, Site, Target, Where
+from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Hits, NodeSite, Target, Where
 from torchaos.harness.mechanics.checkpoints.edits import Edit, Remove, in_words
 from torchaos.harness.record.history.checkpoints import final_path
 from torchaos.harness.undo.file import File
@@ -114,7 +114,7 @@ class CheckpointFault(Fault):
         drawn = draw.getrandbits(32)
         return replace(self, seed=drawn) if vars(self)["seed"] is None else self  # type: ignore[type-var]
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         """The files as they are, saved to be put back. The decision is kept for `apply`."""
         decided = decide(self, site.checkpoints, site.phase is Phase.CHECKPOINT_WRITTEN)
         vars(self)["_decided"] = decided  # no field: it is neither a parameter nor part of the plan
@@ -122,7 +122,7 @@ class CheckpointFault(Fault):
         paths = dict.fromkeys(edit.path for _one, edit in decided.edits)
         return [File.of(path, decided.root, site.undo_copies, yields=True, removes=path in removed) for path in paths]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         decided: Decided = vars(self)["_decided"]
         there = [{"path": one.path, "step": one.step} for one in decided.whole]
         said = f"{len(there)} complete checkpoints are there, the newest is {Path(decided.whole[0].path).name}"
@@ -132,7 +132,7 @@ class CheckpointFault(Fault):
             _as_if_untouched(edit)
             site.emit(Kind.EFFECT, {"fault": site.fault, "what": "damaged", "effect": in_words(told), **told})
 
-    def probes(self, site: Site) -> Sequence[StillThere]:
+    def probes(self, site: NodeSite) -> Sequence[StillThere]:
         decided: Decided = vars(self)["_decided"]
         return [StillThere(site.fault, list(dict.fromkeys(edit.path for _one, edit in decided.edits)))]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import ChaosError, Emit, Evidence, LiveNode, Site
+from torchaos.harness.contracts import ChaosError, Emit, Evidence, LiveNode, NodeSite
 from torchaos.harness.machine.docker_engine import EngineError, container_of, engine, events
 from torchaos.harness.mechanics.site import TargetGone
 from torchaos.harness.record.record import Record
@@ -64,7 +64,7 @@ def _engine_of(live: LiveNode) -> str:
     return str(where)
 
 
-def changes(site: Site, part: Literal["running", "network", "limits"]) -> Sequence[Container]:
+def changes(site: NodeSite, part: Literal["running", "network", "limits"]) -> Sequence[Container]:
     """How to set right what `do` is about to change in the containers."""
     with hits(site.nodes) as found:
         return [Container(_engine_of(one.live), one.live.run_id, one.id, part, _good(one, part)) for one in found]
@@ -77,7 +77,7 @@ def _good(hit: Hit, part: str) -> Mapping[str, Any]:
     return limits_of(hit.now) if part == "limits" else {}
 
 
-def do(site: Site, act: Callable[[Hit], object], action: str, last: str = "") -> None:
+def do(site: NodeSite, act: Callable[[Hit], object], action: str, last: str = "") -> None:
     """To each of the containers at once; then what the engine tells of it goes into the record. Held ranks go on when
     it has told of `action`; it is over when it has told of `last`, too. Raises ChaosError."""
     since = time.time()
@@ -91,7 +91,7 @@ def do(site: Site, act: Callable[[Hit], object], action: str, last: str = "") ->
             _tell(site, hit, one, since, last or action, number)
 
 
-def _check(site: Site, found: Iterable[Hit]) -> None:
+def _check(site: NodeSite, found: Iterable[Hit]) -> None:
     """Raises TargetGone where a container is not the one that the way back was written down for, if there is one."""
     guarded = {one.id for one in site.guarded if isinstance(one, Container)}
     for hit in found:
@@ -99,7 +99,7 @@ def _check(site: Site, found: Iterable[Hit]) -> None:
             raise TargetGone(f"node {hit.live.node.index} has another container since its way back was written down")
 
 
-def _tell(site: Site, hit: Hit, done: Future[object], since: float, action: str, told: int = 0) -> int:
+def _tell(site: NodeSite, hit: Hit, done: Future[object], since: float, action: str, told: int = 0) -> int:
     """Every event of the container since then but for those that were told, until `action` is among them, it has
     failed, or a few seconds are over. How many have been told now."""
     end = time.monotonic() + _TOLD_S

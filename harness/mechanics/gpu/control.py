@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Probe, Site, Where
+from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, NodeSite, Probe, Where
 from torchaos.harness.machine.native import ENV_CONTROL
 from torchaos.harness.record.record import Record
 from torchaos.harness.undo.file import File
@@ -29,7 +29,7 @@ _SERVED = re.compile(
 
 
 class OverlayFault(Fault):
-    """A fault that the NVML overlay is ordered to show. It may also have `kernel_lines(gpu)`, for `kernel.log`."""
+    """A fault that the NVML overlay is ordered to show."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
@@ -40,7 +40,11 @@ class OverlayFault(Fault):
         """Lines without the GPU they are about, such as `ecc.volatile.uncorrected += 1`."""
         raise NotImplementedError
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def kernel_lines(self, gpu: int) -> Sequence[str]:
+        """What it writes to `kernel.log` beside the orders."""
+        return ()
+
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         """One new file in the folder of orders of each target node; taken back, it is gone."""
         found = []
         for folder, pids in folders_of(site.pids).items():
@@ -48,15 +52,14 @@ class OverlayFault(Fault):
             found.append(File.of(_path(folder, site.fault), folder, site.undo_copies, made=made))
         return found
 
-    def apply(self, site: Site) -> None:
-        lines = getattr(self, "kernel_lines", None)
+    def apply(self, site: NodeSite) -> None:
         for folder, pids in folders_of(site.pids).items():
             _write(_path(folder, site.fault), _text(self, pids).encode())
-            if lines is not None:
+            if lines := [f"{line}\n" for gpu in gpus_of(self.gpu, pids) for line in self.kernel_lines(gpu)]:
                 with open(folder / KERNEL_LOG, "a") as log:
-                    log.writelines(f"{line}\n" for gpu in gpus_of(self.gpu, pids) for line in lines(gpu))
+                    log.writelines(lines)
 
-    def probes(self, site: Site) -> Sequence[Probe]:
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
         found = []
         for folder, pids in folders_of(site.pids).items():
             gpus = gpus_of(self.gpu, pids)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from torchaos.harness.agent.fault import Fault
-from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
+from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Probe, Where
 from torchaos.harness.mechanics.network.cut import Cut, sides
 from torchaos.harness.mechanics.network.evidence import counted
 from torchaos.harness.mechanics.network.metering import measured, meter_handle
@@ -37,20 +37,20 @@ class CutFault(Fault):
         """What a probe connection should measure."""
         return {"loss_percent": self.percent}
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         return [*self._cut(site).handles, meter_handle(site)]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         self._cut(site).apply()
 
-    def probes(self, site: Site) -> Sequence[Probe]:
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
         asked = {} if self.ports or self.peers else self.asked()
         return [*drops(site, self._cut(site)), *measured(site, asked, inward=self.direction == "in")]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         return counted(record, fault, "dropped")
 
-    def _cut(self, site: Site) -> Cut:
+    def _cut(self, site: NodeSite) -> Cut:
         inside, outside = sides(site.nodes, site.cluster, self.peers)
         if self.direction == "in":
             inside, outside = outside, inside

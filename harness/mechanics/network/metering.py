@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
-from torchaos.harness.contracts import Emit, Handle, Site
+from torchaos.harness.contracts import Emit, Handle, NodeSite
 from torchaos.harness.mechanics.network import meter
 from torchaos.harness.mechanics.network.link import Link, link_of
 from torchaos.harness.undo.handles import JobProcesses
@@ -20,13 +20,13 @@ from torchaos.harness.undo.network import mark_of
 SETTLE_S = 0.3  # beyond the delay that was asked for
 
 
-def meter_handle(site: Site) -> Handle:
+def meter_handle(site: NodeSite) -> Handle:
     """The way back of the meter that `measured` starts."""
     return JobProcesses(_mark(site))
 
 
 def measured(
-    site: Site, asked: Mapping[str, float], inward: bool = False, jitter_ms: float = 0.0
+    site: NodeSite, asked: Mapping[str, float], inward: bool = False, jitter_ms: float = 0.0
 ) -> Sequence[Measuring]:
     """From the first target node to the first other one, or the other way round. Nothing where nothing can be asked
     of a datagram. With jitter they are so far apart that none has to wait for the one before it."""
@@ -67,7 +67,7 @@ class Measuring:
             emit(Kind.NETWORK, {"fault": self.fault, "counts": {}, "measured": found, "datagrams": said["sent"]})
 
 
-def _mark(site: Site) -> str:
+def _mark(site: NodeSite) -> str:
     return f"{link_of(site.nodes[0]).run_id}.{mark_of(site.fault)}.meter"
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import ChaosError, Evidence, Handle, Hits, Irreversible, LiveNode, Site, Where
+from torchaos.harness.contracts import ChaosError, Evidence, Handle, Hits, Irreversible, LiveNode, NodeSite, Where
 from torchaos.harness.machine import proc
 from torchaos.harness.mechanics.network import throttle
 from torchaos.harness.mechanics.network.helper import Helper
@@ -31,7 +31,7 @@ class NodeDeath(Fault):
     hits: ClassVar[Hits] = "nodes"
     irreversible: ClassVar[str] = "a dead node can't be brought back; that is the scheduler's affair"
 
-    def changes(self, site: Site) -> Irreversible:
+    def changes(self, site: NodeSite) -> Irreversible:
         return Irreversible(self.irreversible)
 
 
@@ -46,7 +46,7 @@ def processes(nodes: Iterable[LiveNode]) -> dict[int, int]:
     return found
 
 
-def kill(site: Site) -> None:
+def kill(site: NodeSite) -> None:
     """SIGKILL to everything, until there is nothing. Raises ChaosError where there was nothing, or something stays."""
     killed: dict[int, int] = processes(site.nodes)
     deadline = time.monotonic() + KILL_S
@@ -73,7 +73,7 @@ def heads(targets: Mapping[int, int]) -> dict[int, int]:
     return {pid: targets[pid] for pid, stat in found.items() if stat and stat.parent not in targets}
 
 
-def tell(site: Site, targets: Iterable[int], what: str) -> None:
+def tell(site: NodeSite, targets: Iterable[int], what: str) -> None:
     """What was done to which processes, for the record."""
     names = ", ".join(str(live.node.index) for live in site.nodes)
     pids = sorted(targets)
@@ -82,16 +82,16 @@ def tell(site: Site, targets: Iterable[int], what: str) -> None:
     )
 
 
-def resumed(site: Site) -> list[Handle]:
+def resumed(site: NodeSite) -> list[Handle]:
     """How to let everything run on that is there now."""
     return [Process(pid, ticks, "resume", proc.boot_id()) for pid, ticks in processes(site.nodes).items()]
 
 
-def slow_helper(site: Site) -> Helper:
+def slow_helper(site: NodeSite) -> Helper:
     return Helper(f"{site.nodes[0].run_id}.{mark_of(site.fault)}")
 
 
-def slow_down(site: Site, share: float) -> None:
+def slow_down(site: NodeSite, share: float) -> None:
     """Everything on the nodes runs only this share of the time. Raises ChaosError."""
     targets = processes(site.nodes)
     argv = [sys.executable, "-S", "-E", throttle.__file__, str(share), *(f"{p}:{t}" for p, t in targets.items())]

@@ -7,43 +7,43 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from torchaos.harness.contracts import Site
+from torchaos.harness.contracts import NodeSite
 from torchaos.harness.mechanics.network.cut import Cut, counts
 from torchaos.harness.mechanics.network.link import Link, link_of
 from torchaos.harness.mechanics.network.sampling import Counts, Watch, at_least, round_trips
 from torchaos.harness.undo.network import NftTable
 
 
-def drops(site: Site, cut: Cut) -> Sequence[Watch]:
+def drops(site: NodeSite, cut: Cut) -> Sequence[Watch]:
     """The job's own packets that a cut has dropped; known by the counters of the rules that drop them."""
     proof = at_least("dropped", 1, "the first packet of the job was dropped ({n} by now)")
     return [Watch(site.fault, _links(site), proof, [partial(counts, *cut.handles)])]
 
 
-def resent(site: Site) -> Sequence[Watch]:
+def resent(site: NodeSite) -> Sequence[Watch]:
     return [Watch(site.fault, _links(site), at_least("resent", 1, "the job sent {n} segments again"))]
 
 
-def came(site: Site, name: str, words: str) -> Sequence[Watch]:
+def came(site: NodeSite, name: str, words: str) -> Sequence[Watch]:
     """What the kernels of the nodes count of segments that came in."""
     return [Watch(site.fault, _links(site), at_least(name, 1, words))]
 
 
-def slower(site: Site, least_ms: float) -> Sequence[Watch]:
+def slower(site: NodeSite, least_ms: float) -> Sequence[Watch]:
     """The round trips on the connections of each target node."""
     proof = at_least("rtt_ms", least_ms, "the round trip on the job's connections is {n} ms")
     links = [link_of(live) for live in site.nodes]
     return [Watch(site.fault, _links(site), proof, [partial(_longest, links)], period_s=0.25)]
 
 
-def limited(site: Site) -> Sequence[Watch]:
+def limited(site: NodeSite) -> Sequence[Watch]:
     """The packets that had to wait for a rate limit, and the rate at which what waits goes on."""
     proof = at_least("overlimits", 1, "{n} packets of the job had to wait for the rate limit")
     links = [link_of(live) for live in site.nodes]
     return [Watch(site.fault, _links(site), proof, [_Limiter(links)], period_s=0.25)]
 
 
-def _links(site: Site) -> list[Link]:
+def _links(site: NodeSite) -> list[Link]:
     return [link_of(live) for live in site.cluster]
 
 
@@ -78,7 +78,7 @@ class _Limiter:
         return {"overlimits": total, **({"rate_mbit": round(max(self._rates), 3)} if self._rates else {})}
 
 
-def refusals(site: Site, tables: Sequence[NftTable]) -> Sequence[Watch]:
+def refusals(site: NodeSite, tables: Sequence[NftTable]) -> Sequence[Watch]:
     """The connections that rules of these tables refused."""
     proof = at_least("refused", 1, "{n} connections of the job were refused")
     return [Watch(site.fault, _links(site), proof, [partial(_refused, tables)])]

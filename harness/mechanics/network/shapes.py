@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from torchaos.harness.agent.fault import Fault
-from torchaos.harness.contracts import Evidence, Handle, Hits, Probe, Site, Where
+from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Probe, Where
 from torchaos.harness.mechanics.network.evidence import counted
 from torchaos.harness.mechanics.network.link import link_of
 from torchaos.harness.mechanics.network.metering import measured, meter_handle
@@ -38,19 +38,19 @@ class ShapedFault(Fault):
         """What a probe connection should measure."""
         raise NotImplementedError
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         return [*(handle for shaper in self._shapers(site) for handle in shaper.handles()), meter_handle(site)]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         for shaper in self._shapers(site):
             shaper.apply()
 
-    def probes(self, site: Site) -> Sequence[Probe]:
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
         seen = slower(site, self.least) if self.counter == "rtt_ms" else came(site, self.counter, self.words)
         return [*seen, *measured(site, self.asked(), jitter_ms=self.shape().get("jitter", 0.0))]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         return counted(record, fault, self.counter, least=self.least)
 
-    def _shapers(self, site: Site) -> list[Shaper]:
+    def _shapers(self, site: NodeSite) -> list[Shaper]:
         return [Shaper(site.fault, link_of(live), Shape(**self.shape())) for live in site.nodes]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import ChaosError, Evidence, Handle, Hits, Probe, Site, Where
+from torchaos.harness.contracts import ChaosError, Evidence, Handle, Hits, NodeSite, Probe, Where
 from torchaos.harness.mechanics.network.evidence import counted, logged
 from torchaos.harness.mechanics.network.sampling import Watch
 from torchaos.harness.mechanics.proxy.server import Endpoint
@@ -42,12 +42,12 @@ class ProxyFault(Fault):
         """How much, in the units of Toxiproxy (ms, KB/s)."""
         return {}
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         one = self._endpoint(site)
         mark, down = mark_of(site.fault), not self.toxic
         return [Toxic(one.api.pid, one.api.start_ticks, one.api.port, one.name, mark, down)]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         """Raises OSError where the server does not answer, ChaosError where it did not do what it was told."""
         one, mark = self._endpoint(site), mark_of(site.fault)
         streams = (BOTH if self.stream == "both" else (self.stream,)) if self.toxic else ()
@@ -67,7 +67,7 @@ class ProxyFault(Fault):
         if not toxics and (ended := len(before.keys() - connections(one).keys())):
             site.emit(Kind.NETWORK, {"fault": site.fault, "counts": {"ended": ended}})
 
-    def probes(self, site: Site) -> Sequence[Probe]:
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
         traffic = Traffic(self._endpoint(site))
 
         def proof(counts: Mapping[str, float]) -> str | None:
@@ -89,7 +89,7 @@ class ProxyFault(Fault):
         hidden = {"upstream": {"got_bytes"}, "downstream": {"sent_bytes"}}.get(self.stream, set())
         return tuple(name for name in self.proofs if name not in hidden)
 
-    def _endpoint(self, site: Site) -> Endpoint:
+    def _endpoint(self, site: NodeSite) -> Endpoint:
         try:
             return site.endpoints[self.endpoint]
         except KeyError as error:

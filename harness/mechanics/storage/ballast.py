@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Hits, Site, Where
+from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Hits, NodeSite, Where
 from torchaos.harness.mechanics.storage.own_disk import is_own_disk, room
 from torchaos.harness.undo.file import File
 
@@ -40,12 +40,12 @@ class FillFault(Fault):
 
     left: int
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         """Raises ChaosError where what would be filled is no file system of ours."""
         path = _path(site)
         return [File.of(path, path.parent, site.undo_copies, made=hashlib.sha256(b"").hexdigest())]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         """Raises ChaosError where it does not come to that, OSError as usual."""
         path, libc, at = _path(site), ctypes.CDLL(None, use_errno=True), 0
         page = os.statvfs(path.parent).f_frsize
@@ -61,7 +61,7 @@ class FillFault(Fault):
                     raise OSError(code, f"{path.parent} can't be filled: {os.strerror(code)}")
         raise ChaosError(f"{path.parent} could not be filled: {room(path.parent)[0]} bytes are still free")
 
-    def probes(self, site: Site) -> Sequence[Room]:
+    def probes(self, site: NodeSite) -> Sequence[Room]:
         return [Room(site.fault, _path(site).parent, self.left)]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
@@ -101,7 +101,7 @@ class Room:
             emit(Kind.EFFECT, {"fault": self.fault, "what": "room", "effect": told, "free": free})
 
 
-def _path(site: Site) -> Path:
+def _path(site: NodeSite) -> Path:
     if site.checkpoints is None or not is_own_disk(site.checkpoints):
         raise ChaosError("the checkpoints have no file system of their own to fill; write job.checkpoints.size")
     return site.checkpoints.resolve() / f".torchaos-ballast-{site.fault}"

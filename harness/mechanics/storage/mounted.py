@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, Site, Target, Where
+from torchaos.harness.contracts import ChaosError, Emit, Evidence, Handle, NodeSite, Target, Where
 from torchaos.harness.mechanics.storage.rules import Rules
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.mount import Mount, mounts
@@ -49,13 +49,13 @@ class StorageFault(Fault):
     def plan(self: Self, target: Target, draw: random.Random) -> Self:
         return replace(self, ranks=target.ranks)  # type: ignore[type-var]
 
-    def changes(self, site: Site) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         """Taken back from the last to the first: it stops spoiling, and is unmounted, also while it is in use."""
         folder = _folder(site)
         switch = File.of(_switch(site), site.undo_copies, site.undo_copies, hashlib.sha256(_ON).hexdigest())
         return [Mount.of(folder, _tag(site)), switch]
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: NodeSite) -> None:
         """Raises ChaosError where it can't be mounted."""
         folder, log = _folder(site), _log(site)
         _switch(site).write_bytes(_ON)
@@ -77,7 +77,7 @@ class StorageFault(Fault):
                 )
             time.sleep(0.005)
 
-    def probes(self, site: Site) -> Sequence[Spoilt]:
+    def probes(self, site: NodeSite) -> Sequence[Spoilt]:
         return [Spoilt(site.fault, _log(site))]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
@@ -124,7 +124,7 @@ class Spoilt:
         return [json.loads(line) for line in whole.splitlines()]
 
 
-def _folder(site: Site) -> Path:
+def _folder(site: NodeSite) -> Path:
     folder = site.checkpoints
     if folder is None:
         raise ChaosError("the scenario does not say where the checkpoints are; write job.checkpoints.path")
@@ -133,14 +133,14 @@ def _folder(site: Site) -> Path:
     return folder.resolve()
 
 
-def _tag(site: Site) -> str:
+def _tag(site: NodeSite) -> str:
     """The run's folder and the fault: no other mount has the same."""
     return f"torchaos-{site.undo_copies.resolve().parent.name}-{site.fault}".replace(",", "_")
 
 
-def _switch(site: Site) -> Path:
+def _switch(site: NodeSite) -> Path:
     return site.undo_copies.resolve() / f"{site.fault}.on"
 
 
-def _log(site: Site) -> Path:
+def _log(site: NodeSite) -> Path:
     return site.undo_copies.resolve() / f"{site.fault}.log"

@@ -8,11 +8,10 @@ import os
 import secrets
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -20,23 +19,13 @@ from pydantic import Field
 
 from torchaos.harness.agent.quantities import Seconds
 from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
-from torchaos.harness.contracts import Emit, Probe
+from torchaos.harness.contracts import Emit, Probe, Watched
 from torchaos.harness.machine import proc
 from torchaos.harness.scenario.sizes import Bytes, size_in_words
 
 Time = Annotated[Seconds, Field(gt=0)]
 _LOOK_S, _END_S = 0.02, 10.0
 _ENV_TAG = "TORCHAOS_COMMAND"  # tells the processes of one command from those of another
-
-
-@dataclass(frozen=True)
-class Watched:
-    """Where the probes of conditions look. `mark` is what a command that they start carries as its run id."""
-
-    run_dir: Path
-    checkpoints: Path | None
-    mark: str
-    ended: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torchaos.harness.agent.page import ControlPage, State
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, Handle, Irreversible, RankProcess
-from torchaos.harness.mechanics.site import NodeSite, Victim
+from torchaos.harness.mechanics.site import OutsideSite, Victim
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.running.conditions.due import after_is_due
@@ -49,7 +49,7 @@ class Field:
     job: Job | Attached
     reaper: Reaper
     limit_s: float  # the reaper takes a fault back by itself this long after it was guarded
-    undo_copies: Path = NodeSite.undo_copies
+    undo_copies: Path = OutsideSite.undo_copies
     checkpoints: Path | None = None
     permits: Permits | None = None
     steady: threading.Event = field(default_factory=threading.Event)
@@ -69,7 +69,7 @@ class FaultLife:
     def __init__(self, fault: PlannedFault, slots: Slots, on: Field) -> None:
         self.fault, self._slots, self._on = fault, slots, on
         self._injector = registry.injector_of(fault)
-        self._late = getattr(self._injector, "late", False)
+        self._late = self._injector.late
         self._guards, self._record = 0, ""
         self._guarded_for: Sequence[Victim] = ()
         self._checked_s = 0.0  # when the limits were looked at last, CLOCK_MONOTONIC
@@ -170,7 +170,7 @@ class FaultLife:
         self._guard_for(self._site())
         self._apply(lambda: None)
 
-    def _guard_for(self, site: NodeSite) -> None:
+    def _guard_for(self, site: OutsideSite) -> None:
         self._guard(self._injector.changes(site))
         self._guarded_for = site.victims
 
@@ -237,16 +237,16 @@ class FaultLife:
         names = [handle.kind for handle in (*slots, *(() if isinstance(changes, Irreversible) else changes))]
         self._emit(Kind.GUARDED, {"record": self.fault.id, "handles": names, "why": why})
 
-    def _site(self, release: Callable[[], None] = lambda: None) -> NodeSite:
+    def _site(self, release: Callable[[], None] = lambda: None) -> OutsideSite:
         return self._site_of(victims_of(self.fault, self._injector.hits, self._on.job), release)
 
-    def _site_of(self, victims: Sequence[Victim], release: Callable[[], None] = lambda: None) -> NodeSite:
+    def _site_of(self, victims: Sequence[Victim], release: Callable[[], None] = lambda: None) -> OutsideSite:
         when = self.fault.trigger if isinstance(self.fault.trigger, Moment) else None
         step, phase = (when.step, when.phase) if when else (None, None)
         on = self._on
         cluster = on.job.nodes() if self._injector.hits == "nodes" else ()
         nodes = [live for live in cluster if live.node.index in self.fault.target.nodes]
-        return NodeSite(
+        return OutsideSite(
             self.fault.id, victims, self._emit, step, phase, release, on.ended, on.checkpoints, on.undo_copies,
             nodes, cluster, on.job.endpoints() if self._injector.hits == "endpoints" else {},
         )  # fmt: skip

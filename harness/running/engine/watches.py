@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import cast
 
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event
-from torchaos.harness.contracts import Condition, Emit, Probe
+from torchaos.harness.contracts import Condition, Emit, Probe, Watched
 from torchaos.harness.record.plan import Named, Plan
-from torchaos.harness.running.conditions.observed import Watched, last_reason
+from torchaos.harness.running.conditions.observed import last_reason
 from torchaos.harness.running.engine.seldom import Seldom
 
 _LEAVE_S = 5.0
@@ -25,8 +24,8 @@ class Watches:
         self._seldom, self._seldom_broken = Seldom(), Seldom()
         probes = {
             probe
-            for one in (*self._steady.values(), *self._stop.values(), *self._until.values()) if hasattr(one, "probes")
-            for probe in cast(Sequence[Probe], one.probes(at))
+            for one in (*self._steady.values(), *self._stop.values(), *self._until.values())
+            for probe in one.probes(at)
         }  # fmt: skip
         self._threads = [
             threading.Thread(target=self._look, args=(probe, emit), name="condition", daemon=True) for probe in probes
@@ -55,8 +54,7 @@ class Watches:
         if name is None:
             return None
         why = last_reason(events, name)
-        about_job = bool(getattr(self._stop[name], "about_job", True))
-        return f"the stop condition {name} holds{f': {why}' if why else ''}", about_job
+        return f"the stop condition {name} holds{f': {why}' if why else ''}", self._stop[name].about_job
 
     def enough(self, events: Sequence[Event], now_s: float) -> str | None:
         """What ends the run on purpose, in words. It may be dear to tell, so it is asked seldom."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_NODE, ENV_RUN_ID
-from torchaos.harness.contracts import ChaosError, Handle, JobSpec, UsageError
+from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, UsageError
 from torchaos.harness.machine import proc
 from torchaos.harness.machine.docker_engine import NODE, RUN, EngineError, address, container_of, engine
 from torchaos.harness.machine.netspace import Space
@@ -93,7 +93,7 @@ class DockerNode:
         return int(pid)
 
 
-class Docker:
+class Docker(Launcher):
     """Each node runs the command as it was written, and torchrun takes what it does not say from the environment, as on
     other launchers."""
 

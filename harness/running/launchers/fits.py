@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchaos.harness import registry
+from torchaos.harness.contracts import Launcher
 
 _MADE = {
     "links": ("needs links between nodes", "write launcher: netns, and two nodes or more"),
@@ -16,11 +17,10 @@ _MADE = {
 def misfit(injector: Any, launcher: str) -> str | None:
     """What is wrong with the injector under the launcher of that name, and what to write instead."""
     found = registry.find("launchers", launcher)
-    cannot = getattr(found, "cannot", {})
-    if instead := cannot.get(injector.name) or cannot.get(injector.hits):
+    if instead := found.cannot.get(injector.name) or found.cannot.get(injector.hits):
         return f"{injector.name} can't be done under launcher: {launcher}: {instead}"
     for name, (needs, instead) in _MADE.items():
-        if name in injector.needs and name not in getattr(found, "needs", ()):
+        if name in injector.needs and name not in found.needs:
             return f"{injector.name} {needs}, and the launcher {launcher} makes none; {instead}"
     return None
 
@@ -28,6 +28,5 @@ def misfit(injector: Any, launcher: str) -> str | None:
 def needs_of(launcher: str, command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
     """The capabilities that the launcher of that name asks of the machine, for this job. Raises UsageError where it
     can't launch it."""
-    found: Any = registry.find("launchers", launcher)
-    for_job = found.needs_of(command, env) if hasattr(found, "needs_of") else frozenset[str]()
-    return frozenset(getattr(found, "needs", ())) | for_job
+    found: type[Launcher] = registry.find("launchers", launcher)
+    return frozenset(found.needs) | found.needs_of(command, env)

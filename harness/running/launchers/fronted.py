@@ -41,7 +41,7 @@ class FrontedNode:
         return self.inner.host_pid(pid)
 
 
-class Fronted:
+class Fronted(Launcher):
     """`upstreams`: the job's endpoints by name. `proxied`: those that some fault is about; the others are reached
     directly."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torchaos.harness.agent.wire import ENV_REPLICA
-from torchaos.harness.contracts import Handle, JobSpec, Node
+from torchaos.harness.contracts import Handle, JobSpec, Launcher, Node
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class LocalNode:
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Launcher):
     """Starts the command on this machine, once for each replica. Nothing is made for it, so nothing has to be
     guarded."""
 

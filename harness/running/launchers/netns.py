@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from torchaos.harness.agent.wire import ENV_RUN_ID
-from torchaos.harness.contracts import ChaosError, Handle, JobSpec
+from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher
 from torchaos.harness.machine.netspace import Space
 from torchaos.harness.mechanics.network.link import Link
 from torchaos.harness.running.launchers import etcd, holder
@@ -37,7 +37,7 @@ class NetnsNode:
         return pid
 
 
-class Netns:
+class Netns(Launcher):
     """Each node runs the command as it was written. Torchrun takes what it does not say from the environment: how many
     nodes there are, and where they meet: at the first node, or in an etcd that is started for them. What the scenario
     or the command says itself, stays."""

@@ -100,7 +100,7 @@ def make_plan(
 def _hooks_of(fault: PlannedFault) -> tuple[str, ...]:
     usual = registry.phase_of(fault.inject) if fault.where == "rank" else None
     phase = fault.trigger.phase if isinstance(fault.trigger, Moment) else usual
-    own: tuple[str, ...] = getattr(registry.find("injectors", fault.inject), "hooks", ())
+    own: tuple[str, ...] = registry.find("injectors", fault.inject).hooks
     return (*own, *(_HOOKS_OF_PHASE[phase] if phase else ()))
 
 

@@ -47,7 +47,7 @@ def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path,
     if target.nodes == () and found.hits in ("agents", "nodes"):
         what = "a node's agent" if found.hits == "agents" else "whole nodes"
         raise UsageError(f"{file}: fault {name}: {fault.inject} hits {what}; write target: {{node: 0}}")
-    if getattr(found, "on_collectives", False) and not fault.with_.get("ports"):
+    if found.on_collectives and not fault.with_.get("ports"):
         over = transport_of({**os.environ, **job.env}, job.nodes, Machine.this())
         if not over.is_tcp:
             raise UsageError(
@@ -97,7 +97,7 @@ def check_consent(scenario: Scenario, faults: Sequence[PlannedFault], file: Path
     """What can hurt the host beyond the job needs the word of whoever wrote the scenario, and of whoever runs it."""
     _check_words(given)
     for fault in faults:
-        wanted = str(getattr(registry.find("injectors", fault.inject), "consent", ""))
+        wanted = str(registry.find("injectors", fault.inject).consent)
         missing = [] if wanted in scenario.consent else [f"`consent: [{wanted}]` in the scenario"]
         missing += [] if wanted in given else [f"--consent {wanted} on the command line"]
         if wanted and missing:
@@ -120,4 +120,4 @@ def _check_words(given: Sequence[str]) -> None:
 
 def consents() -> list[str]:
     """The words that some fault asks for."""
-    return sorted({one for found in registry.injectors().values() if (one := getattr(found, "consent", ""))})
+    return sorted({found.consent for found in registry.injectors().values() if found.consent})

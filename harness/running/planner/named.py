@@ -36,5 +36,5 @@ def condition(item: Item, file: Path) -> Named:
 
 def of_faults(condition: Named, faults: Sequence[PlannedFault]) -> Named:
     """With what the condition wants to know of the faults that were planned."""
-    told = getattr(registry.find("conditions", condition.name), "of_faults", None)
-    return replace(condition, params={**condition.params, **told(condition.params, faults)}) if told else condition
+    told = registry.find("conditions", condition.name).of_faults(condition.params, faults)
+    return replace(condition, params={**condition.params, **told})

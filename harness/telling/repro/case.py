@@ -68,7 +68,7 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
 
 def _kill(run: Record, fault: PlannedFault, patterns: Sequence[str]) -> dict[str, Any]:
     """Whom to signal, with what, and when. `step`: once the log has a line of it; else `path`: once that is there."""
-    as_signals = getattr(injector_of(fault), "signals", None)
+    as_signals = injector_of(fault).signals(fault.duration_s)
     if as_signals is None:
         raise UsageError(f"fault {fault.id}: {fault.inject} is nothing that kill can do: {_ONLY}")
     when, landed = fault.trigger, [one for one in landings(run) if one.fault == fault.id]
@@ -83,7 +83,7 @@ def _kill(run: Record, fault: PlannedFault, patterns: Sequence[str]) -> dict[str
         raise UsageError(
             f"fault {fault.id}: neither a line of the job's log nor a checkpoint tells when it came: {_ONLY}"
         )
-    signals = [[after_s, int(number)] for after_s, number in as_signals(fault.duration_s)]
+    signals = [[after_s, int(number)] for after_s, number in as_signals]
     return {"ranks": None if agents else sorted(landed[0].ranks), "signals": signals, "step": step, "path": path}
 
 

@@ -70,8 +70,8 @@ def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None
         for name, found in sorted(named.items()):
             about = (inspect.getdoc(found) or "").partition("\n\n")[0]
             pen.row([(pen.text(name, "bold"), 22)], pen.text(about), indent=3)
-            if consent := getattr(found, "consent", ""):
-                pen.row([(Text(), 22)], pen.text(f"can hurt the host: needs the consent {consent}"), indent=3)
+            if group == "injectors" and found.consent:
+                pen.row([(Text(), 22)], pen.text(f"can hurt the host: needs the consent {found.consent}"), indent=3)
             own = parameters_of(found) if is_dataclass(found) else []
             if own:
                 pen.row([(Text(), 22)], pen.text(", ".join(map(_parameter, own)), "dim"), indent=3)
@@ -139,10 +139,10 @@ def _fault(fault: PlannedFault) -> dict[str, str]:
 
 def _no_undo(fault: PlannedFault) -> str | None:
     """Why the fault can't be taken back; None where it can, or where that shows only on a live job."""
-    from torchaos.harness.mechanics.site import NodeSite
+    from torchaos.harness.mechanics.site import OutsideSite
 
     try:
-        changes = registry.injector_of(fault).changes(NodeSite(fault.id, (), lambda *_: None))  # type: ignore[arg-type]
+        changes = registry.injector_of(fault).changes(OutsideSite(fault.id, (), lambda *_: None))  # type: ignore[arg-type]
     except Exception:  # an injector that has to look at a live job first
         return None
     return changes.why if isinstance(changes, Irreversible) else None

@@ -70,7 +70,7 @@ def make_mortal(module: str) -> None:
 def _harness(at: dict[str, Any]) -> None:
     from torchaos.harness.agent import wire
     from torchaos.harness.agent.page import ControlPage
-    from torchaos.harness.mechanics.site import NodeSite
+    from torchaos.harness.mechanics.site import OutsideSite
     from torchaos.harness.record import result
     from torchaos.harness.undo import client
 
@@ -85,7 +85,7 @@ def _harness(at: dict[str, Any]) -> None:
     points.around(wire.EventFile, "emit", event)
     points.around(client.Reaper, "_ask", lambda _self, _s, **request: f"request {request['do']}")
     points.around(ControlPage, "write", lambda _page, word, *_more: f"page {words[word]}")
-    points.around(NodeSite, "signal", lambda *_more: "signal")
+    points.around(OutsideSite, "signal", lambda *_more: "signal")
     points.around(result, "write_atomically", lambda path, *_more, **_: f"file {path.name}")
     original = subprocess.Popen.__init__
 

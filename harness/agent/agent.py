@@ -1,4 +1,4 @@
-"""The one object that the hooks of a rank share: where events go, how far the attempt is, what has failed."""
+"""The object that all hooks of a rank share: its plan, its event file, its step count, and which hooks still work."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _HOOK_OF_PHASE = {
 
 
 class Agent:
-    """`on` is what every hook asks first; it is False in forked children and once the agent has stepped aside."""
+    """Every hook first checks `on`, which is False in forked children and after the agent has switched itself off."""
 
     def __init__(self, plan: AgentPlan, who: Identity, events: wire.EventFile) -> None:
         self.plan, self.who, self.on = plan, who, True
         self._events = events
-        self.broken: set[str] = set()  # what has failed
-        self.thread = threading.get_ident()  # the one that trains
-        self.steps_over = 0  # iterations over in this attempt
-        self.loads = 0  # files of checkpoints that were loaded
+        self.broken: set[str] = set()  # hooks that failed
+        self.thread = threading.get_ident()  # the thread that trains
+        self.steps_over = 0  # iterations completed in this attempt
+        self.loads = 0  # checkpoint files that were loaded
         self.phases, self.tally = Phases(), Tally()
         self.made: dict[int, weakref.ref[Any]] = {}  # optimizers, by id
         self.lasting = Lasting()
@@ -55,30 +55,30 @@ class Agent:
 
     @property
     def optimizers(self) -> list[Any]:
-        """Those that are alive, in the order in which they were made: the same in all ranks, and in all runs."""
-        return [alive for one in list(self.made.values()) if (alive := one()) is not None]
+        """The living optimizers in the order in which they were made, which is the same in all ranks and runs."""
+        return [alive for ref in list(self.made.values()) if (alive := ref()) is not None]
 
     def _wanted(self) -> tuple[str, ...]:
-        """What the plan names, and what this rank's orders can't do without."""
+        """The hooks that the plan names, and those that the orders of this rank need."""
         wanted = {"steps", *self.plan.hooks}
         for order in self.orders.mine:
             if order.when.step is not None:
-                wanted.add("checkpoints")  # a load moves the first step
+                wanted.add("checkpoints")  # loading a checkpoint changes the number of the next step
             if order.when.phase is not None:
                 wanted.add(_HOOK_OF_PHASE[order.when.phase])
         return tuple(sorted(wanted))
 
     def emit(self, kind: wire.Kind, data: Mapping[str, Any], step: int | None = None) -> wire.Event:
-        """Write one event; without a `step` it carries the number of iterations that are over."""
+        """Write an event. `step` None: use the number of iterations completed in this attempt."""
         return self._events.emit(kind, data, step=self.steps_over if step is None else step)
 
     def fail(self, hook: str, error: BaseException) -> None:
-        """Take one hook out of service and say so, once. The job goes on."""
+        """Switch one hook off and report the error, once per hook. The job goes on."""
         if hook in self.broken:
             return
         self.broken.add(hook)
         self.live.discard(hook)
-        if hook == "steps":  # everything else hangs on it
+        if hook == "steps":  # every other hook depends on it
             self.on = False
         try:
             self.emit(wire.Kind.AGENT_FAILED, {"hook": hook, "error": f"{type(error).__name__}: {error}"})
@@ -108,20 +108,20 @@ class Agent:
         self.unseen.discard(hook)
 
     def enter(self, phase: wire.Phase, call: Call | None = None) -> None:
-        """A phase begins on this rank's host. May fire an order, whose exception is the job's to bear."""
+        """A phase begins in this rank. An order may fire here; what its fault raises goes to the job."""
         self.phases.enter(phase)
-        if self.orders.hot:
+        if self.orders.current:
             self.orders.enter(phase, call)
         if call is not None and self.lasting.on_calls:
             self.lasting.enter(call)
 
     def starts(self) -> None:
-        """The process has imported torch, and done nothing with it yet. May fire an order, as `enter` does."""
-        if self.orders.hot:
+        """The process has imported torch, and not used it yet. An order may fire here, as in `enter`."""
+        if self.orders.current:
             self.orders.enter(wire.Phase.START)
 
     def started(self, torch_version: str | None) -> None:
-        """Say who is there. Without torch this is said when the process ends."""
+        """Emit the event that describes this rank. `torch_version` None: it never imported torch."""
         import platform
 
         data = {

@@ -1,7 +1,7 @@
-"""Whether this process is a real rank, and the start of everything if it is.
+"""Decide whether this process is a rank of the job, and start the agent if it is.
 
-RANK alone names no rank: spawned data-loader workers inherit it. A rank is a process with torchelastic's variables
-none of whose ancestors is armed.
+RANK in the environment is not enough: spawned data-loader workers inherit it. A process is a rank if it has
+torchelastic's variables and no ancestor of it is armed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .plan import AgentPlan
 class Identity:
     rank: int  # in the whole job
     local_rank: int
-    world_size: int  # of its own torchrun
-    attempt: int  # over restarts and resubmissions
+    world_size: int  # number of ranks of its own torchrun
+    attempt: int  # counted over restarts and resubmissions
     pid: int
 
     @property
@@ -30,17 +30,17 @@ class Identity:
 
 
 def identify(environ: Mapping[str, str], pid: int) -> Identity | None:
-    """Who this process is, or None when it is not to be armed."""
+    """The identity of this process, or None if it is not to be armed. Raises ValueError for a malformed number."""
     if not {"RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", wire.ENV_PLAN} <= environ.keys():
         return None
-    if environ.get(wire.ENV_ARMED, str(pid)) != str(pid):  # one's own pid: the rank has called exec
+    if environ.get(wire.ENV_ARMED, str(pid)) != str(pid):  # the same pid: this rank has called exec
         return None
     size, attempt = int(environ.get("WORLD_SIZE", "1")), wire.attempt_of(environ)
     return Identity(wire.rank_of(environ), int(environ["LOCAL_RANK"]), size, attempt, pid)
 
 
 def start() -> None:
-    """Arm this process if it is a rank. Whatever goes wrong is said on stderr, and the job goes on without an agent."""
+    """Arm this process if it is a rank. An error is printed on stderr, and the job goes on without an agent."""
     try:
         who = identify(os.environ, os.getpid())
         if who is not None:
@@ -56,6 +56,6 @@ def _arm(who: Identity) -> None:
     plan = AgentPlan.read(os.environ[wire.ENV_PLAN])
     os.environ[wire.ENV_ARMED] = str(who.pid)
     folder, source = Path(plan.events), who.source
-    while (folder / f"{source}.jsonl").exists():  # the process that this one was before it called exec
+    while (folder / f"{source}.jsonl").exists():  # written by this same process before it called exec
         source += "x"
     install(Agent(plan, who, wire.EventFile(folder / f"{source}.jsonl", source, who.rank, who.attempt)))

@@ -1,4 +1,4 @@
-"""One collective that a rank is about to start, as faults and triggers see it. What is dear is read when asked."""
+"""A collective that a rank is about to start, as faults and triggers see it. Costly fields are read on demand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .plan import Collectives
 
 
 class Call:
-    """`instead` and `after` are for faults: what is done in the collective's place, and what right after it started."""
+    """A fault may set `instead`, which runs in place of the collective, and `after`, which runs once it started."""
 
     def __init__(self, op: str, args: Sequence[Any], group: Callable[[], Any], packet: Any) -> None:
         self.op, self.args, self.packet = op, args, packet
@@ -19,7 +19,7 @@ class Call:
 
     @cached_property
     def group(self) -> Any:
-        """torch's ProcessGroup; None where there is none to be found."""
+        """torch's ProcessGroup, or None if it can't be found."""
         try:
             return self._group()
         except Exception:
@@ -31,34 +31,34 @@ class Call:
 
     @cached_property
     def bytes(self) -> int:
-        """The larger of what goes in and what comes out on this rank."""
+        """The larger of input and output on this rank, in bytes."""
         return 0 if self.op == "barrier" else max(map(_bytes, self.args), default=0)
 
     @property
     def has_work(self) -> bool:
-        """Whether the caller gets a Work to wait for: not from functional ones."""
+        """Whether the caller gets a Work to wait for. Functional collectives return none."""
         return "Work" in str(self.packet._schema.returns[-1].type)
 
     def left_out(self) -> Any:
-        """For `instead`: the collective is never started, and the caller goes on as if it had been done."""
+        """For `instead`: never start the collective, and let the caller go on as if it were done."""
         from . import mismatch
 
         return mismatch.left_out(self)
 
     def kept_back(self, through: Callable[[], Any], site: Any, patience_s: float, started: Any) -> Any:
-        """For `instead`: it is started after the next one, or after `patience_s` when none comes."""
+        """For `instead`: start the collective after the next one, or after `patience_s` seconds."""
         from . import mismatch
 
         return mismatch.kept_back(self, through, site.at_collectives, patience_s, started)
 
-    def told(self) -> dict[str, Any]:
-        """What an event says about it."""
+    def event_data(self) -> dict[str, Any]:
+        """The fields that describe this collective in an event."""
         return {"operation": self.op, "group": self.group_name, "bytes": self.bytes}
 
     @property
     def on_cpu(self) -> bool:
-        tensor = next((one for one in map(_tensor, self.args) if one is not None), None)
-        return tensor is not None and bool(tensor.is_cpu)
+        first = next((tensor for tensor in map(_tensor, self.args) if tensor is not None), None)
+        return first is not None and bool(first.is_cpu)
 
     def matches(self, wanted: Collectives) -> bool:
         if wanted.operation is not None and wanted.operation != self.op:
@@ -71,7 +71,7 @@ class Call:
 
 
 def _bytes(value: Any) -> int:
-    """Of a tensor, or of all in a list (of lists)."""
+    """The bytes of a tensor, or of all tensors in a (nested) list."""
     if isinstance(value, (list, tuple)):
         return sum(map(_bytes, value))
     size = getattr(value, "nbytes", 0)
@@ -79,7 +79,7 @@ def _bytes(value: Any) -> int:
 
 
 def _tensor(value: Any) -> Any:
-    """A tensor, or the first one in a list (of lists); None where there is none."""
+    """The tensor itself, or the first tensor of a (nested) list. None if there is none."""
     while isinstance(value, (list, tuple)):
         if not value:
             return None

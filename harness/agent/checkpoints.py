@@ -1,4 +1,4 @@
-"""Saves and loads of files: torch.save and torch.load, safetensors. See dcp.py for torch.distributed.checkpoint."""
+"""Saves and loads of files by torch, safetensors and Lightning. For torch.distributed.checkpoint see dcp.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from .agent import Agent
 from .digesting import Digesting
-from .kept import Kept
+from .kept import ParameterSums
 from .numbers import step_numbers
 from .renames import Renames
 from .wire import Kind, Phase
@@ -19,13 +19,13 @@ Digested = Callable[[Callable[..., Any], str, "tuple[Any, ...]", "dict[str, Any]
 
 
 class Transfers:
-    """Says that something is being saved or loaded; what is nested inside is said once."""
+    """Emits an event when a save or load begins and ends. Calls nested in another save or load get no events."""
 
-    def __init__(self, agent: Agent, digesting: Digesting, kept: Kept) -> None:
+    def __init__(self, agent: Agent, digesting: Digesting, kept: ParameterSums) -> None:
         self._agent, self.digesting, self._kept = agent, digesting, kept
         self._thread = threading.local()
         self.renames = Renames(agent)
-        self.open: list[str] = []  # paths of saves and loads under way, those in other threads included
+        self.open: list[str] = []  # paths of saves and loads in progress, in all threads
         careful = agent.careful("checkpoints")
         self.begin, self.end = careful(self._begin), careful(self._end)
         self._numbers, self._path = careful(step_numbers), careful(_path_of)
@@ -34,8 +34,9 @@ class Transfers:
         self, original: Callable[..., Any], place: int, name: str, format: str, digested: Digested,
         elsewhere: Callable[..., Any] | None = None,
     ) -> Callable[..., Any]:  # fmt: skip
-        """Cover a function that writes a file, named by argument `place` or `name`. `digested` makes the call, and
-        `elsewhere` the call for what is no file, or is part of something that was said already."""
+        """Wrap a function that writes a file, whose path or file object is argument number `place` or keyword `name`.
+        `digested` makes the call for a file to report,
+        `elsewhere` for a buffer in memory or a nested call."""
 
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
@@ -48,7 +49,7 @@ class Transfers:
         return save
 
     def file_loader(self, original: Callable[..., Any], name: str, format: str) -> Callable[..., Any]:
-        """Cover a function that reads a file, named by its first argument or `name`, and returns what was in it."""
+        """Wrap a function that reads a file (first argument or keyword `name`) and returns its contents."""
 
         @functools.wraps(original)
         def load(*args: Any, **kwargs: Any) -> Any:
@@ -73,16 +74,16 @@ class Transfers:
         return any(path == other or path.startswith(other + os.sep) for other in self.open)
 
     def written(self) -> None:
-        """All that a save writes is written, and it has not come back to the job: a Moment."""
+        """A save has written everything and has not returned to the job yet: a Moment."""
         if self._agent.on and self._agent.orders.expects(Phase.CHECKPOINT_WRITTEN):
-            self.digesting.settle()  # what is read from the file for a manifest is read before anything befalls it
+            self.digesting.settle()  # the manifest reads the file before a fault can damage it
             self._agent.orders.enter(Phase.CHECKPOINT_WRITTEN)
 
     def count(self, by: int) -> None:
         self._thread.depth = getattr(self._thread, "depth", 0) + by
 
     def _file(self, args: Any, kwargs: Any, place: int, name: str) -> str | None:
-        """The path to say, or None for what is no file, or is part of something that was said already."""
+        """The path to report, or None for a buffer in memory and for a nested call."""
         if not self._agent.on or "checkpoints" not in self._agent.live:
             return None
         target = kwargs.get(name, args[place] if len(args) > place else None)
@@ -98,19 +99,19 @@ class Transfers:
 
     def _end(self, path: str, format: str, saves: bool, ok: bool, blocked_s: float, contents: Any, step: int) -> None:
         self.open.remove(path)
-        said = {"path": path, "format": format, "ok": ok}
+        fields = {"path": path, "format": format, "ok": ok}
         if saves:
             self.renames.saved(path)
-            self._agent.emit(Kind.SAVE_END, {**said, "blocked_s": round(blocked_s, 6)}, step)
+            self._agent.emit(Kind.SAVE_END, {**fields, "blocked_s": round(blocked_s, 6)}, step)
         else:
-            self._agent.emit(Kind.LOAD_END, {**said, "numbers": (self._numbers(contents) or {}) if ok else {}}, step)
+            self._agent.emit(Kind.LOAD_END, {**fields, "numbers": (self._numbers(contents) or {}) if ok else {}}, step)
             if ok:
                 self._agent.loads += 1
                 self._agent.orders.loaded()
 
 
 class Transfer:
-    """One save or load in the thread that calls for it: its events, its phase, and its orders."""
+    """One save or load in the thread that calls it: its events, its phase, and its orders."""
 
     def __init__(self, transfers: Transfers, agent: Agent, path: str, format: str, saves: bool) -> None:
         self._transfers, self._agent = transfers, agent
@@ -121,7 +122,7 @@ class Transfer:
         self._later: Callable[[Callable[[bool], None]], None] | None = None
 
     def ends_later(self, when: Callable[[Callable[[bool], None]], None]) -> None:
-        """The call returns before it is done: `when` is given what to call, with whether it went well, at the end."""
+        """The call returns before the save ends. `when` gets a function, which it calls then with the success."""
         self._later = when
 
     def __enter__(self) -> Transfer:
@@ -180,13 +181,13 @@ class CheckpointHook:
         module.load_file = self._transfers.file_loader(module.load_file, "filename", "safetensors")
 
     def patch_lightning(self, module: Any) -> None:
-        """lightning.fabric.utilities.cloud_io: torch.save to memory, which is then written to a file."""
+        """lightning.fabric.utilities.cloud_io, which saves to memory and then writes the bytes to a file."""
         digested = self._transfers.digesting.atomic_save
         module._atomic_save = self._transfers.file_saver(module._atomic_save, 1, "filepath", "torch", digested)
 
 
 def _path_of(target: Any) -> str | None:
-    """The absolute path of a path or of an open file; None for a buffer in memory."""
+    """The absolute path of a path or of an open file. None for a buffer in memory."""
     if not isinstance(target, (str, bytes, os.PathLike)):
         target = getattr(target, "name", None)
     if not isinstance(target, (str, bytes, os.PathLike)):

@@ -1,9 +1,9 @@
-"""The c10d collectives of this rank, direct ones and those of DDP's C++ reducer and of FSDP, by the dispatcher.
+"""The c10d collectives of this rank, also those that DDP's C++ reducer and FSDP start, seen through torch's dispatcher.
 
-The hooks lie on the Autograd keys and call through with that key excluded. Never on the CPU key: calling the kernel
-from there keeps the interpreter lock inside gloo, which deadlocks with gloo's own threads after some thousand calls.
-They don't see functional collectives (`_c10d_functional`: functional.py does), nor any under inference_mode, and cost
-about 0.1 ms a call, so they are there on demand only.
+The hooks are on the Autograd keys, and call the original with that key excluded. They must not be on the CPU key: a
+call of the kernel from there keeps the interpreter lock inside gloo, which deadlocks with gloo's own threads after some
+thousand calls. The hooks don't see functional collectives (`_c10d_functional`, see functional.py), nor any collective
+under inference_mode. They cost about 0.1 ms a call, so they are installed only if the plan needs them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class CollectiveHook:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self.stamping = Stamping(agent) if "stamps" in agent.live else None
-        self.inside = threading.local()  # `.functional`: in a functional one, whose own c10d call old torch shows too
-        self._libraries: list[Any] = []  # the hooks last as long as these
+        self.inside = threading.local()  # `.functional`: the c10d call inside a functional one
+        self._libraries: list[Any] = []  # the hooks live as long as these objects
 
     def install(self) -> None:
-        """Once torch.distributed is there. Raises where this torch has no such dispatcher; the caller says so."""
+        """Install the hooks, after torch.distributed is imported. Raises if this torch has no such dispatcher."""
         torch: Any = import_module("torch")
 
         library = torch.library.Library("c10d", "IMPL")
@@ -50,7 +50,7 @@ class CollectiveHook:
                 library.impl(name, self._hook(op, packet.default, excluded, torch._C._ExcludeDispatchKeyGuard), key)
 
     def remove(self) -> None:
-        """Take the hooks out again."""
+        """Remove the hooks."""
         while self._libraries:
             self._libraries.pop()._destroy()
 
@@ -70,7 +70,7 @@ class CollectiveHook:
         return collective
 
     def around(self, call: Call, through: Callable[[], Any]) -> Any:
-        """The collective, with what is due before it and after it."""
+        """Run the collective, with the faults that are due before and after it."""
         agent, stamping = self._agent, self.stamping
         counts = self._counts()
         if counts:
@@ -79,7 +79,7 @@ class CollectiveHook:
         try:
 
             def handed_over() -> Any:
-                """The stamp says that the rank handed it to torch: after the faults, and of one kept back, then."""
+                """Stamped when the rank really hands it to torch: after the faults, also if one of them delays it."""
                 number = stamping.begin(call) if stamping is not None else None
                 result = through()
                 if stamping is not None and number is not None:
@@ -97,8 +97,8 @@ class CollectiveHook:
                 agent.phases.leave(Phase.COLLECTIVE)
 
     def _counts(self) -> bool:
-        """The training thread's own and autograd's count; a background thread's (an asynchronous checkpoint's) don't:
-        they fall between those of training wherever they may."""
+        """Whether the call counts for Moments: in the training thread and in autograd's threads. A background thread's
+        (an asynchronous save's) does not, because it comes at no fixed place between those of training."""
         thread = threading.current_thread()
         return thread.ident == self._agent.thread or isinstance(thread, threading._DummyThread)
 

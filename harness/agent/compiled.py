@@ -1,7 +1,7 @@
-"""torch.compile: it is to pass over the agent's files.
+"""Makes torch.compile skip the agent's files.
 
-Hooks of an optimizer would be inlined into a compiled step otherwise. So the graph breaks at them and they run as
-they are; torch breaks the graph of every optimizer's step by itself, so nobody's fullgraph=True is lost by it.
+Otherwise the hooks of an optimizer would be inlined into a compiled step. Now the graph breaks at the hooks, and they
+run uncompiled. Torch breaks the graph at every optimizer's step anyway, so no job loses fullgraph=True by that.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ from types import ModuleType
 
 
 def leave_alone(rules: ModuleType) -> None:
-    """torch._dynamo.trace_rules."""
+    """`rules`: the module torch._dynamo.trace_rules."""
     rules.SKIP_DIRS.append(str(Path(__file__).parent))
     rules._recompile_re()

@@ -1,12 +1,14 @@
-"""When a trainer's iteration is over, from the calls that can be seen. Pure, and it knows nothing of torch.
+"""Tells when an iteration of the trainer is over, from the backwards and optimizer steps that can be seen. Pure;
+independent of torch.
 
-A *segment* ends with an optimizer step that had a backward before it. Where one optimizer steps, a segment is an
-iteration. Where several do (a GAN: backward, D, backward, G), it is over when all of them have stepped, or when one of
-them comes round again with a backward of its own; an optimizer that was left out so is not waited for any more.
+A *segment* ends with an optimizer step that had a backward before it. If one optimizer steps, a segment is an
+iteration. If several step (a GAN: backward, D, backward, G), the iteration is over when all of them have stepped, or
+when one of them steps again after a backward of its own. An optimizer that did not step by then is not waited for any
+more.
 
-Where they step unequally often (five steps of a critic for each of a generator), nothing says where a cycle begins, and
-a process that resumes may begin anywhere in it. So each step with a backward of its own is an iteration there: that is
-the same wherever one begins. Optimizers that follow it without a backward of their own are part of it.
+If they step unequally often (five steps of a critic for each step of a generator), nothing shows where a cycle begins,
+and a process that resumes may begin anywhere in it. So each step with a backward of its own is then an iteration, which
+is the same count wherever the process begins. Optimizers that follow it without a backward of their own belong to it.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from typing import Hashable
 
 @dataclass(frozen=True)
 class Closed:
-    """What the end of a call closed: a segment, the iteration before that segment, the iteration with it.
-    `stray`: it was a step that belongs to an iteration which is over already."""
+    """What the end of a call closed: a segment, the iteration before that segment, or the iteration that includes it.
+    `stray`: the step belongs to an iteration that is already over."""
 
     segment: bool = False
     before: bool = False
@@ -31,21 +33,21 @@ IN_BACKWARD = "in backward"  # all optimizers that step inside a backward count 
 
 
 class StepCounter:
-    """`uneven`: optimizers are known to step unequally often, or turned out to."""
+    """`uneven`: optimizers step unequally often. It is set from outside, or found out here."""
 
     def __init__(self) -> None:
         self.uneven = False
         self._made: set[Hashable] = set()  # optimizers that exist and may yet step
-        self._seen: set[Hashable] = set()  # those that have stepped
-        self._leading: set[Hashable] = set()  # those of them that have stepped with a backward of their own
-        self._loose: set[Hashable] = set()  # those that an iteration was over without
-        self._follow: dict[Hashable, set[Hashable]] = {}  # by the leading one: those that stepped after its backward
-        self._stepped: set[Hashable] = set()  # in the iteration under way
-        self._leader: Hashable | None = None  # of the segment before
-        self._fresh = False  # a backward since the last segment
+        self._seen: set[Hashable] = set()  # optimizers that have stepped
+        self._leading: set[Hashable] = set()  # optimizers that have stepped with a backward of their own
+        self._loose: set[Hashable] = set()  # optimizers that had not stepped when an iteration was over
+        self._follow: dict[Hashable, set[Hashable]] = {}  # by leading optimizer: those that stepped after its backward
+        self._stepped: set[Hashable] = set()  # in the current iteration
+        self._leader: Hashable | None = None  # the leading optimizer of the segment before
+        self._fresh = False  # a backward has ended since the last segment
         self._ever_backward = False
         self._backward_depth = 0
-        self._steps: list[Hashable] = []  # calls of step under way, the outermost first
+        self._steps: list[Hashable] = []  # optimizers whose step is being called, the outermost first
         self._stepped_in_backward = False
         self._raw: Hashable | None = None  # the first optimizer, in a process without any backward
 
@@ -67,7 +69,7 @@ class StepCounter:
         self._follow.pop(key, None)
 
     def _forget(self, key: Hashable) -> None:
-        """Nobody waits for it."""
+        """Iterations no longer wait for this optimizer."""
         self._made.discard(key)
         self._seen.discard(key)
         self._leading.discard(key)
@@ -77,7 +79,7 @@ class StepCounter:
         self._ever_backward = True
 
     def backward_end(self, ok: bool = True) -> Closed:
-        """`ok` False: it ended in an exception, so no gradient came of it."""
+        """`ok` False: it raised, so it left no gradient."""
         self._backward_depth -= 1
         if self._backward_depth or not ok:
             return NOTHING
@@ -88,14 +90,14 @@ class StepCounter:
         return NOTHING
 
     def step_begin(self, key: Hashable) -> None:
-        if key in self._steps:  # that call ended in an exception, which nobody could see
+        if key in self._steps:  # that call raised, which no hook sees
             del self._steps[self._steps.index(key) :]
         if self._steps:  # an optimizer inside another one: the outer one counts
             self._forget(key)
         self._steps.append(key)
 
     def step_end(self, key: Hashable) -> Closed:
-        """The end of a step, or of one that a GradScaler left out (the caller begins and ends it all the same)."""
+        """The end of a step. The caller also begins and ends a step that a GradScaler leaves out."""
         while self._steps and self._steps.pop() != key:
             pass
         if self._steps:
@@ -107,14 +109,14 @@ class StepCounter:
         return self._segment(key)
 
     def dropped(self, key: Hashable) -> bool:
-        """The gradients of an optimizer are thrown away. Whether what led to them came to nothing: a backward that no
-        step has followed, where there is no other optimizer that it may have been for."""
+        """An optimizer's gradients are cleared. Return whether that discards a backward: no step has followed it, and
+        no other optimizer exists that it may have been for."""
         nothing = self._fresh and not self._steps and not self._backward_depth and self._made | self._seen == {key}
         self._fresh = self._fresh and not nothing
         return nothing
 
     def finish(self) -> Closed:
-        """The job is over: an iteration that only waited to be told from the next is over too."""
+        """The job is over, and so is an iteration that only waited to be told apart from the next one."""
         left, self._stepped = self._stepped, set()
         return Closed(after=bool(left))
 
@@ -124,7 +126,7 @@ class StepCounter:
             return Closed(segment=True, after=True) if key == self._raw else STRAY
         fresh, self._fresh = self._fresh, False
         self._seen.add(key)
-        if not fresh:  # no backward of its own: it belongs to the segment before
+        if not fresh:  # no backward of its own: part of the segment before
             if not self._stepped:
                 return STRAY
             self._stepped.add(key)
@@ -138,7 +140,7 @@ class StepCounter:
         return Closed(True, before, self._close_if_complete())
 
     def _comes_again(self, key: Hashable) -> bool:
-        """Whether a step with a backward of its own shows that an iteration was over before it."""
+        """Whether this step, which has a backward of its own, shows that an iteration ended before it."""
         again = key in self._stepped
         self.uneven = self.uneven or key in self._loose
         if not self._stepped or not (again or self.uneven):
@@ -150,7 +152,7 @@ class StepCounter:
         return True
 
     def _due(self) -> set[Hashable]:
-        """Who steps in the iteration under way, as far as is known."""
+        """The optimizers that are expected to step in the current iteration."""
         if self.uneven:
             return {self._leader, *self._follow.get(self._leader, ())} - self._loose
         return (self._made | self._seen) - self._loose

@@ -1,7 +1,7 @@
-"""CUDA's sticky errors, in PyTorch's words, for the `cuda.*` injectors. Imported by them like fault.py.
+"""CUDA's sticky errors, in PyTorch's words, for the `cuda.*` injectors. They import this module like fault.py.
 
 Text: c10/cuda/CUDAException.cpp and CUDAMiscFunctions.cpp of PyTorch; names, numbers and descriptions: cudaError_t.
-Torch has had `torch.AcceleratorError` since 2.8; a RuntimeError was raised before, without a code.
+Torch has `torch.AcceleratorError` since 2.8; before that it raised a RuntimeError without a code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PAGE = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html
 
 
 def text(torch: Any, kind: str) -> str:
-    """What this version of torch says."""
+    """The error message of this version of torch."""
     _code, name, described = ERRORS[kind]
     search = f"Search for `{name}' in {_PAGE} for more information.\n" if has_search_line(torch) else ""
     return (
@@ -42,7 +42,7 @@ def version_of(torch: Any) -> tuple[int, int]:
 
 
 def error(torch: Any, kind: str) -> BaseException:
-    """The exception itself."""
+    """The exception that this version of torch raises."""
     raised: BaseException = getattr(torch, "AcceleratorError", RuntimeError)(text(torch, kind))
     if type(raised) is not RuntimeError:
         raised.error_code = ERRORS[kind][0]  # type: ignore[attr-defined]
@@ -50,14 +50,14 @@ def error(torch: Any, kind: str) -> BaseException:
 
 
 def poison(torch: Any, kind: str) -> None:
-    """From now on every operation of this thread on a device's tensors raises it; without a GPU, on any tensor."""
+    """From now on, every operation of this thread on a CUDA tensor raises the error; without a GPU, on any tensor."""
     dispatch: Any = import_module("torch.utils._python_dispatch")
 
     on_gpu = torch.cuda.is_available()
 
     class Broken(dispatch.TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if on_gpu and not any(getattr(one, "is_cuda", False) for one in _flat(args)):
+            if on_gpu and not any(getattr(value, "is_cuda", False) for value in _flat(args)):
                 return function(*args, **(kwargs or {}))
             raise error(torch, kind)
 
@@ -65,7 +65,7 @@ def poison(torch: Any, kind: str) -> None:
 
 
 def _flat(values: Any) -> list[Any]:
-    found = []
-    for one in values:
-        found += _flat(one) if isinstance(one, (list, tuple)) else [one]
-    return found
+    flat: list[Any] = []
+    for value in values:
+        flat += _flat(value) if isinstance(value, (list, tuple)) else [value]
+    return flat

@@ -1,6 +1,5 @@
-"""What an earlier process of this job has found out about its optimizers, for one that resumes: that they step
-unequally often. Without it a step that stood for itself before a restart may be taken for a part of another after it.
-"""
+"""Remembers across restarts that the optimizers of this job step unequally often. Without it, a step that counted as an
+iteration before a restart could count as a part of one after it."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Any
 
 from . import wire
 
-_NAME = "uneven-a{attempt}"  # a file beside the plan
+_NAME = "uneven-a{attempt}"  # a file beside the plan, one for each attempt
 
 
 class Cycle:
@@ -20,14 +19,14 @@ class Cycle:
         self._noted = False
 
     def is_uneven(self, optimizers: Sequence[Any]) -> bool:
-        """Whether it was found out in an earlier attempt. One that begins afresh is not asked: it has to count as the
-        first attempt did, and that knew of nothing when it began."""
-        if not self._attempt or not any(one.state for one in optimizers):
+        """Whether an earlier attempt found it out. False for a job that begins afresh (its optimizers have no state),
+        because it must count as the first attempt did."""
+        if not self._attempt or not any(optimizer.state for optimizer in optimizers):
             return False
         return any((self._folder / _NAME.format(attempt=number)).exists() for number in range(self._attempt))
 
     def note(self) -> None:
-        """It was found out in this attempt."""
+        """Record that it was found out in this attempt."""
         if not self._noted:
             self._noted = True
             (self._folder / _NAME.format(attempt=self._attempt)).touch(0o600)

@@ -1,7 +1,8 @@
-"""Saves and loads by torch.distributed.checkpoint, by whatever name the job imported its functions.
+"""Saves and loads by torch.distributed.checkpoint, under whatever name the job imported its functions.
 
 `save`, `save_state_dict` and the thread of `async_save` all call `_save_state_dict` through its module, and every load
-calls `_load_state_dict`; so these are covered, and `async_save` for what the training thread waits for.
+calls `_load_state_dict`. So these two are wrapped. `async_save` is wrapped too, to time how long the training thread
+waits for it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class DistributedCheckpointHook:
             if path is None:
                 result = save(*args, **kwargs)
                 if threading.get_ident() != self._agent.thread:
-                    self._transfers.written()  # of an `async_save`, in its thread
+                    self._transfers.written()  # the thread of an `async_save` has written everything
                 return result
             with self._transfers.saving(path, "dcp"):
                 return save(*args, **kwargs)
@@ -70,7 +71,7 @@ class DistributedCheckpointHook:
         module._load_state_dict = _load_state_dict  # type: ignore[attr-defined]
 
     def _new_path(self, signature: inspect.Signature, args: Any, kwargs: Any, storage: str) -> str | None:
-        """Where it is saved or loaded, unless that is being said already."""
+        """The path of a save or load that is to be reported, or None if one that contains it is in progress."""
         if not self._agent.on or "checkpoints" not in self._agent.live:
             return None
         path: str | None = self._where(signature, args, kwargs, storage)

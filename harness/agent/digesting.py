@@ -1,11 +1,11 @@
-"""Lets each save leave a manifest (manifest.py): what covers torch.save, safetensors, Lightning and DCP's streams.
+"""Lets each save leave a manifest (manifest.py), by wrapping torch.save, safetensors, Lightning and DCP's streams.
 
-Where bytes pass through Python on their way to the file (torch.distributed.checkpoint, open files, Lightning, torch's
-form from before 1.6), they are digested as they pass, the whole file of them. Where torch or safetensors write a file
-by themselves, the tensors are digested in memory while the save writes them; where they lie in the file, and what lies
-between them (headers, directories), is read from the file afterwards. Digests are made by a helper thread.
+If bytes pass through Python on their way to the file (torch.distributed.checkpoint, open files, Lightning, torch's
+format from before 1.6), all bytes of the file are digested as they pass. If torch or safetensors write a file by
+themselves, the tensors are digested in memory during the save. Their places in the file, and the bytes between them
+(headers, directories), are read from the file afterwards. A helper thread makes the digests.
 
-The job's own call is made exactly once, whatever fails here; what fails switches manifests off and is reported.
+The job's own call is made exactly once, whatever fails here. A failure switches manifests off and is reported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Call = Callable[..., Any]
 
 
 class Digesting:
-    """Covers the calls that write."""
+    """Wraps the calls that write checkpoints."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -86,7 +86,7 @@ class Digesting:
         return result
 
     def _old_form(self, original: Call, path: str, target: Any, args: Any, kwargs: Any) -> Any:
-        """The form from before 1.6; `patch_serialization` puts the Tee in once torch has opened the file."""
+        """torch's format from before 1.6. `patch_serialization` inserts the Tee once torch has opened the file."""
         is_path = isinstance(target, (str, os.PathLike))
         old: list[Tee] | None = [] if is_path or _at_start(target) else None
         self._thread.old = old
@@ -99,7 +99,7 @@ class Digesting:
         return result
 
     def patch_serialization(self, module: ModuleType) -> None:
-        """torch.serialization: what torch.save writes to a zip file, record by record, and its older form."""
+        """torch.serialization: the functions that write a zip file record by record, and the older format."""
         save, old_save = module._save, module._legacy_save
 
         def _save(obj: Any, zip_file: Any, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,7 @@ class Digesting:
         return result
 
     def atomic_save(self, original: Call, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Lightning's: torch.save to memory, which is then written to a file."""
+        """Lightning's save: torch.save to memory, then a write of these bytes to a file."""
         buffers: list[Tee] = []
         self._thread.buffers = buffers
         try:
@@ -146,7 +146,7 @@ class Digesting:
     # -- torch.distributed.checkpoint ----------------------------------------------------------------------------
 
     def patch_streams(self, module: ModuleType) -> None:
-        """torch.distributed.checkpoint.filesystem, and its kin for fsspec: all writing goes through one call."""
+        """torch.distributed.checkpoint.filesystem, and its fsspec version. Both write through one function."""
         create = module.FileSystem.create_stream
 
         def create_stream(system: Any, path: Any, mode: str) -> Any:
@@ -177,12 +177,12 @@ class Digesting:
         return Tensors(self._ledger.digester)
 
     def _hand_over(self, tensors: Tensors, contents: Any) -> None:
-        sizes = [(name, one, one.numel() * one.element_size()) for name, one in contents.items()]
+        sizes = [(name, tensor, tensor.numel() * tensor.element_size()) for name, tensor in contents.items()]
         if any(size for _, _, size in sizes):
             tensors.add_all(sizes)
 
     def _add_whole(self, path: str, save: str, tee: Tee, file: Any, about: os.stat_result | None = None) -> None:
-        """`file`: the job's own, still open."""
+        """`file`: the job's own file object, still open, or None."""
         if file is not None:
             file.flush()
             about = os.fstat(file.fileno())
@@ -190,7 +190,7 @@ class Digesting:
                 tee.error = f"{about.st_size} bytes are in it, and {tee.digester.size} passed through Python"
         elif about is None and "://" not in path:
             about = os.stat(path)
-        crcs = isinstance(tee, WithoutDescriptor) or path.endswith(".safetensors")  # the others keep CRCs themselves
+        crcs = isinstance(tee, WithoutDescriptor) or path.endswith(".safetensors")  # others keep CRCs
         self._ledger.whole(path, save, tee, about, crcs)
 
 

@@ -1,8 +1,8 @@
-"""A digest per sample of a batch, so that samples can be accounted for whatever the ranks and batches they come in.
+"""Digests of the samples of a batch, so that samples can be compared however they are spread over ranks and batches.
 
-A row is one sample: the same entry of every tensor of the batch that has one for each sample. What has another first
-dimension (a mask, the weights of classes, offsets into a packed sequence) is no part of it. The digest of a row is
-blake2b (6 bytes, hex) over at most 4 KiB of its bytes: the head, the tail and a stride in between.
+A row is one sample: the same index in every tensor of the batch that has an entry for each sample. A tensor with
+another first dimension (a mask, the weights of classes, offsets into a packed sequence) is left out. The digest of a
+row is blake2b (6 bytes, hex) over at most 4 KiB of its bytes: the head, the tail and a stride in between.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from math import prod
 from typing import Any, Sequence
 
 MAX_ROW_BYTES = 4096
-MAX_ROWS = 512  # beyond it a digest is of several rows
+MAX_ROWS = 512  # in a batch with more rows, a digest covers several rows
 _MAX_LEAVES = 64
 _COPIED = 1 << 18  # bytes up to which a copy is quicker than a view
-_MARK, _BLOCK = 4096, 128  # bytes of a tensor's memory that it is recognised by, and in pieces of how many
+_MARK, _BLOCK = 4096, 128  # bytes of memory that identify a tensor, and bytes of a block
 
 
 @dataclass(eq=False)
 class Batch:
-    """What a batch is known by once it is gone: no tensor is kept alive."""
+    """What is remembered of a batch. It keeps no tensor alive."""
 
-    rows: tuple[str, ...] | None  # None: nothing in it could be read
+    rows: tuple[str, ...] | None  # a digest for each row; None: the batch could not be read
     indices: tuple[int, ...] | None = None
-    marks: frozenset[bytes] = frozenset()  # of the memory that its tensors lay in
+    marks: frozenset[bytes] = frozenset()  # of the memory of its tensors; see View.mark
     used: bool = False  # it has been trained on
 
 
 def _leaves(value: Any) -> list[Any]:
-    """The tensors, arrays, strings and bytes in nested containers, in order; bounded, and safe with cycles."""
+    """The tensors, arrays, strings and bytes in nested containers, in order. At most _MAX_LEAVES; safe with cycles."""
     found, stack, left = [], [value], _MAX_LEAVES
     while stack and left:
         item = stack.pop()
@@ -42,7 +42,7 @@ def _leaves(value: Any) -> list[Any]:
             found.append(item)
         elif isinstance(item, (list, tuple)) and not (item and isinstance(item[0], (str, bytes))):
             stack.extend(item[_MAX_LEAVES::-1])
-        elif hasattr(item, "keys") and hasattr(item, "values"):  # any mapping; to ask its type takes longer
+        elif hasattr(item, "keys") and hasattr(item, "values"):  # any mapping; a check of its type takes longer
             stack.extend(list(item.values())[_MAX_LEAVES::-1])
         elif hasattr(item, "__dataclass_fields__") and not hasattr(item, "shape"):
             stack.extend(list(vars(item).values())[_MAX_LEAVES::-1])
@@ -52,11 +52,11 @@ def _leaves(value: Any) -> list[Any]:
 
 
 class View:
-    """The bytes of one tensor, array or list of texts, row by row. `data` is None until they are asked for."""
+    """The bytes of one tensor, array or list of texts, row by row. They are read on demand."""
 
     def __init__(self, leaf: Any, count: int) -> None:
         self.count = count
-        self._leaf = leaf  # kept while its memory is read
+        self._leaf = leaf  # keeps the memory alive
         self._data: memoryview | None = None
 
     def data(self) -> memoryview:
@@ -65,24 +65,24 @@ class View:
         return self._data
 
     def mark(self) -> bytes:
-        """What it is recognised by, wherever it lies. Not its address: memory is used again at once."""
+        """A digest that identifies the contents, wherever they are in memory. Not its address: memory is reused."""
         return _mark(self.data())
 
     def is_mask(self) -> bool:
-        """Whether it looks like one: of every position by every other."""
+        """Whether it looks like an attention mask: a square matrix."""
         shape = self._leaf.shape
         return len(shape) == 2 and shape[0] == shape[1]
 
     def width(self) -> int:
-        """Numbers in a row."""
+        """How many numbers a row has."""
         return int(prod(self._leaf.shape[1:]))
 
     def is_short(self, bound: int) -> bool:
-        """Whether its rows are digested whole."""
+        """Whether each row is at most `bound` bytes long, so that its digest covers all of it."""
         return len(self.data()) <= bound * self.count
 
     def feed(self, state: Any, first: int, last: int, bound: int) -> None:
-        """Add rows `first` to `last` (exclusive) to a digest, in at most `bound` bytes."""
+        """Add rows `first` to `last` (exclusive) to the digest `state`, with at most `bound` bytes."""
         data = self.data()
         size = len(data) // self.count
         row = data[first * size : last * size]
@@ -98,7 +98,7 @@ class View:
 
 class _Tensor(View):
     def mark(self) -> bytes:
-        """Of the whole storage, which the slices of one tensor (inputs and targets, say) share."""
+        """A digest of the whole storage, which slices of one tensor (inputs and targets, say) share."""
         storage = self._leaf.untyped_storage()
         return _mark(_memory(storage.data_ptr(), storage.nbytes()))
 
@@ -113,7 +113,7 @@ class _Tensor(View):
 
 
 class _Texts(View):
-    """A list of strings or bytes: each is a row."""
+    """A list of strings or bytes; each of them is a row."""
 
     def mark(self) -> bytes:
         state = blake2b(digest_size=8)
@@ -140,24 +140,24 @@ class _Texts(View):
 
 
 def look(value: Any) -> list[View]:
-    """A view of everything in `value` that lies in the host's memory; what lies elsewhere is left alone."""
+    """A view of each tensor, array and list of texts in `value` that is in host memory. Others are left out."""
     return [view for view in map(_view, _leaves(value)) if view is not None]
 
 
 def digest(views: Sequence[View], indices: tuple[int, ...] | None = None) -> Batch:
-    """The batch that consists of these."""
+    """The batch with these views. `indices`: the dataset indices of its samples, if known."""
     if not views:
         return Batch(None, indices)
     size = views[0].count
     if any(view.count != size for view in views):
         size = _samples(views, indices)
     rows = _digests([view for view in views if view.count == size], size)
-    return Batch(rows, indices, frozenset([one.mark() for one in views]))
+    return Batch(rows, indices, frozenset([view.mark() for view in views]))
 
 
 def _samples(views: Sequence[View], indices: tuple[int, ...] | None) -> int:
-    """How many samples there are, where not all views have equally many rows: as many as were drawn, or else as most
-    views have. Of two numbers that are equally frequent it is that of the wider rows, and no mask's."""
+    """How many samples a batch has if its views have different numbers of rows: as many as indices were drawn, else the
+    most frequent number of rows. Of two equally frequent numbers, the one of the wider rows, and not a mask's."""
     sizes = Counter(view.count for view in views)
     if indices is not None and len(indices) in sizes:
         return len(indices)
@@ -180,8 +180,8 @@ def _view(leaf: Any) -> View | None:
 
 
 def _mark(data: memoryview) -> bytes:
-    """Of all of it where it is short, else of blocks spread evenly from its first byte to its last: a stride of single
-    bytes takes ten times longer."""
+    """A digest of short data, or of blocks spread evenly from the first byte to the last. A stride of single bytes
+    would take ten times longer."""
     size = len(data)
     state = blake2b(size.to_bytes(8, "little"), digest_size=8)
     if size <= _MARK:
@@ -199,13 +199,13 @@ def _memory(address: int, size: int) -> memoryview:
 
 @lru_cache(maxsize=256)
 def _array(size: int) -> Any:
-    """Kept, because making a ctypes array type takes longer than digesting what it then shows."""
+    """Cached, because making a ctypes array type takes longer than digesting the array."""
     return ctypes.c_ubyte * size
 
 
 def _sampled(data: memoryview, bound: int) -> list[bytes | memoryview]:
-    """At most `bound` bytes of a longer text: the head, the tail, and an odd stride in between, so that it does not
-    see only the low bytes of each number."""
+    """At most `bound` bytes of longer data: the head, the tail, and an odd stride in between. With an even stride only
+    the low bytes of each number would be seen."""
     end = bound // 4
     middle = data[end:-end]
     return [data[:end], data[-end:], middle[:: -(-len(middle) // (bound - 2 * end)) | 1].tobytes()]
@@ -233,7 +233,7 @@ def _digests(views: Sequence[View], size: int) -> tuple[str, ...]:
 
 
 def _short_digests(columns: Sequence[bytes], size: int) -> tuple[str, ...]:
-    """The same as above for the common case, in which every row is digested whole: it is in every step's way."""
+    """The same as `_digests` for the common case of short rows, since it runs in every step."""
     widths = [(column, len(column) // size) for column in columns]
     digests = []
     for row in range(size):

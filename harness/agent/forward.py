@@ -1,4 +1,4 @@
-"""The inputs of the models that DDP, FSDP and FSDP2 wrap: what goes through them in training is trained on."""
+"""Sees the inputs that models wrapped by DDP, FSDP or FSDP2 get in training: these samples are trained on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .wire import Phase
 
 
 class ForwardHook:
-    """`wrapped` is told once, when the first model is wrapped; `trained` gets the inputs."""
+    """`wrapped` is called whenever a model is wrapped; `trained` gets the inputs of each training forward."""
 
     def __init__(self, agent: Agent, wrapped: Callable[[], None], trained: Callable[[Any], None]) -> None:
         self._agent, self._wrapped = agent, agent.careful("samples")(wrapped)
@@ -25,11 +25,11 @@ class ForwardHook:
         self._patch_wrapper(module.FullyShardedDataParallel)
 
     def patch_fsdp2(self, module: ModuleType) -> None:
-        """FSDP2 wraps nothing: it hangs a hook before the forward of a module."""
+        """FSDP2 wraps no module: it adds a hook before the module's forward."""
         from torch import is_grad_enabled
 
         state = module.FSDPState
-        self._tell(state)
+        self._cover_init(state)
         original = state._root_pre_forward
 
         @functools.wraps(original)
@@ -48,12 +48,12 @@ class ForwardHook:
     def _patch_wrapper(self, wrapper: Any) -> None:
         from torch import is_grad_enabled
 
-        self._tell(wrapper)
+        self._cover_init(wrapper)
         agent, original = self._agent, wrapper.forward
 
         @functools.wraps(original)
         def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-            # The wrapped module's flag: Lightning leaves the wrapper's own one as it is.
+            # The wrapped module's flag, because Lightning does not set that of the wrapper.
             if not agent.on or self._depth or not is_grad_enabled() or not getattr(model, "module", model).training:
                 return original(model, *args, **kwargs)
             self._trained((args, kwargs))
@@ -67,7 +67,7 @@ class ForwardHook:
 
         wrapper.forward = forward
 
-    def _tell(self, kind: Any) -> None:
+    def _cover_init(self, kind: Any) -> None:
         original, wrapped = kind.__init__, self._wrapped
 
         @functools.wraps(original)

@@ -1,8 +1,8 @@
-"""Functional collectives (`_c10d_functional`): what compiled code, DTensor and tensor parallelism call.
+"""Functional collectives (`_c10d_functional`), which compiled code, DTensor and tensor parallelism call.
 
-Their kernels call c10d below the Autograd keys, so that the hooks of collectives.py don't see them. These lie on the
-ADInplaceOrView key of the functional operators themselves: eager and compiled code (AOT, Inductor) pass there, with
-gradients and without. Calls with fake tensors, as when torch.compile traces, are none.
+Their kernels call c10d below the Autograd keys, so the hooks of collectives.py don't see them. The hooks here are on
+the ADInplaceOrView key of the functional operators. Eager and compiled code (AOT, Inductor) pass it, with and without
+gradients. Calls with fake tensors, as when torch.compile traces, are not collectives and are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNREAL = ("FakeTensor", "FunctionalTensor")
 
 
 class FunctionalHook:
-    """Works for a CollectiveHook: what is due before and after a collective is the same for both."""
+    """Works with a CollectiveHook, which does what is due before and after a collective."""
 
     def __init__(self, collectives: CollectiveHook) -> None:
         self._around, self._stamping, self._inside = collectives.around, collectives.stamping, collectives.inside

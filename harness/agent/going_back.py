@@ -1,4 +1,4 @@
-"""How far a job goes back, or on, when it loads a checkpoint between two steps. Standard library alone."""
+"""How many steps a job goes back, or skips, when it loads a checkpoint between two steps. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from .rates import optimizer_step
 
 
 class GoingBack:
-    """What the optimizers' own counters tell, and whether a checkpoint was loaded, since the last step was over."""
+    """Compares the optimizers' own step counters before and after a load that follows the last step."""
 
     def __init__(self) -> None:
-        self._place = 0  # steps over
+        self._place = 0  # iterations completed at the time of the load
         self._loaded = False
-        self._before: dict[int, int | None] = {}  # counters by optimizer
-        self._by: dict[int, int | None] = {}  # how much less they count now
+        self._before: dict[int, int | None] = {}  # counters before the load, by id of the optimizer
+        self._by: dict[int, int | None] = {}  # by how much the counters went down, by id of the optimizer
 
     def loaded(self, place: int) -> None:
         self._come_to(place)
@@ -30,14 +30,14 @@ class GoingBack:
         self._by[id(optimizer)] = None if before is None else before - (optimizer_step(optimizer) or 0)
 
     def happened(self, place: int) -> bool:
-        """Whether the job has loaded both a checkpoint and the state of an optimizer since that step was over."""
+        """Whether the job has loaded a checkpoint and an optimizer's state since iteration `place` was over."""
         return place == self._place and self._loaded and bool(self._by)
 
     @property
     def by(self) -> int | None:
-        """So many steps are to be done again; less than 0: it skipped some. None where the counters don't tell."""
-        found = set(self._by.values())
-        return found.pop() if len(found) == 1 else None
+        """How many steps will be done again; below 0: how many are skipped. None if the counters can't tell."""
+        counts = set(self._by.values())
+        return counts.pop() if len(counts) == 1 else None
 
     def _come_to(self, place: int) -> None:
         if place != self._place:

@@ -1,4 +1,4 @@
-"""When a loop takes a batch from a thread of the job's own that fetches ahead: as it leaves a `queue.Queue`."""
+"""Sees when the training loop takes a batch, through a `queue.Queue`, from a thread of the job that fetches ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Handover:
         self._taken = agent.careful("samples")(self._take)
 
     def patch(self) -> None:
-        """queue.Queue, before there is such a thread: the loop may wait for its first batch already."""
+        """Patch queue.Queue now, before such a thread exists, because the loop may wait for its first batch already."""
         kind: Any = queue.Queue
         agent, ring, taken, original = self._agent, self._ring, self._taken, kind.get
 

@@ -1,4 +1,4 @@
-"""Digests of what is in memory, chunk by chunk: xxh3 where the job's own Python has the package, else the CRC-32."""
+"""Digests of bytes in memory, chunk by chunk: xxh3 if the job's own Python has the package xxhash, else CRC-32."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _xxh3() -> Any:
 xxh3_64: Any = _xxh3()
 CHUNK = 1 << 20
 ALGORITHM = "crc32" if xxh3_64 is None else "xxh3"
-ASIDE = 1 << 17  # bytes: fewer are digested at once, which takes less than handing them over
+ASIDE = 1 << 17  # bytes: less than this is digested in the calling thread, which is quicker than a handover
 _PIECE = 1 << 22  # bytes
-_WAITING = 4  # what may wait for the helper, and holds tensors: they may be copies from another device
+_WAITING = 4  # pieces of work that may wait for the helper, since each holds a tensor or a copy from another device
 
 
 class Digester:
-    """Digests of a run of bytes, chunk by chunk, as they come."""
+    """Digests of a stream of bytes, one for each CHUNK bytes. Feed it with `update`."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -52,7 +52,7 @@ class Digester:
                 self._end()
 
     def digests(self) -> str:
-        """Of all that came, the last and shorter chunk included."""
+        """The hex digests of all chunks, the last and shorter one included, joined to one text."""
         if self._left < CHUNK:
             self._end()
         return "".join(self._done)
@@ -63,7 +63,7 @@ class Digester:
 
 
 class Tensors:
-    """Digests of what a save writes by itself, by name, made while it does."""
+    """Digests of the tensors of one save, by name: (bytes, hex digests). Made while the save writes."""
 
     def __init__(self, helper: Callable[[], Helper]) -> None:
         self._helper = helper
@@ -71,7 +71,8 @@ class Tensors:
         self.error = ""
 
     def add(self, name: str, data: Any, size: int) -> None:
-        """`data`: bytes, text, a storage or a tensor in any memory. It must not change until the helper is done."""
+        """Digest `size` bytes of `data`: bytes, text, a storage or a tensor on any device. `data` must not change until
+        the helper is done."""
         if size < ASIDE:
             self.add_now(name, data, size)
         else:
@@ -80,12 +81,12 @@ class Tensors:
             helper.lend_a_hand(lambda: helper.waiting() <= _WAITING)
 
     def add_all(self, tensors: list[tuple[str, Any, int]]) -> None:
-        """In pieces of some size: each may be made by another thread."""
+        """Digest many (name, data, bytes) entries. The helper gets them in pieces of at least _PIECE bytes."""
         part: list[tuple[str, Any, int]] = []
         total = 0
-        for one in tensors:
-            part.append(one)
-            total += one[2]
+        for tensor in tensors:
+            part.append(tensor)
+            total += tensor[2]
             if total >= _PIECE:
                 self._add_part(part)
                 part, total = [], 0
@@ -111,7 +112,7 @@ class Tensors:
 
 
 def view_of(data: Any, size: int) -> tuple[memoryview, Any]:
-    """The bytes, and what keeps them alive."""
+    """The first `size` bytes of `data` in host memory, and the object that keeps that memory alive."""
     if isinstance(data, str):
         data = data.encode()
     if isinstance(data, (bytes, bytearray, memoryview)):

@@ -1,4 +1,4 @@
-"""Threads of ours beside the job's: what they do is in nobody's way."""
+"""Background threads of the agent, which run beside the job's own threads."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import threading
 from pathlib import Path
 from typing import Callable
 
-THREAD = "torchaos"  # what the kernel calls our threads: storage faults spare them, for what they read proves nothing
+THREAD = "torchaos"  # name of our threads in the kernel: storage faults spare them, since their reads are not the job's
 
 
 class Helper:
-    """A thread that works beside the job's. It lives as long as the process. `idle`: it takes what time of a processor
-    nobody else wants."""
+    """A background thread that lives as long as the process. `idle`: it runs at the lowest priority."""
 
     def __init__(self, idle: bool = False) -> None:
         self._queue: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -24,7 +23,7 @@ class Helper:
         self._queue.put(work)
 
     def finish(self, timeout_s: float | None = None) -> None:
-        """Wait for all that was given to it."""
+        """Wait until all work that was given so far is done, at most `timeout_s` seconds (None: no limit)."""
         if timeout_s is None:
             self._queue.join()
             return
@@ -33,7 +32,8 @@ class Helper:
         done.wait(timeout_s)
 
     def lend_a_hand(self, until: Callable[[], bool]) -> None:
-        """Do here what waits for the thread: where every processor is busy, its turn may take longer than the work."""
+        """Do queued work in the calling thread until `until()` is true or the queue is empty. On a machine whose
+        processors are all busy, waiting for the thread could take longer than the work itself."""
         while not until():
             try:
                 work = self._queue.get_nowait()
@@ -54,15 +54,15 @@ class Helper:
             try:
                 work()
             finally:
-                del work  # the tensors that it holds
+                del work  # it holds tensors
                 self._queue.task_done()
 
 
 def _present(idle: bool) -> None:
-    """Give this thread its name, and a low priority, where that can be done."""
+    """Set this thread's name and, if `idle`, the lowest priority. Does nothing on systems that allow neither."""
     try:
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(THREAD)
         if idle:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # on Linux, of one thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # on Linux: of this thread
     except (AttributeError, OSError):
         pass

@@ -1,4 +1,4 @@
-"""Which hook goes where, and when: the only place that knows them all."""
+"""Installs the hooks of a rank: the only module that knows which hook covers which function of which module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .imports import PostImport, Then
 
 
 def install(agent: Agent) -> None:
-    """Wait for torch; then hook what is there, and wait for the rest."""
+    """Install each hook as soon as the job has imported the module that it covers, after torch itself."""
     imports = PostImport()
     installer = _Installer(agent, imports)
     imports.when("torch", agent.careful("steps")(installer.torch_is_there))
@@ -40,7 +40,7 @@ class _Installer:
     def torch_is_there(self, torch: ModuleType) -> None:
         from .checkpoints import CheckpointHook, Transfers
         from .digesting import Digesting
-        from .kept import Kept
+        from .kept import ParameterSums
         from .loader import LoaderHook
         from .loss import Losses
         from .rates import Rates
@@ -67,7 +67,7 @@ class _Installer:
         if "checkpoints" in agent.live:
             digesting = Digesting(agent)
             self._at_end.append(digesting.ended)
-            transfers = Transfers(agent, digesting, Kept(agent))
+            transfers = Transfers(agent, digesting, ParameterSums(agent))
             transfers.renames.install()
             files = CheckpointHook(transfers)
             self._when("torch", "checkpoints", files.patch_torch)

@@ -1,4 +1,4 @@
-"""Call something when a module has been imported, without importing it and without changing its loader."""
+"""Call a function when a module has been imported, without importing the module and without changing its loader."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Then = Callable[[ModuleType], None]
 
 
 class PostImport:
-    """A finder that finds nothing by itself: it asks the others, and follows the import to its end."""
+    """A finder that finds no module itself. It asks the others, and wraps the execution of what they find."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Then]] = {}
-        self._ended: set[str] = set()  # imports that were followed to their end
+        self._ended: set[str] = set()  # names of modules whose import has ended
 
     def install(self) -> None:
         sys.meta_path.insert(0, self)
 
     def when(self, name: str, then: Then) -> None:
-        """Call `then` with the module once it is there: at once, or at the end of its import."""
+        """Call `then` with the module: now if it is imported, else at the end of its import."""
         module = sys.modules.get(name)
         under_way = getattr(getattr(module, "__spec__", None), "_initializing", False) and name not in self._ended
         if module is not None and not under_way:
@@ -43,8 +43,8 @@ class PostImport:
         return None
 
     def _follow(self, name: str, spec: ModuleSpec) -> None:
-        # The loader stays the one that it is (tools ask for its type); only this instance's exec_module is covered,
-        # and uncovered again.
+        # The loader object stays the same, because tools check its type. Only `exec_module` of this instance is
+        # replaced, and restored before the module runs.
         loader: Any = spec.loader
         original = getattr(loader, "exec_module", None)
         if original is None:
@@ -59,5 +59,5 @@ class PostImport:
 
         try:
             loader.exec_module = exec_module
-        except AttributeError:  # a loader with slots, or a class: builtins and frozen modules, never torch's
+        except AttributeError:  # a class, or a loader with slots: builtins and frozen modules, never torch's
             return

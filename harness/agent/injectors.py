@@ -1,4 +1,4 @@
-"""Load an injector from its file, in a Python that may have nothing of ours installed."""
+"""Load an injector from its file, in a Python that may not have torchaos installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import page, plan, wire
 
 
 def load(source: str, injector: str, params: Mapping[str, Any]) -> Any:
-    """An instance of the class `injector` of the file `source`. Raises whatever importing or making it raises."""
+    """Make an instance of the class `injector` of the file `source`. Raises what import or constructor raise."""
     name = f"_torchaos_injector_{abs(hash(source)):x}"
     with _our_names(os.path.dirname(source)):
         module = sys.modules.get(name)
@@ -22,15 +22,15 @@ def load(source: str, injector: str, params: Mapping[str, Any]) -> Any:
             if spec is None or spec.loader is None:
                 raise ImportError(f"{source} is no Python file")
             module = importlib.util.module_from_spec(spec)
-            sys.modules[name] = module  # dataclasses look their module up
+            sys.modules[name] = module  # dataclasses look their module up there
             spec.loader.exec_module(module)
         return getattr(module, injector)(**params)
 
 
 @contextmanager
 def _our_names(folder: str) -> Iterator[None]:
-    """While an injector is imported, `torchaos.harness.agent` is this very package, and what injectors share is in
-    `folder`; afterwards all is as it was."""
+    """While an injector is imported, make `torchaos.harness.agent` this package, and let `torchaos.injectors` find its
+    modules in `folder`. Afterwards, restore sys.modules."""
 
     def ours() -> dict[str, ModuleType]:
         return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torchaos"}

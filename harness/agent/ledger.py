@@ -1,5 +1,5 @@
-"""Makes manifests, in the background: of all this a save waits for the digests alone, since the tensors may change as
-soon as it is over, and for a system call that tells its file from any later one of the same name."""
+"""Makes manifests in the background. A save waits only for the digests, since the job may change the tensors as soon as
+the save returns, and for opening the file, which a later file of the same name could replace."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .spans import differs, rest_of, with_crcs
 from .writers import Tee
 
 HOOK = "manifests"
-_KEPT = 3  # folders that DCP may be writing to at the same time
-_BEHIND = 16  # files that may wait for their CRCs; later ones do without
-_PATIENCE_S = 10.0  # for the CRCs at the end of the process
+_KEPT = 3  # folders of DCP saves whose newest manifest is remembered
+_BEHIND = 16  # files that may wait for their CRCs; further files get none
+_PATIENCE_S = 10.0  # seconds to wait for the CRCs at the end of the process
 SpansOf = Callable[[BinaryIO, "dict[str, tuple[int, str]]"], "list[tuple[int, int, str]]"]
 
 
@@ -32,7 +32,7 @@ class Ledger:
         self._by_folder: dict[str, Manifest] = {}  # the newest of each folder that DCP saves to
 
     def digester(self) -> Helper:
-        """What a save waits for at its end."""
+        """The thread whose digests a save waits for at its end."""
         return self._helper("digests")
 
     def wait_for_digests(self) -> None:
@@ -41,20 +41,20 @@ class Ledger:
             self._helpers["digests"].finish()
 
     def settle(self) -> None:
-        """Wait until manifests are written of all that was saved so far, but for CRCs."""
+        """Wait until the manifests of all saves so far are written. CRCs are not waited for."""
         for name in ("digests", "layouts"):
             if name in self._helpers:
                 self._helpers[name].finish()
 
     def ended(self) -> None:
-        """The process ends: what is still being digested is waited for, and for a while the CRCs."""
+        """The process ends: wait for all manifests, and at most _PATIENCE_S seconds for the CRCs."""
         self.settle()
         if "crcs" in self._helpers:
             self._helpers["crcs"].finish(_PATIENCE_S)
 
     def from_file(self, path: str, tensors: Tensors, spans_of: SpansOf, crcs: bool) -> None:
-        """A file that a library wrote by itself: what lies where is read from it. It is opened now, for it may be
-        renamed at once. `crcs`: of it, since its format keeps none."""
+        """Add the manifest of a file that a library wrote by itself; `spans_of` reads from the file where each tensor
+        lies. The file is opened now, because the job may rename it at once. `crcs`: its format keeps no CRCs."""
         file = None if tensors.error else self._opened(path)
 
         def work() -> None:
@@ -80,7 +80,7 @@ class Ledger:
         self._helper("layouts").do(self._agent.careful(HOOK)(work))
 
     def whole(self, path: str, save: str, tee: Tee, about: os.stat_result | None, crcs: bool) -> None:
-        """A file of which every byte was digested on its way. `save`: what was saved, the file or its folder."""
+        """Add a file of which every byte passed through `tee`. `save`: this file, or the folder that is saved."""
 
         def work() -> None:
             manifest = self._by_folder.get(save) if save != path else None
@@ -99,7 +99,7 @@ class Ledger:
                 try:
                     self._crcs_later(manifest, path, open(path, "rb"), spans)  # noqa: SIM115 (closed there)
                 except OSError:
-                    pass  # renamed already: it does without
+                    pass  # renamed already: it gets no CRCs
 
         self._helper("layouts").do(self._agent.careful(HOOK)(work))
 
@@ -110,19 +110,19 @@ class Ledger:
             return self._helpers[what]
 
     def _opened(self, path: str) -> BinaryIO | OSError:
-        """By a thread of ours, so that no fault of the storage mistakes it for something that the job does."""
+        """Open the file in a thread of ours, so that a storage fault does not take the call for one of the job's."""
         found: list[BinaryIO | OSError] = []
 
         def work() -> None:
             try:
-                found.append(open(path, "rb"))  # noqa: SIM115 (whoever reads it closes it)
+                found.append(open(path, "rb"))  # noqa: SIM115 (the reader closes it)
             except OSError as error:
                 found.append(error)
             finally:
                 done.set()
 
         done = threading.Event()
-        self._helper("files").do(work)  # nobody lends that one a hand
+        self._helper("files").do(work)  # only this thread may do that work
         done.wait()
         return found[0]
 

@@ -1,9 +1,10 @@
-"""The batches that the loop receives from its data loaders, with their indices, and which of them were trained on.
+"""The batches that the training loop receives from its data loaders, with their dataset indices.
 
-Receiving is not training: workers draw ahead, Accelerate fetches one batch ahead and draws batches again to skip them,
-and evaluation has loaders too. So a batch counts only when it went through a wrapped model in training, or, without a
-wrapper, when it is among the newest in hand at a backward. What a thread of the job's own fetches is not in hand before
-the loop has taken it from the thread (handover.py), or the model is given it.
+A batch that is received is not always trained on: workers draw ahead, Accelerate fetches one batch ahead and draws
+batches again to skip them, and evaluation has loaders too. So a batch counts only if it went through a wrapped model in
+training, or, without a wrapper, if it is among the newest that the loop has at a backward. A batch that a thread of the
+job's own fetches belongs to the loop only when the loop has taken it from the thread (handover.py), or the model gets
+it.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from .trained import Trained
 from .wire import Phase
 
 _DRAWN = "_torchaos_drawn"
-# Loops that fetch the next batch before they hand out the one before: module -> how many are on their way.
+# Modules with a loop that fetches the next batch before it gives out the one before, and how many are fetched ahead.
 _AHEAD = {"accelerate.data_loader": 1}
 
 
 class LoaderHook:
-    """Covers `__next__`, `_next_index` and `_reset` of the loader's iterators."""
+    """Wraps `__next__`, `_next_index` and `_reset` of the loader's iterators."""
 
     def __init__(self, agent: Agent, ring: Ring, trained: Trained) -> None:
         self._agent, self._ring, self._trained = agent, ring, trained
-        self._wrapped = False  # a DDP or FSDP model has been seen: the forward phase is its own, unless it is idle
-        self._inside: set[int] = set()  # threads that are in a call
+        self._wrapped = False  # a DDP or FSDP model was seen; unless idle, it enters the forward phase itself
+        self._inside: set[int] = set()  # threads that are in `__next__`
         self._handover = Handover(agent, ring)
         self._receive = agent.careful("samples")(self._receive_batch)
 
@@ -46,7 +47,7 @@ class LoaderHook:
         self._handover.patch()
 
     def patch_stateful(self, module: ModuleType) -> None:
-        """torchdata's loader, whose iterators have a `__next__` of their own."""
+        """torchdata's loader, whose iterators have their own `__next__`."""
         self._cover(module._StatefulBaseDataLoaderIter)
 
     def _cover(self, iterator: Any) -> None:
@@ -63,7 +64,7 @@ class LoaderHook:
             thread = threading.get_ident()
             if not agent.on or thread in self._inside:
                 return original(iterator)
-            mine = thread == agent.thread  # else a loop fetches ahead in a thread of its own
+            mine = thread == agent.thread  # else a thread of the job's own fetches ahead
             if mine:
                 agent.enter(Phase.DATA)
             self._inside.add(thread)
@@ -82,7 +83,7 @@ class LoaderHook:
                 return value
             if not self._wrapped or self._trained.wrapper_is_idle:
                 agent.phases.loosely(Phase.FORWARD)
-                if agent.orders.hot:
+                if agent.orders.current:
                     agent.orders.enter(Phase.FORWARD)
             return value
 
@@ -103,13 +104,13 @@ class LoaderHook:
     def _cover_reset(self, original: Any) -> Any:
         @functools.wraps(original)
         def _reset(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-            iterator.__dict__.pop(_DRAWN, None)  # of an epoch that was broken off
+            iterator.__dict__.pop(_DRAWN, None)  # left over from an epoch that was not finished
             return original(iterator, *args, **kwargs)
 
         return _reset
 
     def _receive_batch(self, iterator: Any, value: Any, ahead: int | None) -> None:
-        """`ahead` None: it is in a thread's hands."""
+        """`ahead` None: a thread of the job's own has fetched it."""
         if "samples" not in self._agent.live:
             return
         drawn = iterator.__dict__.get(_DRAWN)
@@ -124,7 +125,7 @@ class LoaderHook:
 
 
 def _indices(drawn: Any) -> tuple[int, ...] | None:
-    """The dataset's indices, where the sampler draws numbers (an IterableDataset draws None)."""
+    """The dataset's indices, if the sampler draws numbers. None otherwise (an IterableDataset draws None)."""
     try:
         return tuple(int(index) for index in (drawn if isinstance(drawn, (list, tuple)) else [drawn]))
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The loss: the scalar that a backward starts from. A GPU is never waited for."""
+"""The loss: the scalar that a backward starts from. Never waits for the GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .wire import Kind
 
 
 class _Copy:
-    """A scalar on its way from the GPU to pinned memory."""
+    """A scalar that is being copied from the GPU to pinned memory."""
 
     def __init__(self, scalar: Any) -> None:
         torch: Any = import_module("torch")
@@ -29,36 +29,36 @@ class _Copy:
 
 
 class Losses:
-    """Values that are not there when their step is over follow in an event of their own."""
+    """Losses that are still on the GPU when their step is over follow in a later event."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._late: list[tuple[int, Segment]] = []
 
     def backward(self, tensors: Any) -> None:
-        """One entry for each backward: the sum of its scalar roots, or None where there is none that can be read."""
+        """Add one entry for a backward: the sum of its scalar roots, or None if no root can be read now."""
         if self._late:
             self.poll()
         segment = self._agent.tally.now
         if isinstance(tensors, (list, tuple)):
-            scalars = [one for one in map(_local, tensors) if one is not None]
+            scalars = [scalar for scalar in map(_local, tensors) if scalar is not None]
         else:
-            scalars = [] if (one := _local(tensors)) is None else [one]
+            scalars = [] if (scalar := _local(tensors)) is None else [scalar]
         if not scalars:
             segment.losses.append(None)
             return
         self._agent.saw("loss")
-        on_host = all(one.is_cpu for one in scalars)
-        segment.losses.append(sum(one.item() for one in scalars) if on_host else None)
+        on_host = all(scalar.is_cpu for scalar in scalars)
+        segment.losses.append(sum(scalar.item() for scalar in scalars) if on_host else None)
         if len(scalars) == 1 and scalars[0].is_cuda and not _capturing():
             segment.pending.append((len(segment.losses) - 1, _Copy(scalars[0].detach())))
 
     def step_over(self, step: int, segment: Segment) -> None:
-        """The values of this step are still on their way."""
+        """Remember a step whose losses are still being copied."""
         self._late.append((step, segment))
 
     def poll(self) -> None:
-        """Send what has arrived, in order of steps."""
+        """Emit the losses that have arrived, in the order of their steps."""
         while self._late and all(copy.ready() for _place, copy in self._late[0][1].pending):
             step, segment = self._late.pop(0)
             for place, copy in segment.pending:
@@ -67,13 +67,13 @@ class Losses:
 
 
 def _local(root: Any) -> Any:
-    """The scalar tensor that a root is, on this rank; None for graph edges, vectors and what has no value."""
+    """The scalar tensor of a backward's root on this rank. None for graph edges, vectors and meta tensors."""
     root = getattr(root, "_local_tensor", root)
     return root if hasattr(root, "numel") and root.numel() == 1 and not root.is_meta else None
 
 
 def _capturing() -> bool:
-    """A copy into a CUDA graph that is being captured would become part of it."""
+    """Whether a CUDA graph is being captured: a copy would become part of it."""
     torch: Any = import_module("torch")
 
     return bool(torch.cuda.is_current_stream_capturing())

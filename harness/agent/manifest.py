@@ -1,9 +1,17 @@
-"""What a save wrote, chunk by chunk, taken from the bytes in memory: a digest of the file could bless damage.
+"""The manifest of a save: digests of everything that the save wrote, chunk by chunk.
 
-A manifest is a JSON file for each save and rank, in the run directory. For each CHUNK of a span there are 16 hex
-digits, xxh3. The CRC-32, from which one flipped bit is found, takes several times as long: it is taken of the file in
-the background, of files whose format keeps none and whose every xxh3 is that of the memory, and then there are 24.
-Without the xxhash package there are 8, the CRC-32 of the memory. Who makes manifests, and when, is in ledger.py.
+Digests are made from the bytes in memory, because a digest of the file could already include damage. A manifest is a
+JSON file in the run directory, one for each save and rank.
+
+`spans` holds (offset, length, digests) entries, with one digest in hex for each CHUNK bytes:
+
+- 16 digits: xxh3 of the memory.
+- 24 digits: xxh3 and then CRC-32, for formats that keep no CRC. A flipped bit can be located from the CRC-32, but it
+  takes several times as long as xxh3. So it is computed later, in the background, from the file, and added only if
+  every xxh3 of the file is still that of the memory.
+- 8 digits: CRC-32 of the memory, if the job's Python has no xxhash package.
+
+ledger.py decides when manifests are made.
 """
 
 from __future__ import annotations
@@ -21,7 +29,7 @@ VERSION, FOLDER = 1, "manifests"
 
 
 class Manifest:
-    """What one save of one rank has written so far."""
+    """The manifest of one save of one rank."""
 
     def __init__(self, folder: Path, name: str, save: str, attempt: int) -> None:
         self._path, self._save, self._attempt = folder / name, save, attempt
@@ -30,15 +38,16 @@ class Manifest:
         self._lock = threading.Lock()
 
     def has(self, path: str) -> bool:
-        return any(one["path"] == path for one in self._files)
+        return any(entry["path"] == path for entry in self._files)
 
     def add(self, path: str, fd: int, spans: list[tuple[int, int, str]], rest: str, raced: bool) -> None:
-        """`raced`: as soon as it was written, the file was not what was in memory."""
+        """Add a file of which parts were digested. `rest`: digest of the other bytes. `raced`: right after the save,
+        the file already differed from the memory."""
         about = os.fstat(fd)
         self._add(path, about, about.st_size, spans, rest, raced)
 
     def add_whole(self, path: str, about: os.stat_result | None, spans: list[tuple[int, int, str]]) -> None:
-        """`about`: None for a file on something that is no local file system."""
+        """Add a file of which every byte was digested. `about` None: it is not on a local file system."""
         self._add(path, about, spans[-1][1], spans, None)
 
     def _add(
@@ -60,7 +69,7 @@ class Manifest:
             self._lost.append(f"{path}: {why}")
 
     def write(self) -> None:
-        """Whole or not at all; a second call replaces what the first one wrote."""
+        """Write the JSON file atomically. A second call replaces what the first one wrote."""
         with self._lock:
             if not (self._files or self._lost):
                 return

@@ -1,7 +1,7 @@
 """Collectives that are left out or started too late, so that this rank no longer matches the others.
 
-The caller must get what it expects of a collective: its tensors, and a Work to wait for. Here the Work is one made of a
-future, which is complete at once, or when the real one is that was started later.
+The caller must get what a collective returns: its tensors, and a Work to wait for. Here the Work is made from a future,
+which is complete at once, or when the real collective, which was started later, is complete.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .calls import Call
 
 
 def left_out(call: Call) -> Any:
-    """What the caller gets of a collective that is never started: its own tensors, as they are."""
+    """What the caller gets for a collective that is never started: its own tensors, unchanged."""
     torch: Any = import_module("torch")
     if not call.has_work:
         return _like(torch, call)
@@ -27,10 +27,10 @@ def kept_back(
     call: Call, through: Callable[[], Any], at_collectives: Callable[[Callable[[Call], None]], None],
     patience_s: float, started: Callable[[str | None], None],
 ) -> Any:  # fmt: skip
-    """Start the collective after the next one, or after `patience_s` when none comes. `started` gets the next one's
-    operation right before that starts, since a rank may die of the wrong order at once; or None."""
+    """Start the collective after the next one, or after `patience_s` seconds. `started` gets the next one's operation, or
+    None, right before it starts: a rank may die of the wrong order at once. A functional collective is not delayed."""
     torch: Any = import_module("torch")
-    if not call.has_work:  # functional: what it returns must be there at once
+    if not call.has_work:  # functional: its result must be there at once
         started(None)
         return through()
     future, once = torch.futures.Future(), threading.Lock()
@@ -39,7 +39,7 @@ def kept_back(
         result = through()
         threading.Thread(target=_finish, args=(result, future, call), name="torchaos", daemon=True).start()
 
-    def next_one(other: Call) -> None:
+    def on_next(other: Call) -> None:
         if other is not call and once.acquire(blocking=False):
             started(other.op)
             other.after = start
@@ -49,7 +49,7 @@ def kept_back(
             started(None)
             start()
 
-    at_collectives(next_one)
+    at_collectives(on_next)
     timer = threading.Timer(patience_s, none_came)
     timer.daemon = True
     timer.start()
@@ -77,30 +77,30 @@ def _work_type() -> Any:
 
 
 def _tensors(call: Call) -> list[Any]:
-    found: list[Any] = []
+    tensors: list[Any] = []
     todo = [call.args[0]]
     while todo:
-        one = todo.pop(0)
-        if isinstance(one, (list, tuple)):
-            todo = [*one, *todo]
+        value = todo.pop(0)
+        if isinstance(value, (list, tuple)):
+            todo = [*value, *todo]
         else:
-            found.append(one)
-    return found
+            tensors.append(value)
+    return tensors
 
 
 def _like(torch: Any, call: Call) -> Any:
-    """Zeros of the shape that a functional collective returns; of one in place, what went in."""
+    """Zeros in the shape that a functional collective returns. An in-place collective returns its own tensor."""
     if call.packet._schema.name.endswith(("_", "_out")):
         return call.args[-1] if call.packet._schema.name.endswith("_out") else call.args[0]
 
     def meta(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
-            return [meta(one) for one in value]
+            return [meta(item) for item in value]
         return value.to("meta") if isinstance(value, torch.Tensor) else value
 
     def real(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
-            return [real(one) for one in value]
+            return [real(item) for item in value]
         return torch.zeros(value.shape, dtype=value.dtype, device=_tensors(call)[0].device)
 
     return real(call.packet(*map(meta, call.args)))

@@ -1,4 +1,4 @@
-"""Numbers in a loaded checkpoint that say how far training was: witnesses of where a resumed job stands."""
+"""Numbers in a loaded checkpoint that show how far training was: witnesses of where a resumed job starts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _DEPTH, _ENTRIES, _LIMIT_S, _FOUND = 5, 4000, 0.005, 64
 
 
 def step_numbers(contents: Any) -> dict[str, int]:
-    """Step-like integers by their path in nested mappings and lists (`optimizer.state.0.step`). Of the entries of an
-    optimizer's state only the first that has one. Bounded in depth, number and time (5 ms)."""
+    """Step-like integers by their path in nested mappings and lists, such as `optimizer.state.0.step`. Of a mapping
+    with integer keys (an optimizer's state), only the first entry is searched. Takes at most 5 ms."""
     found: dict[str, int] = {}
     end = time.monotonic() + _LIMIT_S
     level = [("", contents)]
@@ -42,7 +42,7 @@ def step_numbers(contents: Any) -> dict[str, int]:
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         all_alike = len(value) > 1 and all(isinstance(name, int) for name in list(value)[:8])
-        entries = list(value.items())[: 1 if all_alike else _ENTRIES]  # an optimizer's state, one entry a parameter
+        entries = list(value.items())[: 1 if all_alike else _ENTRIES]  # an optimizer's state
         return ((str(name), entry) for name, entry in entries)
     if isinstance(value, (list, tuple)):
         return ((str(place), entry) for place, entry in enumerate(value[:8]))

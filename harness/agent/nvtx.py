@@ -1,14 +1,15 @@
-"""Orders for the C library that stalls NCCL calls (injectors/native/nvtx/stall.c). Standard library only.
+"""The page through which the agent orders the C library (injectors/native/nvtx/stall.c) to stall NCCL calls. Standard
+library only.
 
-A page of 4096 bytes, `p<pid>.nvtx` in the folder that `ENV_NVTX` names; native signed 64-bit words:
+A file of 4096 bytes, `p<pid>.nvtx` in the folder that `ENV_NVTX` names; native signed 64-bit words:
 
     0 MAGIC  1 CALLS  2 ORDER  3 NTH  4 MIN_BYTES  5 MAX_BYTES  6 LEASE_NS  7 NUMBER  8 MATCHED  9 STALLED
     10 BEGUN_NS  11 ENDED_NS  12 LAST_BYTES; at byte 256 the call's name, at byte 512 the path of the control page
 
-The agent writes ORDER (counts from 1; last, so that it puts the rest into force), what is meant (NTH, MIN_BYTES and
-MAX_BYTES, -1: any), LEASE_NS, and NUMBER: the firing that the control page's GO takes back. The library writes CALLS
-(NCCL calls seen), MATCHED (those that were meant), STALLED (the last order that was carried out), when the stall began
-and ended (CLOCK_MONOTONIC, nanoseconds), and the bytes of that call (-1: NCCL before 2.26 does not tell).
+The agent writes which call is meant (the name, NTH, MIN_BYTES and MAX_BYTES; -1: any size), LEASE_NS, NUMBER (the
+firing that the control page's GO takes back), and last ORDER, which puts the rest into force and counts from 1. The
+library writes CALLS (NCCL calls seen), MATCHED (calls that match), STALLED (the last order carried out), BEGUN_NS and
+ENDED_NS of the stall (CLOCK_MONOTONIC, nanoseconds), and LAST_BYTES of that call (-1: NCCL before 2.26 does not say).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NAME_AT, _NAME_SIZE, _CONTROL_AT, _CONTROL_SIZE = 256, 64, 512, 1024
 
 @dataclass(frozen=True)
 class NcclCall:
-    """Which call is meant: the nth one of that name from now on, of such a size."""
+    """Which NCCL call is meant: the nth of that name from now on, with `min_bytes` to `max_bytes` bytes (None: any)."""
 
     name: str = "ncclAllReduce"
     nth: int = 1
@@ -38,7 +39,7 @@ class NcclCall:
 
 
 class NvtxPage:
-    """Made by whoever comes first, the agent or the library; both make the same."""
+    """The agent or the library makes the file, whichever comes first; both make the same."""
 
     def __init__(self, path: str | Path) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -52,7 +53,7 @@ class NvtxPage:
 
     @classmethod
     def of_this_process(cls) -> NvtxPage:
-        """Raises KeyError where the launcher set no folder: the plan had no such fault."""
+        """Raises KeyError if the launcher set no folder, because the plan had no such fault."""
         return cls(Path(os.environ[ENV_NVTX]) / f"p{os.getpid()}.nvtx")
 
     def read(self, word: int) -> int:
@@ -60,12 +61,12 @@ class NvtxPage:
 
     @property
     def loaded(self) -> bool:
-        """Whether the library is in the process: it is loaded at NCCL's first call."""
+        """Whether the library is in the process; NCCL's first call loads it."""
         return self.read(MAGIC) == _MAGIC
 
     def order(self, call: NcclCall, control: str, number: int, lease_s: float) -> None:
-        """Stall `call` until the page at `control` takes the firing `number` back, or `lease_s` seconds are over.
-        Raises ValueError for a name or path that is too long."""
+        """Stall `call` until the control page at path `control` takes the firing `number` back, or `lease_s` seconds
+        are over. Raises ValueError if a name or path is too long."""
         self._text(_NAME_AT, _NAME_SIZE, call.name)
         self._text(_CONTROL_AT, _CONTROL_SIZE, control)
         words = self._words

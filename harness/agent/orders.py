@@ -1,6 +1,6 @@
-"""Orders and their Moments: fire in this rank, or hold it for a fault from outside.
+"""Fires orders at their Moments: applies a fault in this rank, or holds the rank for a fault from outside.
 
-The control page outlives the rank: what has fired is read from it, so that a restarted rank does not fire again.
+The control page outlives the rank. It says what has fired, so that a restarted rank does not fire again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from .agent import Agent
     from .calls import Call
 
-_STEP_S = 0.0002  # how often a page is looked at while the rank waits
+_STEP_S = 0.0002  # seconds between two looks at the page while the rank waits
 _NO_COUNTER = (
     "after {} steps of this attempt the job loaded a checkpoint and went on from it, and no optimizer's own counter "
     "says with which step: let the fault come by `time` or `after`, or in a step before that"
 )
+_NO_BASE = "no base: a checkpoint was loaded, and nobody said with which step this attempt began"
 _CHECKPOINT = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_WRITE, Phase.CHECKPOINT_WRITTEN)
 
 
@@ -37,12 +38,12 @@ class Pending:
         self.order, self.when = order, order.when
         self.page = ControlPage(order.page)
         self.injector: Any = None
-        self.entered = 0  # how often its phase was entered: in the step, or in all where no step is named
+        self.entered = 0  # how often its phase was entered, in this step or (if the order names no step) in all steps
 
     @property
     def has_fired(self) -> bool:
-        """As often as it is allowed to; or the rank that was held for it was let go, and did not live to say so; or the
-        harness has called it off."""
+        """Whether it must not fire any more: it has fired as often as it is allowed to, or the rank was held for it and
+        died after it was let go, or the harness has called it off."""
         fired = self.page.read(ControlPage.FIRED)
         died_held = self.page.read(ControlPage.GO) == fired + 1
         called_off = self.page.read(ControlPage.ARMED_PID) == ControlPage.CALLED_OFF
@@ -56,14 +57,14 @@ class Pending:
 
 
 class Orders:
-    """`hot` holds the orders that may come up in the step under way; while it is empty a phase costs one look."""
+    """`current`: the orders that may fire in the current step. If it is empty, a phase costs almost nothing."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self.mine = [order for order in agent.plan.orders if self._is_mine(order.when)]
-        self.base: int | None = 0  # global steps before this attempt's first; None: a checkpoint was loaded
-        self._going_back, self._gone_back_by = GoingBack(), 0  # since the last step was over
-        self.hot: list[Pending] = []
+        self.base: int | None = 0  # global steps before this attempt; None: unknown after a load
+        self._going_back, self._gone_back_by = GoingBack(), 0  # steps gone back since the last step was over
+        self.current: list[Pending] = []
         self._pending: list[Pending] = []
         careful = agent.careful("orders")
         self._prepare, self._due = careful(self._prepare_step), careful(self._due_in)
@@ -73,7 +74,7 @@ class Orders:
         return when.pacer == self._agent.who.rank and when.attempt in (None, self._agent.who.attempt)
 
     def load(self) -> None:
-        """Open the pages and import the injectors, long before any Moment, so that firing is quick."""
+        """Open the control pages and import the injectors long before any Moment, so that firing is quick."""
         for order in self.mine:
             try:
                 pending = Pending(order)
@@ -83,20 +84,20 @@ class Orders:
             except Exception as error:
                 self._agent.fail("orders", error)
                 self._missed(order, f"the agent could not load it: {error!r}")
-        self._heat()
+        self._select_current()
 
     @property
     def step(self) -> int | None:
-        """The global step under way, from 1."""
+        """The current global step, counted from 1. None if it is not known."""
         return None if self.base is None else self.base + self._agent.steps_over + 1
 
     def loaded(self) -> None:
-        """A checkpoint was loaded: before the first step, that moves the count by what only the harness can tell."""
+        """A checkpoint was loaded. Before the first step, only the harness can tell which step is next."""
         if not self._waits_for_a_step():
             return
         if self._agent.steps_over == 0:
             self.base = None
-            self._heat()
+            self._select_current()
         else:
             self._going_back.loaded(self._agent.steps_over)
             self._count_again()
@@ -112,156 +113,159 @@ class Orders:
             self._count_again()
 
     def _waits_for_a_step(self) -> bool:
-        return any(one.when.step is not None and not one.has_fired for one in self._pending)
+        return any(pending.when.step is not None and not pending.has_fired for pending in self._pending)
 
     def _count_again(self) -> None:
-        """Between two steps a checkpoint was loaded, and the state of an optimizer from it: what comes next is the step
-        that the optimizer's own counter says. Where it says none, the harness would learn it too late."""
+        """A checkpoint and the state of an optimizer were loaded between two steps, so the optimizer's own counter says
+        which step comes next. If it doesn't, orders that name a step are missed."""
         if not self._going_back.happened(self._agent.steps_over):
             return
         by = self._going_back.by
         if self.base is not None and by is not None:
             self.base += self._gone_back_by - by
             self._gone_back_by = by
-            self._heat()
+            self._select_current()
         elif by is None:
-            for one in [one for one in self._pending if one.when.step is not None and not one.has_fired]:
-                self._forget(one, _NO_COUNTER.format(self._agent.steps_over))
+            for pending in [each for each in self._pending if each.when.step is not None and not each.has_fired]:
+                self._forget(pending, _NO_COUNTER.format(self._agent.steps_over))
 
     def step_over(self) -> None:
-        """An iteration is over, and its event is written. May fire what is due right after it."""
+        """An iteration is over, and its event is written. Orders that are due right after it fire here."""
         if self._pending:
             self._prepare()
-            self._carry_out([one for one in self.hot if one.when.phase is None and one.when.step is not None], None)
+            due = [pending for pending in self.current if pending.when.phase is None and pending.when.step is not None]
+            self._carry_out(due, None)
         if self._agent.lasting.on_steps:
             self._agent.lasting.step_over()
 
     def expects(self, phase: Phase) -> bool:
-        """Whether something may come up in it."""
-        return any(one.when.phase is phase for one in self.hot)
+        """Whether an order may fire in this phase of the current step."""
+        return any(pending.when.phase is phase for pending in self.current)
 
     def enter(self, phase: Phase, call: Call | None = None) -> None:
-        """A phase begins; where it is `collective`, of this call. May fire what is due in it."""
+        """A phase begins (`call`: the collective, in the phase `collective`). Orders that are due in it fire here."""
         self._carry_out(self._due(phase, call) or [], phase, call)
 
     def _carry_out(self, due: list[Pending], phase: Phase | None, call: Call | None = None) -> None:
-        # Nothing here catches what an injector raises: that is the fault.
-        for one in due:
-            site = self._reach(one, phase, call)
+        # Exceptions of an injector are not caught: they are the fault.
+        for pending in due:
+            site = self._reach(pending, phase, call)
             if site is not None:
-                one.injector.apply(site)
-                self._applied(one)
+                pending.injector.apply(site)
+                self._applied(pending)
 
     def _prepare_step(self) -> None:
         self._gone_back_by = 0
         if self.base is None:
             self._ask_for_base()
-        self._drop_what_is_past()
-        self._heat()
+        self._drop_past()
+        self._select_current()
 
     def _due_in(self, phase: Phase, call: Call | None) -> list[Pending]:
-        return [one for one in self.hot if self._is_due(one, one.when, phase, call)]
+        return [pending for pending in self.current if self._is_due(pending, pending.when, phase, call)]
 
-    def _is_due(self, one: Pending, when: Moment, phase: Phase, call: Call | None) -> bool:
+    def _is_due(self, pending: Pending, when: Moment, phase: Phase, call: Call | None) -> bool:
         if when.phase is None:
             return phase is not Phase.START and (when.step is None or phase not in _CHECKPOINT)
         if when.phase is not phase or (when.collectives and call and not call.matches(when.collectives)):
             return False
-        one.entered += 1
-        # In a step, exactly the nth time; where no step is named, the first chance from the nth time on.
-        return one.entered == when.nth or (when.step is None and one.entered > when.nth)
+        pending.entered += 1
+        # With a step: exactly at the nth time. Without one: at the first chance from the nth time on.
+        return pending.entered == when.nth or (when.step is None and pending.entered > when.nth)
 
-    def _heat(self) -> None:
+    def _select_current(self) -> None:
         step = self.step
-        self.hot = [one for one in self._pending if one.when.step is None or one.when.step == step]
-        for one in self.hot:
-            if one.when.step is not None:
-                one.entered = 0
+        self.current = [pending for pending in self._pending if pending.when.step is None or pending.when.step == step]
+        for pending in self.current:
+            if pending.when.step is not None:
+                pending.entered = 0
 
-    def _reach_moment(self, one: Pending, phase: Phase | None, call: Call | None) -> RankSite | None:
-        """The Moment is there: wait for the word if it never came yet, then hold, or return where to fire."""
-        if one.when.step is None and phase is not Phase.START:
-            if not one.armed:
-                return None  # it becomes due whenever the harness arms it
-        elif one.has_fired:
-            self._drop(one)
+    def _reach_moment(self, pending: Pending, phase: Phase | None, call: Call | None) -> RankSite | None:
+        """The Moment has come. Wait until the harness has armed the order; then hold the rank, or return the site at
+        which the injector is applied. None: nothing is applied."""
+        if pending.when.step is None and phase is not Phase.START:
+            if not pending.armed:
+                return None  # it becomes due as soon as the harness arms it
+        elif pending.has_fired:
+            self._drop(pending)
             return None
-        elif not _wait(lambda: one.armed or one.has_fired, one.when.hold_s):
-            self._forget(one, "not armed in time: the rank reached the Moment and waited as long as it may")
+        elif not _wait(lambda: pending.armed or pending.has_fired, pending.when.hold_s):
+            self._forget(pending, "not armed in time: the rank reached the Moment and waited as long as it may")
             return None
         else:
-            self._drop(one)
-            if not one.armed:  # called off while it was waited for
+            self._drop(pending)
+            if not pending.armed:  # called off while the rank waited
                 return None
-        if one.injector is None:
-            self._hold(one, phase)
+        if pending.injector is None:
+            self._hold(pending, phase)
             return None
-        page, fault = one.page, one.order.fault
+        page, fault = pending.page, pending.order.fault
         page.write(ControlPage.FIRED, page.read(ControlPage.FIRED) + 1)
         page.write(ControlPage.STATE, State.APPLIED)
         about = {"fault": fault, "phase": phase and phase.value, "global_step": self.step, "pid": os.getpid()}
-        self._agent.emit(Kind.APPLYING, {**about, **({"collective": call.told()} if call else {})})
-        return RankSite(self._agent, fault, self.step, phase, call, Lease(page, one.order.page, one.order.lease_s))
+        self._agent.emit(Kind.APPLYING, {**about, **({"collective": call.event_data()} if call else {})})
+        lease = Lease(page, pending.order.page, pending.order.lease_s)
+        return RankSite(self._agent, fault, self.step, phase, call, lease)
 
-    def _say_applied(self, one: Pending) -> None:
-        self._agent.emit(Kind.APPLIED, {"fault": one.order.fault})
+    def _say_applied(self, pending: Pending) -> None:
+        self._agent.emit(Kind.APPLIED, {"fault": pending.order.fault})
 
-    def _hold(self, one: Pending, phase: Phase | None) -> None:
-        page, fault = one.page, one.order.fault
+    def _hold(self, pending: Pending, phase: Phase | None) -> None:
+        page, fault = pending.page, pending.order.fault
         number = page.read(ControlPage.FIRED) + 1
         about = {"fault": fault, "phase": phase and phase.value, "global_step": self.step}
         self._agent.emit(Kind.HELD, about)
         page.write(ControlPage.STATE, State.HELD)
-        if _wait(lambda: page.read(ControlPage.GO) >= number, one.when.hold_s):
+        if _wait(lambda: page.read(ControlPage.GO) >= number, pending.when.hold_s):
             page.write(ControlPage.FIRED, number)
             page.write(ControlPage.STATE, State.RELEASED)
         else:
-            page.write(ControlPage.FIRED, number)  # first: from here on the harness must not apply it any more
+            page.write(ControlPage.FIRED, number)  # first, because from here on the harness must not apply it any more
             page.write(ControlPage.STATE, State.MISSED)
-            self._missed(one.order, "hold expired: the rank went on by itself")
+            self._missed(pending.order, "hold expired: the rank went on by itself")
 
     def _ask_for_base(self) -> None:
-        """The first step after a load is over: the harness can now tell from it how many global steps lie before."""
-        for one in [one for one in self._pending if one.when.step is not None and not one.has_fired]:
-            if _wait(partial(self._is_told_base, one), one.when.hold_s):
-                self.base = one.page.read(ControlPage.BASE)
+        """The first step after a load is over, so the harness knows how many global steps lie before this attempt."""
+        for pending in [each for each in self._pending if each.when.step is not None and not each.has_fired]:
+            if _wait(partial(self._base_is_known, pending), pending.when.hold_s):
+                self.base = pending.page.read(ControlPage.BASE)
                 return
-            self._forget(one, "no base: a checkpoint was loaded, and nobody said with which step this attempt began")
+            self._forget(pending, _NO_BASE)
 
-    def _is_told_base(self, one: Pending) -> bool:
-        return one.page.read(ControlPage.BASE_ATTEMPT) == self._agent.who.attempt
+    def _base_is_known(self, pending: Pending) -> bool:
+        return pending.page.read(ControlPage.BASE_ATTEMPT) == self._agent.who.attempt
 
-    def _drop_what_is_past(self) -> None:
+    def _drop_past(self) -> None:
         now = self.step
-        for one in list(self._pending):
-            step, phase = one.when.step, one.when.phase
+        for pending in list(self._pending):
+            step, phase = pending.when.step, pending.when.phase
             if now is None or step is None or step >= now:
                 continue
-            if one.has_fired:
-                self._drop(one)
-            elif phase is not None and step == now - 1 and one in self.hot:
-                which = " by a collective of that kind" if one.when.collectives else ""
-                times = f"was entered{which} {one.entered} times, and the Moment is at time {one.when.nth}"
-                self._forget(one, f"in step {step} the phase {phase.value} {times}")
+            if pending.has_fired:
+                self._drop(pending)
+            elif phase is not None and step == now - 1 and pending in self.current:
+                which = " by a collective of that kind" if pending.when.collectives else ""
+                times = f"was entered{which} {pending.entered} times, and the Moment is at time {pending.when.nth}"
+                self._forget(pending, f"in step {step} the phase {phase.value} {times}")
             else:
-                self._forget(one, f"step {step} was over before the trigger could be established")
+                self._forget(pending, f"step {step} was over before the trigger could be established")
 
-    def _forget(self, one: Pending, reason: str) -> None:
-        self._drop(one)
-        one.page.write(ControlPage.STATE, State.MISSED)
-        self._missed(one.order, reason)
+    def _forget(self, pending: Pending, reason: str) -> None:
+        self._drop(pending)
+        pending.page.write(ControlPage.STATE, State.MISSED)
+        self._missed(pending.order, reason)
 
-    def _drop(self, one: Pending) -> None:
-        self._pending.remove(one)
-        self.hot = [other for other in self.hot if other is not one]
+    def _drop(self, pending: Pending) -> None:
+        self._pending.remove(pending)
+        self.current = [other for other in self.current if other is not pending]
 
     def _missed(self, order: Order, reason: str) -> None:
         self._agent.emit(Kind.MISSED, {"fault": order.fault, "reason": reason})
 
 
-def _wait(found: Callable[[], bool], limit_s: float) -> bool:
+def _wait(is_true: Callable[[], bool], limit_s: float) -> bool:
     end = time.monotonic() + limit_s
-    while not found():
+    while not is_true():
         if time.monotonic() >= end:
             return False
         time.sleep(_STEP_S)

@@ -1,4 +1,4 @@
-"""The control page: how the harness and a rank speak of one fault. Standard library alone, as `wire`."""
+"""The control page, through which the harness and a rank talk about one fault. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class State(IntEnum):
-    """Where the pacer is with an order."""
+    """How far the pacer is with an order."""
 
     IDLE = 0
     HELD = 1
@@ -20,19 +20,22 @@ class State(IntEnum):
 
 
 class ControlPage:
-    """A small memory-mapped file per fault; it outlives the rank, and each word has one writer.
+    """A small memory-mapped file per fault. It outlives the rank, and each word has one writer.
 
-    Little-endian signed 64-bit words. The harness writes ALLOWED (how often the order may fire in all), GO (the number
-    of the firing that may go on after a hold, or that is taken back where the fault lasts), ARMED_PID (the one process
-    that may fire; 0: any; CALLED_OFF: none ever will), BASE and BASE_ATTEMPT (global steps done before that attempt's
-    first step). The rank writes FIRED (how often it has fired: a restarted rank reads it and does not fire again) and
-    STATE.
-    """
+    The words are little-endian signed 64-bit numbers. The harness writes:
+
+    - ALLOWED: how often the order may fire in all
+    - GO: the number of the firing that may go on after a hold, or, if the fault lasts, that is taken back
+    - ARMED_PID: the process that may fire; 0: any; CALLED_OFF: none
+    - BASE, BASE_ATTEMPT: global steps before that attempt's first step
+
+    The rank writes FIRED (how often it has fired: a restarted rank reads it and does not fire again) and STATE. Raises
+    ValueError if an existing file is no control page."""
 
     MAGIC, ALLOWED, GO, ARMED_PID, BASE, BASE_ATTEMPT, FIRED, STATE = range(8)
     SIZE, CALLED_OFF = 64, -1
     _MAGIC = 0x746F726368616F73  # "torchaos"
-    MARK = _MAGIC.to_bytes(8, "little")  # what a page begins with
+    MARK = _MAGIC.to_bytes(8, "little")  # the first bytes of a page
 
     def __init__(self, path: str | Path, create: bool = False) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -52,10 +55,10 @@ class ControlPage:
             self.write(self.MAGIC, self._MAGIC)
 
     def _look(self, path: str | Path) -> None:
-        """Before it is opened to write, and without waiting for a fifo's writer: a damaged plan may name anything."""
+        """Check the file before it is opened for writing, without blocking: a damaged plan may name anything."""
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            found = file.read(self.SIZE + 1)
-        if len(found) != self.SIZE or not found.startswith(self.MARK):
+            head = file.read(self.SIZE + 1)
+        if len(head) != self.SIZE or not head.startswith(self.MARK):
             raise ValueError(f"{path}: not a control page, which has {self.SIZE} bytes and a mark of its own")
 
     def read(self, word: int) -> int:

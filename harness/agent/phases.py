@@ -1,4 +1,4 @@
-"""How many seconds of a step the host spent in each phase. A phase inside another one is charged to the inner one."""
+"""The seconds of a step that the host spent in each phase. Time in a nested phase counts for the inner phase only."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Phases:
         self._stack.append(phase)
 
     def leave(self, phase: Phase) -> None:
-        """Ends the innermost `phase`, with whatever was left open in it; harmless when there is none."""
+        """End the innermost `phase` and all phases that were left open inside it. Does nothing if it is not open."""
         if phase in self._stack:
             self._charge()
             while self._stack.pop() is not phase:
                 pass
 
     def loosely(self, phase: Phase) -> None:
-        """`phase` lasts until another one is entered: for what has a beginning that can be seen, but no end."""
+        """`phase` lasts until the next one is entered: for a phase whose beginning can be seen, but not its end."""
         self._charge()
         self._loose = phase
 
     def take(self) -> dict[Phase, float]:
-        """Seconds by phase since the last call, in microsecond steps."""
+        """The seconds by phase since the last call, rounded to microseconds."""
         self._charge()
         taken, self._seconds = self._seconds, {}
         return {phase: round(seconds, 6) for phase, seconds in taken.items()}  # a Phase is a string

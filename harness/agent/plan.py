@@ -1,4 +1,4 @@
-"""What the agent is told: its orders, and the moments at which they fire. Standard library alone, as `wire`."""
+"""The plan that the agent gets from the harness: its hooks, its orders, and when they fire. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from .wire import Phase
 
 @dataclass(frozen=True)
 class Collectives:
-    """Which collectives are meant; None: any."""
+    """A filter for collectives. None: any value matches."""
 
     operation: str | None = None  # one of stamps.OPS, such as all_reduce
     group: str | None = None  # the process group, by its name or its description
-    min_bytes: int | None = None  # the larger of what goes in and what comes out on this rank
+    min_bytes: int | None = None  # bytes of the larger of input and output on this rank
     max_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A point that only the agent sees. The pacer is the one rank that fires or is held there."""
+    """A point in a rank that only the agent can see. The pacer is the one rank that fires or is held there."""
 
     pacer: int
-    step: int | None  # global, from 1: the step during which it fires; None: any
+    step: int | None  # global step during which it fires, counted from 1; None: any
     phase: Phase | None  # None: at the start of the step
     attempt: int | None = None  # None: any
     nth: int = 1  # the nth time that the phase is entered in that step
-    hold_s: float = 10.0  # the rank goes on by itself after this long
-    collectives: Collectives | None = None  # in the phase `collective`, `nth` counts these alone
+    hold_s: float = 10.0  # seconds after which a held rank goes on by itself
+    collectives: Collectives | None = None  # in the phase `collective`: only these count for `nth`
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Moment:
@@ -44,7 +44,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Order:
-    """At a Moment: apply the injector `injector` of the file `source`, or (None) hold for one outside."""
+    """At a Moment: apply the class `injector` of the file `source`, or (None) hold the rank for an outside fault."""
 
     fault: str
     when: Moment
@@ -52,7 +52,7 @@ class Order:
     source: str | None = None
     injector: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
-    lease_s: float = 3600.0  # a fault that lasts ends by itself after this long, whoever is left to take it back
+    lease_s: float = 3600.0  # seconds after which a lasting fault ends by itself
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Order:
@@ -70,7 +70,7 @@ class AgentPlan:
     checkpoints: str | None = None
 
     def write(self, path: Path) -> None:
-        """Readable by its owner alone."""
+        """Write the plan to `path`, readable only by its owner."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags, 0o600), "w") as file:
             json.dump(asdict(self), file, indent=1)

@@ -1,4 +1,4 @@
-"""Quantities with their units as injectors and scenarios take them. Standard library alone, as `wire`."""
+"""Types for quantities in injectors and scenarios. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
 def parse_duration(value: object) -> float:
-    """Seconds from `90s`, `1m30s`, `250ms`; a number without a unit is refused, save 0. Raises ValueError."""
+    """Seconds from a text such as `90s`, `1m30s` or `250ms`. Raises ValueError, also if the unit is missing."""
     text = str(value).strip()
     if text == "0" and not isinstance(value, bool):
         return 0.0
@@ -20,7 +20,7 @@ def parse_duration(value: object) -> float:
 
 
 class _DurationSchema:
-    """Lets pydantic read `Seconds` fields, without this file needing pydantic."""
+    """Lets pydantic read `Seconds` fields, without an import of pydantic here."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
@@ -35,7 +35,7 @@ Seconds = Annotated[float, _DurationSchema()]
 
 
 class _Limits:
-    """Bounds of a number, by the names that pydantic gives them."""
+    """Bounds of a number, by pydantic's names for them."""
 
     def __init__(self, **limits: float) -> None:
         self._limits = limits

@@ -1,4 +1,4 @@
-"""Learning rates, and the counters of the optimizer and of its scheduler: witnesses of where a resumed job stands."""
+"""Learning rates, and the step counters of optimizer and scheduler: witnesses of where a resumed job starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .agent import Agent
 
 _MAX_GROUPS = 64
-# These have an __init__ of their own that does not call LRScheduler's, and hold or replace other schedulers.
+# These classes don't call LRScheduler's __init__, and hold or replace other schedulers.
 _OUTER = ("SequentialLR", "ChainedScheduler", "ReduceLROnPlateau")
 
 
@@ -40,17 +40,17 @@ class Rates:
 
     def _bind_scheduler(self, scheduler: Any) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
-        for bound in (optimizer, getattr(optimizer, "optimizer", None)):  # Accelerate wraps the one that steps
-            if bound is not None:  # an outer scheduler is made after the ones that it holds
+        for bound in (optimizer, getattr(optimizer, "optimizer", None)):  # Accelerate wraps the optimizer that steps
+            if bound is not None:  # an outer scheduler is made after the schedulers that it holds, so it wins
                 self._schedulers[bound] = weakref.ref(scheduler)
 
     def rates(self, optimizer: Any) -> list[float | None]:
-        """One for each parameter group, as the step uses them."""
+        """The learning rate of each parameter group, as the current step uses it. None if it is on a GPU."""
         self._agent.saw("lr")
         return [_number(group.get("lr")) for group in optimizer.param_groups[:_MAX_GROUPS]]
 
     def scheduler_step(self, optimizer: Any) -> int | None:
-        """How often the scheduler has stepped, before it steps for this iteration. None without a scheduler."""
+        """The scheduler's step counter, before it steps for this iteration. None without a scheduler."""
         reference = self._schedulers.get(optimizer)
         scheduler = reference() if reference is not None else None
         inner = getattr(scheduler, "_schedulers", None)
@@ -61,7 +61,7 @@ class Rates:
 
 
 def optimizer_step(optimizer: Any) -> int | None:
-    """The optimizer's own count, of the first parameter that has one. None where it lies on a GPU."""
+    """The optimizer's own step counter, from the first of five parameters that has one. None if none is on the host."""
     state = getattr(optimizer, "state", None) or {}
     for checked, entry in enumerate(state.values()):
         if isinstance(entry, dict) and "step" in entry:

@@ -1,9 +1,9 @@
-"""Which of the job's own files a rank reads, by Python's audit events: a twin is used again only while they are as they
-were. What native code opens, and whether a file exists, raises no such event.
+"""Records which of the job's own files a rank reads, from Python's audit events. A cached twin is reused only while
+these files are unchanged. Files that native code opens, and checks whether a file exists, raise no audit event.
 
-Own files are Python modules outside of any installation, and what lies below the working directory or beside such a
-module. Each is written once, as a letter and the path with a NUL at its end, to this rank's file in agent/reads. Forked
-children (data-loader workers) write to the same file.
+Own files are Python modules outside of any installation, and files below the working directory or beside such a module.
+Each is written once to this rank's file in agent/reads, as a letter, the path and a NUL. Forked children (data-loader
+workers) write to the same file.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .agent import Agent
 
-READ, LISTED, WRITTEN, FAILED = "r", "l", "w", "!"  # FAILED: from here on nothing was recorded
-MOST = 5000  # paths that one process records
-_MADE = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1}  # which argument is what then exists
+READ, LISTED, WRITTEN, FAILED = "r", "l", "w", "!"  # FAILED: nothing was recorded after this
+MOST = 5000  # paths that a process records at most
+_MADE = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1}  # which argument is the path that is created
 _FOLDERS = {"os.listdir", "os.scandir"}
 _NOT_OWN = ("/proc/", "/sys/", "/dev/", os.path.dirname(os.__file__) + "/", os.path.dirname(__file__) + "/")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
@@ -26,7 +26,7 @@ _MODULES = (".py", ".so")
 
 
 class Reads:
-    """An audit hook can't be taken away again: once it has recorded enough, it returns at once."""
+    """An audit hook can't be removed, so this one returns at once when MOST paths are recorded."""
 
     def __init__(self, agent: Agent) -> None:
         run = os.path.dirname(agent.plan.events)
@@ -40,9 +40,9 @@ class Reads:
         self._on = True
 
     def install(self) -> None:
-        sys.addaudithook(self._heard)
+        sys.addaudithook(self._audit)
 
-    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if not self._on or not (event == "open" or event in _MADE or event in _FOLDERS):
             return
         try:
@@ -66,7 +66,7 @@ class Reads:
         absolute = os.path.abspath(path)
         if absolute != path and (letter, absolute) in self._seen:
             return
-        if absolute.endswith(".pyc"):  # that Python writes it is no matter
+        if absolute.endswith(".pyc"):  # Python writes it as a cache, which is no output of the job
             absolute = _source(absolute) if letter == READ else ""
         if absolute and self._is_own(absolute) and not (letter == LISTED and _imports()):
             self._record(letter, absolute)
@@ -103,7 +103,7 @@ def _writes(mode: Any, flags: Any) -> bool:
 
 
 def _source(cached: str) -> str:
-    """Of a module's byte code, which stands for its source: empty where it has none."""
+    """The source file of a module's byte code, or empty if it has none."""
     try:
         return source_from_cache(cached)
     except ValueError:
@@ -111,7 +111,7 @@ def _source(cached: str) -> str:
 
 
 def _imports() -> bool:
-    """Whether the import system asks: it lists every folder that it looks for modules in."""
+    """Whether the import system made this call: it lists every folder in which it looks for modules."""
     try:
         return sys._getframe(3).f_code.co_filename.startswith("<frozen importlib")
     except ValueError:

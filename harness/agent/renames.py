@@ -1,7 +1,7 @@
-"""Says under which name a save lies in the end: many jobs write `ckpt-4.tmp` and rename it when it is whole.
+"""Reports renames of saved checkpoints: many jobs write `ckpt-4.tmp` and rename it when it is complete.
 
-Python's audit event `os.rename` comes before each os.rename, os.replace, Path.rename and shutil.move, by whatever name
-the job calls them, and says nothing of whether it will go well; shutil.move copies where it does not.
+Python's audit event `os.rename` comes before each os.rename, os.replace, Path.rename and shutil.move, under whatever
+name the job calls them. The event does not say whether the rename will succeed; shutil.move copies if it does not.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _MOST = 256  # saves that are remembered
 
 
 class Renames:
-    """An audit hook can't be taken away again: it returns at once for all that is no rename."""
+    """An audit hook can't be removed, so this one returns at once for every event that is no rename."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._saved = agent, dict[str, None]()
-        self._note = agent.careful("checkpoints")(self._noted)
+        self._note = agent.careful("checkpoints")(self._on_rename)
 
     def install(self) -> None:
-        sys.addaudithook(self._heard)
+        sys.addaudithook(self._audit)
 
     def saved(self, path: str) -> None:
         self._saved.pop(path, None)
@@ -32,11 +32,11 @@ class Renames:
         if len(self._saved) > _MOST:
             del self._saved[next(iter(self._saved))]
 
-    def _heard(self, event: str, args: tuple[Any, ...]) -> None:
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "os.rename" and self._saved and self._agent.on and "checkpoints" in self._agent.live:
             self._note(*args)
 
-    def _noted(self, source: Any, target: Any, *folders: int) -> None:
+    def _on_rename(self, source: Any, target: Any, *folders: int) -> None:
         if any(fd >= 0 for fd in folders):  # relative to an open folder
             return
         old, new = (os.path.abspath(os.fsdecode(path)) for path in (source, target))

@@ -1,4 +1,4 @@
-"""The batches that the loop has received, and which of them it has in hand."""
+"""The batches that the training loop has received, and which of them it has already been given."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections.abc import Sequence
 from .digests import Batch, View
 
 _RING = 256
-UNSEEN = Batch(None)  # stands for one that the loop took from a thread without being seen
+UNSEEN = Batch(None)  # stands for a batch that the loop took from a thread unseen
 
 
 class Ring:
-    """The batches received last."""
+    """The last batches received."""
 
     def __init__(self) -> None:
         self._received: deque[Batch] = deque()
-        self._fetched: deque[Batch] = deque(maxlen=_RING)  # by a thread; the loop has not been given them yet
-        self._handed_over = False  # it was seen how the loop takes them from the thread
-        self._fresh: dict[Batch, None] = {}  # not trained on yet, in order
+        self._fetched: deque[Batch] = deque(maxlen=_RING)  # by a thread; the loop has not got them yet
+        self._handed_over = False  # it was seen that the loop takes batches from the thread
+        self._fresh: dict[Batch, None] = {}  # not trained on yet, oldest first
         self._ahead = self._count = 0
-        self._last: Batch | None = None  # trained on last
+        self._last: Batch | None = None  # the batch trained on last
 
     def receive(self, batch: Batch, ahead: int) -> None:
+        """Add a batch. `ahead`: how many batches the loader holds back from the loop for now, this one included."""
         if len(self._received) == _RING:
             self._fresh.pop(self._received.popleft(), None)
         self._received.append(batch)
@@ -31,11 +32,11 @@ class Ring:
         self._count += 1
 
     def exhausted(self) -> None:
-        """The loader has no more: whatever was fetched ahead is handed out now."""
+        """The loader has no more batches, so all that it fetched ahead has been given to the loop."""
         self._ahead = 0
 
     def fetch(self, batch: Batch) -> None:
-        """A thread of the job's own has it: it is in hand when the loop takes it."""
+        """A thread of the job's own has fetched a batch. The loop gets it later."""
         self._fetched.append(batch)
 
     @property
@@ -43,16 +44,16 @@ class Ring:
         return bool(self._fetched)
 
     def hand_over(self, views: Sequence[View]) -> None:
-        """The loop takes from a thread what consists of these."""
+        """The loop takes the batch with these tensors from a thread."""
         batch = _of_all(views, list(self._fetched))
         if batch is not None:
             self._handed_over = True
             self._take(batch)
 
     def match(self, views: Sequence[View]) -> Batch | None:
-        """The batch that these come from: that with which they have most in common, of equals the oldest that has not
-        been trained on. None where they have nothing in common, or what they have is the same in different batches (a
-        mask)."""
+        """The batch that these tensors come from: the batch that shares most tensors with them, and if several share as
+        many, the oldest that has not been trained on. None if no batch shares a tensor, or if different batches share
+        the same one (a mask)."""
         fetched = list(self._fetched)
         batch = _of_all(views, [*self._fresh, *fetched]) or _of_some(views, [*self._received, *fetched])
         if batch in fetched:
@@ -64,8 +65,8 @@ class Ring:
         self.receive(batch, 0)
 
     def newest(self, count: int) -> list[Batch]:
-        """The newest `count` in hand that have not been trained on. Where there are none it is the last one trained on,
-        or UNSEEN if a thread has batches and nobody sees which of them the loop takes."""
+        """The newest `count` batches that the loop has got and not trained on. If there are none: the batch trained on
+        last, or UNSEEN if a thread has batches and it can't be seen which of them the loop takes."""
         in_hand = list(self._received)[: len(self._received) - self._ahead]
         fresh: list[Batch] = []
         for batch in reversed(in_hand):
@@ -77,22 +78,22 @@ class Ring:
         return fresh or ([self._last] if self._last is not None else [])
 
     def has_fresh(self) -> bool:
-        """Whether there is a batch in hand that has not been trained on."""
+        """Whether the loop has a batch that has not been trained on."""
         place = len(self._received) - self._ahead - 1
         return place >= 0 and not self._received[place].used
 
     @property
     def is_blind(self) -> bool:
-        """Whether a thread has batches, and how the loop takes them can't be seen."""
+        """Whether a thread has batches, and it was never seen that the loop takes them."""
         return bool(self._fetched) and not self._handed_over
 
     @property
     def handed_out(self) -> int:
-        """How many batches the loop has been given by now."""
+        """How many batches the loop has got so far."""
         return self._count - self._ahead
 
     def pass_over(self, handed_out: int) -> None:
-        """What had been handed out by then led to nothing. The newest of it may be tried again."""
+        """The first `handed_out` batches will not be trained on. The newest of them may still be tried again."""
         for batch in list(self._received)[: max(0, len(self._received) - (self._count - handed_out))]:
             if not batch.used:
                 self.use(batch)
@@ -112,10 +113,10 @@ def _of_some(views: Sequence[View], batches: Sequence[Batch]) -> Batch | None:
     marks = {view.mark() for view in views}
     common = [(len(batch.marks & marks), not batch.used) for batch in batches]
     best = max(common, default=(0, False))
-    return _alike([one for one, has in zip(batches, common, strict=True) if has == best]) if best[0] else None
+    return _alike([batch for batch, has in zip(batches, common, strict=True) if has == best]) if best[0] else None
 
 
 def _alike(batches: Sequence[Batch]) -> Batch | None:
-    """The first of these, where they are the same."""
-    same = bool(batches) and all(one.marks == batches[0].marks for one in batches)
+    """The first of these batches if all have the same tensors, else None."""
+    same = bool(batches) and all(batch.marks == batches[0].marks for batch in batches)
     return batches[0] if same else None

@@ -1,7 +1,8 @@
-"""In torchrun, on a job of several nodes: tells which round of the rendezvous the node is in, and its ranks are from.
+"""In the torchrun of a node, on a job of several nodes: records each round of the rendezvous, and gives its number to
+the ranks.
 
-Torchelastic's own restart count won't do: each node's agent counts the failures that it saw itself, a node that came
-back begins at 0, and a change of membership does not count at all. The round is one number for all of them.
+Torchelastic's own restart count is not enough: each node's agent counts only the failures that it saw itself, a node
+that came back begins at 0, and a change of membership does not count. The round is the same number on all nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PACKAGE = "torch.distributed.elastic.rendezvous"
 def start() -> None:
     post = PostImport()
     post.when(f"{_PACKAGE}.dynamic_rendezvous", _wrap_dynamic)  # c10d, etcd-v2
-    post.when(f"{_PACKAGE}.etcd_rendezvous", _wrap_etcd)  # the older etcd, which counts from 1
+    post.when(f"{_PACKAGE}.etcd_rendezvous", _wrap_etcd)  # the older etcd handler, which counts from 1
     post.install()
 
 
@@ -32,11 +33,11 @@ def _wrap_dynamic(module: ModuleType) -> None:
 
 
 def _wrap_etcd(module: ModuleType) -> None:
-    _wrap(module, "EtcdRendezvous", "rendezvous_barrier", lambda _, found: int(found[0]) - 1)
+    _wrap(module, "EtcdRendezvous", "rendezvous_barrier", lambda _, result: int(result[0]) - 1)
 
 
 def _wrap(module: ModuleType, name: str, method: str, round_of: Callable[[Any, Any], Any]) -> None:
-    """Tell the round after each call of the method; `round_of` finds it, given the object and what it returned."""
+    """Record the round after each call of the method. `round_of` gets the object and the method's result."""
     kind: Any = getattr(module, name, None)
     original = getattr(kind, method, None)
     if original is None:
@@ -44,18 +45,18 @@ def _wrap(module: ModuleType, name: str, method: str, round_of: Callable[[Any, A
 
     @functools.wraps(original)
     def call(self: Any) -> Any:
-        found = original(self)
+        result = original(self)
         try:
-            _tell(int(round_of(self, found)))
+            _record(int(round_of(self, result)))
         except Exception as error:
             os.environ.pop(wire.ENV_ROUND, None)
-            print(f"torchaos: the round of the rendezvous can't be told: {error!r}", file=sys.stderr)
-        return found
+            print(f"torchaos: the round of the rendezvous is not known: {error!r}", file=sys.stderr)
+        return result
 
     setattr(kind, method, call)
 
 
-def _tell(number: int) -> None:
+def _record(number: int) -> None:
     os.environ[wire.ENV_ROUND] = str(number)  # the workers inherit it
     node = int(os.environ[wire.ENV_NODE])
     source = f"node{node}-p{os.getpid()}-r{number}"

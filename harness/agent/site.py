@@ -1,4 +1,4 @@
-"""Where a fault is applied when the process is its own target. Fits `contracts.Site`."""
+"""The place at which a fault is applied in a rank that is its own target. Fits `contracts.Site`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class RankSite:
-    """`lease` says how long a fault that lasts is on."""
+    """`lease`: how long a fault that lasts is on. `call`: the collective about to start, in the phase `collective`."""
 
     def __init__(
         self, agent: Agent, fault: str, step: int | None, phase: wire.Phase | None, call: Call | None, lease: Lease
@@ -38,20 +38,20 @@ class RankSite:
 
     @property
     def optimizers(self) -> list[Any]:
-        """Those that the training loop has made and that are alive, in the order in which they were made."""
+        """The living optimizers of the training loop, in the order in which they were made."""
         return self._agent.optimizers
 
     def at_collectives(self, then: Callable[[Call], None]) -> None:
-        """Called before each collective from now on, this one included, for as long as the fault lasts."""
+        """Call `then` before each collective while the fault lasts, beginning with the current one."""
         self._agent.lasting.on_calls.append((self.lease, then))
 
     def stall_nccl(self, name: str, nth: int, min_bytes: int | None, max_bytes: int | None) -> None:
-        """The nth call of that name from now on waits for as long as the fault lasts."""
+        """Stall the nth call, from now on, of the NCCL function `name` with `min_bytes` to `max_bytes` bytes."""
         from .nvtx import NcclCall, NvtxPage
 
         call = NcclCall(name, nth, min_bytes, max_bytes)
         NvtxPage.of_this_process().order(call, self.lease.control, self.lease.number, self.lease.left_s)
 
     def after_steps(self, then: Callable[[], None]) -> None:
-        """Called after each step from now on, for as long as the fault lasts."""
+        """Call `then` after each step while the fault lasts."""
         self._agent.lasting.on_steps.append((self.lease, then))

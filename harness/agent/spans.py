@@ -1,4 +1,4 @@
-"""Where what was digested in memory lies in the file that a library wrote by itself; and what else is in that file."""
+"""Spans: where the tensors that were digested in memory lie in the file. Also digests the rest of the file."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _READ = 1 << 20
 
 
 def spans_of_zip(file: BinaryIO, digests: dict[str, tuple[int, str]]) -> list[tuple[int, int, str]]:
-    """Where the records of a torch.save file lie. Raises ValueError where one is not there."""
-    found = []
+    """The spans (offset, bytes, digests) of the records of a torch.save file. ValueError if one is missing."""
+    spans = []
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             known = digests.get(info.filename.partition("/")[2])
             if known:
                 file.seek(info.header_offset + 26)
                 name_length, extra_length = struct.unpack("<HH", file.read(4))
-                found.append((info.header_offset + 30 + name_length + extra_length, *known))
-    if len(found) != len(digests):
+                spans.append((info.header_offset + 30 + name_length + extra_length, *known))
+    if len(spans) != len(digests):
         raise ValueError("a record that was written is not in the file")
-    return sorted(found)
+    return sorted(spans)
 
 
 def spans_of_safetensors(file: BinaryIO, digests: dict[str, tuple[int, str]]) -> list[tuple[int, int, str]]:
-    """Where the tensors of a safetensors file lie. Raises ValueError where one is not there."""
+    """The spans of the tensors of a safetensors file. Raises KeyError if a tensor is missing."""
     length = int.from_bytes(file.read(8), "little")
     header = json.loads(file.read(length))
     return sorted((8 + length + header[name]["data_offsets"][0], *known) for name, known in digests.items())
 
 
 def rest_of(file: BinaryIO, size: int, spans: list[tuple[int, int, str]]) -> str:
-    """The digest of all bytes of a file that are in no span."""
+    """The digest of all bytes that are in no span. Raises ValueError if the file is shorter than `size` bytes."""
     digester = None if xxh3_64 is None else xxh3_64()
     crc = 0
     for begin, end in gaps(size, [(offset, length) for offset, length, _ in spans]):
@@ -44,7 +44,7 @@ def rest_of(file: BinaryIO, size: int, spans: list[tuple[int, int, str]]) -> str
         while begin < end:
             part = file.read(min(_READ, end - begin))
             if not part:
-                raise ValueError("it became shorter")
+                raise ValueError("the file became shorter")
             crc = crc32(part, crc)
             if digester is not None:
                 digester.update(part)
@@ -53,8 +53,8 @@ def rest_of(file: BinaryIO, size: int, spans: list[tuple[int, int, str]]) -> str
 
 
 def with_crcs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]] | None:
-    """The same spans, with a CRC-32 behind each xxh3; None where the file is not what was in memory."""
-    found = []
+    """The same spans with a CRC-32 after each xxh3, or None if the file differs from what was in memory."""
+    result = []
     for offset, length, digests in spans:
         parts = []
         file.seek(offset)
@@ -63,12 +63,12 @@ def with_crcs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> list[tuple[i
             if xxh3_64(data).hexdigest() != digest:
                 return None
             parts.append(f"{digest}{crc32(data):08x}")
-        found.append((offset, length, "".join(parts)))
-    return found
+        result.append((offset, length, "".join(parts)))
+    return result
 
 
 def differs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> bool:
-    """Whether the file is not what was in memory when the spans were digested."""
+    """Whether the file differs from what was in memory when the spans were digested."""
     width = 8 if xxh3_64 is None else 16
     for offset, length, digests in spans:
         file.seek(offset)
@@ -81,7 +81,7 @@ def differs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> bool:
 
 
 def gaps(size: int, spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """What lies between spans, and before and after them: begin and end."""
+    """The (begin, end) of each part of a file of `size` bytes that no span (offset, bytes) covers."""
     at = 0
     for offset, length in sorted(spans):
         if offset > at:

@@ -1,16 +1,16 @@
-"""When each collective of a rank began and ended: a small memory-mapped file, so that it can be read from outside at
-any moment, of a rank that hangs or is stopped too, and after it has died.
+"""When each collective of a rank began and ended, in a small memory-mapped file. It can be read from outside at any
+time: while the rank hangs or is stopped, and after it has died.
 
-Both sides read this very file; standard library only. One writer (the rank's agent), any number of readers, no locks.
-A rank's file is `RUN_DIR/agent/stamps/rank<R>-a<attempt>-p<pid>.stamps`:
+Both sides import this file; standard library only. One writer (the rank's agent), any number of readers, no locks. A
+rank's file is `RUN_DIR/agent/stamps/rank<R>-a<attempt>-p<pid>.stamps`:
 
     header   8 words: magic, version, rank, attempt, pid, slots, collectives begun so far, start ticks of the pid
-    groups   GROUPS entries of 96 bytes, text: name, a blank, the global ranks as "0-3,6" ("?" where they don't fit)
+    groups   GROUPS entries of 96 bytes, text: name, a blank, the global ranks as "0-3,6" ("?" if they don't fit)
     ring     SLOTS entries of 8 words: number, seq, group and op, bytes, begun, returned, ended, step
 
-Words are native signed 64 bits, each stored by one instruction. Times are nanoseconds of CLOCK_MONOTONIC (one node);
-0: not yet. `number` counts the collectives of the rank from 1 and is written last, after a 0, so that a reader sees a
-whole entry or none. The ring holds the last SLOTS collectives.
+Words are native signed 64 bits, each stored by one instruction. Times are nanoseconds of the node's CLOCK_MONOTONIC; 0:
+not yet. `number` counts the collectives of the rank from 1. It is set to 0 first and written last, so that a reader
+sees a whole entry or none. The ring holds the last SLOTS collectives.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RING = _HEADER + GROUPS * _GROUP_SIZE
 SIZE = _RING + SLOTS * _WORDS * 8
 (_NUMBER, _SEQ, _OP, _BYTES, _BEGUN, _RETURNED, _ENDED, _STEP) = range(_WORDS)
 
-# A stamp's op code is its place in here: append only.
+# A stamp holds the index of its operation in this tuple, so only append.
 OPS = (
     "other", "all_reduce", "all_gather", "reduce", "reduce_scatter", "broadcast", "gather", "scatter", "all_to_all",
     "barrier", "send", "recv",
@@ -48,15 +48,15 @@ class Stamp:
     attempt: int
     pid: int
     number: int  # counts the rank's collectives from 1
-    seq: int  # counts those of the group from 1: the same collective has the same one on every rank
+    seq: int  # counts the group's collectives from 1, so the same collective has the same number on all ranks
     op: str
     group: str  # the process group's name
     ranks: tuple[int, ...] | None  # global ranks of the group; None: unknown
-    bytes: int  # the larger of what goes in and what comes out of it on this rank
-    step: int  # iterations that were over in this attempt
-    start_mono_s: float  # the rank entered it: handed it to torch
-    returned_mono_s: float | None  # torch gave control back (asynchronous ones are under way then)
-    end_mono_s: float | None  # it was seen to be over (at most 0.1 s late); None: it is under way
+    bytes: int  # the larger of input and output on this rank
+    step: int  # iterations completed in this attempt
+    start_mono_s: float  # when the rank handed it to torch
+    returned_mono_s: float | None  # when torch returned (an asynchronous collective is then in progress)
+    end_mono_s: float | None  # when it was seen to be over (at most 0.1 s late); None: in progress
 
     @property
     def open(self) -> bool:
@@ -74,7 +74,7 @@ class Stamps:
         finally:
             os.close(fd)
         self._words = memoryview(self._map).cast("q")
-        self._numbers = count(1)  # one C call, so that two threads never get the same
+        self._numbers = count(1)  # a single C call, so that two threads never get the same number
         self._groups: dict[str, int] = {}
         self._seqs = [count(1) for _ in range(GROUPS)]
         for word, value in enumerate((0, VERSION, rank, attempt, pid, SLOTS, 0, start_ticks)):
@@ -82,11 +82,11 @@ class Stamps:
         self._words[0] = MAGIC
 
     def known(self, name: str) -> int | None:
-        """The code of a process group that was mentioned before."""
+        """The code of a process group that `group` has made, else None."""
         return self._groups.get(name)
 
     def group(self, name: str, ranks: Iterable[int] | None = None) -> int:
-        """The code of a process group, made at its first mention. Those that don't fit share the last one."""
+        """The code of a process group; made at its first call. Groups beyond GROUPS share the last code."""
         code = self._groups.get(name)
         if code is None:
             code = self._groups[name] = min(len(self._groups), GROUPS - 1)
@@ -98,7 +98,7 @@ class Stamps:
         return code
 
     def begin(self, op: str, group: int, size: int, step: int) -> int:
-        """A collective begins; the number by which the other calls name it."""
+        """A collective of `size` bytes begins. Returns its number, which `returned` and `ended` take."""
         number, words = next(self._numbers), self._words
         at = _place(number)
         words[at] = 0
@@ -120,7 +120,7 @@ class Stamps:
 
     def _stamp(self, number: int, word: int) -> None:
         at = _place(number)
-        if self._words[at] == number:  # else it went round and is another's by now
+        if self._words[at] == number:  # else the entry holds a later collective by now
             self._words[at + word] = time.monotonic_ns()
 
     def close(self) -> None:
@@ -129,8 +129,8 @@ class Stamps:
 
 
 def read_stamps(path: str | Path) -> list[Stamp]:
-    """The last collectives of one rank process, in the order in which they began. Raises ValueError where the file is
-    not one of stamps (or not finished being made), OSError where it can't be read."""
+    """The last collectives of one rank process, in the order in which they began. Raises ValueError if it is no file of
+    stamps (or not complete yet), OSError if it can't be read."""
     raw, again = Path(path).read_bytes(), Path(path).read_bytes()
     if not len(raw) == len(again) == SIZE:
         raise ValueError(f"{path}: a file of stamps has {SIZE} bytes")
@@ -142,7 +142,7 @@ def read_stamps(path: str | Path) -> list[Stamp]:
     for slot in range(SLOTS):
         at = _RING + slot * _WORDS * 8
         number, seq, op, size, begun, returned, ended, step = struct.unpack_from("8q", raw, at)
-        whole = raw[at : at + 8] == again[at : at + 8]  # it was not being rewritten while it was read
+        whole = raw[at : at + 8] == again[at : at + 8]  # unchanged while it was read
         if whole and number > 0 and _place(number) * 8 == at and 0 <= op >> 8 < GROUPS:
             name, ranks = groups[op >> 8]
             kind = OPS[op & 0xFF] if op & 0xFF < len(OPS) else OPS[0]
@@ -152,7 +152,7 @@ def read_stamps(path: str | Path) -> list[Stamp]:
 
 
 def read_folder(folder: str | Path) -> list[list[Stamp]]:
-    """The stamps of every rank process in `RUN_DIR/agent/stamps`, a list each, less files that are still being made."""
+    """The stamps of each rank process in `RUN_DIR/agent/stamps`. Skips files that are not complete yet."""
     found = []
     for path in sorted(Path(folder).glob("*.stamps")):
         try:
@@ -163,7 +163,7 @@ def read_folder(folder: str | Path) -> list[list[Stamp]]:
 
 
 def _place(number: int) -> int:
-    """The first word of the entry of a collective."""
+    """The index of the first word of a collective's entry."""
     return (_RING >> 3) + (number - 1) % SLOTS * _WORDS
 
 

@@ -1,4 +1,4 @@
-"""Backwards and optimizer steps: what the counter needs, and the event of each iteration."""
+"""Hooks of backwards and optimizer steps: they feed the counter, and write the event of each iteration."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class StepHooks:
         self._skip, self._close = careful(self._skipped), careful(self._emit_step)
 
     def watch_state(self, state: Any) -> None:
-        """A StateHook, where the plan wants one."""
+        """`state`: a StateHook, if the plan has that hook."""
         self._state = state
 
     def patch_autograd(self, module: ModuleType) -> None:
-        """torch.autograd: Tensor.backward calls `backward` through this attribute."""
+        """torch.autograd. Tensor.backward also calls `backward` through this module."""
         import torch
 
         agent, original = self._agent, module.backward
@@ -49,7 +49,7 @@ class StepHooks:
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            # A backward in a backward (reentrant checkpointing) is part of the outer one.
+            # A backward inside a backward (reentrant checkpointing) is part of the outer one.
             if not agent.on or inside_engine() != -1:
                 return original(tensors, *args, **kwargs)
             self._begin_backward(tensors)
@@ -67,7 +67,7 @@ class StepHooks:
         module.backward = backward  # type: ignore[attr-defined]
 
     def patch_optimizer(self, module: ModuleType) -> None:
-        """torch.optim.optimizer."""
+        """torch.optim.optimizer: steps, and the calls that make, clear and load an optimizer."""
         module.register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self._before_step(optimizer))
         module.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._after_step(optimizer))
         kind = module.Optimizer
@@ -88,7 +88,7 @@ class StepHooks:
             return zero(optimizer, *args, **kwargs)
 
         kind.zero_grad = zero_grad
-        load, put_back = kind.load_state_dict, self._agent.careful("steps")(self._put_back)
+        load, put_back = kind.load_state_dict, self._agent.careful("steps")(self._state_loads)
         was_put_back = self._agent.careful("orders")(self._agent.orders.was_put_back)
 
         @functools.wraps(load)
@@ -103,7 +103,7 @@ class StepHooks:
         kind.load_state_dict = load_state_dict
 
     def patch_scaler(self, module: ModuleType) -> None:
-        """torch.amp.grad_scaler: a step that the scaler leaves out is an iteration all the same."""
+        """torch.amp.grad_scaler: a step that the scaler skips is an iteration too."""
         agent, original = self._agent, module.GradScaler.step
 
         @functools.wraps(original)
@@ -132,7 +132,7 @@ class StepHooks:
             self._follow(self._end_step(optimizer))
 
     def finish(self) -> None:
-        """The process ends: an iteration that only waited for the next one to begin is over."""
+        """The process ends. An iteration that only waited to be told apart from the next one is over."""
         if self._counter.finish().after:
             self._close(True)
         self._agent.careful("loss")(self._losses.poll)()
@@ -151,7 +151,7 @@ class StepHooks:
     def _made(self, optimizer: Any) -> None:
         self._counter.made(self._key(optimizer))
 
-    # What follows is in the way of every step, right after torch has had the caches to itself: few calls, no more.
+    # The methods below run in every step, when torch has just filled the processor's caches: keep the calls few.
 
     def _backward_begins(self, tensors: Any) -> None:
         self._counter.backward_begin()
@@ -196,19 +196,19 @@ class StepHooks:
             now.sched_step = self._rates.scheduler_step(optimizer)
         if self._state is not None:
             self._state.step_over()
-        found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer under a GradScaler decides by itself
+        found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer decides on the GPU whether to skip
         if found_inf is not None:
             now.skipped = bool(found_inf) if found_inf.device.type == "cpu" else None
         return self._seal(self._counter.step_end(self._key(optimizer)))
 
     def _dropped(self, optimizer: Any) -> None:
-        """A step that a job calls off, as torchft does where a replica is gone, is no iteration."""
+        """A step that the job gives up is no iteration (torchft does this when a replica is gone)."""
         if self._counter.dropped(id(optimizer)):
             self._trained.drop()
             self._agent.tally.now = Segment(before=self._agent.tally.now.before)
 
-    def _put_back(self, optimizer: Any) -> None:
-        """Where a job loads a state in the midst of an iteration, that iteration never was."""
+    def _state_loads(self, optimizer: Any) -> None:
+        """A job loads an optimizer's state during an iteration: this iteration does not count."""
         self._agent.orders.puts_back(optimizer)
         self._trained.put_back()
         self._agent.tally.now = Segment(before=self._agent.tally.now.before)
@@ -233,7 +233,7 @@ class StepHooks:
         return closed
 
     def _follow(self, closed: Closed | None) -> None:
-        """Write what was closed, then let the orders of the step that begins have their turn."""
+        """Write the event of each iteration that was closed, then fire the orders of the next step."""
         if closed is not None and closed.before:
             self._close(False)
             self._agent.orders.step_over()
@@ -250,7 +250,8 @@ class StepHooks:
         if samples is not None:
             agent.saw("samples")
         data: dict[str, Any] = {
-            "losses": segment.losses, "samples": samples, "indices": _joined([one.indices for one in segment.batches]),
+            "losses": segment.losses, "samples": samples,
+            "indices": _joined([batch.indices for batch in segment.batches]),
             "lr": segment.lr, "opt_step": segment.opt_step, "sched_step": segment.sched_step,
             "phases": agent.phases.take(), "skipped": segment.skipped,
         }  # fmt: skip
@@ -266,7 +267,7 @@ class StepHooks:
 
 
 def _joined(parts: list[tuple[Any, ...] | None]) -> list[Any] | None:
-    """All parts in order, or None where there is none, or one is unknown."""
+    """All parts joined in order. None if there are no parts, or if one of them is None."""
     if not parts or None in parts:
         return None
     return [item for part in parts if part is not None for item in part]

@@ -1,8 +1,8 @@
-"""What the agent and the harness agree on: the names of the environment, and events. `plan`, `page` and `quantities`
-are of the same kind.
+"""The names of environment variables and the events that the agent and the harness share. `plan`, `page` and
+`quantities` are shared too.
 
-Both sides read this very file, and the agent may run under a Python that has nothing of ours installed,
-so it imports the standard library alone.
+Both sides import this file, and the agent may run under a Python without torchaos, so it imports the standard library
+only.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any, Mapping
 
 VERSION = 1
 
-# The job's environment carries these names; nothing else of ours goes in.
-ENV_PLAN = "TORCHAOS_PLAN"  # path of the agent's plan; its absence keeps the agent out
-ENV_RUN_ID = "TORCHAOS_RUN_ID"  # marks every process of one run, so that orphans are found by it
+# The only variables of ours in the job's environment.
+ENV_PLAN = "TORCHAOS_PLAN"  # path of the agent's plan; without it the agent does not start
+ENV_RUN_ID = "TORCHAOS_RUN_ID"  # marks every process of one run, so that orphans can be found
 ENV_ATTEMPT_BASE = "TORCHAOS_ATTEMPT_BASE"  # attempts that earlier submissions used up
-ENV_NODE = "TORCHAOS_NODE"  # index of the node, where the launcher has several
-ENV_REPLICA = "TORCHAOS_REPLICA"  # index of the replica, where the job is several torchruns side by side
-ENV_ROUND = "TORCHAOS_ROUND"  # of the rendezvous that a rank came out of; set by agent/rounds.py
+ENV_NODE = "TORCHAOS_NODE"  # index of the node, if the launcher has several
+ENV_REPLICA = "TORCHAOS_REPLICA"  # index of the replica, if the job is several torchruns side by side
+ENV_ROUND = "TORCHAOS_ROUND"  # round of the rendezvous that started a rank; set by agent/rounds.py
 ENV_ARMED = "TORCHAOS_ARMED"  # pid of the armed rank process; its children inherit it and stay unarmed
 
 
 class Phase(str, Enum):
-    """What a rank's host code is doing (the GPU may be elsewhere)."""
+    """The part of a step that a rank's host code is in. The GPU may be in another part."""
 
     START = "start"
     DATA = "data"
@@ -43,7 +43,7 @@ class Phase(str, Enum):
 
 
 class Kind(str, Enum):
-    """Every kind of event there is; `PAYLOADS` gives the payload of each."""
+    """Every kind of event. `PAYLOADS` gives the keys of each payload."""
 
     STAGE = "run.stage"
     NOTE = "run.note"
@@ -94,23 +94,22 @@ _FLOATS = "list[float | None] | None"
 _HIT = {"fault": "str", "phase": "str | None", "global_step": "Whole | None"}
 _RANK = {"pid": "Whole", "start_ticks": "Whole | None", "local_rank": "Whole | None", "world_size": "Whole | None"}
 
-# What each kind of event says: its keys, and the types of their values by the names that `record/events/payloads.py`
-# explains (`Whole` is an integer of 64 bits). A key with a question mark may be missing. Writers refuse a payload that
-# lacks a key; readers refuse values of other types, and accept keys that they do not know. Times are in seconds, sizes
-# in bytes.
+# The keys of each kind of event, and the types of their values, which `record/events/payloads.py` explains (`Whole` is an
+# integer of 64 bits). A key with a question mark may be missing. Writers refuse a payload without one of the other keys;
+# readers refuse values of other types, and accept further keys. Times are in seconds, sizes in bytes.
 PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
-    Kind.STAGE: {"stage": "str"},  # the harness goes on to this part of its work
-    Kind.NOTE: {"text": "str"},  # shown with the verdict
+    Kind.STAGE: {"stage": "str"},  # the harness begins this stage of the run
+    Kind.NOTE: {"text": "str"},  # a text that is shown with the verdict
     # interrupted: by somebody outside; enough: on purpose
     Kind.STOPPED: {"reason": "str", "interrupted?": "bool", "enough?": "bool"},
-    Kind.PROBED: {"probe": "str", "holds": "bool"},  # of a condition that looks at something; + reason
+    Kind.PROBED: {"probe": "str", "holds": "bool"},  # by a condition that looks at something; + reason
     Kind.JOB_STARTED: {"submission": "Whole", "pid": "Whole"},  # the command was started, by its own pid
     # exit_code: negative: signal; None: unknown
     Kind.JOB_EXITED: {"submission": "Whole", "pid": "Whole", "exit_code": "Whole | None"},
-    # Of a job on several nodes: each node's command; the job itself exits with the last of them.
+    # On several nodes: each node's command. The job exits with the last of them.
     Kind.NODE_STARTED: {"submission": "Whole", "node": "Whole", "pid": "Whole"},
-    Kind.NODE_EXITED: {"submission": "Whole", "node": "Whole", "pid": "Whole", "exit_code": "Whole | None"},  # likewise
-    # Seconds that make the node's CLOCK_MONOTONIC that of node 0, and how far that may be off.
+    Kind.NODE_EXITED: {"submission": "Whole", "node": "Whole", "pid": "Whole", "exit_code": "Whole | None"},  # as above
+    # Seconds to add to the node's CLOCK_MONOTONIC to get that of node 0, and the largest error of this offset.
     Kind.CLOCK: {"node": "Whole", "offset_s": "float", "error_s": "float"},
     # the job's own log reports a step
     Kind.LOG_STEP: {"step": "Whole | None", "adapter": "str", "loss?": "float | None", "lr?": "float | None"},
@@ -122,56 +121,56 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.ELASTIC_TEARDOWN: {"pid": "Whole", "signal": "str", "local_rank?": "Whole | None"},
     Kind.ELASTIC_RENDEZVOUS: {"done": "bool"},  # begun, or done
     Kind.ELASTIC_RESTART: {"attempts_left": "Whole | None"},  # torchelastic starts the workers again
-    # it was seen to live; + gpu. inner_pid: its pid as the rank itself knows it, in a container
+    # a rank was seen alive; + gpu. inner_pid: its pid as the rank itself knows it, in a container
     Kind.RANK_UP: {**_RANK, "node": "Whole | None", "inner_pid?": "Whole"},
-    Kind.RANK_STATE: {"pid": "Whole", "state": "str"},  # state: the letter of /proc/PID/stat
+    Kind.RANK_STATE: {"pid": "Whole", "state": "str"},  # the letter of /proc/PID/stat, such as T for stopped
     # exit_code: negative: signal; None: unknown
     Kind.RANK_EXITED: {"pid": "Whole", "start_ticks": "Whole | None", "exit_code": "Whole | None"},
     # group: the address of the store that torchelastic gave to all ranks of one rendezvous
     Kind.AGENT_STARTED: {**_RANK, "python": "str", "torch": "str | None", "hooks": "list[str]", "group?": "str",
                          "node?": "Whole | None"},
-    Kind.AGENT_FAILED: {"hook": "str", "error": "str"},  # an error in a hook switched it off; the job goes on
+    Kind.AGENT_FAILED: {"hook": "str", "error": "str"},  # an error switched this hook off; the job goes on
     Kind.AGENT_ENDED: {"unseen": "list[str]"},  # hooks that were installed and never fired
-    # losses: one float (or None: not copied yet) per backward; samples: a digest per row that was trained
-    # on, None where nothing could be seen; indices: of the same batches, None where there are none;
-    # lr: one per parameter group; opt_step: the optimizer's own counter; sched_step: the scheduler's;
-    # phases: seconds by phase; skipped: the optimizer step was skipped (GradScaler)
+    # losses: a float for each backward (None: not copied yet); samples: a digest for each row that was trained on
+    # (None: not seen); indices: dataset indices of the same batches (None: there are none); lr: a rate for each
+    # parameter group; opt_step, sched_step: the own counters of the optimizer and the scheduler; phases: seconds by
+    # phase; skipped: a GradScaler skipped the optimizer step
     Kind.STEP: {
         "losses": _FLOATS, "samples": "list[str | float | None] | None", "indices": "Any", "lr": _FLOATS,
         "opt_step": "float | None", "sched_step": "float | None", "phases": "dict[str, float]",
         "skipped": "bool | None",
     },
-    Kind.LOSS: {"losses": _FLOATS},  # late values of the step in the envelope (asynchronous copies)
+    Kind.LOSS: {"losses": _FLOATS},  # late values (asynchronous copies) for the step of this event
     Kind.SAVE_BEGIN: {"path": "str", "format": "str"},  # format: torch, dcp, safetensors
-    # blocked_s: how long training stood still for it
+    # blocked_s: seconds that training waited
     Kind.SAVE_END: {"path": "str", "format": "str", "ok": "bool", "blocked_s": "float"},
-    # As a save begins: of each parameter its type and shape, and its check sum on this rank (check_sums.py), by name.
+    # When a save begins: type and shape of each parameter, and its check sum on this rank (check_sums.py), by name.
     Kind.KEPT: {"parameters": "dict[str, KindAndSum]"},
-    Kind.RENAMED: {"path": "str", "to": "str"},  # what this rank saved, or the folder that it is in, gets this name
-    Kind.LOAD_BEGIN: {"path": "str", "format": "str"},  # as a save
-    # numbers: step-like entries found
+    Kind.RENAMED: {"path": "str", "to": "str"},  # a path that this rank saved, or a folder above it, is renamed
+    Kind.LOAD_BEGIN: {"path": "str", "format": "str"},  # format: as in a save
+    # numbers: step counts found in the contents
     Kind.LOAD_END: {"path": "str", "format": "str", "ok": "bool", "numbers": "dict", "blocked_s?": "float"},
-    Kind.ARMED: {"fault": "str", "targets": "list[Whole]"},  # the agents have it; targets: ranks
+    Kind.ARMED: {"fault": "str", "targets": "list[Whole]"},  # the agents have the order; targets: ranks
     Kind.HELD: {**_HIT, "pid?": "Whole | None"},  # the pacer waits at the Moment
-    Kind.APPLYING: {**_HIT, "pid": "Whole | None"},  # the fault is about to act, here
-    Kind.APPLIED: {"fault": "str"},  # it has acted
-    # it was taken back, and whether that was verified
+    Kind.APPLYING: {**_HIT, "pid": "Whole | None"},  # this process is about to apply the fault
+    Kind.APPLIED: {"fault": "str"},  # the fault was applied
+    # it was taken back, or not (verified: false)
     Kind.ROLLED_BACK: {"fault": "str", "verified": "bool", "reason?": "str | None"},
-    # it did not land, and why; + ended_before: the run's end came first
+    # it did not land; + ended_before: the run ended first
     Kind.MISSED: {"fault": "str", "reason": "str"},
-    Kind.EFFECT: {"fault": "str", "effect": "str"},  # what an injector saw of its own fault; + node: where it was felt
-    # What the kernel has counted on the job's own connections since the fault was applied, and round trips in ms.
-    # measured: what a probe connection saw, by the names of what was asked for
+    Kind.EFFECT: {"fault": "str", "effect": "str"},  # an injector's observation; + node: where it was felt
+    # Counters of the kernel for the job's own connections since the fault was applied, and round trips in ms.
+    # measured: what a probe connection measured, by name
     Kind.NETWORK: {"fault": "str", "counts": "dict[str, float]", "measured?": "dict[str, float]"},
-    # what the engine has told of a node's container
+    # the container engine's report about a node's container
     Kind.CONTAINER: {"fault": "str", "node": "Whole", "action": "str"},
-    # the reaper has the way back on disk; record: of the undo log
+    # the handles are on disk; record: of the undo log
     Kind.GUARDED: {"record": "str", "handles": "list[str]", "why?": "str | None"},
-    # the reaper has taken one handle back
+    # the reaper has undone a handle
     Kind.HEALED: {"record": "str", "handle": "dict", "verified": "bool", "fault?": "str", "reason?": "str | None"},
-    # By our observers, from outside. ranks: the culprits, as far as they are known; since_s: CLOCK_MONOTONIC
+    # Reported by observers outside the job. ranks: the culprits, if known; since_s: CLOCK_MONOTONIC
     Kind.HANG_SUSPECTED: {"observer": "str", "ranks": "list[Whole]", "since_s": "float"},
-    # + what a diagnosis says
+    # + the result of the diagnosis
     Kind.HANG_DECLARED: {"observers": "list[str]", "ranks": "list[Whole]", "since_s": "float"},
 }  # fmt: skip
 
@@ -186,25 +185,25 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a journal file. `step` counts within the attempt; only `history` makes global steps."""
+    """A line of a journal file. `step` counts within the attempt; only `history` makes global steps."""
 
     kind: Kind
     source: str
     seq: int
     wall_s: float  # seconds since the epoch
-    mono_s: float  # CLOCK_MONOTONIC, comparable within one node
+    mono_s: float  # seconds of CLOCK_MONOTONIC, comparable within a node
     rank: int | None = None
     attempt: int | None = None
     step: int | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_line(self) -> bytes:
-        # By hand: dataclasses.asdict copies the payload deeply, which takes longer than all the rest of a step's event.
+        # Not dataclasses.asdict: its deep copy of the payload takes longer than all the rest of a step's event.
         return _encode({**self.__dict__, "kind": self.kind.value}).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes | str) -> Event:
-        """Raises ValueError where the line is torn or of a kind that this version does not know."""
+        """Raises ValueError if the line is torn, or of a kind that this version does not know."""
         raw = json.loads(line)
         if not isinstance(raw, dict):
             raise ValueError("an event is a JSON object")
@@ -216,18 +215,18 @@ class Event:
 
 
 class EventFile:
-    """The one writer of one journal file. Each event is a single write(2), so it survives SIGKILL."""
+    """The only writer of one journal file. Each event is a single write(2), so it survives SIGKILL."""
 
     def __init__(self, path: Path, source: str, rank: int | None = None, attempt: int | None = None) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._source, self._rank, self._attempt = source, rank, attempt
-        self._seq = count()  # one C call, so that threads and signal handlers never get the same number
+        self._seq = count()  # a single C call, so that threads and signal handlers never get the same number
 
     def emit(
         self, kind: Kind, data: Mapping[str, Any], *, step: int | None = None,
         rank: int | None = None, attempt: int | None = None, mono_s: float | None = None,
     ) -> Event:  # fmt: skip
-        """Write one event; raises ValueError when the payload lacks a key of its kind."""
+        """Write an event. Raises ValueError if the payload lacks a key of its kind."""
         if not FIELDS[kind] <= data.keys():
             missing = FIELDS[kind] - data.keys()
             raise ValueError(f"{kind.value} needs {', '.join(sorted(missing))}")
@@ -243,21 +242,21 @@ class EventFile:
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
-    """The number of a rank in the whole job. The torchrun of each replica counts its ranks from 0; they are numbered
-    one replica after the other, as torchft does (`_global_rank` in its manager.py). Raises KeyError, ValueError."""
+    """The rank's number in the whole job. The torchrun of each replica counts its ranks from 0, so those of earlier
+    replicas are added, as torchft does (`_global_rank` in its manager.py). Raises KeyError or ValueError."""
     return int(environ.get(ENV_REPLICA, "0")) * int(environ.get("WORLD_SIZE", "0")) + int(environ["RANK"])
 
 
 def attempt_of(environ: Mapping[str, str]) -> int:
-    """The attempt that a rank belongs to. On several nodes it is counted by rounds of the rendezvous: each torchelastic
-    agent counts only the restarts that it made itself. Raises ValueError for what is no number."""
+    """The attempt that a rank belongs to. On several nodes it is the round of the rendezvous, because each torchelastic
+    agent counts only its own restarts. Raises ValueError if a variable is not a number."""
     base = int(environ.get(ENV_ATTEMPT_BASE, "0"))
     return base + int(environ.get(ENV_ROUND) or environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot (proc(5), field 22); with the pid it names a process for
-    good. None when there is no such process."""
+    """Start time of a process in clock ticks since boot (proc(5), field 22). Together with the pid it identifies a
+    process, also when the pid is used again. None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])

@@ -1,4 +1,4 @@
-"""What stands in for the files that a save writes to, and tells what passes through."""
+"""Wrappers for the files that a save writes to, which digest all that is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .helper import Helper
 
 
 class Tee:
-    """An open file that digests what is written to it, the way it is written."""
+    """An open file that digests what is written to it."""
 
     def __init__(self, file: Any, helper: Callable[[], Helper]) -> None:
         self._file, self._helper = file, helper
@@ -44,7 +44,7 @@ class Tee:
             return self._file.write(data)
         finally:
             helper.lend_a_hand(digested.is_set)
-            digested.wait()  # the memory is the caller's
+            digested.wait()  # the caller may reuse the memory
 
     def seek(self, *args: Any) -> Any:
         self.error = "it was not written from its beginning to its end"
@@ -62,14 +62,14 @@ class Tee:
 
 
 class WithoutDescriptor(Tee):
-    """torch.save's form from before 1.6 writes tensors to the descriptor of a file, past its `write`, if it has one."""
+    """Keeps torch.save's format from before 1.6 from writing tensors directly to the file descriptor, past `write`."""
 
     def fileno(self) -> int:
-        raise io.UnsupportedOperation("all of it has to pass through here")
+        raise io.UnsupportedOperation("all bytes must pass through write()")
 
 
 class Records:
-    """A writer of zip files that tells what it is given."""
+    """A writer of torch's zip files that digests each record."""
 
     def __init__(self, zip_file: Any, tensors: Tensors) -> None:
         self._zip_file, self._tensors = zip_file, tensors
@@ -78,7 +78,7 @@ class Records:
         return getattr(self._zip_file, name)
 
     def write_record(self, name: str, data: Any, size: int) -> Any:
-        if size and not isinstance(data, int):  # an address, in old versions
+        if size and not isinstance(data, int):  # old versions of torch pass an address
             self._tensors.add(name, data, size)
         elif size:
             self._tensors.error = "torch gave an address only"
@@ -101,7 +101,7 @@ class Stream:
         try:
             self._about = os.fstat(file.fileno())
         except (AttributeError, OSError, ValueError):
-            pass  # on something that is no local file system
+            pass  # not on a local file system
         return file if self._tee is None else self._tee
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:

@@ -427,7 +427,7 @@ def test_a_look_at_a_phase_is_cheap(agent_module: Callable[[str], Any], tmp_path
     events = wire.EventFile(tmp_path / "events.jsonl", "rank0")
     agent = agent_module("agent").Agent(plan.AgentPlan("run", "", (), (order,)), who, events)
     agent.orders.load()
-    assert agent.orders.hot == []
+    assert agent.orders.current == []
     agent.steps_over = 49
     agent.orders.step_over()
-    assert [one.order for one in agent.orders.hot] == [order]
+    assert [one.order for one in agent.orders.current] == [order]

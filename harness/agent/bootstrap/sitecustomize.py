@@ -1,7 +1,7 @@
-"""Python imports this when it starts, because the launcher puts this folder first on PYTHONPATH.
+"""Python imports this file when it starts, because the launcher puts this folder first on PYTHONPATH.
 
-It loads the agent in a rank of a torchaos job (on several nodes also in torchrun, to count the rendezvous), and then
-hands over to the sitecustomize that it hides.
+It loads the agent in a rank of a torchaos job (on several nodes also in torchrun, to count the rendezvous). Then it
+runs the sitecustomize that it hides.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 
 def _load_agent() -> None:
-    """Load the folder above as a package under a private name; whatever goes wrong there is no matter of the job."""
+    """Load the folder above as the package `_torchaos_agent`. An error is printed; the job goes on."""
     in_rank = {"TORCHAOS_PLAN", "RANK", "LOCAL_RANK"} <= os.environ.keys()
     in_torchrun = "TORCHAOS_NODE" in os.environ and "RANK" not in os.environ
     if "_torchaos_agent" in sys.modules or not (in_rank or in_torchrun):
@@ -31,7 +31,7 @@ def _load_agent() -> None:
 
 
 def _hand_over() -> None:
-    """Run the sitecustomize that this one hides, as Python would have: its errors are its own."""
+    """Run the sitecustomize that this file hides, as Python would have done. Its errors are raised as they are."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 

@@ -1,4 +1,5 @@
-"""This machine: its processes, its disks, its network namespaces, and the programs that are asked for something.
+"""This machine: its processes, disks, network namespaces, and the servers that run on it (Docker, Toxiproxy).
 
-Every other room that has to do with a process, a file or a server of this machine asks here, and gets plain values or
-an error. It knows nothing of runs, faults and verdicts."""
+Other rooms call these functions with pids, paths and addresses, and get plain values or an error. It knows nothing of
+runs, faults and verdicts.
+"""

@@ -1,4 +1,4 @@
-"""What it takes for a change to be on disk, and which inode is which."""
+"""Makes sure that changes are on disk, and identifies inodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def sync_folder(folder: Path) -> None:
-    """The entries of the folder (a file made, renamed or removed in it) are on disk when this returns."""
+    """When this returns, the entries of the folder are on disk (files made, renamed or removed in it)."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -17,14 +17,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def owner_only(path: str, flags: int) -> int:
-    """An `opener` for open(): a new file can be read by its owner alone, and a link is not followed."""
+    """An `opener` for open(): only the owner can read a new file, and a symbolic link is not followed."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def born_ns(path: Path) -> int:
-    """When the inode was made, by statx(2); 0 where that is not to be had. An inode number alone is no identity: file
-    systems give the number of a removed file to the next one."""
-    import ctypes  # here, since it is slow to import and the reaper must start quickly
+    """When the inode was made, in nanoseconds since the epoch, by statx(2); 0 if that is not known. An inode number
+    alone identifies no file: file systems give the number of a removed file to the next one."""
+    import ctypes  # slow to import, and the reaper must start quickly
 
     statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)
     buffer = ctypes.create_string_buffer(256)

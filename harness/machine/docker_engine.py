@@ -1,7 +1,7 @@
-"""The Docker engine: where it is, and talking to it. Everything of a run bears its id as a label.
+"""The Docker engine: its address, and requests to it. Everything that a run makes has the run's id as a label.
 
-The engine must be on this machine, and reached by its socket: a node's processes, files and network are looked at from
-here, too.
+The engine must be on this machine, with a Unix socket, because the harness also reads the nodes' processes, files and
+network from this machine.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Any
 
 from torchaos.harness.contracts import UsageError
 
-RUN, NODE = "torchaos.run", "torchaos.node"  # labels
+RUN, NODE = "torchaos.run", "torchaos.node"  # names of labels
 USUAL = "unix:///var/run/docker.sock"
-ANSWER_S = 20.0  # of one request; an engine that removes a container on a busy disk takes seconds
+ANSWER_S = 20.0  # seconds for one request; to remove a container on a busy disk takes some
 
 
 class EngineError(OSError):
-    """The engine does not answer, or says no."""
+    """The engine does not answer, or refuses a request."""
 
 
 def address() -> str:
-    """Of the engine that this user means. Raises UsageError where it is not one of this machine."""
-    said = os.environ.get("DOCKER_HOST") or USUAL
-    if not said.startswith("unix://"):
-        raise UsageError(f"DOCKER_HOST is {said}; nodes can only be containers of this machine: give unix://SOCKET")
-    return said
+    """The address of the user's engine. Raises UsageError if it is not a socket of this machine."""
+    given = os.environ.get("DOCKER_HOST") or USUAL
+    if not given.startswith("unix://"):
+        raise UsageError(f"DOCKER_HOST is {given}; nodes can only be containers of this machine: give unix://SOCKET")
+    return given
 
 
 @contextmanager
 def engine(where: str, timeout_s: float = ANSWER_S) -> Iterator[Any]:
-    """A docker.APIClient. What it raises in there comes out as EngineError, with the engine's own words."""
+    """A docker.APIClient. Its errors inside the `with` block become EngineErrors with the engine's own words."""
     _check_socket(where)
     try:
         import docker
@@ -47,36 +47,36 @@ def engine(where: str, timeout_s: float = ANSWER_S) -> Iterator[Any]:
         client = docker.APIClient(base_url=where, version="auto", timeout=timeout_s)
         yield client
     except (DockerException, RequestException) as error:
-        said = getattr(error, "explanation", None) or error
-        raise EngineError(f"the Docker engine at {where}: {said}") from error
+        words = getattr(error, "explanation", None) or error
+        raise EngineError(f"the Docker engine at {where}: {words}") from error
     finally:
         if client is not None:
             client.close()
 
 
 def _check_socket(where: str) -> None:
-    """A damaged undo log may name anything; what is no socket is not even looked at."""
+    """Raises EngineError if the address is no socket. A damaged undo log may name any file."""
     try:
         found = stat.S_ISSOCK(os.stat(where.removeprefix("unix://")).st_mode)
     except (OSError, ValueError) as error:
         raise EngineError(f"the Docker engine at {where} does not answer: {error}; start it") from error
     if not found:
-        raise EngineError(f"the Docker engine at {where} does not answer: that is no socket")
+        raise EngineError(f"the Docker engine at {where} does not answer: this is not a socket")
 
 
 def version(where: str, timeout_s: float = 5.0) -> str:
-    """Raises EngineError where it does not answer."""
+    """The engine's version. Raises EngineError if it does not answer within `timeout_s` seconds."""
     with engine(where, timeout_s) as client:
         return str(client.version()["Version"])
 
 
 def of_run(run_id: str, node: int | None = None) -> dict[str, Any]:
-    """The filter that finds what a run has made, or what it has made for one node."""
+    """The filter for everything that a run has made, or that it has made for one node."""
     return {"label": [f"{RUN}={run_id}", *([] if node is None else [f"{NODE}={node}"])]}
 
 
 def container_of(client: Any, run_id: str, node: int) -> Any:
-    """What the engine knows of the node's container, as it is now. Raises EngineError where the node has none."""
+    """The engine's current description of the node's container. Raises EngineError if there is none."""
     found = client.containers(all=True, filters=of_run(run_id, node))
     if not found:
         raise EngineError(f"node {node} has no container now")
@@ -84,8 +84,8 @@ def container_of(client: Any, run_id: str, node: int) -> Any:
 
 
 def events(client: Any, container: str, since_s: float) -> list[Any]:
-    """What the engine has told of a container from this time (seconds since the epoch) until now."""
-    # With `until` in the past the engine gives what it remembers (256 events) and closes.
+    """The engine's events about a container, from `since_s` (seconds since the epoch) until now."""
+    # With `until` in the past, the engine sends the events that it remembers (256) and closes the stream.
     stream = client.events(since=f"{since_s:.6f}", until=f"{time.time():.6f}", decode=True)
-    found = list(stream)
-    return [one for one in found if container in (one["Actor"]["ID"], one["Actor"]["Attributes"].get("container"))]
+    actors = [(event, event["Actor"]) for event in stream]
+    return [event for event, actor in actors if container in (actor["ID"], actor["Attributes"].get("container"))]

@@ -1,4 +1,4 @@
-"""A network namespace, known by the process that keeps it: nothing is done in any other."""
+"""A network namespace, identified by the process that keeps it. Nothing is changed in the machine's own namespace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torchaos.harness.agent.wire import start_ticks
 
-TOOL_S = 20.0  # more than ip, tc, nft and their like ever take
+TOOL_S = 20.0  # seconds; more than ip, tc or nft ever take
 
 
 @dataclass(frozen=True)
@@ -22,25 +22,27 @@ class Space:
 
     @classmethod
     def of(cls, pid: int) -> Space:
-        """Raises ProcessLookupError where there is no such process."""
+        """Raises ProcessLookupError if there is no such process."""
         ticks = start_ticks(pid)
         if ticks is None:
             raise ProcessLookupError(f"there is no process {pid}")
         return cls(pid, ticks)
 
     def alive(self) -> bool:
-        """Whether the process that keeps it is there; without it the namespace is gone, or about to go."""
+        """Whether its process lives. Without the process, the namespace is gone or about to go."""
         return start_ticks(self.pid) == self.start_ticks and os.path.exists(f"/proc/{self.pid}/ns/net")
 
     def enter(self, command: Sequence[str], cwd: Path | None = None) -> list[str]:
-        """The command line that runs `command` in here; with `cwd` also among the node's own files and names."""
+        """The command line that runs `command` in this network namespace. With `cwd`, also in its mount and host name
+        namespaces, in that folder."""
         options = ["--net"] if cwd is None else ["--net", "--mount", "--uts", f"--wd={cwd}"]
         if _user_of(self.pid) != _user_of(os.getpid()):
             options = ["--user", "--preserve-credentials", *options]
         return ["nsenter", f"--target={self.pid}", *options, "--", *command]
 
     def run(self, command: Sequence[str], text: str = "", check: bool = True) -> str:
-        """The standard output of a tool that is run in here. Raises OSError with what it said where it fails."""
+        """Run a tool in this namespace with `text` as its input, and return its standard output. Raises OSError if the
+        tool fails, ProcessLookupError if the namespace is gone, PermissionError for the machine's own namespace."""
         if not self.alive():
             raise ProcessLookupError(f"the network namespace of process {self.pid} is gone")
         if os.path.samefile(f"/proc/{self.pid}/ns/net", "/proc/self/ns/net"):
@@ -49,8 +51,8 @@ class Space:
             self.enter(command), input=text, capture_output=True, text=True, timeout=TOOL_S, check=False
         )
         if check and done.returncode:
-            said = done.stderr.strip().splitlines()
-            raise OSError(f"{' '.join(command)}: {said[0] if said else f'exit code {done.returncode}'}")
+            lines = done.stderr.strip().splitlines()
+            raise OSError(f"{' '.join(command)}: {lines[0] if lines else f'exit code {done.returncode}'}")
         return done.stdout
 
 

@@ -1,4 +1,4 @@
-"""The processes of this machine, each known by its pid and start time. Nothing here goes by a process's name."""
+"""The processes of this machine, each identified by its pid and start time, never by its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Iterator, Mapping, NamedTuple
 
 from torchaos.harness.agent.wire import ENV_RUN_ID, start_ticks
 
-_AT_ONCE = 256  # pidfds open at a time; a process may have 1,024 files open by default
+_AT_ONCE = 256  # pidfds open at the same time; by default a process may have 1,024 open files
 
 
 class Stat(NamedTuple):
@@ -19,11 +19,11 @@ class Stat(NamedTuple):
 
     state: str  # T: stopped by a signal, Z: zombie
     parent: int
-    ticks: int  # start time, clock ticks since boot
+    ticks: int  # start time in clock ticks since boot
 
 
 def stat(pid: int) -> Stat | None:
-    """None when there is no such process."""
+    """None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -33,7 +33,7 @@ def stat(pid: int) -> Stat | None:
 
 
 def inner_pid(pid: int) -> int:
-    """The pid in the process's own pid namespace; 0 where that is ours, or there is no such process."""
+    """The pid in the process's own pid namespace. 0 if that is our namespace, or if there is no such process."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             line = next((line for line in file if line.startswith(b"NSpid:")), b"")
@@ -44,7 +44,8 @@ def inner_pid(pid: int) -> int:
 
 
 def in_namespace_of(first: int, own: int) -> int | None:
-    """The process that is `own` in the pid namespace of the process `first`, as it is known here."""
+    """The pid, in our namespace, of the process that has the pid `own` in the pid namespace of the process `first`.
+    None if there is none."""
     with suppress(OSError):
         space = os.stat(f"/proc/{first}/ns/pid").st_ino
         for pid in _pids():
@@ -55,7 +56,7 @@ def in_namespace_of(first: int, own: int) -> int | None:
 
 
 def boot_id() -> str:
-    """Names this boot of the machine; empty where the kernel does not say."""
+    """The id of this boot of the machine, or empty if the kernel has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -64,7 +65,7 @@ def boot_id() -> str:
 
 
 def host() -> str:
-    """Names this machine, whatever its boot: a home directory may be shared by many."""
+    """The name of this machine, the same in each boot. Several machines may share a home directory."""
     try:
         with open("/etc/machine-id") as file:
             machine = file.read().strip()
@@ -74,24 +75,24 @@ def host() -> str:
 
 
 def ticks_of(pid: int) -> int:
-    """Start time in clock ticks since boot; 0 where there is no such process."""
+    """Start time in clock ticks since boot; 0 if there is no such process."""
     return start_ticks(pid) or 0
 
 
 def is_alive(pid: int, ticks: int) -> bool:
-    """Whether the process that started at `ticks` is there and no zombie."""
+    """Whether the process that started at `ticks` exists and is no zombie."""
     found = stat(pid)
     return found is not None and found.ticks == ticks and found.state not in "ZX"
 
 
 @contextmanager
 def hold(pid: int, ticks: int) -> Iterator[int | None]:
-    """A pidfd of the process that started at `ticks`; None when it is gone (a zombie is) or the pid is another's now.
+    """A pidfd of the process that started at `ticks`. None if it is gone or a zombie, or if the pid belongs to another
+    process now.
 
-    Raises OSError where that can't be told: without /proc every process would seem gone.
-    """
+    Raises OSError if /proc can't be read, since every process would then seem gone."""
     if start_ticks(os.getpid()) is None:
-        raise OSError("/proc can't be read, so no process can be told from another")
+        raise OSError("/proc can't be read, so it is unknown which processes exist")
     if start_ticks(pid) != ticks:
         yield None
         return
@@ -101,15 +102,15 @@ def hold(pid: int, ticks: int) -> Iterator[int | None]:
         yield None
         return
     try:
-        # Once the pidfd is open it stays with one process: now is the time to see which one that is.
-        yield fd if start_ticks(pid) == ticks and not _over([fd], time.monotonic()) else None
+        # From now on the pidfd stands for one process, so check now that it is the right one.
+        yield fd if start_ticks(pid) == ticks and not _ended([fd], time.monotonic()) else None
     finally:
         os.close(fd)
 
 
 def kill(processes: Mapping[int, int], deadline: float) -> list[int]:
-    """SIGKILL to each pid that still has the start time given for it, then wait until they are gone or CLOCK_MONOTONIC
-    is at `deadline`. Returns the pids that are left. SIGKILL also takes a process that is stopped."""
+    """Send SIGKILL to each pid that still has the given start time, and wait until they are gone or CLOCK_MONOTONIC is
+    at `deadline` (seconds). Returns the pids that are left. SIGKILL also ends stopped processes."""
     left = []
     items = list(processes.items())
     for some in (items[start : start + _AT_ONCE] for start in range(0, len(items), _AT_ONCE)):
@@ -117,13 +118,13 @@ def kill(processes: Mapping[int, int], deadline: float) -> list[int]:
             held = {pid: stack.enter_context(hold(pid, ticks)) for pid, ticks in some}
             living = {fd: pid for pid, fd in held.items() if fd is not None}
             sent = [fd for fd in living if _sigkill(fd)]
-            gone = _over(sent, deadline)
+            gone = _ended(sent, deadline)
             left += [pid for fd, pid in living.items() if fd not in gone]
     return left
 
 
 def _sigkill(pidfd: int) -> bool:
-    """False where that is not permitted, so that nobody waits for it."""
+    """False if that is not permitted, so that nobody waits for the process."""
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
@@ -133,8 +134,8 @@ def _sigkill(pidfd: int) -> bool:
     return True
 
 
-def _over(fds: list[int], deadline: float) -> set[int]:
-    """Which of these pidfds belong to processes that have ended, all threads of them, reaped or not."""
+def _ended(fds: list[int], deadline: float) -> set[int]:
+    """Those of these pidfds whose processes have ended with all threads, reaped or not."""
     poll, gone = select.poll(), set[int]()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -149,11 +150,10 @@ def _over(fds: list[int], deadline: float) -> set[int]:
 
 
 def family(run_id: str, variable: str = ENV_RUN_ID) -> dict[int, int]:
-    """Every living process of a job: those that carry its mark in their environment (`variable`), and all that descend
-    from them (a rank that sets its title may have overwritten its environment). Start times by pid.
+    """The start times, by pid, of all living processes of a job: processes with its mark in the environment
+    (`variable`), and all their descendants (a rank that sets its title may have overwritten its environment).
 
-    Never this process or one of its ancestors, nor what hangs on the tree only through them.
-    """
+    Never this process or its ancestors, nor other descendants of these."""
     table = {pid: found for pid in _pids() if (found := stat(pid)) and found.state not in "ZX"}
     spared = _lineage()
     children: dict[int, list[int]] = {}
@@ -169,27 +169,27 @@ def family(run_id: str, variable: str = ENV_RUN_ID) -> dict[int, int]:
 
 
 def marks_of(run_id: str) -> set[str]:
-    """The marks of a run's processes: its id, and those of its helpers that begin with it and a dot."""
-    helpers, found = f"{ENV_RUN_ID}={run_id}.".encode(), {run_id}
+    """The marks of a run's processes: its id, and the marks of its helpers, which begin with the id and a dot."""
+    helpers, marks = f"{ENV_RUN_ID}={run_id}.".encode(), {run_id}
     for pid in _pids():
         _line, environ = image(pid) or (b"", b"")
-        found |= {os.fsdecode(one.partition(b"=")[2]) for one in environ.split(b"\0") if one.startswith(helpers)}
-    return found
+        marks |= {os.fsdecode(entry.partition(b"=")[2]) for entry in environ.split(b"\0") if entry.startswith(helpers)}
+    return marks
 
 
 def maps_deleted(path: str) -> list[int]:
-    """The processes of this user that still have the deleted file `path` mapped."""
+    """The pids of this user's processes that still have the deleted file `path` mapped."""
     line = f" {path} (deleted)\n".encode()
-    found = []
+    pids = []
     for pid in _pids():
         with suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
             if line in file.read():
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def is_own(pid: int) -> bool:
-    """Whether it is this process or one of its ancestors."""
+    """Whether `pid` is this process or one of its ancestors."""
     return pid in _lineage()
 
 
@@ -209,13 +209,12 @@ def _pids() -> list[int]:
 def _marked(pid: int, variable: str, value: str) -> bool:
     try:
         return f"{variable}={value}".encode() in _image(pid)[1].split(b"\0")
-    except OSError:  # gone, or another user's, and then it is none of ours
+    except OSError:  # gone, or another user's, which is not of this job
         return False
 
 
 def image(pid: int) -> tuple[bytes, bytes] | None:
-    """Command line and environment, which a process has from its exec and hands on to its forks; None where they can't
-    be read."""
+    """Command line and environment, which a process gets at its exec and its forks inherit. None if unreadable."""
     try:
         return _image(pid)
     except OSError:
@@ -223,8 +222,8 @@ def image(pid: int) -> tuple[bytes, bytes] | None:
 
 
 def wait_for_forks(parent: tuple[bytes, bytes], timeout_s: float) -> None:
-    """Wait until no process has the image of `parent`, which is dead: one that it forked just before has only its exec
-    before it, and shows whose it is after that."""
+    """Wait at most `timeout_s` seconds until no process has the image of `parent`, which is dead. A child that it
+    forked just before its death calls exec next, and only then carries a mark."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and any(image(pid) == parent for pid in _pids() if pid != os.getpid()):
         time.sleep(0.001)
@@ -236,5 +235,5 @@ def _image(pid: int) -> tuple[bytes, bytes]:
             found = line.read(), environ.read()
         if any(found) or not os.path.exists(f"/proc/{pid}/exe"):
             break
-        time.sleep(0.001)  # in the middle of its exec it has a program and nothing else yet
+        time.sleep(0.001)  # during its exec, a process has a program but no command line yet
     return found

@@ -1,4 +1,4 @@
-"""Waiting for a process of one's own in the main thread, without getting deaf to signals."""
+"""Waits for a child process in the main thread without blocking signal handlers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import select
 import subprocess
 from typing import Any
 
-_LOOK_MS = 500
+_LOOK_MS = 500  # milliseconds
 
 
 def wait_for(process: subprocess.Popen[Any]) -> int:
-    """Its exit code (negative: the signal's number), as of Popen.wait. That one sleeps in a single system call, and
-    Python runs handlers only between bytecodes of the main thread: a signal that comes right before the call, or that
-    the kernel gives to another thread, would be acted on only when the process has ended."""
+    """Wait for the process and return its exit code (negative: the signal's number). Popen.wait would sleep in a single
+    system call, but Python runs signal handlers only between bytecodes of the main thread. A signal that comes right
+    before that call, or that the kernel delivers to another thread, would wait for the end."""
     if process.returncode is not None:
         return process.returncode
     try:
         pidfd = os.pidfd_open(process.pid)
-    except ProcessLookupError:  # somebody else has waited for it
+    except ProcessLookupError:  # another caller has waited for it
         return process.wait()
     try:
         poll = select.poll()

@@ -1,6 +1,8 @@
-"""Undo before do: how a fault is taken back lies on disk, as data, before the fault is applied; and one healer, which
-outlives the harness, carries it out.
+"""Undo before do: before a fault is applied, it is on disk how the fault is undone, and a process that outlives the
+harness undoes it.
 
-Handles come in: plain data that says what to restore. A verified state of the machine comes out. `handles` says what
-can be taken back, `log` how that is kept, `healer` is the only code that takes anything back, `reaper` the process that
-runs it, `client` what the harness uses, `recovery` what finds the leftovers of earlier deaths. It knows no fault."""
+Handles come in: plain data that says what to restore. A machine in its earlier state comes out, verified. `handles`
+lists all kinds of handles, `log` stores them, `healer` is the only code that restores them, `reaper` is the process
+that runs it, `client` is what the harness uses, and `recovery` finds what earlier deaths left. This room knows no
+fault.
+"""

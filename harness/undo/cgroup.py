@@ -1,6 +1,6 @@
-"""Cgroups of our own: processes in them get less CPU time or memory (version 1 and 2), or are frozen (version 1).
+"""Cgroups of our own, which give processes less CPU time or memory (versions 1 and 2), or freeze them (version 1).
 
-Only a group that we made is ever written to; the processes are moved into it and back. Sources of the formats:
+Nothing is written to a group that is not ours; processes are moved into our group and back. Sources of the formats:
 Documentation/admin-guide/cgroup-v1/cgroups.rst and memory.rst, scheduler/sched-bwc.rst, cgroup-v2.rst of Linux.
 """
 
@@ -15,14 +15,15 @@ from typing import ClassVar
 from torchaos.harness.machine import proc
 from torchaos.harness.undo.touches import Touches
 
-PERIOD_US = 10_000  # a rank is held back for a few milliseconds at a time
+PERIOD_US = 10_000  # short, so that a rank is throttled for a few milliseconds at a time
 _PREFIX = "torchaos-"
-_EMPTY_S = 1.0  # a process that has just been moved may keep the group busy for a moment
+_EMPTY_S = 1.0  # seconds for which a process that was just moved may keep the group busy
 
 
 @dataclass(frozen=True)
 class CpuCgroup:
-    """Our group `path`, below or beside `home`, where its processes came from: they go back, and it is removed."""
+    """Our group `path`, below or beside `home`, from where its processes came: they are moved back, and it is
+    removed."""
 
     kind: ClassVar[str] = "cpu_cgroup"
     path: str
@@ -51,19 +52,19 @@ class CpuCgroup:
         return not Path(self.path).exists()
 
     def throttled(self) -> tuple[int, float]:
-        """How often its processes were held back so far, and for how many seconds; zeros where it is gone."""
+        """How often its processes were throttled so far, and for how many seconds. Zeros if the group is gone."""
         try:
             lines = (Path(self.path) / "cpu.stat").read_text().splitlines()
         except OSError:
             return 0, 0.0
-        found = {name: int(value) for name, _, value in (line.partition(" ") for line in lines)}
-        seconds = found.get("throttled_time", 0) / 1e9 + found.get("throttled_usec", 0) / 1e6  # version 1, version 2
-        return found.get("nr_throttled", 0), seconds
+        stats = {name: int(value) for name, _, value in (line.partition(" ") for line in lines)}
+        seconds = stats.get("throttled_time", 0) / 1e9 + stats.get("throttled_usec", 0) / 1e6  # v1, v2
+        return stats.get("nr_throttled", 0), seconds
 
 
 @dataclass(frozen=True)
 class FreezerCgroup(CpuCgroup):
-    """Our group of the freezer of version 1, below `home`: it is thawed, its processes go back, and it is removed."""
+    """Our freezer group (version 1) below `home`: it is thawed, its processes are moved back, and it is removed."""
 
     kind: ClassVar[str] = "freezer_cgroup"
 
@@ -76,12 +77,12 @@ class FreezerCgroup(CpuCgroup):
 
 @dataclass(frozen=True)
 class MemoryCgroup(CpuCgroup):
-    """Our group of the memory controller: its limit goes with it, and what its processes hold stays charged to them."""
+    """Our group of the memory controller. Its limit goes with it."""
 
     kind: ClassVar[str] = "memory_cgroup"
 
     def killed(self) -> int:
-        """How many processes the kernel has killed for its limit; 0 where it is gone."""
+        """How many processes the kernel has killed for its limit. 0 if the group is gone."""
         for name in ("memory.events", "memory.oom_control"):  # version 2, version 1
             try:
                 lines = (Path(self.path) / name).read_text().splitlines()
@@ -92,7 +93,7 @@ class MemoryCgroup(CpuCgroup):
 
 
 def freezer_for(pid: int, name: str) -> FreezerCgroup:
-    """A group of our own below the process's. Makes nothing. Raises OSError or ValueError."""
+    """The freezer group that `freeze` will make below that of the process. Raises OSError or ValueError."""
     mount = _mounted("cgroup", "freezer")
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _number, controllers, path = line.split(":", 2)
@@ -103,7 +104,7 @@ def freezer_for(pid: int, name: str) -> FreezerCgroup:
 
 
 def freeze(group: FreezerCgroup, pid: int) -> None:
-    """Make the group, move the process into it and freeze it: uninterruptible sleep, which SIGKILL does not end."""
+    """Make the group, move the process into it and freeze it: an uninterruptible sleep that SIGKILL does not end."""
     path = Path(group.path)
     path.mkdir()
     _move(pid, path)
@@ -111,8 +112,8 @@ def freeze(group: FreezerCgroup, pid: int) -> None:
 
 
 def home_of(pid: int, controller: str = "cpu") -> tuple[Path, int]:
-    """The cgroup that rules the CPU time or memory of a process, and the version of its hierarchy. Raises OSError or
-    ValueError where there is none that we may use."""
+    """The cgroup that limits the CPU time or memory of a process, and its version (1 or 2). Raises OSError or
+    ValueError if there is none that we may use."""
     unified = None
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
@@ -126,13 +127,13 @@ def home_of(pid: int, controller: str = "cpu") -> tuple[Path, int]:
 
 
 def group_for(pid: int, name: str) -> CpuCgroup:
-    """A group of our own for a process: below its own one; under version 2, where a group with processes can't have
-    children, beside it. Makes nothing. Raises OSError or ValueError."""
+    """The group that `throttle` will make for a process: below its own group, or, in version 2, beside it, since there
+    a group with processes can't have children. Raises OSError or ValueError."""
     return CpuCgroup(*_place_for(pid, name, "cpu"))
 
 
 def memory_for(pid: int, name: str) -> MemoryCgroup:
-    """The same of the memory controller."""
+    """The same for the memory controller; `starve` will make it."""
     return MemoryCgroup(*_place_for(pid, name, "memory"))
 
 
@@ -145,27 +146,27 @@ def _place_for(pid: int, name: str, controller: str) -> tuple[str, str]:
 
 
 def group_of(pid: int) -> CpuCgroup:
-    """The group of ours that a process is in. Raises ValueError where it is in none, OSError where it is gone."""
+    """Our group that a process is in. Raises ValueError if it is in none, OSError if it is gone."""
     home, _version = home_of(pid)
     return CpuCgroup(str(home), str(home.parent))
 
 
 def memory_of(pid: int) -> MemoryCgroup:
-    """The same of the memory controller."""
+    """The same for the memory controller."""
     home, _version = home_of(pid, "memory")
     return MemoryCgroup(str(home), str(home.parent))
 
 
 def _named(name: str, pid: int) -> str:
-    """By pid and start time: hierarchies are shared by containers, in which pids come again."""
-    found = proc.stat(pid)
-    if found is None:
+    """A name with pid and start time, because containers share hierarchies, and pids occur in each of them."""
+    info = proc.stat(pid)
+    if info is None:
         raise ValueError(f"pid {pid} is gone")
-    return f"{_PREFIX}{name}-{pid}-{found.ticks}"
+    return f"{_PREFIX}{name}-{pid}-{info.ticks}"
 
 
 def throttle(group: CpuCgroup, pid: int, cpus: float) -> None:
-    """Make the group and move the process into it: it gets that many CPUs in the mean."""
+    """Make the group and move the process into it: it gets `cpus` CPUs on average."""
     path, quota = Path(group.path), max(1000, round(cpus * PERIOD_US))
     path.mkdir()
     if (path / "cpu.max").exists():
@@ -177,8 +178,8 @@ def throttle(group: CpuCgroup, pid: int, cpus: float) -> None:
 
 
 def starve(group: MemoryCgroup, pid: int, spare: int) -> None:
-    """Make the group and move the process into it: once it has taken `spare` bytes more, the kernel kills it. What it
-    has by now stays charged to the group that it comes from (memory.move_charge_at_immigrate is 0 in a new one)."""
+    """Make the group and move the process into it: when it has taken `spare` bytes more, the kernel kills it. Memory
+    that it has now stays charged to its earlier group (memory.move_charge_at_immigrate is 0 in a new group)."""
     path = Path(group.path)
     path.mkdir()
     limit = path / "memory.max"

@@ -1,4 +1,4 @@
-"""What the harness uses: guard before a fault is applied, heal afterwards.
+"""What the harness uses: `guard` before a fault is applied, `heal` afterwards.
 
 with Reaper.start(run_dir, run_id) as reaper:
     reaper.guard("freeze-1", [Process.of(pid, "resume")], owner="freeze-1", limit_s=90.0)
@@ -30,15 +30,15 @@ from torchaos.harness.undo import log, open_runs
 from torchaos.harness.undo.handles import to_json
 from torchaos.harness.undo.healer import BOUND_S, Healed, Healer
 
-ANSWER_S = 30.0  # an fsync on a busy disk may take seconds; a reaper that says nothing for longer is given up
+ANSWER_S = 30.0  # seconds; an fsync on a busy disk may take some, and after this long the reaper is given up
 
 
 class UndoError(ChaosError):
-    """What a fault changes is not guarded, so it must not be applied; or what was guarded can't be healed."""
+    """A change is not guarded, so its fault must not be applied; or a guarded change can't be healed."""
 
 
 class Busy(UndoError):
-    """Somebody else is healing that run, or guards it: also a reaper that can't be seen from this container."""
+    """Another process heals or guards this run. It may be a reaper that can't be seen from this container."""
 
 
 class _Lost(UndoError):
@@ -46,17 +46,15 @@ class _Lost(UndoError):
 
 
 class Reaper:
-    """The harness's end. Thread-safe: one thread per fault uses it.
+    """The harness's end of the connection to the reaper. Thread-safe: each fault uses it from a thread of its own.
 
-    When the reaper itself dies, `guard` and `mark` raise UndoError from then on, and healing is done in this process,
-    from the log.
-    """
+    If the reaper dies, `guard` and `mark` raise UndoError from then on, and this process heals from the log."""
 
     def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket, run_dir: Path, run_id: str) -> None:
         self._process, self._sock, self._run_dir, self._run_id = process, sock, run_dir, run_id
         self._ids, self._lock = itertools.count(), threading.Lock()
         self._waiting: dict[int, Future[Any]] = {}
-        self._lost = ""  # why, once it is
+        self._lost = ""  # why the reaper is lost; empty: it lives
         self._closed = False
         self._guarded: dict[str, log.UndoRecord] = {}
         self._armed: Future[Any] = Future()
@@ -64,10 +62,10 @@ class Reaper:
 
     @classmethod
     def start(cls, run_dir: Path, run_id: str) -> Reaper:
-        """Returns once the undo log is open and the reaper listens. Raises UndoError where that can't be had."""
+        """Start the reaper. Returns when the undo log is open and the reaper listens. Raises UndoError otherwise."""
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(ANSWER_S), 0))
-        run_dir = run_dir.resolve()  # the reaper lives in /
+        run_dir = run_dir.resolve()  # the reaper's working directory is /
         env = {
             name: value for name, value in os.environ.items() if name not in (ENV_PLAN, ENV_RUN_ID, ENV_ATTEMPT_BASE)
         }
@@ -99,7 +97,7 @@ class Reaper:
         except (UndoError, FutureTimeout) as error:
             why = str(error) or f"it did not start within {ANSWER_S:.0f} s"
             reaper._abandon(why)
-            open_runs.settle(run_id, run_dir)  # it may have died with its entry made
+            open_runs.settle(run_id, run_dir)  # it may have died after it made its entry
             raise UndoError(f"{run_dir}: the reaper is not armed: {why}; see undo/reaper.log there") from error
         return reaper
 
@@ -110,8 +108,8 @@ class Reaper:
     def guard(
         self, record: str, handles: Sequence[Handle] | Irreversible, owner: str, limit_s: float | None = None
     ) -> None:
-        """When this returns, the way back is on disk and the reaper will take it, at the latest `limit_s` seconds from
-        now. Raises UndoError where it is not (then nothing may be injected), UsageError for a call without sense."""
+        """When this returns, the handles are on disk, and the reaper restores them `limit_s` seconds from now at the
+        latest. Raises UndoError if that failed (then inject nothing), UsageError without handles."""
         irreversible = handles.why if isinstance(handles, Irreversible) else None
         if not (handles if irreversible is None else irreversible):
             raise UsageError(f"{record}: it says neither what it changes nor why that can't be undone")
@@ -127,27 +125,26 @@ class Reaper:
     def mark(
         self, record: str, state: Literal["maybe_applied", "applied"], limit_s: float | None = None
     ) -> None:  # fmt: skip
-        """Say before (`maybe_applied`) and after (`applied`) a fault is applied; from then on it may last `limit_s`
-        seconds, where that is less than what is left of the time limit that it was guarded with. Raises UndoError when
-        that can't be written, or when the record has been healed already: before, don't apply; after, it is being
-        healed again."""
+        """Note that a fault is about to be applied (`maybe_applied`) or was applied (`applied`). From then on it may
+        last at most `limit_s` seconds, and no longer than the limit of its guard. Raises UndoError if that can't be
+        written, or if the record was already healed. Then don't apply the fault; if it was applied, it is healed."""
         self._ask(ANSWER_S, do="mark", record=record, state=state, limit_s=limit_s)
 
     def check(self) -> None:
-        """Raises UndoError when the reaper is gone: what was guarded is on disk, but nobody would act on it."""
+        """Raises UndoError if the reaper is gone: nobody would restore what is guarded, though it is on disk."""
         if self._lost:
             raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
 
     def heal(self, name: str) -> list[Healed]:
-        """Take back all that an owner, or one record, has open, the last first. Says what became of each handle that
-        was not told before. Raises UndoError where nothing at all can be done."""
+        """Restore all handles that an owner or a record has open, the last guarded first. Returns what happened to each
+        handle that was not reported before. Raises UndoError if nothing at all can be done."""
         return self._heal(name, "heal")
 
     def heal_all(self) -> list[Healed]:
         return self._heal(None, "heal")
 
     def close(self) -> list[Healed]:
-        """Heal what is left; the reaper has exited when this returns."""
+        """Heal everything that is left. The reaper has exited when this returns."""
         if self._closed:
             return []
         self._closed = True
@@ -157,7 +154,7 @@ class Reaper:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(ANSWER_S)
             self._abandon("it was closed")
-            open_runs.settle(self._run_id, self._run_dir)  # a reaper that died could not
+            open_runs.settle(self._run_id, self._run_dir)  # a reaper that died could not do so
 
     def __enter__(self) -> Reaper:
         return self
@@ -170,7 +167,7 @@ class Reaper:
             mine = [record for record in self._guarded.values() if name in (None, record.id, record.owner)]
             everything = sum(len(record.handles) + 1 for record in self._guarded.values())
         try:
-            # The bound is that of the reaper's own bounds, with another's heal before this one.
+            # The reaper's own time limits, and those of another heal that comes before this one.
             healed = [Healed(**raw) for raw in self._ask(ANSWER_S + 3 * BOUND_S * everything, do=do, name=name)]
         except _Lost:
             return self._heal_here(name)
@@ -183,7 +180,7 @@ class Reaper:
     def _heal_here(self, name: str | None) -> list[Healed]:
         if log.path_of(self._run_dir).exists():
             return heal_from_log(self._run_dir, name)
-        with self._lock:  # the run directory is gone, log and all
+        with self._lock:  # the run directory is gone, and the log with it
             return Healer(None, self._guarded.values()).heal(name, "the reaper died")
 
     def _ask(self, timeout_s: float, **request: Any) -> Any:
@@ -195,7 +192,7 @@ class Reaper:
                 self._waiting[id_] = answer
                 self._sock.sendall(json.dumps({"id": id_, **request}).encode() + b"\n")
             return answer.result(timeout_s)
-        except FutureTimeout:  # before OSError, which it is a kind of from Python 3.11 on
+        except FutureTimeout:  # before OSError: from Python 3.11 on it is a subclass
             self._abandon(f"it did not answer for {timeout_s:.0f} s")
         except OSError as error:
             self._abandon(f"it takes no request: {error.strerror}")
@@ -222,8 +219,8 @@ class Reaper:
                 future.set_exception(_Lost(f"the reaper is gone ({why})"))
 
     def _abandon(self, why: str) -> None:
-        """Make sure that it is gone, so that two never heal at once. It is our own child and not yet waited for, so the
-        pid is its own."""
+        """Kill the reaper, so that two processes never heal at once. It is our child and not yet waited for, so its pid
+        can't belong to another process."""
         self._give_up(why)
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
@@ -234,11 +231,10 @@ class Reaper:
 
 
 def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
-    """Heal what a dead reaper left: of an owner or a record, or (None) everything.
+    """Restore what a dead reaper left: of an owner or a record, or (None) everything.
 
-    A run without a log had nothing guarded. Raises UndoError where the log can't be read, or is another user's; Busy
-    where another process is healing the run.
-    """
+    Returns an empty list without a log, since nothing was guarded then. Raises UndoError if the log can't be read or
+    belongs to another user, Busy if another process heals the run."""
     writer = None
     try:
         with suppress(FileNotFoundError):
@@ -264,7 +260,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _writer(run_dir: Path) -> log.UndoLog | None:
-    """None on a disk that can't be written: what is healed is then not noted, and healed again the next time."""
+    """The log, opened for writing. None on a disk that can't be written: the next healer then repeats this work."""
     try:
         return log.UndoLog(run_dir, wait_s=5.0, create=False)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Handles of what is made in a Docker engine, and of what is done to a container.
+"""Handles of the containers, network and image that a run has in a Docker engine, and of changes to a container.
 
-All of it bears the run's id as a label, and nothing without that is ever touched. Where the engine does not answer,
-nothing is known, so nothing counts as taken back.
+All of them carry the run's id as a label, and nothing without that label is ever changed. If the engine does not
+answer, nothing counts as restored.
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from typing import Any, ClassVar, Literal
 from torchaos.harness.machine.docker_engine import ANSWER_S, NODE, RUN, EngineError, engine, of_run
 from torchaos.harness.undo.touches import Touches
 
-_SETTLE_S = 0.3  # the engine may still be at what somebody asked before dying
-_QUIET_S = 3.0  # so long it may be at making a container
-_END_S = 30.0  # with the last request, less than the healer's bound
-_LEAST_S = 1.0  # of one request, when the time is up
+_SETTLE_S = 0.3  # seconds between rounds; the engine may still carry out a request of a dead process
+_QUIET_S = 3.0  # seconds that the engine may take to make a container
+_END_S = 30.0  # seconds for all rounds; with the last request it is less than the healer's limit
+_LEAST_S = 1.0  # seconds that a request gets when that time is up
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class _OfRun:
-    engine: str  # its address
+class _LabelledObjects:
+    engine: str  # its address, unix://...
     run_id: str
 
     def __post_init__(self) -> None:
         if not (self.run_id and self.engine.startswith("unix://")):
-            raise ValueError("what a run made can't be told without its id, nor without the engine's socket")
+            raise ValueError("a run's containers can't be found without its id and the engine's socket")
 
     def touches(self) -> Touches:
         return Touches(run_id=self.run_id)
 
     def restore(self) -> None:
-        """Raises EngineError, with what the engine says of the first that did not go within `_END_S` and a little."""
+        """Remove everything with the run's label, until nothing new comes. Raises EngineError with the engine's first
+        problem if that takes longer than _END_S seconds."""
         end, empty, quiet_from = time.monotonic() + _END_S, 0, time.monotonic()
         seen: set[str] = set()
         with engine(self.engine) as client:
             while True:
-                found, problems = self._round(client, end)
-                seen |= {one["Labels"][NODE] for one in found if NODE in (one["Labels"] or {})}
-                if found or problems:
+                present, problems = self._round(client, end)
+                seen |= {item["Labels"][NODE] for item in present if NODE in (item["Labels"] or {})}
+                if present or problems:
                     empty, quiet_from = 0, time.monotonic()
                     if quiet_from > end:
                         raise next(iter(problems), EngineError("others are made as fast as these are removed"))
@@ -51,7 +52,7 @@ class _OfRun:
                     empty += 1
                     if empty >= 2 and (self._all_came(seen) or time.monotonic() > quiet_from + _QUIET_S):
                         return
-                if problems or not found:
+                if problems or not present:
                     time.sleep(_SETTLE_S)
 
     def restored(self) -> bool:
@@ -59,8 +60,8 @@ class _OfRun:
             return not self._found(client)
 
     def _round(self, client: Any, end: float) -> tuple[list[Any], list[Exception]]:
-        """What is there, and what kept some of it from being removed: to be tried again, since the engine refuses what
-        it is in the middle of, and may be slow. All go at once."""
+        """Remove everything that is there, all at once. Returns what was there, and the problems. They are tried again,
+        since the engine refuses to remove what it is still making, and may be slow."""
         from docker.errors import APIError
         from requests.exceptions import RequestException
 
@@ -75,11 +76,11 @@ class _OfRun:
         found: list[Any] = []
         problems = [ask(lambda: found.extend(self._found(client)))]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            problems += pool.map(lambda one: ask(lambda: self._take_away(client, one["Id"])), found)
+            problems += pool.map(lambda item: ask(lambda: self._take_away(client, item["Id"])), found)
         return found, [problem for problem in problems if problem]
 
     def _all_came(self, seen: Collection[str]) -> bool:
-        """Whether none can come any more that somebody had asked the engine for: it has shown those of these nodes."""
+        """Whether nothing that a dead process requested can still appear. `seen`: nodes whose container was seen."""
         return True
 
     def _found(self, client: Any) -> list[Any]:
@@ -90,9 +91,9 @@ class _OfRun:
 
 
 @dataclass(frozen=True)
-class Containers(_OfRun):
-    """All containers of a run, running, paused or dead: they are removed. Each of the `nodes` has one, so for a node
-    that has not shown its own, one that is being made is waited for."""
+class Containers(_LabelledObjects):
+    """All containers of a run, running, paused or dead: they are removed. `nodes`: how many nodes have a container.
+    If fewer were seen, one may still be in the making, so it is waited for."""
 
     kind: ClassVar[str] = "containers"
     nodes: int = 0
@@ -108,8 +109,8 @@ class Containers(_OfRun):
 
 
 @dataclass(frozen=True)
-class DockerNetwork(_OfRun):
-    """The network of a run: it is removed. Its containers go first."""
+class DockerNetwork(_LabelledObjects):
+    """The network of a run: it is removed, after the run's containers."""
 
     kind: ClassVar[str] = "docker_network"
 
@@ -121,8 +122,8 @@ class DockerNetwork(_OfRun):
 
 
 @dataclass(frozen=True)
-class DockerImage(_OfRun):
-    """An image that was made for a run: it is removed. Its containers go first."""
+class DockerImage(_LabelledObjects):
+    """The image that was made for a run: it is removed, after the run's containers."""
 
     kind: ClassVar[str] = "docker_image"
 
@@ -135,17 +136,15 @@ class DockerImage(_OfRun):
 
 @dataclass(frozen=True)
 class Container:
-    """One container of a run as it was: `part` says in what, `good` how. One that does not run any more, or is no
-    longer there, has nothing to be set right."""
+    """One container of a run: `part` says what may be changed in it, `good` how that was before. In a container
+    that does not run, or is gone, nothing is restored."""
 
     kind: ClassVar[str] = "container"
     engine: str
     run_id: str
     id: str
     part: Literal["running", "network", "limits"]
-    good: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # network: its id, and the address there; limits: see `limits_of`
+    good: Mapping[str, Any] = field(default_factory=dict)  # network: its id and the address in it; limits: `limits_of`
 
     def __post_init__(self) -> None:
         if self.part not in ("running", "network", "limits") or not (self.id and self.run_id):
@@ -174,14 +173,14 @@ class Container:
             return found is None or self._is_good(found)
 
     def _look(self, client: Any) -> Any:
-        """None where it does not run, or is gone. Raises EngineError where it is a stranger's."""
+        """The container as the engine describes it. None if it does not run. Raises EngineError if another's."""
         from docker.errors import NotFound
 
         found = None
         with suppress(NotFound):
             found = client.inspect_container(self.id)
         if found is not None and found["Config"]["Labels"].get(RUN) != self.run_id:
-            raise EngineError(f"container {self.id[:12]} does not bear the label of the run, so it is left alone")
+            raise EngineError(f"container {self.id[:12]} does not have the run's label, so it is left alone")
         return found if found and found["State"]["Running"] else None
 
     def _is_good(self, found: Any) -> bool:
@@ -189,11 +188,11 @@ class Container:
             return not found["State"]["Paused"]
         if self.part == "network":
             joined = found["NetworkSettings"]["Networks"].values()
-            return any(one["NetworkID"] == self.good["network"] for one in joined)
+            return any(network["NetworkID"] == self.good["network"] for network in joined)
         return limits_of(found) == dict(self.good)
 
 
 def limits_of(found: Any) -> dict[str, int]:
-    """Of what the engine says of a container: in CPU microseconds per period, and in bytes."""
+    """The limits of a container in the engine's description: CPU microseconds per period, and bytes."""
     names = {"cpu_quota": "CpuQuota", "cpu_period": "CpuPeriod", "mem_limit": "Memory", "memswap_limit": "MemorySwap"}
-    return {name: found["HostConfig"][said] for name, said in names.items()}
+    return {name: found["HostConfig"][key] for name, key in names.items()}

@@ -16,32 +16,31 @@ from torchaos.harness.undo.touches import Touches
 
 @dataclass(frozen=True)
 class File:
-    """One regular file under `root`: its bytes, mode, owner and time of change as they were, from a saved copy.
+    """A regular file under `root`: its bytes, mode, owner and time of change as they were, from a saved copy.
 
-    It is put back where it is the file that was guarded (inode and birth time: changed in place), where it is missing,
-    or where it holds what the fault put there (`made`). Any other file at that path is a stranger, and stays. One that
-    was not there before (`sha256` is None) is removed where it holds `made`.
+    The copy is put back if the path holds the guarded file (same inode and birth time: changed in place), no file, or
+    what the fault put there (`made`). Any other file at that path belongs to somebody else and stays. If there was no
+    file before (`sha256` None), a file that holds `made` is removed.
 
-    `yields`: the job may move, remove or replace the file meanwhile, as it does with its checkpoints; what it did
-    stands. A file that it moved within `root`, or whose folder it moved, is put back where it is now. One that went
-    with its folder, or was removed or written anew by the job, leaves nothing to put back.
+    `yields`: the job may move, remove or replace the file meanwhile, as it does with its checkpoints, and its changes
+    stand. A file that the job moved within `root` is put back at its new place. A file that the job removed or wrote
+    again is left as it is.
 
-    Several faults may be on one file: the healer takes them back in reverse order, and `note` lets each know its own
-    work again by its digest, though putting a file back makes another inode.
-    """
+    Several faults may change one file. The healer restores them in reverse order. A restored file has a new inode, so
+    `note` stores the digest by which each fault recognises its own work."""
 
     kind: ClassVar[str] = "file"
     path: str
-    root: str  # nothing outside is touched
+    root: str  # nothing outside of it is changed
     copy: str | None = None
-    sha256: str | None = None  # None: there was no such file
+    sha256: str | None = None  # None: there was no file
     mode: int = 0
     uid: int = -1
     gid: int = -1
     mtime_ns: int = 0
     inode: int = 0
-    born_ns: int = 0  # 0 where the file system does not say
-    made: str | None = None  # SHA-256 of what the fault puts in its place
+    born_ns: int = 0  # 0 if the file system does not store it
+    made: str | None = None  # SHA-256 of what the fault puts there
     yields: bool = False
     removes: bool = False  # the fault itself removes it
 
@@ -53,36 +52,36 @@ class File:
         cls, path: Path, root: Path, copies: Path, made: str | None = None, *, yields: bool = False,
         removes: bool = False,
     ) -> File:  # fmt: skip
-        """Reads the file and saves a copy, fsynced, in the folder `copies`. Raises ValueError for what can't be put
-        back: a link, a hard-linked file, what is not a file, a path outside `root`; OSError as usual."""
+        """Save a copy of the file, fsynced, in the folder `copies`. Raises ValueError for a link, a hard-linked file,
+        anything that is not a file, and a path outside `root`; OSError as usual."""
         path, root = path.parent.resolve() / path.name, root.resolve()
         _check(path, root)
         try:
-            found = os.lstat(path)
+            info = os.lstat(path)
         except FileNotFoundError:
             if made is None:
                 raise ValueError(
                     f"{path}: there is no such file, and what the fault will put there is not said"
                 ) from None
             return cls(str(path), str(root), made=made)
-        if found.st_nlink > 1:
-            raise ValueError(f"{path}: it has {found.st_nlink} hard links, which putting it back would part")
+        if info.st_nlink > 1:
+            raise ValueError(f"{path}: it has {info.st_nlink} hard links, which restoring it would separate")
         digest = _digest(path)
         copy = copies / f"{digest}.copy"
-        _copy(path, copy, found.st_mtime_ns, 0o600)
+        _copy(path, copy, info.st_mtime_ns, 0o600)
         if _digest(copy) != digest:
             raise ValueError(f"{path}: it changes while it is being saved")
         return cls(
-            str(path), str(root), str(copy), digest, stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid,
-            found.st_mtime_ns, found.st_ino, born_ns(path), made, yields, removes,
+            str(path), str(root), str(copy), digest, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid,
+            info.st_mtime_ns, info.st_ino, born_ns(path), made, yields, removes,
         )  # fmt: skip
 
     def note(self) -> None:
-        """Call it when the fault has been applied: what is there now is its work, and anything else later the job's.
-        Raises OSError; without the note the inode must do."""
+        """Call it after the fault was applied: the file as it is now is the fault's work, and any later change is the
+        job's. Raises OSError; without a note, the inode decides."""
         if self.copy is None:
             return
-        with suppress(FileNotFoundError, PermissionError):  # the fault took it away, or the right to read it
+        with suppress(FileNotFoundError, PermissionError):  # the fault removed it, or the right to read it
             digest, target = _digest(Path(self.path)), self._note
             with open(target.with_suffix(".partial"), "w", opener=owner_only) as file:
                 file.write(digest)
@@ -103,7 +102,7 @@ class File:
         present = path.exists()
         if present and not self._ours(path):
             raise ValueError(
-                f"{path}: another file stands there now, which is neither the one that was guarded nor ours"
+                f"{path}: another file stands there now, which is neither the guarded file nor the fault's work"
             )
         if self.sha256 is None:
             path.unlink()
@@ -127,7 +126,7 @@ class File:
         return not self._ours(path) if os.path.lexists(path) else not self.removes
 
     def _place(self) -> Path:
-        """Where the file is now: at its path, or, of a file that yields, where the job has moved it."""
+        """Where the file is now: at its path, or, if it yields, where the job has moved it."""
         path = Path(self.path)
         if not self.yields or self.sha256 is None or (os.path.lexists(path) and self._ours(path)):
             return path
@@ -140,19 +139,19 @@ class File:
         return path
 
     def _ours(self, path: Path) -> bool:
-        """Whether what stands there is the fault's work, or what the fault was to change."""
+        """Whether the file at `path` is the fault's work, or the file that the fault was to change."""
         same = self.sha256 is not None and os.lstat(path).st_ino == self.inode and born_ns(path) == self.born_ns
-        made = self.made or self._noted()
+        made = self.made or self._noted_digest()
         if made is None:
             return same
         try:
             found = _digest(path)
         except PermissionError:
             return same
-        # A file that the job has written anew in place has the old inode, and is the job's all the same.
+        # A file that the job wrote again in place has the same inode, but belongs to the job.
         return found == made or (same and (found == self.sha256 or not self.yields))
 
-    def _noted(self) -> str | None:
+    def _noted_digest(self) -> str | None:
         if self.copy is None:
             return None
         with suppress(OSError), open(self._note, opener=owner_only) as file:
@@ -171,9 +170,9 @@ class File:
 
 
 def _check(path: Path, root: Path) -> None:
-    """Raises ValueError unless `path` is in `root`, no link is on the way, and it is a regular file or missing."""
+    """Raises ValueError unless `path` is in `root`, contains no link, and is a regular file or missing."""
     if path.parent.resolve() != path.parent or path.is_symlink():
-        raise ValueError(f"{path}: there is a symbolic link in it, which is not followed")
+        raise ValueError(f"{path}: there is a symbolic link in this path, and links are not followed")
     if not path.is_relative_to(root):
         raise ValueError(f"{path}: it is outside {root}, where nothing is touched")
     if not path.parent.is_dir():
@@ -191,15 +190,15 @@ def _digest(path: Path) -> str:
 
 
 def _copy(source: Path, target: Path, mtime_ns: int, mode: int, uid: int = -1, gid: int = -1) -> None:
-    """A new file, on disk when this returns. Its time of change goes along: trainers choose a checkpoint by it."""
+    """Write a new file; it is on disk when this returns. It keeps the time of change, which trainers look at."""
     target.unlink(missing_ok=True)
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(source, "rb") as reader, open(fd, "wb") as writer:
         while block := reader.read(1 << 20):
             writer.write(block)
         writer.flush()
-        found = os.fstat(fd)
-        if (uid, gid) not in ((-1, -1), (found.st_uid, found.st_gid)):
+        info = os.fstat(fd)
+        if (uid, gid) not in ((-1, -1), (info.st_uid, info.st_gid)):
             os.fchown(fd, uid, gid)
         os.fchmod(fd, mode)
         os.utime(fd, ns=(mtime_ns, mtime_ns))

@@ -1,7 +1,7 @@
-"""The closed set of things that can be taken back. A handle is data: a frozen dataclass that goes through JSON.
+"""All kinds of handles. A handle describes how one change is undone; it is a frozen dataclass that goes through JSON.
 
-`restore` sets the known-good state, may be called any number of times, and leaves alone what is not the thing that it
-names; it raises ValueError or OSError with a sentence where it can't. `restored` verifies.
+`restore` sets the known-good state. It may be called any number of times, and leaves everything alone that the handle
+does not name. If it fails, it raises ValueError or OSError with a sentence. `restored` tells whether the state is good.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from torchaos.harness.undo.touches import Touches
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Handle
 
-END_S = 30.0  # a rank that gives back pinned or GPU memory takes its time to die
+END_S = 30.0  # seconds; a rank that frees pinned or GPU memory takes time to die
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process, by pid and start time. `resume`: it runs on when it was stopped. `end`: it is killed."""
+    """A process, by pid and start time. `resume`: it must run if it was stopped. `end`: it is killed."""
 
     kind: ClassVar[str] = "process"
     pid: int
     start_ticks: int
     action: Literal["resume", "end"]
-    boot: str = ""  # start times are those of one boot; empty: of this one
+    boot: str = ""  # boot id that the start time belongs to; empty: the current one
 
     def __post_init__(self) -> None:
         if self.action not in ("resume", "end") or self.pid <= 1:
@@ -49,7 +49,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int, action: Literal["resume", "end"]) -> Process:
-        """Of a living process. Raises ProcessLookupError where there is none."""
+        """The handle of a living process. Raises ProcessLookupError if there is none."""
         found = proc.stat(pid)
         if found is None:
             raise ProcessLookupError(f"there is no process {pid}")
@@ -63,7 +63,7 @@ class Process:
             return
         with proc.hold(self.pid, self.start_ticks) as fd:
             if fd is not None:
-                # Also when it is not stopped: SIGCONT takes back a stop that is still on its way.
+                # Also if it is not stopped yet: SIGCONT cancels a stop signal that is still pending.
                 signal.pidfd_send_signal(fd, signal.SIGCONT)
                 deadline = time.monotonic() + 1.0
                 while not self.restored() and time.monotonic() < deadline:
@@ -80,7 +80,7 @@ class Process:
 
     def _end(self) -> None:
         if proc.is_own(self.pid):
-            raise ValueError(f"process {self.pid} is the one that heals, or an ancestor of it")
+            raise ValueError(f"process {self.pid} is the process that heals, or an ancestor of it")
         if proc.kill({self.pid: self.start_ticks}, time.monotonic() + END_S):
             raise TimeoutError(f"process {self.pid} can't be killed, or not within {END_S:.0f} s")
 
@@ -90,22 +90,22 @@ class Process:
 
 @dataclass(frozen=True)
 class JobProcesses:
-    """Every process of a job that we launched, known by the mark in its environment: all are killed, wherever they
-    hang in the process tree, stopped or not. For a job that we attached to there is no such handle."""
+    """All processes of a job that we launched, known by the mark in their environment. They are killed wherever they
+    are in the process tree, stopped or not. A job that we attached to has no such handle."""
 
     kind: ClassVar[str] = "job_processes"
     run_id: str
 
     def __post_init__(self) -> None:
         if not self.run_id:
-            raise ValueError("a job's processes can't be told without its run id")
+            raise ValueError("a job's processes can't be found without its run id")
 
     def touches(self) -> Touches:
         return Touches(run_id=self.run_id)
 
     def restore(self) -> None:
         deadline = time.monotonic() + END_S
-        while members := proc.family(self.run_id):  # again, for those born meanwhile
+        while members := proc.family(self.run_id):  # again, because processes may be born meanwhile
             left = proc.kill(members, deadline)
             if left or time.monotonic() > deadline:
                 pids = sorted(left or members)
@@ -117,15 +117,15 @@ class JobProcesses:
 
 @dataclass(frozen=True)
 class PageSlot:
-    """A fault's control page: no rank stays held, and the fault doesn't fire again.
+    """A fault's control page: no rank stays held, and the fault does not fire again.
 
-    A page that is not there counts as healed only when no process has the deleted one mapped: then it was never
-    made, or went with its run, and no rank can be waiting at it.
+    A page that is missing counts as restored only if no process has the deleted file mapped. Then it was never made,
+    or went with its run, and no rank can be waiting for it.
     """
 
     kind: ClassVar[str] = "page_slot"
     path: str
-    GO_ON: ClassVar[int] = 2**62  # releases every firing there will ever be
+    GO_ON: ClassVar[int] = 2**62  # lets every firing go on
 
     def touches(self) -> Touches:
         return Touches(path=self.path, own=self.path)
@@ -151,31 +151,31 @@ class PageSlot:
             page.close()
 
     def _open(self) -> ControlPage | None:
-        """None when it is not there, or was never finished: its maker died over it, and no agent takes it for one."""
+        """None if the page is missing, or incomplete because its maker died (no agent uses such a page)."""
         try:
-            # Only looked at first, and without waiting for a fifo's writer: a damaged log may name anything.
+            # Look first, without blocking: a damaged log may name any file.
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         with open(fd, "rb") as file:
-            found = file.read(ControlPage.SIZE + 1)
-        if len(found) == ControlPage.SIZE and found[:8] == ControlPage.MARK:
+            head = file.read(ControlPage.SIZE + 1)
+        if len(head) == ControlPage.SIZE and head[:8] == ControlPage.MARK:
             return ControlPage(self.path)
-        if not any(found[:8]):
+        if not any(head[:8]):
             return None
         raise ValueError(f"{self.path}: not a control page, which has {ControlPage.SIZE} bytes and a mark of its own")
 
 
 def check_within(handle: Handle, folders: Collection[Path]) -> None:
-    """Raises ValueError where a page, a file of names or a saved copy is in none of the run's own folders: the log that
-    says so was damaged, or is another run's."""
-    said = handle.touches().own
-    if said is None:
+    """Raises ValueError if the handle's own file (a page, a file of names or a saved copy) is in none of the run's
+    folders. Then the log is damaged, or belongs to another run."""
+    own = handle.touches().own
+    if own is None:
         return
-    found = Path(said)
-    place = found.parent.resolve() / found.name
-    if not any(place.is_relative_to(one) for folder in folders for one in (folder, folder.resolve())):
-        raise ValueError(f"{said}: it is outside the run directory, so it is left alone")
+    path = Path(own)
+    place = path.parent.resolve() / path.name
+    if not any(place.is_relative_to(root) for folder in folders for root in (folder, folder.resolve())):
+        raise ValueError(f"{own}: it is outside the run directory, so it is left alone")
 
 
 _ALL: tuple[type[Handle], ...] = (
@@ -202,14 +202,14 @@ REGISTRY: Mapping[str, type[Handle]] = {cls.kind: cls for cls in _ALL}
 
 
 def to_json(handle: Handle) -> dict[str, Any]:
-    """Raises ValueError where the handle is none of the registry's."""
+    """The handle as JSON. Raises ValueError if its class is not in REGISTRY."""
     if REGISTRY.get(handle.kind) is not type(handle):
         raise ValueError(f"{type(handle).__name__} is not one of the handles: {', '.join(sorted(REGISTRY))}")
     return {"kind": handle.kind, **asdict(handle)}  # type: ignore[call-overload]
 
 
 def from_json(raw: Mapping[str, Any]) -> Handle:
-    """Raises ValueError where it is not a handle of this version."""
+    """The handle that this JSON describes. Raises ValueError if this version does not know it."""
     fields = dict(raw)
     kind = fields.pop("kind", None)
     if kind not in REGISTRY:

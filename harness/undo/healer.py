@@ -1,4 +1,4 @@
-"""The only code that takes anything back. The reaper runs it, and so does whoever heals when that is dead."""
+"""The only code that undoes changes. The reaper runs it, and so does whoever heals when the reaper is dead."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torchaos.harness.undo.log import State, UndoLog, UndoRecord
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Handle
 
-BOUND_S = 45.0  # for one restore, one look, or one line in the log; more than any handle takes by its own bounds
+BOUND_S = 45.0  # seconds for one restore, one check, or one line of the log; more than the limit of any handle
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Healed:
-    """What became of one handle."""
+    """The result of healing one handle."""
 
     record: str
     handle: Mapping[str, Any]  # its JSON
@@ -33,12 +33,11 @@ class Healed:
 
 
 class Healer:
-    """Holds the records and heals them: the last one guarded first, each handle restored, then verified.
+    """Holds the records and heals them: the last guarded first, each handle restored, then verified.
 
-    Thread-safe. One record is healed at a time; guards and marks go on meanwhile. A restore that hangs is left behind
-    after `BOUND_S` seconds. Without a log (None) it heals all the same. `within`: the run directory, for records that
-    were read from a log; what lies in one, and these say is elsewhere, is left alone.
-    """
+    Thread-safe. One record is healed at a time; guards and marks go on meanwhile. A restore that hangs is given up
+    after `BOUND_S` seconds. `log` None: heal without a log. `within`: the folders of the run, given if the records come
+    from a log; own files of a handle outside these folders are left alone."""
 
     def __init__(
         self, log: UndoLog | None, records: Iterable[UndoRecord] = (), within: Collection[Path] | None = None
@@ -48,11 +47,11 @@ class Healer:
         self._healing = threading.Lock()
         self._state = threading.Lock()
         self._taken_back: set[str] = set()
-        self._again: set[str] = set()  # applied after they had been taken back
+        self._again: set[str] = set()  # applied after they were healed
         self._unreported: dict[str, list[Healed]] = {}
 
     def guard(self, record: UndoRecord) -> None:
-        """On disk when this returns. Raises ValueError for a bad record, OSError where it can't be written."""
+        """On disk when this returns. Raises ValueError for a bad record, OSError if it can't be written."""
         if record.id in self._records and self._records[record.id].open:
             raise ValueError(f"{record.id} is guarded already")
         for handle in record.handles:
@@ -65,12 +64,12 @@ class Healer:
             self._taken_back.discard(record.id)
 
     def mark(self, name: str, state: State) -> bool:
-        """Note that a fault is about to be applied, or has been. False: it has been taken back before; if it was
-        applied since, the next heal does it again. Raises ValueError for an unknown record, OSError as `guard`."""
+        """Note that a fault is about to be applied, or was. Returns False if it was healed before; if it was applied
+        after that, the next heal restores it again. Raises ValueError for an unknown record, OSError as in `guard`."""
         if name not in self._records:
             raise ValueError(f"{name} is not guarded")
         if state not in (State.MAYBE_APPLIED, State.APPLIED):
-            raise ValueError(f"{state.value} is for the healer to say")
+            raise ValueError(f"only the healer writes {state.value}")
         with self._state:
             late = name in self._taken_back
             if late and state is State.APPLIED:
@@ -80,16 +79,16 @@ class Healer:
         return not late
 
     def heal(self, name: str | None, why: str) -> list[Healed]:
-        """Heal what is open of a record or an owner, or (None) everything. Returns what became of each handle that has
-        not been reported before, so that a time limit's work is told too."""
+        """Heal what is open of a record or an owner, or (None) everything. Returns the result of each handle that was
+        not reported before, so that heals at a time limit are reported too."""
         self.carry_out(name, why)
         ids = [record.id for record in self._chosen(name)]
         return [healed for id_ in ids for healed in self._unreported.pop(id_, [])]
 
     def carry_out(self, name: str | None, why: str) -> None:
-        """As `heal`, reporting nothing yet."""
+        """The same as `heal`, but the results are kept for the next report."""
         with self._healing:
-            for record in self._with_those_on_top(self._chosen(name)):
+            for record in self._with_later_faults(self._chosen(name)):
                 if record.open or record.id in self._again:
                     self._unreported[record.id] = self._heal(record, why)
 
@@ -103,8 +102,8 @@ class Healer:
         with self._state:
             return [record for record in reversed(self._records.values()) if name in (None, record.id, record.owner)]
 
-    def _with_those_on_top(self, chosen: list[UndoRecord]) -> list[UndoRecord]:
-        """Where two faults have changed one file, the later one goes first, also when only the earlier is asked for."""
+    def _with_later_faults(self, chosen: list[UndoRecord]) -> list[UndoRecord]:
+        """Add the records of later faults on the same files, since these must be healed before the chosen ones."""
         ids = {record.id for record in chosen}
         paths = {path for record in chosen for path in _paths(record)}
         with self._state:
@@ -122,15 +121,16 @@ class Healer:
         problems = [_problem(partial(_restore, raw, self._within)) for raw in handles]
         if not any(problems):
             self._note(record, State.ROLLED_BACK, why)
-        healed = [_look(record.id, raw, problem, self._within) for raw, problem in zip(handles, problems, strict=True)]
+        outcomes = zip(handles, problems, strict=True)
+        healed = [_verify(record.id, raw, problem, self._within) for raw, problem in outcomes]
         reasons = "; ".join(each.reason for each in healed if not each.verified)
         self._note(record, State.FAILED if reasons else State.VERIFIED, reasons or why)
         return healed
 
     def _note(self, record: UndoRecord, state: State, why: str) -> None:
-        """Healing goes on where the log can't be written: the next healer does again what is harmless to do again."""
+        """Write a state to the log. Healing goes on if that fails; the next healer may then repeat it."""
         if problem := _problem(lambda: self._append(record, state, why)):
-            with suppress(OSError):  # its own output may be on the disk that is full
+            with suppress(OSError):  # stderr may be on the disk that is full
                 text = f"undo.jsonl: {record.id} {state.value} could not be written: {problem}"
                 print(text, file=sys.stderr, flush=True)
             record.state = state
@@ -156,7 +156,7 @@ def _checked(raw: Mapping[str, Any], within: Collection[Path] | None) -> Handle:
     return handle
 
 
-def _look(record: str, raw: Mapping[str, Any], problem: str, within: Collection[Path] | None) -> Healed:
+def _verify(record: str, raw: Mapping[str, Any], problem: str, within: Collection[Path] | None) -> Healed:
     answer: list[bool] = []
     unseen = _problem(lambda: answer.append(_checked(raw, within).restored()))
     if answer == [True]:
@@ -165,17 +165,17 @@ def _look(record: str, raw: Mapping[str, Any], problem: str, within: Collection[
 
 
 def _problem(work: Callable[[], object]) -> str:
-    """Do it, for at most `BOUND_S` seconds; what went wrong, or an empty string."""
-    said: list[str] = []
+    """Do the work, for at most `BOUND_S` seconds. Returns what went wrong, or an empty text."""
+    problems: list[str] = []
 
     def run() -> None:
         try:
             work()
-            said.append("")
-        except Exception as error:  # a handle that fails in whatever way must not keep the next from being healed
-            said.append(str(error) or type(error).__name__)
+            problems.append("")
+        except Exception as error:  # whatever a handle raises, the next ones must be healed
+            problems.append(str(error) or type(error).__name__)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(BOUND_S)
-    return said[0] if said else f"it hung for {BOUND_S:.0f} s"
+    return problems[0] if problems else f"it hung for {BOUND_S:.0f} s"

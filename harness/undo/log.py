@@ -1,11 +1,11 @@
-"""The undo log, RUN_DIR/undo/undo.jsonl: what is to be taken back and how far that got. One JSON object a line:
+"""The undo log, RUN_DIR/undo/undo.jsonl: what is to be undone, and what has been. One JSON object per line:
 
     {"run_id", "harness": [pid, start_ticks], "reaper": the same, "boot", "host", "version"}      the first line
     {"record", "state": "planned", "owner", "limit_s", "handles", "irreversible"}   before the fault is applied
-    {"record", "state": ..., "why"}                                                  what became of it
+    {"record", "state": ..., "why"}                                                 a later state of the record
 
-One writer at a time, who holds a lock on the file: the reaper, or after its death whoever heals in its place. A line
-counts once it is on disk; half a line at the end was never acknowledged, and nothing was done on the strength of it.
+One process at a time writes the log and holds a lock on it: the reaper, or after its death whoever heals instead. A
+line counts once it is on disk. Half a line at the end was never acknowledged, so nothing was done after it.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ class State(str, Enum):
     PLANNED = "planned"  # guarded
     MAYBE_APPLIED = "maybe_applied"
     APPLIED = "applied"
-    ROLLED_BACK = "rolled_back"  # every handle has been restored; not looked at yet
+    ROLLED_BACK = "rolled_back"  # every handle was restored; not verified yet
     VERIFIED = "verified"
-    FAILED = "failed"  # the reason is in `why`; it is tried again on the next occasion
+    FAILED = "failed"  # the reason is in `why`; the next healer tries again
 
 
 @dataclass
 class UndoRecord:
-    """How one fault, or one thing that the launcher makes, is taken back."""
+    """How one fault, or one thing that the launcher makes, is undone."""
 
     id: str
     owner: str
-    handles: Sequence[Mapping[str, Any]] = ()  # JSON of handles, in the order in which they are changed
-    irreversible: str | None = None  # why it can't be taken back
-    limit_s: float | None = None  # taken back this long after it was guarded, whatever the harness does
+    handles: Sequence[Mapping[str, Any]] = ()  # handles as JSON, in the order in which they are changed
+    irreversible: str | None = None  # why it can't be undone
+    limit_s: float | None = None  # seconds after the guard at which it is undone in any case
     state: State = State.PLANNED
 
     @property
     def open(self) -> bool:
-        """Whether there is something left to take back."""
+        """Whether something is left to undo."""
         return self.irreversible is None and self.state is not State.VERIFIED
 
     def to_line(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class UndoRecord:
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any]) -> UndoRecord:
-        """Raises ValueError where the line is not a guarded record."""
+        """Raises ValueError if the line is not a guarded record."""
         record, owner, handles = line.get("record"), line.get("owner"), line.get("handles")
         irreversible, limit_s = line.get("irreversible"), line.get("limit_s")
         if not (
@@ -76,8 +76,8 @@ def path_of(run_dir: Path) -> Path:
 
 
 class UndoLog:
-    """The one writer. Raises OSError where the log can't be had: BlockingIOError while another process writes it,
-    PermissionError where it is another user's."""
+    """The only writer of the log. Raises OSError if the log can't be opened: BlockingIOError if another process writes
+    it for longer than `wait_s` seconds, PermissionError if it belongs to another user."""
 
     def __init__(self, run_dir: Path, wait_s: float = 0.0, create: bool = True) -> None:
         path = path_of(run_dir)
@@ -96,7 +96,7 @@ class UndoLog:
             raise
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """On disk when this returns. Raises OSError where that can't be done; the log is then as it was before."""
+        """The line is on disk when this returns. Raises OSError if it can't be written; the log is then unchanged."""
         data = json.dumps({**line, "wall_s": time.time()}, separators=(",", ":")).encode() + b"\n"
         with self._lock:
             try:
@@ -109,12 +109,12 @@ class UndoLog:
                 raise
             self._end += len(data)
             if self._copy is not None:
-                with suppress(OSError):  # the log itself has it
+                with suppress(OSError):  # the log itself has the line
                     os.write(self._copy, data)
                     os.fsync(self._copy)
 
     def keep_copy(self, path: Path) -> None:
-        """From now on all of it is there, too. Raises OSError."""
+        """From now on, keep a copy of the whole log at `path`. Raises OSError."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._lock:
             self._copy = os.open(path, flags, 0o600)
@@ -123,7 +123,7 @@ class UndoLog:
         sync_folder(path.parent)
 
     def header(self, about: Mapping[str, Any]) -> None:
-        """Which run it is, and whose: an `OpenRun`."""
+        """Write the first line: the fields of an `OpenRun`."""
         self.append({**about, "version": VERSION})
 
     def close(self) -> None:
@@ -133,8 +133,8 @@ class UndoLog:
 
 
 def read(run_dir: Path) -> tuple[list[UndoRecord], list[int]]:
-    """The records in the order in which they were guarded, each in its last state; and the numbers of the lines that
-    can't be read, half a line at the end aside. Raises OSError where the log can't be read."""
+    """The records in the order in which they were guarded, each with its last state, and the numbers of damaged lines.
+    Half a line at the end is ignored. Raises OSError if the log can't be read."""
     *lines, _torn = path_of(run_dir).read_bytes().split(b"\n")
     records: dict[str, UndoRecord] = {}
     damaged = []
@@ -147,7 +147,7 @@ def read(run_dir: Path) -> tuple[list[UndoRecord], list[int]]:
 
 
 def folder_of(run_dir: Path) -> list[Path]:
-    """Where the run directory was when the log was begun, as its first line says; nothing where that is damaged."""
+    """The run directory at the time when the log was begun, from its first line. Empty if that line is damaged."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError), open(path_of(run_dir), "rb") as file:
         return [Path(json.loads(file.readline())["run_dir"])]
     return []
@@ -158,7 +158,7 @@ def _take(line: Mapping[str, Any], records: dict[str, UndoRecord]) -> None:
         return
     state = State(line["state"])
     if state is State.PLANNED:
-        records.pop(line["record"], None)  # guarded again after it was healed: a new place in the order
+        records.pop(line["record"], None)  # guarded again after it was healed: it moves to the end
         records[line["record"]] = UndoRecord.from_line(line)
     else:
         records[line["record"]].state = state
@@ -175,7 +175,7 @@ def _lock(fd: int, deadline: float) -> None:
 
 
 def _cut_torn_line(fd: int) -> int:
-    """Returns the size of the file afterwards, in bytes."""
+    """Remove half a line at the end, and return the size of the file in bytes."""
     size = os.fstat(fd).st_size
     whole = os.pread(fd, size, 0).rfind(b"\n") + 1
     if whole < size:

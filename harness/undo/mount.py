@@ -1,4 +1,4 @@
-"""The handle of a mount that a fault made, in this mount namespace."""
+"""The handle of a mount that a fault made, in the mount namespace of this process."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import ClassVar, NamedTuple
 
 from torchaos.harness.undo.touches import Touches
 
-_DETACH = 2  # MNT_DETACH of umount2(2): also while files in it are open
+_DETACH = 2  # MNT_DETACH of umount2(2): unmount even while files in it are open
 _NO_FOLLOW = 8  # UMOUNT_NOFOLLOW
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True)
 class Mount:
-    """What is mounted at `target` with our tag as its source: it is unmounted, layer by layer, at once, even while it
-    is in use. What lay there before shows again; anything else that is mounted there stays.
+    """All mounts at `target` whose source is our tag are unmounted, the last one first, even while they are in use.
+    Other mounts at `target` stay.
 
-    The tag is the mount's source (mount -t tmpfs TAG TARGET, fsname=TAG for FUSE); of a bind mount, the name of the
-    folder that is bound; of a loop device, the name of the image, whatever its suffix.
+    The tag is the mount's source (mount -t tmpfs TAG TARGET, fsname=TAG for FUSE). Of a bind mount it is the name of
+    the folder that is bound, of a loop device the name of its image without suffix.
     """
 
     kind: ClassVar[str] = "mount"
     target: str
-    tag: str  # "torchaos-" and something of this run
+    tag: str  # begins with "torchaos-", and names something of this run
 
     def __post_init__(self) -> None:
         if not self.tag.startswith("torchaos-") or "/" in self.tag or not os.path.isabs(self.target):
@@ -38,21 +38,21 @@ class Mount:
 
     @classmethod
     def of(cls, target: Path, tag: str) -> Mount:
-        """Of a mount that is still to be made. Raises ValueError where the tag is in use there already."""
+        """The handle of a mount that is about to be made. Raises ValueError if a mount with this tag exists there."""
         handle = cls(str(target.resolve()), tag)
         if not handle.restored():
             raise ValueError(f"{target}: there is a mount of that name already")
         return handle
 
     def restore(self) -> None:
-        """Raises OSError where it can't be unmounted, ValueError where something else was mounted on top of it."""
+        """Raises OSError if it can't be unmounted, ValueError if another mount was made on top of it."""
         for _layer in range(64):
-            layers = [one for one in mounts() if one.target == self.target]
-            if not any(self._is_ours(one) for one in layers):
+            layers = [mount for mount in mounts() if mount.target == self.target]
+            if not any(self._is_ours(mount) for mount in layers):
                 return
             if not self._is_ours(layers[-1]):
                 raise ValueError(f"{self.target}: something else was mounted on top of it since; unmount that first")
-            import ctypes  # here, since it is slow to import and the reaper must start quickly
+            import ctypes  # slow to import, and the reaper must start quickly
 
             libc = ctypes.CDLL(None, use_errno=True)
             if libc.umount2(os.fsencode(self.target), _DETACH | _NO_FOLLOW) != 0:
@@ -60,10 +60,10 @@ class Mount:
                 raise OSError(code, f"{self.target} can't be unmounted: {os.strerror(code)}")
 
     def restored(self) -> bool:
-        return not any(self._is_ours(one) for one in mounts() if one.target == self.target)
+        return not any(self._is_ours(mount) for mount in mounts() if mount.target == self.target)
 
-    def _is_ours(self, one: MountInfo) -> bool:
-        return self.tag in (one.source, Path(one.root).name, Path(_image(one.source)).stem)
+    def _is_ours(self, mount: MountInfo) -> bool:
+        return self.tag in (mount.source, Path(mount.root).name, Path(_image(mount.source)).stem)
 
 
 class MountInfo(NamedTuple):
@@ -77,7 +77,7 @@ class MountInfo(NamedTuple):
 
 
 def mounts() -> Iterator[MountInfo]:
-    """In the order in which they were made: of several on one target, the last one is seen. Raises OSError."""
+    """All mounts in the order in which they were made. The last one on a target hides the others. Raises OSError."""
     with open("/proc/self/mountinfo") as file:
         for line in file:
             left, _dash, right = line.partition(" - ")
@@ -86,7 +86,7 @@ def mounts() -> Iterator[MountInfo]:
 
 
 def _image(source: str) -> str:
-    """The file behind a loop device; empty for any other source."""
+    """The file behind a loop device, or empty for any other source."""
     if not source.startswith("/dev/loop"):
         return ""
     try:

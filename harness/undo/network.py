@@ -1,5 +1,5 @@
-"""Handles of what a network fault changes. Each lies in a namespace of the run's own and bears our mark; when that
-namespace is gone, so is the change."""
+"""Handles of what a network fault changes. Each change is in a network namespace of the run and carries our mark. If
+that namespace is gone, so is the change."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import ClassVar
 from torchaos.harness.machine.netspace import Space
 from torchaos.harness.undo.touches import Touches
 
-QDISC_MARK = "ca05:"  # the handle of a root qdisc that is ours
+QDISC_MARK = "ca05:"  # the handle (in tc's sense) of a root qdisc that is ours
 _OURS = re.compile(r"torchaos_[a-z0-9_]{1,19}")
 
 
 @dataclass(frozen=True)
 class _InSpace:
-    pid: int  # of the process that keeps the namespace
+    pid: int  # the process that keeps the namespace
     start_ticks: int
 
     @property
@@ -32,7 +32,7 @@ class _InSpace:
         return Touches(network=self.space)
 
     def restore(self) -> None:
-        """Again where it fails: a tool that the dead harness had just started may come in between."""
+        """Tries four times: a tool that the dead harness had just started may interfere."""
         for again in (True, True, True, False):
             try:
                 if self.space.alive() and not self._is_good():
@@ -55,7 +55,7 @@ class _InSpace:
 
 @dataclass(frozen=True)
 class NftTable(_InSpace):
-    """A table of nftables that is ours alone: it is deleted."""
+    """A table of nftables that is ours: it is deleted."""
 
     kind: ClassVar[str] = "nft_table"
     family: str
@@ -66,8 +66,8 @@ class NftTable(_InSpace):
 
     def _is_good(self) -> bool:
         listed = json.loads(self.space.run(["nft", "-j", "list", "tables"]))["nftables"]
-        tables = [one["table"] for one in listed if "table" in one]
-        return not any((one["family"], one["name"]) == (self.family, self.table) for one in tables)
+        tables = [item["table"] for item in listed if "table" in item]
+        return not any((table["family"], table["name"]) == (self.family, self.table) for table in tables)
 
     def _take_back(self) -> None:
         self.space.run(["nft", "delete", "table", self.family, self.table])
@@ -75,7 +75,7 @@ class NftTable(_InSpace):
 
 @dataclass(frozen=True)
 class LinkUp(_InSpace):
-    """A device that is to be up."""
+    """A network device that must be up."""
 
     kind: ClassVar[str] = "link_up"
     device: str
@@ -90,14 +90,14 @@ class LinkUp(_InSpace):
 
 @dataclass(frozen=True)
 class Qdisc(_InSpace):
-    """The root qdisc of a device, where it bears our mark: it is deleted, and the kernel's own comes back."""
+    """The root qdisc of a device: if it carries our mark, it is deleted, and the kernel sets the default again."""
 
     kind: ClassVar[str] = "qdisc"
     device: str
 
     def _is_good(self) -> bool:
         shown = json.loads(self.space.run(["tc", "-j", "qdisc", "show", "dev", self.device]))
-        return not any(one.get("root") and one["handle"] == QDISC_MARK for one in shown)
+        return not any(qdisc.get("root") and qdisc["handle"] == QDISC_MARK for qdisc in shown)
 
     def _take_back(self) -> None:
         self.space.run(["tc", "qdisc", "del", "dev", self.device, "root"])
@@ -105,7 +105,7 @@ class Qdisc(_InSpace):
 
 @dataclass(frozen=True)
 class QueueRule(_InSpace):
-    """The rule by which packets go to a packet queue, in a chain of our own. The queue itself is a process."""
+    """The rule that sends packets to a packet queue, in a chain of our own. The queue itself is a process."""
 
     kind: ClassVar[str] = "queue_rule"
     chain: str
@@ -132,7 +132,7 @@ IPTABLES = ("iptables-legacy", "-w", "5")
 
 @dataclass(frozen=True)
 class Names(_InSpace):
-    """The file by which a node knows the names of the others. It is written in place: the node has it mounted."""
+    """The file with the names of a run's nodes. It is rewritten in place, because the nodes have it mounted."""
 
     kind: ClassVar[str] = "names"
     path: str
@@ -144,7 +144,7 @@ class Names(_InSpace):
     def _is_good(self) -> bool:
         try:
             return Path(self.path).read_text() == self.text
-        except FileNotFoundError:  # it went with its run
+        except FileNotFoundError:  # it was removed together with its run
             return True
 
     def _take_back(self) -> None:
@@ -154,10 +154,10 @@ class Names(_InSpace):
 
 
 def mark_of(fault: str) -> str:
-    """The name by which what a fault makes is known as its own: of a table or a chain (28 letters at most)."""
+    """The name of the table or chain that a fault makes, which marks it as ours (at most 28 characters)."""
     return f"torchaos_{re.sub('[^a-z0-9]', '_', fault)[-10:]}_{zlib.crc32(fault.encode()):08x}"
 
 
 def _check_ours(name: str) -> None:
     if not _OURS.fullmatch(name):
-        raise ValueError(f"{name!r} does not bear our mark, so it is not ours to take away")
+        raise ValueError(f"{name!r} is not a mark of torchaos, so it is not removed")

@@ -1,11 +1,11 @@
-"""The runs of this user that may have something to take back, wherever their run directories lie.
+"""The registry of this user's runs that may have left something to undo, wherever their run directories are.
 
-    STATE/runs/RUN_ID/run.json          which run it is, see `OpenRun`
+    STATE/runs/RUN_ID/run.json          the fields of an `OpenRun`
     STATE/runs/RUN_ID/undo/undo.jsonl   a hard link to its undo log; on another file system a copy that the reaper keeps
 
 STATE is $XDG_STATE_HOME/torchaos, by default ~/.local/state/torchaos; it survives a reboot. The reaper makes the entry
-before anything can be guarded; whoever has verified that nothing is left removes it. With the link an entry is itself a
-run directory as far as healing goes, also when the real one has been deleted.
+before anything can be guarded. Whoever has verified that nothing is left removes it. With the link, healing can use an
+entry like a run directory, also if the real one was deleted.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from torchaos.harness.machine.disk import sync_folder
 from torchaos.harness.undo import log
 
 Who = tuple[int, int]  # pid and start time in clock ticks since boot
-_UNFINISHED_S = 60.0  # an entry without its file, of somebody who died while making or removing it
-_LONGEST = 120  # characters of a run id that go into a file name; its end is unique
+_UNFINISHED_S = 60.0  # seconds after which an entry without run.json was left by a dead process
+_LONGEST = 120  # characters of a run id that go into a file name; the end of an id is unique
 
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run that was started and of which nobody has said that all is taken back."""
+    """A run that was started, and that nobody has declared clean."""
 
     run_id: str
     run_dir: str
     harness: Who
     reaper: Who
-    boot: str  # start times are those of this boot
+    boot: str  # boot id that the start times belong to
     host: str
     since_s: float  # seconds since the epoch
 
     @classmethod
     def of(cls, run_id: str, run_dir: Path, harness: Who) -> OpenRun:
-        """Of a run whose reaper is this process."""
+        """The entry of a run whose reaper is this process."""
         reaper = (os.getpid(), proc.ticks_of(os.getpid()))
         return cls(run_id, str(run_dir), harness, reaper, proc.boot_id(), proc.host(), time.time())
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> OpenRun:
-        """Raises ValueError where it is none."""
+        """Raises ValueError if `raw` is no entry of a run."""
         try:
             harness, reaper = ((int(pid), int(ticks or 0)) for pid, ticks in (raw["harness"], raw["reaper"]))
             texts = [raw[name] for name in ("run_id", "run_dir", "boot", "host")]
@@ -61,7 +61,7 @@ class OpenRun:
 
     @property
     def here(self) -> bool:
-        """Whether it ran on this machine: a home directory may be shared by many."""
+        """Whether it ran on this machine. Several machines may share a home directory."""
         return self.host == proc.host()
 
     def lives(self, who: Who) -> bool:
@@ -69,16 +69,16 @@ class OpenRun:
 
     @property
     def folder(self) -> Path:
-        """Where its undo log is: in the run directory, else what is left of it in the entry."""
+        """The folder with its undo log: the run directory, or else its entry."""
         run_dir = Path(self.run_dir)
         return run_dir if log.path_of(run_dir).exists() else _runs() / _name(self.run_id)
 
 
 def state_home() -> Path:
-    """Raises OSError where it is not this user's alone: a link, another owner, or writable by others."""
-    said = os.environ.get("XDG_STATE_HOME", "")
+    """The state directory. Raises OSError if it is a link, or others own it or can write to it."""
+    given = os.environ.get("XDG_STATE_HOME", "")
     try:
-        home = Path(said) if os.path.isabs(said) else Path.home() / ".local" / "state"
+        home = Path(given) if os.path.isabs(given) else Path.home() / ".local" / "state"
     except RuntimeError as error:
         raise PermissionError("this user has no home directory; set XDG_STATE_HOME") from error
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -86,23 +86,23 @@ def state_home() -> Path:
 
 
 def private(folder: Path) -> Path:
-    """Make the folder, 0700. Raises PermissionError where it is a link, another user's, or open to others."""
+    """Make the folder with mode 0700. Raises PermissionError if it is a link, or others can write to it."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     return checked(folder)
 
 
 def checked(folder: Path) -> Path:
-    """As `private`, of a folder that is there."""
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    """The same checks as `private`, for an existing folder."""
+    info = os.lstat(folder)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
         raise PermissionError(f"{folder}: it must be a folder of yours that nobody else can write to, and no link")
     return folder
 
 
 def add(run: OpenRun) -> Path | None:
-    """On disk when this returns, with a link to the undo log; where none can be made, the place for a copy. Raises
-    OSError."""
+    """Make the entry, with a link to the undo log; it is on disk when this returns. If no link can be made, returns the
+    path where a copy of the log should be. Raises OSError."""
     folder = private(_runs() / _name(run.run_id))
     place: Path | None = log.path_of(private_parent(folder))
     with suppress(OSError):
@@ -122,18 +122,18 @@ def add(run: OpenRun) -> Path | None:
 
 
 def private_parent(folder: Path) -> Path:
-    """The folder, with a place for the log in it."""
+    """The folder itself, after the folder for the log was made in it."""
     private(log.path_of(folder).parent)
     return folder
 
 
 def remove(run_id: str) -> None:
-    """Nothing is left of it. Raises OSError; an entry that is not there is removed."""
+    """Remove the entry of a run that is clean, if there is one. Raises OSError."""
     _remove(_runs() / _name(run_id))
 
 
 def settle(run_id: str, run_dir: Path) -> bool:
-    """Remove the entry if the undo log says that everything is taken back; whether it does."""
+    """Remove the entry if the undo log says that everything is undone. Returns whether it does."""
     with suppress(OSError):
         records, damaged = log.read(run_dir)
         if not damaged and not any(record.open for record in records):
@@ -143,9 +143,9 @@ def settle(run_id: str, run_dir: Path) -> bool:
 
 
 def entries() -> tuple[list[OpenRun], list[str]]:
-    """Every run that is open, the oldest first; and what is wrong with entries that can't be read. Raises OSError where
-    the state directory can't be used."""
-    found, problems = [], []
+    """Every open run, the oldest first, and the problems with entries that can't be read. Raises OSError if the state
+    directory can't be used."""
+    runs, problems = [], []
     for folder in sorted(_runs().iterdir()):
         try:
             checked(folder)
@@ -153,21 +153,21 @@ def entries() -> tuple[list[OpenRun], list[str]]:
             with open(fd) as file:
                 if os.fstat(fd).st_uid != os.geteuid():
                     raise PermissionError("it is another user's")
-                found.append(OpenRun.from_json(json.load(file)))
+                runs.append(OpenRun.from_json(json.load(file)))
         except FileNotFoundError:
             with suppress(OSError):
                 if time.time() - folder.stat().st_mtime > _UNFINISHED_S:
                     _remove(folder)
         except (OSError, ValueError, RecursionError) as error:
             problems.append(f"{folder}: it can't be read: {error}; look into it, and remove it")
-    return sorted(found, key=lambda run: run.since_s), problems
+    return sorted(runs, key=lambda run: run.since_s), problems
 
 
 def of_folder(run_dir: Path) -> OpenRun:
-    """The run of a run directory, from the first line of its undo log. Raises OSError where there is none, or it is not
-    this user's; ValueError where it can't be read."""
-    found = os.lstat(run_dir)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    """The run of a run directory, from the first line of its undo log. Raises OSError if there is no log or it is
+    another user's, ValueError if it can't be read."""
+    info = os.lstat(run_dir)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
         raise PermissionError(f"{run_dir}: it is a link, or another user's")
     with open(os.open(log.path_of(run_dir), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         if os.fstat(file.fileno()).st_uid != os.geteuid():

@@ -1,4 +1,4 @@
-"""The handle of what a fault does to a proxy: toxics that bear the fault's mark, or that the proxy is down."""
+"""The handle of a change to a proxy of Toxiproxy: toxics with the fault's mark, or a proxy that was taken down."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from torchaos.harness.undo.touches import Touches
 
 @dataclass(frozen=True)
 class Toxic:
-    """`pid`, `start_ticks` and `port` name the server (see machine/toxiproxy/api.py); when that is gone, so is the
-    fault.
+    """`pid`, `start_ticks` and `port` identify the server (see machine/toxiproxy/api.py). If the server is gone, so is
+    the fault.
 
-    `mark`: what the names of the fault's toxics begin with. `down`: the fault took the proxy down; it is to be up.
-    """
+    `mark`: how the names of the fault's toxics begin. `down`: the fault disabled the proxy, so it must be enabled."""
 
     kind: ClassVar[str] = "toxic"
     pid: int
@@ -28,7 +27,7 @@ class Toxic:
 
     def __post_init__(self) -> None:
         if not self.mark.startswith("torchaos_"):
-            raise ValueError(f"{self.mark!r} does not bear our mark, so these toxics are not ours to take away")
+            raise ValueError(f"{self.mark!r} is not a mark of torchaos, so these toxics are not removed")
 
     def touches(self) -> Touches:
         return Touches(marked=self.mark)
@@ -38,7 +37,7 @@ class Toxic:
         return Api(self.pid, self.start_ticks, self.port)
 
     def restore(self) -> None:
-        """Again, since what the dead harness had just ordered may come in between. Raises OSError."""
+        """Tries three times, since a last order of the dead harness may come in between. Raises OSError."""
         for _again in range(3):
             if self.restored():
                 return
@@ -49,9 +48,9 @@ class Toxic:
         if not self._api.alive():
             return True
         try:
-            found = self._api.ask().get(self.proxy)
+            proxy = self._api.ask().get(self.proxy)
         except ProcessLookupError:
             return True
-        if found is None:
+        if proxy is None:
             return True
-        return not any(name.startswith(self.mark) for name in found["toxics"]) and (found["enabled"] or not self.down)
+        return not any(name.startswith(self.mark) for name in proxy["toxics"]) and (proxy["enabled"] or not self.down)

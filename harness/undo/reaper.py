@@ -1,17 +1,17 @@
-"""The reaper: a process in a session of its own that outlives the harness and takes back what is guarded.
+"""The reaper: a process in its own session, which outlives the harness and undoes what is guarded.
 
     python -m torchaos.harness.undo.reaper FD RUN_DIR RUN_ID HARNESS_PID
 
-FD is one end of a socket pair; the harness holds the other. Both send JSON objects, one a line. The reaper's first says
-{"armed": pid}. Requests carry an `id` that the answer repeats, with either `ok` or `error`:
+FD is one end of a socket pair; the harness holds the other. Both send JSON objects, one per line. The reaper first
+sends {"armed": pid}. Requests carry an `id`, which the answer repeats together with `ok` or `error`:
 
     {"do": "guard", "record": a planned line of the undo log}    ok once it is on disk
-    {"do": "mark", "record", "state", "limit_s": seconds that are left to it from now on, or null}
+    {"do": "mark", "record", "state", "limit_s": seconds that are left from now on, or null}
     {"do": "heal", "name": record or owner or null}              ok: a list of Healed
-    {"do": "end"}                                                the same for all that is left; the reaper then exits
+    {"do": "end"}                                                heals everything that is left; the reaper then exits
 
-It also heals when a record's time limit is over, and, all of it, when the harness is gone. It imports the standard
-library, `wire` and its own package only, since every run waits for it to start.
+It also heals a record when its time limit is over, and everything when the harness is gone. It imports only the
+standard library, `wire` and its own package, because every run waits for it to start.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from torchaos.harness.undo.healer import Healed, Healer
 from torchaos.harness.undo.log import State, UndoLog, UndoRecord
 from torchaos.harness.undo.open_runs import OpenRun
 
-FORKS_S = 1.0  # how long a process that the harness was starting when it died is given to become the job
+FORKS_S = 1.0  # seconds for a process that the harness was starting when it died to become the job
 
 
 class Reaper:
-    """The loop. The main thread guards and keeps the time; each heal has a thread of its own, so that one that takes
-    long holds up neither."""
+    """The reaper's loop. The main thread guards and watches the time limits. Each heal has a thread of its own, so that
+    a slow heal delays neither."""
 
     def __init__(self, sock: socket.socket, healer: Healer, harness: int) -> None:
         self._sock, self._healer = sock, healer
         self._pidfd: int | None = None  # the harness has died already
-        with suppress(ProcessLookupError):  # before it can be told that we are armed
+        with suppress(ProcessLookupError):  # before the harness is told that we are armed
             self._pidfd = os.pidfd_open(harness)
-        self._image = proc.image(harness)
+        self._parent_image = proc.image(harness)
         self._sending = threading.Lock()
-        self._deadlines: dict[str, float] = {}  # record: CLOCK_MONOTONIC
+        self._deadlines: dict[str, float] = {}  # by record, in seconds of CLOCK_MONOTONIC
         self._unread = b""
 
     def run(self) -> None:
-        """Returns when the harness has said `end` or is gone, with everything healed."""
+        """Returns when the harness has sent `end` or is gone, and everything is healed."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        # The socket alone would not do: a process that the harness forked without exec holds its end open.
+        # The socket is not enough: a process that the harness forked without exec keeps its end open.
         if self._pidfd is not None:
             poll.register(self._pidfd, select.POLLIN)
         while self._pidfd is not None:
@@ -71,12 +71,12 @@ class Reaper:
                         return
             elif ready:
                 break
-        if self._image:
-            proc.wait_for_forks(self._image, FORKS_S)
+        if self._parent_image:
+            proc.wait_for_forks(self._parent_image, FORKS_S)
         self._healer.carry_out(None, "the harness is gone")
 
     def send(self, answer: dict[str, Any]) -> None:
-        with self._sending, suppress(OSError):  # whoever asked may be dead by now
+        with self._sending, suppress(OSError):  # the harness may be dead by now
             self._sock.sendall(json.dumps(answer).encode() + b"\n")
 
     def _until_next_ms(self) -> float | None:
@@ -91,7 +91,7 @@ class Reaper:
                 _in_background(self._healer.carry_out, record, "its time limit was over")
 
     def _receive(self) -> list[bytes] | None:
-        """Whole lines; None at the end."""
+        """The complete lines received; None at the end of the connection."""
         try:
             data = self._sock.recv(1 << 20)
         except ConnectionResetError:
@@ -100,7 +100,7 @@ class Reaper:
         return lines if data else None
 
     def _answer(self, request: dict[str, Any]) -> bool:
-        """True when that was the last one."""
+        """Carry out a request and answer it. True if it was the last one."""
         id_, do = request.get("id"), request.get("do")
         try:
             if do == "guard":

@@ -1,6 +1,6 @@
-"""Finds what earlier deaths left, and heals it from the undo logs: by hand, before each run, and after a reboot.
+"""Finds what earlier deaths left, and heals it from the undo logs: on request, before each run, and after a reboot.
 
-What is still alive is not left over: a harness takes its own faults back, and a reaper those of a harness that died.
+A run whose harness or reaper is alive is left alone, because these heal it.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from torchaos.harness.undo.healer import Healed, Healer
 from torchaos.harness.undo.log import UndoRecord
 from torchaos.harness.undo.open_runs import OpenRun
 
-PROBES = ".probes"  # what follows the run's id in the mark of commands that stop conditions run
-_LOOK_S = 0.05
+PROBES = ".probes"  # suffix of the run's id that marks commands run by stop conditions
+_LOOK_S = 0.05  # seconds
 
 
 class LeftBehind(ChaosError):
-    """Something of an earlier run could not be taken back."""
+    """Something of an earlier run could not be undone."""
 
     exit_code = 4
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """What became of one run."""
+    """The result for one run."""
 
     run_id: str
     run_dir: str
-    healed: tuple[Healed, ...] = ()  # by this call
-    problem: str = ""  # why it is not known to be clean, or was not touched
+    healed: tuple[Healed, ...] = ()  # handles healed by this call
+    problem: str = ""  # why it was not touched, or may not be clean
     note: str = ""
-    spared: bool = False  # somebody else takes care of it, or another machine
+    spared: bool = False  # another process or another machine takes care of it
 
     @property
     def clean(self) -> bool:
-        return not self.problem and all(one.verified for one in self.healed)
+        return not self.problem and all(each.verified for each in self.healed)
 
 
 def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
-    """The runs in these folders (run directories, or folders of them); of none given, those of the registry. And what
-    can't be looked at. Only runs of which nobody has said that they are clean."""
+    """The runs in these folders (run directories, or folders of them), or, without folders, the runs of the registry.
+    The second list has those that can't be read. Runs that are known to be clean are left out."""
     if not folders:
         try:
             runs, problems = open_runs.entries()
@@ -73,7 +73,8 @@ def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
 
 
 def recover(run: OpenRun, any_host: bool = False) -> Recovered:
-    """Heal one run that nobody else takes care of; its entry is removed when all of it is verified."""
+    """Heal a run that nobody else takes care of. Its entry is removed if everything is verified. `any_host`: also if
+    the run was on another machine."""
     if not run.here and not any_host:
         return _spare(run, f"it ran on {run.host.partition('/')[0]}: recover it there")
     if run.lives(run.harness):
@@ -104,14 +105,14 @@ def _spare(run: OpenRun, problem: str) -> Recovered:
 
 
 def left_over(runs: Iterable[OpenRun]) -> list[OpenRun]:
-    """Those that nobody takes care of any more."""
+    """The runs that nobody takes care of any more."""
     return [run for run in runs if run.here and not run.lives(run.harness) and not run.lives(run.reaper)]
 
 
 def await_reapers(
     runs: Callable[[], Iterable[OpenRun]], timeout_s: float, given_up: Callable[[], bool] = lambda: False
 ) -> None:
-    """Wait while reapers still take back what dead harnesses left."""
+    """Wait at most `timeout_s` seconds while reapers heal runs whose harness is dead."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end and not given_up():
         if not any(run.here and run.lives(run.reaper) and not run.lives(run.harness) for run in runs()):
@@ -120,35 +121,35 @@ def await_reapers(
 
 
 def before_a_run(timeout_s: float = 60.0, given_up: Callable[[], bool] = lambda: False) -> list[Recovered]:
-    """What each run does first. Raises LeftBehind where something can't be taken back. Milliseconds when nothing is
-    left."""
+    """Heal all that earlier runs left; every run begins with this. Raises LeftBehind if something can't be undone.
+    Takes milliseconds if nothing is left."""
     await_reapers(lambda: find(())[0], timeout_s, given_up)
     runs, bad = find(())
     done = [*bad, *(recover(run) for run in left_over(runs))]
-    for one in done:
-        if not one.clean and not one.spared:
+    for result in done:
+        if not result.clean and not result.spared:
             raise LeftBehind(
-                f"an earlier run left something that can't be taken back, so nothing is run: "
-                f"{one.run_dir or one.run_id}: {why(one)}. Mend it, then `torchaos recover`; or "
-                f"`torchaos recover --forget`, if you know it to be in order"
+                f"an earlier run left something that can't be undone, so nothing is run: "
+                f"{result.run_dir or result.run_id}: {why(result)}. Mend it, then `torchaos recover`; or "
+                f"`torchaos recover --forget`, if you know that it is in order"
             )
     return done
 
 
-def why(one: Recovered) -> str:
-    """Why it is not clean, or an empty text."""
-    bad = [each for each in one.healed if not each.verified]
-    return one.problem or "; ".join(f"{in_words(each.handle)}: {each.reason}" for each in bad)
+def why(result: Recovered) -> str:
+    """Why the run is not clean, or an empty text."""
+    bad = [each for each in result.healed if not each.verified]
+    return result.problem or "; ".join(f"{in_words(each.handle)}: {each.reason}" for each in bad)
 
 
 def in_words(handle: Mapping[str, Any]) -> str:
-    """A handle, short: its kind, and what it names."""
+    """A handle in a few words: its kind, and the thing that it names."""
     what = next((handle[key] for key in ("path", "target", "run_id", "pid", "name") if key in handle), "")
     return f"{str(handle.get('kind', 'undo log')).replace('_', ' ')} {what}".strip()
 
 
 def _strays(run: OpenRun) -> list[Healed]:
-    """Processes that carry the run's mark, whatever its log says: of a run directory that was deleted, mostly."""
+    """Processes that carry the run's mark, whatever its log says. Mostly of a run whose directory is gone."""
     marks = [JobProcesses(mark) for mark in sorted(proc.marks_of(run.run_id))]
     raw = [to_json(mark) for mark in marks if not mark.restored()]
     return Healer(None, [UndoRecord("strays", "job", raw)]).heal(None, "found by their mark") if raw else []

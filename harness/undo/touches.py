@@ -1,4 +1,4 @@
-"""What a handle says that it may touch: the one declaration by which it is permitted, or refused."""
+"""What a handle may change, in its own words. The permit of a fault is decided by this declaration alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torchaos.harness.machine.netspace import Space
 
 @dataclass(frozen=True)
 class Touches:
-    """At least one of these."""
+    """At least one field is set; __post_init__ raises ValueError otherwise."""
 
-    process: tuple[int, int] | None = None  # pid and start time: one of the job's
-    run_id: str | None = None  # what bears the id of this run
-    network: Space | None = None  # not the host's, without consent
-    path: str | None = None  # in the run directory, or among the job's checkpoints
-    own: str | None = None  # in the run directory alone
-    marked: str | None = None  # bears a name that only torchaos gives; the handle checks that when it is made
+    process: tuple[int, int] | None = None  # pid and start time (clock ticks since boot) of a process of the job
+    run_id: str | None = None  # everything that carries the id of this run
+    network: Space | None = None  # a network namespace; the host's only with consent
+    path: str | None = None  # a path in the run directory or among the job's checkpoints
+    own: str | None = None  # a path in the run directory only
+    marked: str | None = None  # a name that only torchaos gives; the handle checks it when it is made
 
     def __post_init__(self) -> None:
         if not any((self.process, self.run_id, self.network, self.path, self.own, self.marked)):

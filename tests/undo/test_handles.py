@@ -175,7 +175,7 @@ def test_a_zombie_is_gone(spawn: Any, state_of: Any) -> None:
 def test_process_spares_the_healer_itself() -> None:
     """No handle ends the process that heals or one of its ancestors."""
     handle = Process.of(os.getpid(), "end")
-    with pytest.raises(ValueError, match="the one that heals"):
+    with pytest.raises(ValueError, match="the process that heals"):
         handle.restore()
     assert not handle.restored()
 

@@ -1,1 +1,1 @@
-"""How a Toxiproxy server is asked: `api` from this process, `client` inside the network that the server is in."""
+"""Requests to a Toxiproxy server: `api` sends them from the harness, `client` is a process in the server's network."""

@@ -1,4 +1,4 @@
-"""A Toxiproxy server of a run, and how it is asked. The server is known by its process, whose network it is in."""
+"""The Toxiproxy server of a run and requests to it. The server is identified by its process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from torchaos.harness.machine import proc
 from torchaos.harness.machine.netspace import Space
 
-ASK_S = 8.0  # less than a rank is held for
+ASK_S = 8.0  # seconds; less than a rank is held
 
 
 @dataclass(frozen=True)
 class Api:
-    """`port` is that of its HTTP interface, on the loopback of its network."""
+    """`port`: the server's HTTP interface, on the loopback of its network."""
 
     pid: int
     start_ticks: int
@@ -28,19 +28,19 @@ class Api:
         return proc.is_alive(self.pid, self.start_ticks)
 
     def ask(self, **order: object) -> Mapping[str, Any]:
-        """What its proxies are like once the order (see client.py) is carried out: {name: {"enabled", "toxics"}}.
-        Raises OSError where it does not answer in time, or says anything else."""
+        """Carry out an order (see client.py), and return all proxies as they are afterwards: {name: {"enabled",
+        "toxics"}}. Raises OSError if the server does not answer in time, or with anything else."""
         client = [sys.executable, "-m", f"{__package__}.client", str(self.port), str(os.getpid()), json.dumps(order)]
-        said = self.run(client)
+        output = self.run(client)
         try:
-            found: dict[str, Any] = json.loads(said)
+            found: dict[str, Any] = json.loads(output)
         except ValueError as error:
-            raise OSError(f"Toxiproxy (pid {self.pid}) said what can't be read: {said[:200]!r}") from error
+            raise OSError(f"Toxiproxy (pid {self.pid}) gave an answer that can't be read: {output[:200]!r}") from error
         return found
 
     def run(self, command: Sequence[str]) -> str:
-        """The output of a tool in the server's network. Raises ProcessLookupError where the server is gone,
-        TimeoutError where it does not answer in time, OSError with what the tool says."""
+        """The output of a command that is run in the server's network. Raises ProcessLookupError if the server is gone,
+        TimeoutError if there is no answer in time, OSError with the command's own words if it fails."""
         gone = ProcessLookupError(f"the Toxiproxy server (pid {self.pid}) is gone")
         if not self.alive():
             raise gone
@@ -51,7 +51,7 @@ class Api:
         if elsewhere:
             command = Space(self.pid, self.start_ticks).enter(command)
         try:
-            # In no folder of the user's: Python imports from the one that it is started in.
+            # In no folder of the user's, because Python imports from the folder that it is started in.
             done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False, cwd="/")
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"the Toxiproxy server (pid {self.pid}) did not answer within {ASK_S:g} s") from error

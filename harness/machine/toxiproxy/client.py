@@ -1,11 +1,12 @@
 """Asks a Toxiproxy server on this network's loopback: python -m torchaos.harness.machine.toxiproxy.client PORT PARENT
 ORDER.
 
-ORDER is JSON: {"proxy": name, "add": [toxic, ...], "remove": prefix of names, "enabled": true}, each but for `proxy`
-only where it is wanted; {} only looks. Prints what the proxies are like afterwards, by name. A process of its own: the
-client's library keeps its server in a global, knows no time limit, and passes over most errors that a server reports:
-whoever asks ends it in time, and goes by what is printed. It dies with its PARENT, since an order that outlived whoever
-gave it would come after all was taken back.
+ORDER is JSON: {"proxy": name, "add": [toxic, ...], "remove": prefix of names, "enabled": true}. All keys but `proxy`
+are optional; {} changes nothing. Prints all proxies as they are afterwards, by name.
+
+This is a process of its own, because the library toxiproxy keeps its server in a global, has no time limit, and ignores
+most errors of a server. The caller can end the process in time, and trusts only the output. The process dies with
+PARENT, since an order that outlives the harness could come after everything was undone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(port: int, order: dict[str, Any]) -> dict[str, Any]:
-    from toxiproxy import Toxiproxy  # where it is used: nothing else needs the library
+    from toxiproxy import Toxiproxy  # only here, since nothing else needs the library
 
     server = Toxiproxy()
     server.update_api_consumer("127.0.0.1", port)
@@ -36,11 +37,11 @@ def main(port: int, order: dict[str, Any]) -> dict[str, Any]:
         if "enabled" in order:
             proxy.enable() if order["enabled"] else proxy.disable()
         proxies = server.proxies()
-    return {name: {"enabled": one.enabled, "toxics": sorted(one.toxics())} for name, one in proxies.items()}
+    return {name: {"enabled": proxy.enabled, "toxics": sorted(proxy.toxics())} for name, proxy in proxies.items()}
 
 
 def die_with(parent: int) -> None:
-    """Raises ProcessLookupError where it is dead already."""
+    """Die when the parent dies. Raises ProcessLookupError if it is dead already."""
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise ProcessLookupError(f"process {parent}, which asked, is gone")

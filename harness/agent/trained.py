@@ -16,7 +16,7 @@ class Trained:
         self._forwards: list[Batch | None] = []  # since the last backward; None: a batch that is not known
         self._committed: list[Batch | None] = []
         self._handed_out = 0  # batches that the loop had got at the last backward
-        self.wrapper_is_idle = False  # the last backward came without a call of a wrapped model
+        self.wrapper_is_idle = False  # a backward came before any call of a wrapped model
 
     def forward(self, inputs: Any) -> None:
         """A wrapped model gets these inputs in training."""

@@ -1,4 +1,5 @@
-"""How faults from outside are done, by family, each with the base class of its injectors.
+"""How faults from outside a rank are applied, by family, with the base class of each family's injectors.
 
-An injector's parameters and a `NodeSite` come in; changes to the network, to files, to containers go out, and events
-that prove them. How a change is taken back is written in undo/; when it is done is decided in running/."""
+An injector's parameters and a `NodeSite` come in. Changes to the network, to files and to containers go out, and events
+that prove them. Handles for undoing these changes are in undo/; running/ decides when a fault is applied.
+"""

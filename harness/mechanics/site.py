@@ -1,4 +1,4 @@
-"""Where an outside fault is applied: named processes of the job, seen from the harness."""
+"""The place at which a fault from outside is applied: processes and nodes of the job, as the harness sees them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class TargetGone(ChaosError):
-    """The process that was to be hit is no longer the one that was chosen."""
+    """A target process has ended, or is not the one that was chosen."""
 
 
 @dataclass(frozen=True)
 class Victim:
-    """A process by pid and start time (clock ticks since boot): never another one that inherited the pid."""
+    """A process by pid and start time (clock ticks since boot), so that no other process is hit."""
 
     pid: int
     start_ticks: int
@@ -33,7 +33,7 @@ class Victim:
     attempt: int | None = None
 
     def open(self) -> int:
-        """A pidfd of the very process; raises TargetGone."""
+        """A pidfd of exactly this process. Raises TargetGone."""
         try:
             fd = os.pidfd_open(self.pid)
         except OSError as error:
@@ -46,7 +46,7 @@ class Victim:
 
 @dataclass(frozen=True)
 class OutsideSite:
-    """Fits `contracts.NodeSite`. `release` lets the rank go on that is held at the Moment, if one is."""
+    """Fits `contracts.NodeSite`. `release` lets the rank go on that is held at the Moment, if there is one."""
 
     fault: str
     victims: Sequence[Victim]
@@ -56,7 +56,7 @@ class OutsideSite:
     on_release: Callable[[], None] = field(default=lambda: None)
     run_ended: threading.Event = field(default_factory=threading.Event)
     checkpoints: Path | None = None
-    undo_copies: Path = Path(os.devnull)  # a dry run saves no copy
+    undo_copies: Path = Path(os.devnull)  # a dry run saves no copies
     nodes: Sequence[LiveNode] = ()
     cluster: Sequence[LiveNode] = ()
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
@@ -70,26 +70,27 @@ class OutsideSite:
         for victim in self.victims:
             os.close(victim.open())
         if any(change not in self.guarded for change in changes):
-            raise TargetGone(f"what fault {self.fault} would change is not what its way back was written down for")
+            raise TargetGone(f"fault {self.fault} would change other things than were guarded for it")
 
     def signal(self, number: int) -> None:
-        """Raises TargetGone when none of the targets is there any more."""
+        """Send the signal to all targets. Raises TargetGone if none of them exists any more."""
         hit = [victim for victim in self.victims if _send(victim, number)]
         if not hit:
-            raise TargetGone(f"pid {', '.join(str(pid) for pid in self.pids)}: gone before it could be hit")
+            raise TargetGone(f"pid {', '.join(str(pid) for pid in self.pids)}: gone before the fault could hit it")
 
     def release(self) -> None:
         self.on_release()
 
     def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
-        """Raises ChaosError when the run ends meanwhile: nothing may be done to the targets any more."""
+        """Wait at most `timeout_s` seconds, and return the pids that are left. Raises ChaosError if the run ends
+        meanwhile, since then nothing may be done to the targets any more."""
         end = time.monotonic() + timeout_s
         while left := [victim.pid for victim in self.victims if not _exited(victim, 0.0)]:
             if time.monotonic() >= end:
                 break
             if self.run_ended.is_set():
                 raise ChaosError(f"the run ended while pid {left[0]} was being waited for")
-            _exited(next(one for one in self.victims if one.pid == left[0]), min(0.1, end - time.monotonic()))
+            _exited(next(victim for victim in self.victims if victim.pid == left[0]), min(0.1, end - time.monotonic()))
         return left
 
 

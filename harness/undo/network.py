@@ -160,4 +160,4 @@ def mark_of(fault: str) -> str:
 
 def _check_ours(name: str) -> None:
     if not _OURS.fullmatch(name):
-        raise ValueError(f"{name!r} is not a mark of torchaos, so it is not removed")
+        raise ValueError(f"{name!r} does not bear our mark, so it is not removed")

@@ -148,7 +148,7 @@ def test_a_container_that_was_replaced_is_left_alone(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(faults, "engine", lambda where: nullcontext())
     monkeypatch.setattr(faults, "container_of", lambda client, run_id, index: running)
     monkeypatch.setattr(faults, "events", lambda *_: [])
-    monkeypatch.setattr(faults, "_TOLD_S", 0.0)
+    monkeypatch.setattr(faults, "_REPORT_S", 0.0)
     site = OutsideSite("pause", (), lambda *_: None, nodes=[live])  # type: ignore[arg-type]
     for before, wanted in (("then", []), ("now", ["now"])):
         handle = Container("unix:///nowhere", "a-run", before, "running")

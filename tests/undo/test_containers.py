@@ -85,7 +85,7 @@ def test_a_strangers_container_is_left_alone(made: Made) -> None:
         made.client.pause(one)
         handle = made.container("running", one)
         for act in (handle.restore, handle.restored):
-            with pytest.raises(EngineError, match="does not have the run.s label"):
+            with pytest.raises(EngineError, match="does not have the run's label"):
                 act()
         Containers(made.where, made.run_id).restore()
         assert made.look(one)["State"]["Paused"]

@@ -1,10 +1,10 @@
-"""Damage to checkpoints: what is there, which bytes of it a fault changes, and how that is recorded. Without torch.
+"""The base class of faults that damage checkpoints: which bytes are changed, and how that is recorded. No torch.
 
-A fault is asked for its *edits* while the job stands still: `changes` decides on them, and says how they are taken
-back; `apply` carries out those very edits, and writes each into the journal, to the byte.
+A fault decides on its *edits* while the job stands still: `changes` decides, and returns how they are undone. `apply`
+carries out exactly these edits, and writes each into the journal, to the byte.
 
-The newest complete checkpoint is hit; in the phase `checkpoint_written`, in which a save has written all its files and
-has not come back to the job, the very one that is being saved, whatever its name says.
+The newest complete checkpoint is hit. In the phase `checkpoint_written` (a save has written all its files, and has not
+returned to the job) it is the checkpoint that is being saved, whatever its name is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Self = TypeVar("Self")
 
 @dataclass(frozen=True)
 class Decided:
-    """What a fault is about to do, decided once: a save that ends meanwhile changes what is the newest."""
+    """The edits of a fault, decided once, because a save that ends meanwhile changes which checkpoint is the newest."""
 
     root: Path
     whole: Sequence[Checkpoint]
@@ -43,7 +43,7 @@ class Decided:
 
 
 def decide(injector: CheckpointFault, root: Path | None, during_save: bool = False) -> Decided:
-    """Raises ChaosError where no checkpoint is there, or none that could be hit so."""
+    """Decide on the edits. Raises ChaosError if there is no checkpoint, or none that the fault could hit."""
     if root is None:
         raise ChaosError("the scenario does not say where the checkpoints are; write job.checkpoints.path")
     whole = survey(root, during_save)
@@ -53,61 +53,63 @@ def decide(injector: CheckpointFault, root: Path | None, during_save: bool = Fal
         raise ChaosError(f"{root} has {len(whole)} complete checkpoints, and {injector.newest} were to be damaged")
     draw = random.Random(injector.seed)
     hit = whole[: injector.newest]
-    return Decided(root, whole, [(one, edit) for one in hit for edit in injector.edits(one, whole, draw)])
+    edits = [(checkpoint, edit) for checkpoint in hit for edit in injector.edits(checkpoint, whole, draw)]
+    return Decided(root, whole, edits)
 
 
 def survey(root: Path, during_save: bool = False) -> list[Checkpoint]:
-    """The complete checkpoints under a folder, the newest first; `during_save`: the one that was written last comes
-    before them all, though its name may still say that it is unfinished. Raises ChaosError where that can't be read."""
+    """The complete checkpoints under a folder, the newest first. `during_save`: the checkpoint that was written last
+    comes first, even if its name says that it is unfinished. Raises ChaosError if they can't be read."""
     files = Local()
     try:
         paths = formats.find(files, str(root))
         read = [formats.read(files, path) for path in paths]
         if during_save:
-            read += [one for path in _unfinished(root, paths) if (one := formats.read(files, path)).tensors]
+            unfinished = [formats.read(files, path) for path in _unfinished(root, paths)]
+            read += [checkpoint for checkpoint in unfinished if checkpoint.tensors]
         found = formats.in_order(read)
     except OSError as error:
         raise ChaosError(f"{root}: {error.strerror}") from error
     finally:
         files.close()
-    whole = [one for one in reversed(found) if one.complete]
+    whole = [checkpoint for checkpoint in reversed(found) if checkpoint.complete]
     if not during_save or not found:
         return whole
-    last = max(enumerate(found), key=lambda one: (_written_ns(one[1]), _unnamed(one[1]), one[0]))[1]
-    if any(one.kind is Trouble.TORN for one in last.problems):
+    last = max(enumerate(found), key=lambda indexed: (_written_ns(indexed[1]), _unnamed(indexed[1]), indexed[0]))[1]
+    if any(problem.kind is Trouble.TORN for problem in last.problems):
         raise ChaosError(f"{last.path}: what is being saved is not whole yet: {last.problems[0].text}")
-    return [last, *(one for one in whole if one is not last)]
+    return [last, *(checkpoint for checkpoint in whole if checkpoint is not last)]
 
 
 def _unfinished(root: Path, known: Sequence[str]) -> list[str]:
-    """Single files that are being saved under another name than they will have: `step-30.tmp` is to be `step-30.pt`."""
+    """Files that are being saved under a temporary name: `step-30.tmp`, which will become `step-30.pt`."""
     listed = (path for path in sorted(root.rglob("*")) if final_path(path.name) != path.name and path.is_file())
-    return [str(path) for path in listed if not any(path.is_relative_to(one) for one in known)]
+    return [str(path) for path in listed if not any(path.is_relative_to(folder) for folder in known)]
 
 
-def _unnamed(one: Checkpoint) -> bool:
-    """Tells the save that is under way where two were written within one tick of the file system's clock (4 ms)."""
-    return final_path(Path(one.path).name) != Path(one.path).name
+def _unnamed(checkpoint: Checkpoint) -> bool:
+    """Whether the name is a temporary one. Identifies the current save if two were written within one tick of the file
+    system's clock (4 ms)."""
+    return final_path(Path(checkpoint.path).name) != Path(checkpoint.path).name
 
 
-def _written_ns(one: Checkpoint) -> int:
-    return max((os.stat(file.path).st_mtime_ns for file in one.files if os.path.exists(file.path)), default=0)
+def _written_ns(checkpoint: Checkpoint) -> int:
+    return max((os.stat(file.path).st_mtime_ns for file in checkpoint.files if os.path.exists(file.path)), default=0)
 
 
 class CheckpointFault(Fault):
-    """Damage to checkpoints. `newest`: it hits so many of the newest complete checkpoints."""
+    """Damages the `newest` newest complete checkpoints."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset()
     hits: ClassVar[Hits] = "files"
-    late: ClassVar[bool] = True  # which checkpoint is the newest shows at the Moment
+    late: ClassVar[bool] = True  # only at the Moment it is known which checkpoint is the newest
 
     newest: int
     seed: int | None  # None until it is drawn
 
-    def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        """What it does to one checkpoint; `others` are the complete ones, newest first. Raises ChaosError where there
-        is nothing in it that could be hit so."""
+    def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
+        """The edits of one checkpoint. `others`: the complete ones, newest first. Raises ChaosError without any."""
         raise NotImplementedError
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:
@@ -115,26 +117,27 @@ class CheckpointFault(Fault):
         return replace(self, seed=drawn) if vars(self)["seed"] is None else self  # type: ignore[type-var]
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        """The files as they are, saved to be put back. The decision is kept for `apply`."""
+        """Handles of the files that will be changed, with saved copies. The decision is kept for `apply`."""
         decided = decide(self, site.checkpoints, site.phase is Phase.CHECKPOINT_WRITTEN)
-        vars(self)["_decided"] = decided  # no field: it is neither a parameter nor part of the plan
-        removed = {edit.path for _one, edit in decided.edits if isinstance(edit, Remove)}
-        paths = dict.fromkeys(edit.path for _one, edit in decided.edits)
+        vars(self)["_decided"] = decided  # not a field: neither a parameter nor part of the plan
+        removed = {edit.path for _checkpoint, edit in decided.edits if isinstance(edit, Remove)}
+        paths = dict.fromkeys(edit.path for _checkpoint, edit in decided.edits)
         return [File.of(path, decided.root, site.undo_copies, yields=True, removes=path in removed) for path in paths]
 
     def apply(self, site: NodeSite) -> None:
         decided: Decided = vars(self)["_decided"]
-        there = [{"path": one.path, "step": one.step} for one in decided.whole]
+        there = [{"path": checkpoint.path, "step": checkpoint.step} for checkpoint in decided.whole]
         said = f"{len(there)} complete checkpoints are there, the newest is {Path(decided.whole[0].path).name}"
         site.emit(Kind.EFFECT, {"fault": site.fault, "what": "survey", "effect": said, "checkpoints": there})
-        for one, edit in decided.edits:
-            told = {"file": str(edit.path), "checkpoint": str(one.path), "step": one.step, "op": edit.op, **edit.data()}
-            _as_if_untouched(edit)
-            site.emit(Kind.EFFECT, {"fault": site.fault, "what": "damaged", "effect": in_words(told), **told})
+        for checkpoint, edit in decided.edits:
+            place = {"file": str(edit.path), "checkpoint": str(checkpoint.path), "step": checkpoint.step}
+            fields = {**place, "op": edit.op, **edit.data()}
+            _keep_times(edit)
+            site.emit(Kind.EFFECT, {"fault": site.fault, "what": "damaged", "effect": in_words(fields), **fields})
 
     def probes(self, site: NodeSite) -> Sequence[StillThere]:
         decided: Decided = vars(self)["_decided"]
-        return [StillThere(site.fault, list(dict.fromkeys(edit.path for _one, edit in decided.edits)))]
+        return [StillThere(site.fault, list(dict.fromkeys(edit.path for _checkpoint, edit in decided.edits)))]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         from torchaos.harness.judging.checkpoints import damage
@@ -142,19 +145,19 @@ class CheckpointFault(Fault):
         return damage.felt(record, fault)
 
 
-def _as_if_untouched(edit: Edit) -> None:
-    """Times of change stay as they were: damage on disk leaves none, and trainers choose a checkpoint by them."""
+def _keep_times(edit: Edit) -> None:
+    """Carry out the edit and restore the times of change: real damage leaves them too, and trainers look at them."""
     before = {path: path.stat() for path in (edit.path, edit.path.parent)}
     edit()
-    for path, found in before.items():
+    for path, status in before.items():
         if path.exists():
-            os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 @dataclass
 class StillThere:
-    """Says when the damage is not there any more: the job moved, removed or replaced the file; or where it is now, when
-    the job has given what it saved its final name."""
+    """A probe that reports when the damage is gone, because the job moved, removed or replaced the file, and where it
+    is now, if the job has given the save its final name."""
 
     fault: str
     paths: Sequence[Path]
@@ -169,27 +172,27 @@ class StillThere:
             final = _finished(path, self._seen.pop(path))
             if final is not None:
                 self._seen[final] = _state(final)
-                told = f"the job has renamed {path.parent.name}/{path.name} to {final.parent.name}/{final.name}"
-                data = {"what": "renamed", "effect": told, "file": str(path), "to": str(final)}
+                effect = f"the job has renamed {path.parent.name}/{path.name} to {final.parent.name}/{final.name}"
+                data = {"what": "renamed", "effect": effect, "file": str(path), "to": str(final)}
                 emit(Kind.EFFECT, {"fault": self.fault, **data})
                 continue
-            told = f"the job has moved, removed or replaced {path.parent.name}/{path.name}"
-            emit(Kind.EFFECT, {"fault": self.fault, "what": "gone", "effect": told, "file": str(path)})
+            effect = f"the job has moved, removed or replaced {path.parent.name}/{path.name}"
+            emit(Kind.EFFECT, {"fault": self.fault, "what": "gone", "effect": effect, "file": str(path)})
 
 
 def _state(path: Path) -> str | None:
-    """Changes when the file is changed or replaced; reading it all every time would be dear."""
+    """A text that changes when the file is changed or replaced. Reading the whole file each time would be costly."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_ctime_ns} {found.st_mode}"
+    return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_ctime_ns} {status.st_mode}"
 
 
 def _finished(path: Path, state: str | None) -> Path | None:
-    """Where a file is whose name, or whose folder's, marked it as unfinished, and does so no more."""
+    """Where a file with a temporary name is now, if the job has given it, or its folder, the final name."""
     final = Path(final_path(str(path)))
     if final == path or state is None:
         return None
     near = [final, *map(Path, glob.glob(f"{glob.escape(str(final))}.*"))]
-    return next((one for one in near if (_state(one) or "").split()[:3] == state.split()[:3]), None)
+    return next((path for path in near if (_state(path) or "").split()[:3] == state.split()[:3]), None)

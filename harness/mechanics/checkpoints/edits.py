@@ -1,4 +1,4 @@
-"""Changes to a file of a checkpoint, one by one, and what the journal says of each. Without torch."""
+"""Changes to a file of a checkpoint, one class for each kind, and the fields with which the journal records them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-SHORT = 64  # bytes: what is longer is recorded by its digest
+SHORT = 64  # bytes; longer contents are recorded by their digest
 
 
 class Edit(Protocol):
-    """One change to one file. `data` is what the journal says of it, before it is carried out."""
+    """One change to one file. `data` gives the fields of the journal's event; call it before the change."""
 
     op: ClassVar[str]
 
@@ -29,13 +29,13 @@ class Edit(Protocol):
 
 @dataclass(frozen=True)
 class Write:
-    """Other bytes in the place of those at `offset`; the length stays."""
+    """Writes `new` over the bytes at `offset`; the length of the file stays."""
 
     op: ClassVar[str] = "write"
     path: Path
     offset: int
     new: bytes
-    part: str = ""  # which tensor, or which part of the file, it lies in
+    part: str = ""  # the tensor or the part of the file that is hit
 
     def data(self) -> Mapping[str, Any]:
         old = read(self.path, self.offset, len(self.new))
@@ -49,7 +49,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Zero:
-    """Zeros in the place of what was there."""
+    """Writes zeros over `length` bytes at `offset`."""
 
     op: ClassVar[str] = "zero"
     path: Path
@@ -68,7 +68,7 @@ class Zero:
 
 @dataclass(frozen=True)
 class Cut:
-    """The file ends at `length` bytes."""
+    """Ends the file at `length` bytes."""
 
     op: ClassVar[str] = "cut"
     path: Path
@@ -83,7 +83,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Swap:
-    """The bytes of another file in the place of its own."""
+    """Replaces the file's bytes by those of another file."""
 
     op: ClassVar[str] = "swap"
     path: Path
@@ -100,7 +100,7 @@ class Swap:
 
 @dataclass(frozen=True)
 class Text:
-    """Another content of a small file, such as a tracker."""
+    """Replaces the contents of a small file, such as a tracker."""
 
     op: ClassVar[str] = "text"
     path: Path
@@ -117,7 +117,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Remove:
-    """The file is gone."""
+    """Removes the file."""
 
     op: ClassVar[str] = "remove"
     path: Path
@@ -131,7 +131,7 @@ class Remove:
 
 @dataclass(frozen=True)
 class Mode:
-    """Other permissions; the contents stay."""
+    """Changes the permissions; the contents stay."""
 
     op: ClassVar[str] = "mode"
     path: Path
@@ -144,14 +144,14 @@ class Mode:
         self.path.chmod(self.mode)
 
 
-def in_words(told: Mapping[str, Any]) -> str:
-    """`told`: the data of an event that says what was damaged."""
-    path, name = Path(told["file"]), Path(told["checkpoint"])
-    where = f" at byte {told['offset']}" if "offset" in told else ""
-    part = f" ({told['part']})" if told.get("part") else ""
+def in_words(fields: Mapping[str, Any]) -> str:
+    """The damage in words. `fields`: the data of the event that records it."""
+    path, name = Path(fields["file"]), Path(fields["checkpoint"])
+    where = f" at byte {fields['offset']}" if "offset" in fields else ""
+    part = f" ({fields['part']})" if fields.get("part") else ""
     done = {"write": "was changed", "zero": "reads as zeros", "cut": "was cut off", "swap": "is another file",
             "remove": "was removed", "text": "was changed", "mode": "may not be read"}  # fmt: skip
-    return f"{os.path.relpath(path, name.parent)}{part} {done[told['op']]}{where}"
+    return f"{os.path.relpath(path, name.parent)}{part} {done[fields['op']]}{where}"
 
 
 def read(path: Path, offset: int, length: int) -> bytes:
@@ -171,7 +171,7 @@ def digest(path: Path, offset: int = 0, length: int | None = None) -> str:
 
 
 def _before_after(old: bytes, new: bytes) -> dict[str, str]:
-    def told(data: bytes) -> str:
+    def recorded(data: bytes) -> str:
         return data.hex() if len(data) <= SHORT else "sha256:" + hashlib.sha256(data).hexdigest()
 
-    return {"before": told(old), "after": told(new)}
+    return {"before": recorded(old), "after": recorded(new)}

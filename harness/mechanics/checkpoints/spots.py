@@ -1,4 +1,4 @@
-"""Where in a checkpoint damage lands: from its layout and a random stream to edits. Changes nothing itself."""
+"""Chooses where damage hits a checkpoint, from its layout and a random stream, and returns edits. Changes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchaos.harness.contracts import ChaosError
 from torchaos.harness.mechanics.checkpoints.edits import Cut, Edit, Remove, Swap, Text, Write, Zero, digest, read
 
 PAGE = 4096
-# Of one NaN, least significant byte first.
+# The bytes of a NaN by dtype, least significant byte first.
 _NAN = {
     "float64": struct.pack("<d", float("nan")), "float32": struct.pack("<f", float("nan")),
     "float16": struct.pack("<e", float("nan")), "bfloat16": b"\xc0\x7f",
@@ -26,23 +26,23 @@ _NAN = {
 
 @dataclass(frozen=True)
 class Stretch:
-    """Bytes of one file that belong together."""
+    """Adjacent bytes of one file that belong to one tensor, or to the metadata."""
 
     extent: Extent
     part: str
 
 
-def stretch(one: Checkpoint, place: Literal["tensor", "metadata"], draw: random.Random) -> Stretch:
-    """One tensor's bytes in one file, each tensor as likely; or bytes that describe tensors."""
+def stretch(checkpoint: Checkpoint, place: Literal["tensor", "metadata"], draw: random.Random) -> Stretch:
+    """A part of a tensor (each tensor is equally likely), or bytes that describe tensors."""
     if place == "tensor":
-        return _tensor(one, sorted(one.tensors.values(), key=lambda entry: entry.name), draw)
-    files = [file for file in one.files if file.role == "metadata" and file.size]
+        return _tensor(checkpoint, sorted(checkpoint.tensors.values(), key=lambda entry: entry.name), draw)
+    files = [file for file in checkpoint.files if file.role == "metadata" and file.size]
     if files:
         file = draw.choice(files)
         return Stretch(Extent(file.path, 0, file.size), "metadata")
-    gaps = [gap for path in _data_files(one) for gap in _gaps(one, path)]
+    gaps = [gap for path in _data_files(checkpoint) for gap in _gaps(checkpoint, path)]
     if not gaps:
-        raise ChaosError(f"{one.path}: nothing in it describes its tensors")
+        raise ChaosError(f"{checkpoint.path}: nothing in it describes its tensors")
     return Stretch(draw.choice(gaps), "metadata")
 
 
@@ -58,18 +58,19 @@ def flips(where: Stretch, bits: int, draw: random.Random) -> list[Edit]:
     ]
 
 
-def nan(one: Checkpoint, fix_crc: bool, draw: random.Random) -> list[Edit]:
-    floats = [entry for entry in sorted(one.tensors.values(), key=lambda entry: entry.name) if entry.dtype in _NAN]
-    where = _tensor(one, floats, draw)
-    new = _NAN[one.tensors[where.part].dtype]
+def nan(checkpoint: Checkpoint, fix_crc: bool, draw: random.Random) -> list[Edit]:
+    entries = sorted(checkpoint.tensors.values(), key=lambda entry: entry.name)
+    floats = [entry for entry in entries if entry.dtype in _NAN]
+    where = _tensor(checkpoint, floats, draw)
+    new = _NAN[checkpoint.tensors[where.part].dtype]
     extent, path = where.extent, Path(where.extent.file)
     at = extent.offset + draw.randrange(extent.length // len(new)) * len(new)
     edits: list[Edit] = [Write(path, at, new, where.part)]
-    return edits + (_crc_that_fits(one, path, at, new) if fix_crc else [])
+    return edits + (_crc_that_fits(checkpoint, path, at, new) if fix_crc else [])
 
 
 def zeros(path: Path, size: int, draw: random.Random) -> Edit:
-    """A block that is not zero already, if the file has one."""
+    """Zeros over one block of `size` bytes that is not all zeros. Raises ChaosError if the file has none."""
     length = path.stat().st_size
     blocks = list(range(0, length, size))
     draw.shuffle(blocks)
@@ -80,7 +81,7 @@ def zeros(path: Path, size: int, draw: random.Random) -> Edit:
 
 
 def torn(path: Path, draw: random.Random) -> Edit:
-    """Zeros from some page on, to the end."""
+    """Zeros from a random page to the end of the file."""
     length = path.stat().st_size
     start = draw.randrange(0, length, PAGE) if length > PAGE else length // 2
     return Zero(path, start, length - start)
@@ -91,84 +92,86 @@ def cut(path: Path, keep: float | None, draw: random.Random) -> Edit:
     return Cut(path, draw.randrange(length) if keep is None else min(int(length * keep), length - 1))
 
 
-def shard(one: Checkpoint, draw: random.Random) -> Path:
-    """A file that holds tensors. Raises ChaosError where there is none."""
-    files = _data_files(one)
+def shard(checkpoint: Checkpoint, draw: random.Random) -> Path:
+    """A file that holds tensors. Raises ChaosError if there is none."""
+    files = _data_files(checkpoint)
     if not files:
-        raise ChaosError(f"{one.path}: no file in it holds tensors")
+        raise ChaosError(f"{checkpoint.path}: no file in it holds tensors")
     return Path(draw.choice(files))
 
 
-def metadata(one: Checkpoint, draw: random.Random) -> Path:
-    described = [file.path for file in one.files if file.role == "metadata"]
+def metadata(checkpoint: Checkpoint, draw: random.Random) -> Path:
+    described = [file.path for file in checkpoint.files if file.role == "metadata"]
     files = [path for path in described if path.endswith((".metadata", ".index.json"))] or described
     if not files:
-        raise ChaosError(f"{one.path}: it has no file of its own that describes its tensors")
+        raise ChaosError(f"{checkpoint.path}: it has no file of its own that describes its tensors")
     return Path(draw.choice(files))
 
 
-def partial(one: Checkpoint, draw: random.Random) -> list[Edit]:
-    """Of a folder: metadata, which is written last, is missing, and so is half of the rest; one file is cut off."""
-    data = [Path(path) for path in _data_files(one)]
-    described = [Path(file.path) for file in one.files if file.role == "metadata"]
+def partial(checkpoint: Checkpoint, draw: random.Random) -> list[Edit]:
+    """What an interrupted save leaves: no metadata, which is written last, and half of the files, one of them cut off."""
+    data = [Path(path) for path in _data_files(checkpoint)]
+    described = [Path(file.path) for file in checkpoint.files if file.role == "metadata"]
     draw.shuffle(data)
     missing = data[: len(data) // 2]
     return [*map(Remove, described), *map(Remove, missing), cut(data[-1], None, draw)]
 
 
-def stale(one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Edit:
-    """The file of the same name in the next older checkpoint, or of the older one where a checkpoint is a file."""
-    older = next((other for other in _older(one, others)), None)
+def stale(checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Edit:
+    """Replace a file by that of the same name in the next older checkpoint, or, if a checkpoint is a single file, by
+    the older checkpoint."""
+    older = next((other for other in _older(checkpoint, others)), None)
     if older is None:
-        raise ChaosError(f"{one.path}: there is no older checkpoint to take a file from")
-    pairs = [(Path(path), _same_in(Path(path), one, older)) for path in _data_files(one)]
+        raise ChaosError(f"{checkpoint.path}: there is no older checkpoint to take a file from")
+    pairs = [(Path(path), _same_in(Path(path), checkpoint, older)) for path in _data_files(checkpoint)]
     fit = [(path, source) for path, source in pairs if source and source.is_file() and digest(source) != digest(path)]
     if not fit:
-        raise ChaosError(f"{one.path}: no file of {older.path} has the same name and other contents")
+        raise ChaosError(f"{checkpoint.path}: no file of {older.path} has the same name and other contents")
     return Swap(*draw.choice(fit))
 
 
-def foreign(one: Checkpoint, draw: random.Random) -> Edit:
-    """Two files whose names differ in a number alone are those of two ranks, or of two parts."""
+def foreign(checkpoint: Checkpoint, draw: random.Random) -> Edit:
+    """Replace a file by another of the same checkpoint. Names that differ only in a number are of two ranks."""
     kin: dict[str, list[Path]] = {}
-    for path in map(Path, _data_files(one)):
+    for path in map(Path, _data_files(checkpoint)):
         kin.setdefault(re.sub(r"\d+", "#", path.name), []).append(path)
     pairs = [(a, b) for some in kin.values() for a in some for b in some if a != b and digest(a) != digest(b)]
     if not pairs:
-        raise ChaosError(f"{one.path}: no two files in it are those of two ranks")
+        raise ChaosError(f"{checkpoint.path}: no two files in it are those of two ranks")
     return Swap(*draw.choice(pairs))
 
 
-def tracker(one: Checkpoint, others: Sequence[Checkpoint], how: Literal["empty", "stale"]) -> Edit:
+def tracker(checkpoint: Checkpoint, others: Sequence[Checkpoint], how: Literal["empty", "stale"]) -> Edit:
     names = tracker_names()
-    beside = [Path(one.path).parent / name for name in names]
+    beside = [Path(checkpoint.path).parent / name for name in names]
     path = next((path for path in beside if path.is_file()), None)
     if path is None:
-        raise ChaosError(f"{one.path}: no file beside it says which checkpoint is the newest ({', '.join(names)})")
+        known = ", ".join(names)
+        raise ChaosError(f"{checkpoint.path}: no file beside it says which checkpoint is the newest ({known})")
     if how == "empty":
         return Text(path, b"")
-    older = next((other for other in _older(one, others)), None)
+    older = next((other for other in _older(checkpoint, others)), None)
     if older is None:
-        raise ChaosError(f"{one.path}: there is no older checkpoint that {path.name} could name")
+        raise ChaosError(f"{checkpoint.path}: there is no older checkpoint that {path.name} could name")
     is_number = path.read_bytes().strip().isdigit()
     return Text(path, (str(older.step) if is_number else Path(older.path).name).encode())
 
 
-def _tensor(one: Checkpoint, entries: Sequence[TensorEntry], draw: random.Random) -> Stretch:
+def _tensor(checkpoint: Checkpoint, entries: Sequence[TensorEntry], draw: random.Random) -> Stretch:
     stored = [entry for entry in entries if any(extent.length for extent in entry.extents)]
     if not stored:
-        raise ChaosError(f"{one.path}: it holds no tensor of that kind")
+        raise ChaosError(f"{checkpoint.path}: it holds no tensor of that kind")
     entry = draw.choice(stored)
     return Stretch(draw.choice([extent for extent in entry.extents if extent.length]), entry.name)
 
 
-def _data_files(one: Checkpoint) -> list[str]:
-    return sorted({extent.file for entry in one.tensors.values() for extent in entry.extents if extent.length})
+def _data_files(checkpoint: Checkpoint) -> list[str]:
+    return sorted({extent.file for entry in checkpoint.tensors.values() for extent in entry.extents if extent.length})
 
 
-def _gaps(one: Checkpoint, path: str) -> Iterator[Extent]:
-    """What of a file is no tensor."""
-    used = sorted({(e.offset, e.end) for entry in one.tensors.values() for e in entry.extents if e.file == path})
+def _gaps(checkpoint: Checkpoint, path: str) -> Iterator[Extent]:
+    """The parts of a file that hold no tensor."""
+    used = sorted({(e.offset, e.end) for entry in checkpoint.tensors.values() for e in entry.extents if e.file == path})
     at = 0
     for start, end in [*used, (Path(path).stat().st_size, 0)]:
         if start > at:
@@ -176,22 +179,23 @@ def _gaps(one: Checkpoint, path: str) -> Iterator[Extent]:
         at = max(at, end)
 
 
-def _older(one: Checkpoint, others: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
-    """The complete ones behind it, newest first."""
+def _older(checkpoint: Checkpoint, others: Sequence[Checkpoint]) -> Sequence[Checkpoint]:
+    """The complete checkpoints that are older, newest first."""
     paths = [other.path for other in others]
-    return others[paths.index(one.path) + 1 :]
+    return others[paths.index(checkpoint.path) + 1 :]
 
 
-def _same_in(path: Path, one: Checkpoint, other: Checkpoint) -> Path | None:
-    if str(path) == one.path:
+def _same_in(path: Path, checkpoint: Checkpoint, other: Checkpoint) -> Path | None:
+    if str(path) == checkpoint.path:
         return Path(other.path)
-    return Path(other.path) / path.relative_to(one.path) if path.is_relative_to(one.path) else None
+    return Path(other.path) / path.relative_to(checkpoint.path) if path.is_relative_to(checkpoint.path) else None
 
 
-def _crc_that_fits(one: Checkpoint, path: Path, at: int, new: bytes) -> list[Edit]:
-    """Both places in which a zip keeps the CRC of a record: behind it, and in the directory at the end
-    (https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.9 and 4.3.12)."""
-    kept = next((c for c in one.checksums if c.extent.file == str(path) and c.extent.offset <= at < c.extent.end), None)
+def _crc_that_fits(checkpoint: Checkpoint, path: Path, at: int, new: bytes) -> list[Edit]:
+    """Write the right CRC of a changed record to both places in which a zip keeps it: behind the record, and in the
+    directory at the end (https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.9 and 4.3.12)."""
+    of_file = (kept for kept in checkpoint.checksums if kept.extent.file == str(path))
+    kept = next((kept for kept in of_file if kept.extent.offset <= at < kept.extent.end), None)
     if kept is None:
         return []
     record = bytearray(read(path, kept.extent.offset, kept.extent.length))

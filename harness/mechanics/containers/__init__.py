@@ -1,1 +1,1 @@
-"""What is done to a node that is a container, through the Docker engine of this machine."""
+"""Faults of nodes that are containers, applied through the Docker engine of this machine."""

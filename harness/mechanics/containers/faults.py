@@ -1,4 +1,4 @@
-"""What is done to a node's container through the engine, and what the engine tells of it afterwards."""
+"""Applies faults to the containers of nodes through the engine, and records the engine's events about them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torchaos.harness.mechanics.site import TargetGone
 from torchaos.harness.record.record import Record
 from torchaos.harness.undo.containers import Container, limits_of
 
-_TOLD_S = 5.0  # the engine tells of what it has done within milliseconds, on a busy machine within a second
-_HOG = "head -c {bytes} /dev/zero | tail >/dev/null"  # keeps all that it reads: there is no end of line
+_REPORT_S = 5.0  # seconds; the engine reports within milliseconds, on a busy machine within a second
+_HOG = "head -c {bytes} /dev/zero | tail >/dev/null"  # `tail` keeps all of it: zeros have no end of line
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One container that a fault hits, and the engine that runs it."""
+    """A container that a fault hits, with a connection to its engine."""
 
     client: Any
     live: LiveNode
-    now: Any  # as the engine knew it before
+    now: Any  # the engine's description before the fault
 
     @property
     def id(self) -> str:
@@ -34,29 +34,29 @@ class Hit:
 
     @property
     def network(self) -> tuple[str, str]:
-        """The id of the run's network, and the name. Raises ChaosError where the container is not on it."""
-        for name, one in self.now["NetworkSettings"]["Networks"].items():
-            return str(one["NetworkID"]), str(name)
+        """Id and name of the run's network. Raises ChaosError if the container is not on it."""
+        for name, network in self.now["NetworkSettings"]["Networks"].items():
+            return str(network["NetworkID"]), str(name)
         raise ChaosError(f"the container of node {self.live.node.index} is on no network")
 
 
 @contextmanager
 def hits(nodes: Iterable[LiveNode]) -> Iterator[list[Hit]]:
-    """Raises ChaosError where a node has no running container, or the engine does not answer."""
+    """The containers of these nodes. Raises ChaosError if one does not run, or the engine does not answer."""
     nodes = list(nodes)
     try:
         with engine(_engine_of(nodes[0])) as client:
-            found = [Hit(client, live, container_of(client, live.run_id, live.node.index)) for live in nodes]
-            for one in found:
-                if not one.now["State"]["Running"]:
-                    raise ChaosError(f"the container of node {one.live.node.index} does not run")
-            yield found
+            containers = [Hit(client, live, container_of(client, live.run_id, live.node.index)) for live in nodes]
+            for hit in containers:
+                if not hit.now["State"]["Running"]:
+                    raise ChaosError(f"the container of node {hit.live.node.index} does not run")
+            yield containers
     except EngineError as error:
         raise ChaosError(str(error)) from error
 
 
 def _engine_of(live: LiveNode) -> str:
-    """Its address. Raises ChaosError where the node is no container."""
+    """The engine's address. Raises ChaosError if the node is no container."""
     node: Any = live.node
     where = getattr(node, "engine", None) or getattr(getattr(node, "inner", None), "engine", None)
     if where is None:
@@ -65,9 +65,9 @@ def _engine_of(live: LiveNode) -> str:
 
 
 def changes(site: NodeSite, part: Literal["running", "network", "limits"]) -> Sequence[Container]:
-    """How to set right what `do` is about to change in the containers."""
-    with hits(site.nodes) as found:
-        return [Container(_engine_of(one.live), one.live.run_id, one.id, part, _good(one, part)) for one in found]
+    """The handles that restore what `do` will change in the containers."""
+    with hits(site.nodes) as containers:
+        return [Container(_engine_of(hit.live), hit.live.run_id, hit.id, part, _good(hit, part)) for hit in containers]
 
 
 def _good(hit: Hit, part: str) -> Mapping[str, Any]:
@@ -78,63 +78,63 @@ def _good(hit: Hit, part: str) -> Mapping[str, Any]:
 
 
 def do(site: NodeSite, act: Callable[[Hit], object], action: str, last: str = "") -> None:
-    """To each of the containers at once; then what the engine tells of it goes into the record. Held ranks go on when
-    it has told of `action`; it is over when it has told of `last`, too. Raises ChaosError."""
+    """Apply `act` to all containers at once, and record the engine's events about them. Held ranks go on when the
+    engine has reported `action`. Returns when it has also reported `last`. Raises ChaosError."""
     since = time.time()
-    with hits(site.nodes) as found, ThreadPoolExecutor(max(1, len(found))) as pool:
-        _check(site, found)
-        done = [pool.submit(act, hit) for hit in found]
-        told = [_tell(site, hit, one, since, action) for hit, one in zip(found, done, strict=True)]
+    with hits(site.nodes) as containers, ThreadPoolExecutor(max(1, len(containers))) as pool:
+        _check(site, containers)
+        done = [pool.submit(act, hit) for hit in containers]
+        reported = [_report(site, hit, request, since, action) for hit, request in zip(containers, done, strict=True)]
         site.release()
-        for hit, one, number in zip(found, done, told, strict=True):
-            one.result()
-            _tell(site, hit, one, since, last or action, number)
+        for hit, request, number in zip(containers, done, reported, strict=True):
+            request.result()
+            _report(site, hit, request, since, last or action, number)
 
 
-def _check(site: NodeSite, found: Iterable[Hit]) -> None:
-    """Raises TargetGone where a container is not the one that the way back was written down for, if there is one."""
-    guarded = {one.id for one in site.guarded if isinstance(one, Container)}
-    for hit in found:
+def _check(site: NodeSite, containers: Iterable[Hit]) -> None:
+    """Raises TargetGone if a node's container is not the guarded one."""
+    guarded = {handle.id for handle in site.guarded if isinstance(handle, Container)}
+    for hit in containers:
         if guarded and hit.id not in guarded:
-            raise TargetGone(f"node {hit.live.node.index} has another container since its way back was written down")
+            raise TargetGone(f"node {hit.live.node.index} has another container than the guarded one")
 
 
-def _tell(site: NodeSite, hit: Hit, done: Future[object], since: float, action: str, told: int = 0) -> int:
-    """Every event of the container since then but for those that were told, until `action` is among them, it has
-    failed, or a few seconds are over. How many have been told now."""
-    end = time.monotonic() + _TOLD_S
+def _report(site: NodeSite, hit: Hit, done: Future[object], since: float, action: str, reported: int = 0) -> int:
+    """Emit the engine's events about the container since then, without the first `reported` ones, until `action` is
+    among them, the request has failed, or _REPORT_S seconds are over. Returns how many have been emitted in all."""
+    end = time.monotonic() + _REPORT_S
     while time.monotonic() < end and not (done.done() and done.exception()):
-        with engine(_engine_of(hit.live)) as client:  # the other is in use
-            said = events(client, hit.id, since)
-        for one in said[told:]:
-            code = one["Actor"]["Attributes"].get("exitCode")
+        with engine(_engine_of(hit.live)) as client:  # the other connection is in use
+            seen = events(client, hit.id, since)
+        for event in seen[reported:]:
+            code = event["Actor"]["Attributes"].get("exitCode")
             more = {} if code is None else {"exit_code": int(code)}
-            data = {"fault": site.fault, "node": hit.live.node.index, "action": one["Action"], **more}
+            data = {"fault": site.fault, "node": hit.live.node.index, "action": event["Action"], **more}
             site.emit(Kind.CONTAINER, data)
-        is_news = action in [one["Action"] for one in said[told:]]
-        told = len(said)
+        is_news = action in [event["Action"] for event in seen[reported:]]
+        reported = len(seen)
         if is_news:
             effect = f"the engine says of node {hit.live.node.index}: {action}"
             site.emit(Kind.EFFECT, {"fault": site.fault, "effect": effect})
-        if action in [one["Action"] for one in said]:
+        if action in [event["Action"] for event in seen]:
             break
         time.sleep(0.02)
-    return told
+    return reported
 
 
 def told(record: Record, fault: str, action: str, words: str) -> Evidence | None:
-    """The engine has told of `action`, for each node that was hit."""
-    found = [event for event in record.of_fault(fault, Kind.CONTAINER) if event.data["action"] == action]
-    nodes = {event.data["node"] for event in found}
+    """Evidence that the engine has reported `action` for each node that was hit."""
+    reports = [event for event in record.of_fault(fault, Kind.CONTAINER) if event.data["action"] == action]
+    nodes = {event.data["node"] for event in reports}
     wanted = {event.data.get("node") for event in record.of_fault(fault, Kind.APPLYING)}
     if not wanted or not wanted <= nodes:
         return None
     names = ", ".join(map(str, sorted(nodes)))
-    return Evidence(words.format(nodes=names), tuple((event.source, event.seq) for event in found))
+    return Evidence(words.format(nodes=names), tuple((event.source, event.seq) for event in reports))
 
 
 def limit(hit: Hit, cpus: float, memory: int) -> None:
-    """`memory` in bytes; 0 for either leaves it as it is."""
+    """Limit the CPUs, and the memory in bytes. 0 leaves a limit as it is."""
     period = hit.now["HostConfig"]["CpuPeriod"] or 100_000
     cpu = {"cpu_period": period, "cpu_quota": round(cpus * period)} if cpus else {}
     most = {"mem_limit": memory, "memswap_limit": memory} if memory else {}
@@ -142,11 +142,11 @@ def limit(hit: Hit, cpus: float, memory: int) -> None:
 
 
 def fill(hit: Hit, spare: int) -> None:
-    """Limit the memory to `spare` bytes more than the node uses now, and use them up."""
+    """Limit the memory to `spare` bytes more than the node uses now, and use up these bytes."""
     stats = hit.client.stats(hit.id, stream=False, one_shot=True)["memory_stats"]
     used = int(stats["usage"]) - int(stats["stats"].get("total_inactive_file", stats["stats"].get("inactive_file", 0)))
     limit(hit, 0.0, used + spare)
-    # No more than that much, so that it does no harm where the limit is taken back before it is over.
+    # Not more than that, so that it does no harm if the limit is taken back before it has ended.
     command = ["sh", "-c", _HOG.format(bytes=used + spare)]
     hog = hit.client.exec_create(hit.id, command, stdout=False, stderr=False)
     hit.client.exec_start(hog["Id"], detach=True)
@@ -154,7 +154,7 @@ def fill(hit: Hit, spare: int) -> None:
 
 @dataclass
 class Held:
-    """A probe: how often the kernel has held a container back at a limit, since the limit was set."""
+    """A probe: how often the kernel has throttled a container at a limit, since the probe was made."""
 
     fault: str
     nodes: Sequence[LiveNode]
@@ -165,11 +165,11 @@ class Held:
         try:
             with hits(self.nodes) as found:
                 for hit in found:
-                    self._look(hit, emit)
-        except ChaosError:  # it is gone
+                    self._sample(hit, emit)
+        except ChaosError:  # the container is gone
             return
 
-    def _look(self, hit: Hit, emit: Emit) -> None:
+    def _sample(self, hit: Hit, emit: Emit) -> None:
         node, stats = hit.live.node.index, hit.client.stats(hit.id, stream=False, one_shot=True)
         throttled = stats["cpu_stats"].get("throttling_data", {}).get("throttled_periods", 0)
         now = int(throttled) + int(stats["memory_stats"].get("failcnt") or 0)

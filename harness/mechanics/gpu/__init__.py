@@ -1,1 +1,1 @@
-"""Faults in what a GPU says of its health: the NVML overlay (injectors/native/nvml) and the orders that it is given."""
+"""Faults of a GPU's health as NVML reports it, by orders to the NVML overlay (injectors/native/nvml)."""

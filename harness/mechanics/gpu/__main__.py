@@ -1,7 +1,7 @@
 """`python -m torchaos.harness.mechanics.gpu [--control PATH] COMMAND...`: run a command that sees the NVML overlay.
 
-For whoever watches the GPUs: a node health agent, nvidia-smi, a device plugin, a DCGM host engine. The job's ranks
-don't get it, since NCCL reads its topology from NVML.
+It is for programs that watch GPUs: a node health agent, nvidia-smi, a device plugin, a DCGM host engine. The job's
+ranks don't get the overlay, since NCCL reads its topology from NVML.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torchaos.harness.machine.native import ENV_CONTROL, ENV_PATH, NVML
 
 
 def environment(control: str | None) -> dict[str, str]:
-    """The environment of a process that is to see the overlay. Raises UsageError where there is no overlay."""
-    found = os.environ.get(ENV_PATH) or str(NVML.path().parent)
+    """The environment of a process that loads the overlay. Raises UsageError if there is no overlay."""
+    overlay = os.environ.get(ENV_PATH) or str(NVML.path().parent)
     others = os.environ.get("LD_LIBRARY_PATH")
-    paths = {"LD_LIBRARY_PATH": f"{found}:{others}" if others else found, ENV_PATH: found}
+    paths = {"LD_LIBRARY_PATH": f"{overlay}:{others}" if others else overlay, ENV_PATH: overlay}
     return {**os.environ, **paths, **({ENV_CONTROL: str(Path(control).absolute())} if control else {})}
 
 

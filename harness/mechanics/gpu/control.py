@@ -1,7 +1,7 @@
-"""The work that all `gpu.*` injectors share: orders to the overlay as a file of their own, and what was served of them.
+"""The base class of the `gpu.*` injectors: it gives orders to the overlay in a file, and reads what was served.
 
-The overlay says in `nvml.log`, beside the orders, which process was served which order: that is the proof that a fault
-was felt. It comes from the process that asked about the GPU, never from the rank that is hit.
+The overlay writes to `nvml.log`, beside the orders, which process was served which order. That is the evidence that a
+fault was felt. It comes from the process that asked about the GPU, never from the rank that is hit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SERVED = re.compile(
 
 
 class OverlayFault(Fault):
-    """A fault that the NVML overlay is ordered to show."""
+    """A fault that the NVML overlay shows on order."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
@@ -37,20 +37,20 @@ class OverlayFault(Fault):
     gpu: int | None  # NVML's index; None: the GPU of the target rank
 
     def orders(self) -> Sequence[str]:
-        """Lines without the GPU they are about, such as `ecc.volatile.uncorrected += 1`."""
+        """Orders without the GPU, such as `ecc.volatile.uncorrected += 1`."""
         raise NotImplementedError
 
     def kernel_lines(self, gpu: int) -> Sequence[str]:
-        """What it writes to `kernel.log` beside the orders."""
+        """The lines that it adds to `kernel.log`, beside the orders."""
         return ()
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        """One new file in the folder of orders of each target node; taken back, it is gone."""
-        found = []
+        """A new file in each target node's folder of orders; undoing removes it."""
+        handles = []
         for folder, pids in folders_of(site.pids).items():
             made = hashlib.sha256(_text(self, pids).encode()).hexdigest()
-            found.append(File.of(_path(folder, site.fault), folder, site.undo_copies, made=made))
-        return found
+            handles.append(File.of(_path(folder, site.fault), folder, site.undo_copies, made=made))
+        return handles
 
     def apply(self, site: NodeSite) -> None:
         for folder, pids in folders_of(site.pids).items():
@@ -60,15 +60,15 @@ class OverlayFault(Fault):
                     log.writelines(lines)
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        found = []
+        probes = []
         for folder, pids in folders_of(site.pids).items():
             gpus = gpus_of(self.gpu, pids)
             keys = {f"gpu{gpu}.{re.split(r' *[+]?= *', order)[0]}" for gpu in gpus for order in self.orders()}
-            found.append(Served(folder / LOG, site.fault, frozenset(keys)))
-        return found
+            probes.append(Served(folder / LOG, site.fault, frozenset(keys)))
+        return probes
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Some process that asked about the GPU was served what was ordered, after it was."""
+        """Evidence that a process which asked about the GPU was served an order after it was given."""
         hit = next(record.of_fault(fault, Kind.APPLYING), None)
         seen = [
             e for e in record.of_fault(fault, Kind.EFFECT) if hit and e.mono_s >= hit.mono_s and "served_to" in e.data
@@ -83,8 +83,8 @@ class OverlayFault(Fault):
 
 
 def _write(path: Path, orders: bytes) -> None:
-    """The overlay sees all of it or nothing, and whoever dies meanwhile leaves nothing: it has no name until it is
-    whole (O_TMPFILE of open(2)), but on a file system that has no such files."""
+    """Write the file atomically: it has no name until it is complete (O_TMPFILE of open(2)), so that a dead writer
+    leaves nothing. File systems without that get a temporary name and a rename."""
     try:
         fd = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC)
     except (OSError, AttributeError):
@@ -97,30 +97,30 @@ def _write(path: Path, orders: bytes) -> None:
         os.write(fd, orders)
         os.fchmod(fd, 0o644)
         path.unlink(missing_ok=True)
-        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)  # without a folder Python takes link(2), which won't follow
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd)  # else link(2), which does not follow
     finally:
         os.close(fd)
 
 
 @dataclass
 class Served:
-    """Tells of each of these orders that a process was served, as the overlay's log says; only from now on."""
+    """A probe that reports when a process was served one of these orders, from the overlay's log."""
 
     log: Path
     fault: str
     keys: frozenset[str]
     period_s: float = 0.05
     _at: int = 0
-    _told: set[tuple[str, str]] = field(default_factory=set)
+    _reported: set[tuple[str, str]] = field(default_factory=set)
 
     def sample(self, emit: Emit) -> None:
-        for found in self._lines():
-            key = found["order"].partition(" = ")[0]
-            if key in self.keys and (found["pid"], found["order"]) not in self._told:
-                self._told.add((found["pid"], found["order"]))
-                effect = {"fault": self.fault, "effect": found["order"], "served_to": int(found["pid"])}
-                node = {"node": int(found["node"])} if found["node"] else {}
-                emit(Kind.EFFECT, {**effect, "served_mono_s": float(found["mono_s"]), **node})
+        for served in self._lines():
+            key = served["order"].partition(" = ")[0]
+            if key in self.keys and (served["pid"], served["order"]) not in self._reported:
+                self._reported.add((served["pid"], served["order"]))
+                effect = {"fault": self.fault, "effect": served["order"], "served_to": int(served["pid"])}
+                node = {"node": int(served["node"])} if served["node"] else {}
+                emit(Kind.EFFECT, {**effect, "served_mono_s": float(served["mono_s"]), **node})
 
     def _lines(self) -> Iterator[re.Match[str]]:
         try:
@@ -137,9 +137,9 @@ class Served:
 
 
 def folders_of(pids: Sequence[int]) -> dict[Path, list[int]]:
-    """The folders of orders that these ranks were started with: one on each node. Raises ChaosError where a rank has
-    none."""
-    found: dict[Path, list[int]] = {}
+    """The folders of orders that these ranks were started with, one on each node, with the pids there. Raises
+    ChaosError if a rank has none."""
+    folders: dict[Path, list[int]] = {}
     for pid in pids:
         named = environ_of(pid).get(ENV_CONTROL)
         if not named:
@@ -148,23 +148,23 @@ def folders_of(pids: Sequence[int]) -> dict[Path, list[int]]:
                 f'{{TORCHAOS_NVML_PATH: "{{nvml}}", {ENV_CONTROL}: "{{run}}"}}'
             )
         if not Path(named).is_dir():
-            raise ChaosError(f"{ENV_CONTROL} of pid {pid} is {named}, which is no folder; an injector needs one")
-        found.setdefault(Path(named).resolve(), []).append(pid)
-    return found
+            raise ChaosError(f"{ENV_CONTROL} of pid {pid} is {named}, which is not a folder; an injector needs one")
+        folders.setdefault(Path(named).resolve(), []).append(pid)
+    return folders
 
 
 def gpus_of(gpu: int | None, pids: Sequence[int]) -> list[int]:
-    """NVML's indices: the one that is named, else those of the target ranks. Raises ChaosError where no rank says."""
+    """NVML's indices: `gpu` if given, else the GPUs of the target ranks. Raises ChaosError if unknown."""
     if gpu is not None:
         return [gpu]
-    found = set()
+    indices = set()
     for pid in pids:
         env = environ_of(pid)
         local = env.get("LOCAL_RANK", "")
         if not local.isdigit():
-            raise ChaosError(f"pid {pid} has no LOCAL_RANK, so which GPU is meant can't be told; write gpu")
-        found.add(gpu_of(env, int(local)))
-    return sorted(found)
+            raise ChaosError(f"pid {pid} has no LOCAL_RANK, so it is unknown which GPU is meant; write gpu")
+        indices.add(gpu_of(env, int(local)))
+    return sorted(indices)
 
 
 def _text(injector: OverlayFault, pids: Sequence[int]) -> str:

@@ -1,8 +1,8 @@
-"""The Xids that NVIDIA's driver reports: what its kernel log says, what NVML shows with them, and what is to be done.
+"""Xids, NVIDIA's GPU error codes: the driver's log lines, what NVML shows with them, and the recovery action.
 
-Numbers and mnemonics: NVIDIA's Xid catalogue. Form of a line: kernel_rc.c of open-gpu-kernel-modules; the process is
-left out from driver 595 on. Actions: `nvmlDeviceGpuRecoveryAction_t`, which field 230 reports; Xid 154 says that it has
-changed. `sampled` is False where the text after the number is ours, since no log with the driver's own was to be had.
+Numbers and mnemonics: NVIDIA's Xid catalogue. Format of a line: kernel_rc.c of open-gpu-kernel-modules; from driver 595
+on, without the process. Actions: `nvmlDeviceGpuRecoveryAction_t`, which field 230 reports; Xid 154 reports a change of
+it. `sampled` False: the text after the number is ours, since no log of the driver with it was found.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Xid:
     sampled: bool = True
 
     def told(self) -> list[str]:
-        """Orders: what NVML shows first, then the events, since whoever hears of an event looks right away."""
+        """Orders to the overlay. Events come last: a program that gets one reads the other values at once."""
         changed = [f"recovery_action = {self.action}"] if self.action else []
         events = [f"xid = {number}" for number in (self.number, *([ACTION_CHANGED] if self.action else []))]
         return [*self.orders, *changed, *events]
 
     def kernel_lines(self, pci: str, process: tuple[int, str] | None = None) -> list[str]:
-        """What the kernel log has of it; `pci` without a function, such as 0000:3b:00."""
+        """The lines of the kernel log. `pci`: address without function, such as 0000:3b:00. `process`: pid, name."""
         who = f"pid={process[0]}, name={process[1]}, " if process else ""
         lines = [f"NVRM: Xid (PCI:{pci}): {self.number}, {who}{self.text}"]
         if self.number == 79:
@@ -59,8 +59,8 @@ def _nvlink5(number: int, unit: str, fatal: bool) -> Xid:
 
 
 XIDS = {
-    one.number: one
-    for one in (
+    xid.number: xid
+    for xid in (
         Xid(48, "ROBUST_CHANNEL_GPU_ECC_DBE", "DBE (double bit error) ECC error", _DOUBLE_BIT, RESET, sampled=False),
         Xid(
             63, "INFOROM_DRAM_RETIREMENT_EVENT",
@@ -91,7 +91,7 @@ XIDS = {
 
 
 def pci_of(gpu: int) -> str:
-    """The address of a GPU without its function: the driver's, else the overlay's simulated one."""
+    """The PCI address of a GPU without its function, from the driver, or else the overlay's simulated one."""
     try:
         known = sorted(path.name for path in Path("/proc/driver/nvidia/gpus").iterdir())
         return known[gpu].rpartition(".")[0]

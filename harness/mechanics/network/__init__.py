@@ -1,5 +1,6 @@
-"""Faults of the links between nodes and of whole nodes: cuts, delays, limits, throttling, and what the kernel counts of
-it.
+"""Faults of the links between nodes and of whole nodes: cuts, delays, limits, and the kernel's counters that prove
+them.
 
-Nodes and parameters come in; rules in the nodes' own network namespaces go out, and counts of the job's own
-connections."""
+Nodes and parameters come in. Rules in the nodes' own network namespaces go out, and counters of the job's own
+connections.
+"""

@@ -1,6 +1,6 @@
-"""Dropping what goes between nodes: an nftables table of our own, put in place in one transaction.
+"""Drops packets between nodes, by an nftables table of our own that is loaded in one transaction.
 
-It lies in the switch, or, where that is not the run's own, in each node that would hear something.
+The table is in the switch. If the switch is not the run's own, it is in each receiving node.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torchaos.harness.machine.netspace import Space
 from torchaos.harness.mechanics.network.link import Link, link_of
 from torchaos.harness.undo.network import NftTable, mark_of
 
-SWITCH, NODE = "bridge", "netdev"  # families
+SWITCH, NODE = "bridge", "netdev"  # nftables families
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Drops `percent` of what `sources` send to `sinks`. With `ports`, of TCP from or to these alone."""
+    """Drops `percent` of the packets from `sources` to `sinks`. With `ports`: only TCP from or to these."""
 
     fault: str
     sources: Sequence[Link]
@@ -40,7 +40,7 @@ class Cut:
             space.run(["nft", "-f", "-"], script)
 
     def scripts(self) -> dict[Space, str]:
-        """By the place that each lies in."""
+        """The nft script for each namespace that gets a table."""
         ways = [(self.sources, self.sinks), *([(self.sinks, self.sources)] if self.both else [])]
         if not self._in_nodes:
             rules = [
@@ -49,7 +49,7 @@ class Cut:
             ]  # fmt: skip
             return {self.sources[0].switch: self._table(SWITCH, "forward", rules)}
         return {
-            link.space: self._table(NODE, f'ingress device "{link.device}"', self._heard(froms))
+            link.space: self._table(NODE, f'ingress device "{link.device}"', self._ingress_rules(froms))
             for froms, tos in ways for link in tos
         }  # fmt: skip
 
@@ -64,14 +64,14 @@ class Cut:
             f" chain links {{\n  type filter hook {hook} priority 0; policy accept;\n{lines}\n }}\n}}\n"
         )
 
-    def _heard(self, froms: Sequence[Link]) -> list[str]:
-        """Whoever does not know the other's hardware address any more asks for it; that is cut, too."""
+    def _ingress_rules(self, froms: Sequence[Link]) -> list[str]:
+        """ARP requests are dropped too: a node sends them when it no longer knows the other's hardware address."""
         addresses = ", ".join(link.address for link in froms)
         asks = [] if self.ports or self.percent < 100 else [f"  arp saddr ip {{ {addresses} }} drop"]
         return [*asks, *self._rules(f"ip saddr {{ {addresses} }}")]
 
     def _rules(self, way: str) -> list[str]:
-        """What is counted is TCP, in which all that a job's ranks and agents say to each other goes."""
+        """Only TCP is counted, since all that a job's ranks and agents send each other is TCP."""
         some = f" numgen random mod 10000 < {round(self.percent * 100)}" if self.percent < 100 else ""
         ports = ", ".join(map(str, self.ports))
         if ports:
@@ -85,23 +85,23 @@ class Cut:
 
 
 def counts(*handles: NftTable) -> dict[str, int]:
-    """The packets that each counter of these tables has counted; empty when the tables are gone."""
-    found: Counter[str] = Counter()
+    """The packets that each counter of these tables has counted. Empty if the tables are gone."""
+    totals: Counter[str] = Counter()
     for handle in handles:
         try:
-            said = handle.space.run(["nft", "-j", "list", "counters", "table", handle.family, handle.table])
+            output = handle.space.run(["nft", "-j", "list", "counters", "table", handle.family, handle.table])
         except OSError:
             continue
-        counters = [one["counter"] for one in json.loads(said)["nftables"] if "counter" in one]
-        found.update({one["name"]: one["packets"] for one in counters})
-    return dict(found)
+        counters = [item["counter"] for item in json.loads(output)["nftables"] if "counter" in item]
+        totals.update({counter["name"]: counter["packets"] for counter in counters})
+    return dict(totals)
 
 
 def sides(
     nodes: Sequence[LiveNode], cluster: Sequence[LiveNode], peers: Sequence[int]
 ) -> tuple[list[Link], list[Link]]:
-    """The links of the target nodes, and of those that they are cut off from: `peers`, or all others. Raises ChaosError
-    where there is nobody on one side."""
+    """The links of the target nodes, and of the nodes from which they are cut off: `peers`, or all others. Raises
+    ChaosError if one side is empty."""
     from torchaos.harness.contracts import ChaosError
 
     inside = {live.node.index for live in nodes}

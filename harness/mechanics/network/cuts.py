@@ -1,4 +1,4 @@
-"""What `network.partition` and `network.loss` share: a cut between the target nodes and others."""
+"""The base class of `network.partition` and `network.loss`: a cut between the target nodes and others."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from torchaos.harness.record.record import Record
 
 
 class CutFault(Fault):
-    """Drops what goes between nodes. `direction`, as the target sees it."""
+    """Drops packets between nodes. `direction` is as the target sees it."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     hits: ClassVar[Hits] = "nodes"
     needs: ClassVar[frozenset[str]] = frozenset({"links", "nft"})
     on_collectives: ClassVar[bool] = True
 
-    peers: Sequence[int]  # by default all others
+    peers: Sequence[int]  # indices of nodes; empty: all others
 
-    if TYPE_CHECKING:  # parameters of some, constants of others
+    if TYPE_CHECKING:  # parameters in some injectors, constants in others
 
         @property
         def direction(self) -> str: ...  # both, out, in
         @property
-        def ports(self) -> Sequence[int]: ...  # of TCP; none named: all that goes over the link
+        def ports(self) -> Sequence[int]: ...  # of TCP; empty: all packets of the link
         @property
-        def percent(self) -> float: ...  # of the packets
+        def percent(self) -> float: ...  # percent of the packets
 
     def asked(self) -> Mapping[str, float]:
         """What a probe connection should measure."""

@@ -1,4 +1,4 @@
-"""Whether a network fault was felt: from what the kernel counted on the job's own connections. Pure."""
+"""Evidence that a network fault was felt, from the kernel's counters of the job's own connections. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchaos.harness.record.record import Record
 
 
 def counted(record: Record, fault: str, *names: str, least: float = 1) -> Evidence | None:
-    """While the fault was on, one of these numbers came to `least`."""
+    """Evidence that one of the counters `names` reached `least` while the fault was on."""
     for event in record.of_fault(fault, Kind.NETWORK):
         for name in names:
             if (number := event.data["counts"].get(name, 0)) >= least:
@@ -37,7 +37,7 @@ _WORDS = {
 
 
 def late(record: Record, fault: str, seconds: float) -> Evidence | None:
-    """While the fault was on no rank finished a step for at least that long."""
+    """Evidence that no rank finished a step for at least `seconds` while the fault was on."""
     hits = [event.mono_s for event in record.of_fault(fault, Kind.APPLIED)]
     if not hits:
         return None
@@ -49,12 +49,12 @@ def late(record: Record, fault: str, seconds: float) -> Evidence | None:
 
 
 def logged(record: Record, fault: str, cause: str, words: str, naming: Sequence[str] = ("",)) -> Evidence | None:
-    """The job's log has a line of that cause (see watching/probes/causes.py) while the fault was on, that names one of
-    these."""
+    """Evidence that the job's log has a line of that cause (see watching/probes/causes.py) while the fault was on,
+    which contains one of the texts `naming`."""
     on = [event.mono_s for event in record.of_fault(fault, Kind.APPLYING)]
     off = [event.mono_s for event in record.of_fault(fault, Kind.ROLLED_BACK)]
     for event in record.of_kind(Kind.LOG_CAUSE):
         is_on = on and on[0] <= event.mono_s <= (off[0] + 1.0 if off else float("inf"))
-        if is_on and event.data["cause"] == cause and any(one in event.data["line"] for one in naming):
+        if is_on and event.data["cause"] == cause and any(name in event.data["line"] for name in naming):
             return Evidence(f"{words}: {event.data['line']}", ((event.source, event.seq),))
     return None

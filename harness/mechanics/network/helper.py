@@ -1,4 +1,4 @@
-"""A process that keeps a fault going: the packet queue, a link that flaps. It is guarded before it is started."""
+"""A process that keeps a fault going, such as the packet queue or a flapping link. It is guarded before it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchaos.harness.undo.network import mark_of
 
 @dataclass(frozen=True)
 class Helper:
-    """Known by its mark, which no other process has. It begins with the run's id, and differs from the job's own."""
+    """A process with its own mark, which begins with the run's id and differs from the mark of the job."""
 
     mark: str
 
@@ -25,8 +25,8 @@ class Helper:
         return JobProcesses(self.mark)
 
     def start(self, space: Space | None, command: Sequence[str]) -> str:
-        """In a network namespace, or (None) in the harness's own. Returns the first line that the command prints, by
-        which it says that it is ready; a shell prints none. Raises OSError."""
+        """Start it in a network namespace, or (None) in the harness's own. Returns the first line that it prints, by
+        which it reports that it is ready; for `sh` an empty text. Raises OSError."""
         process = subprocess.Popen(
             space.enter(command) if space else list(command), cwd="/", start_new_session=True,
             env={**os.environ, ENV_RUN_ID: self.mark},
@@ -37,5 +37,5 @@ class Helper:
 
 
 def helper_of(fault: str, link: Link) -> Helper:
-    """One for each node that the fault hits."""
+    """The helper for one node that the fault hits."""
     return Helper(f"{link.run_id}.{mark_of(fault)}.{link.name}")

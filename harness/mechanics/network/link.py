@@ -1,4 +1,4 @@
-"""The link of a node to the others, as network faults need it."""
+"""The link between a node and the others, as network faults need it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torchaos.harness.machine.netspace import Space
 
 @dataclass(frozen=True)
 class Link:
-    """`space` is the node's own network namespace, in which its end of the link is `device`. `switch` is where all
-    links come together: there the end of this one is `port`. Where that is not the run's own, it is `space` again."""
+    """`space` is the node's own network namespace; its end of the link is `device`. `switch` is the namespace in which
+    all links meet; this link's end there is `port`. If the switch is not the run's own, `switch` is `space`."""
 
     space: Space
     switch: Space
@@ -19,12 +19,12 @@ class Link:
     port: str
     address: str
     name: str
-    names_file: str  # by which the node finds the others; mounted there as /etc/hosts
+    names_file: str  # the node's /etc/hosts: its names for the other nodes
     run_id: str
 
 
 def link_of(live: LiveNode) -> Link:
-    """Raises ChaosError where the node has none: it is the machine itself, or a stranger's."""
+    """The node's link. Raises ChaosError if it has none, because it is the machine itself or not ours."""
     if live.node.link is None:
         raise ChaosError(f"node {live.node.index} has no link that could be changed; write launcher: netns")
     return live.node.link

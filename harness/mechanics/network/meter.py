@@ -1,10 +1,10 @@
-"""What a link does to datagrams: python meter.py PEER_PID FROM TO SETTLE_S GAP_S.
+"""Measures what a link does to datagrams: python meter.py PEER_PID FROM TO SETTLE_S GAP_S.
 
-Run in the sender's network namespace, with the peer's (that of the process PEER_PID) to receive in. Sends a datagram
-every GAP_S and prints, every quarter of a second, a line of JSON about those sent at least SETTLE_S ago: {"sent",
-"loss_percent", "duplicate_percent", "reorder_percent", and "delay_ms" of the median, one way}. Sending and receiving go
-by the same clock; when one came is the kernel's time stamp (SO_TIMESTAMPNS, socket(7)). It is UDP, so that the kernel's
-counters of TCP stay the job's own. Run by its path with the standard library alone.
+Runs in the sender's network namespace, and receives in that of the process PEER_PID. Sends a datagram every GAP_S
+seconds. Every quarter of a second it prints a line of JSON about the datagrams that were sent at least SETTLE_S seconds
+ago: {"sent", "loss_percent", "duplicate_percent", "reorder_percent", "delay_ms" (median, one way)}. Both times are of
+the same clock; the arrival is the kernel's time stamp (SO_TIMESTAMPNS, socket(7)). It uses UDP, so that the kernel's
+counters of TCP remain the job's own. Run by its path, with the standard library only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import struct
 import sys
 import time
 
-GAP_S, TELL_S = 0.002, 0.25  # the shortest gap that is sensible
+GAP_S, PRINT_S = 0.002, 0.25  # seconds; no shorter gap makes sense
 _NEWNET = 0x40000000  # linux/sched.h
 _TIMESTAMPNS = 35  # SO_TIMESTAMPNS and SCM_TIMESTAMPNS, asm-generic/socket.h
 
@@ -35,8 +35,8 @@ class Meter:
         self.receiver.setsockopt(socket.SOL_SOCKET, _TIMESTAMPNS, 1)
         self.receiver.bind((receiver, 0))
         self.receiver.setblocking(False)
-        self.sent: list[float] = []  # CLOCK_REALTIME, by number
-        self.came: dict[int, float] = {}  # delay in ms
+        self.sent: list[float] = []  # CLOCK_REALTIME of each datagram, by number
+        self.came: dict[int, float] = {}  # delay in ms, by number
         self.twice: set[int] = set()
         self.overtook: set[int] = set()
         self._highest = -1
@@ -45,7 +45,7 @@ class Meter:
         self.sent.append(time.time())
         try:
             self.sender.sendto(struct.pack("=I", len(self.sent) - 1), self.receiver.getsockname())
-        except OSError:  # the link is down: it is lost
+        except OSError:  # the link is down, so the datagram is lost
             pass
 
     def receive(self) -> None:
@@ -65,32 +65,32 @@ class Meter:
                 self.overtook.add(number)
             self._highest = max(self._highest, number)
 
-    def told(self, settle_s: float) -> dict[str, float] | None:
+    def summary(self, settle_s: float) -> dict[str, float] | None:
         until = time.time() - settle_s
         settled = [number for number, at in enumerate(self.sent) if at <= until]
         if not settled:
             return None
         came = [number for number in settled if number in self.came]
-        found = {"sent": len(settled), "loss_percent": 100 * (1 - len(came) / len(settled))}
+        result = {"sent": len(settled), "loss_percent": 100 * (1 - len(came) / len(settled))}
         if came:
-            found["delay_ms"] = statistics.median(self.came[number] for number in came)
-            found["duplicate_percent"] = 100 * len(self.twice.intersection(came)) / len(came)
-            found["reorder_percent"] = 100 * len(self.overtook.intersection(came)) / len(came)
-        return {name: round(value, 3) for name, value in found.items()}
+            result["delay_ms"] = statistics.median(self.came[number] for number in came)
+            result["duplicate_percent"] = 100 * len(self.twice.intersection(came)) / len(came)
+            result["reorder_percent"] = 100 * len(self.overtook.intersection(came)) / len(came)
+        return {name: round(value, 3) for name, value in result.items()}
 
 
 def main(peer: int, sender: str, receiver: str, settle_s: float, gap_s: float) -> None:
     meter = Meter(peer, sender, receiver)
-    due = told = time.monotonic()
-    while os.getppid() != 1:  # whoever wanted to know is gone
+    due = printed = time.monotonic()
+    while os.getppid() != 1:  # 1: the harness is gone
         now = time.monotonic()
         if now >= due:
             meter.send()
             due = max(due + gap_s, now)
-        if now - told >= TELL_S:
-            told = now
-            if (said := meter.told(settle_s)) is not None:
-                print(json.dumps(said), flush=True)
+        if now - printed >= PRINT_S:
+            printed = now
+            if (result := meter.summary(settle_s)) is not None:
+                print(json.dumps(result), flush=True)
         select.select([meter.receiver], [], [], max(0.0, due - time.monotonic()))
         meter.receive()
 

@@ -1,5 +1,5 @@
-"""Asked against measured: a probe connection beside the job's, while a network fault is on. It proves only itself: that
-the job felt the fault is shown by the job's own connections (see probes.py)."""
+"""Compares what was asked for with what is measured: a probe connection beside the job's, while a network fault is on.
+It proves only itself; that the job felt the fault is shown by the job's own connections (see probes.py)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from torchaos.harness.mechanics.network.link import Link, link_of
 from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.network import mark_of
 
-SETTLE_S = 0.3  # beyond the delay that was asked for
+SETTLE_S = 0.3  # seconds, in addition to the delay that was asked for
 
 
 def meter_handle(site: NodeSite) -> Handle:
-    """The way back of the meter that `measured` starts."""
+    """The handle of the meter that `measured` starts."""
     return JobProcesses(_mark(site))
 
 
 def measured(
     site: NodeSite, asked: Mapping[str, float], inward: bool = False, jitter_ms: float = 0.0
 ) -> Sequence[Measuring]:
-    """From the first target node to the first other one, or the other way round. Nothing where nothing can be asked
-    of a datagram. With jitter they are so far apart that none has to wait for the one before it."""
+    """Measures from the first target node to the first other node (`inward`: the other way). Empty if nothing that was
+    asked for can be measured. With jitter, datagrams are sent so far apart that none waits for an earlier one."""
     if not asked:
         return ()
     inside = [link_of(live) for live in site.nodes]
@@ -46,7 +46,7 @@ def measured(
 
 @dataclass
 class Measuring:
-    """A probe: emits what the meter says, with what was asked for, as `network.sample` events."""
+    """A probe that emits what the meter prints, for what was asked, as `network.sample` events."""
 
     fault: str
     asked: Mapping[str, float]
@@ -62,9 +62,9 @@ class Measuring:
             return
         *lines, self._rest = self._rest.split(b"\n")
         if lines:
-            said = json.loads(lines[-1])
-            found = {name: said[name] for name in self.asked if name in said}
-            emit(Kind.NETWORK, {"fault": self.fault, "counts": {}, "measured": found, "datagrams": said["sent"]})
+            printed = json.loads(lines[-1])
+            values = {name: printed[name] for name in self.asked if name in printed}
+            emit(Kind.NETWORK, {"fault": self.fault, "counts": {}, "measured": values, "datagrams": printed["sent"]})
 
 
 def _mark(site: NodeSite) -> str:

@@ -1,4 +1,4 @@
-"""What is done to whole nodes: to all of the job's processes there, torchrun and ranks and what they started."""
+"""Faults of whole nodes. They hit all of the job's processes there: torchrun, ranks, and what these started."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.undo.handles import Process
 from torchaos.harness.undo.network import mark_of
 
-KILL_S = 30.0
+KILL_S = 30.0  # seconds
 
 
 class NodeDeath(Fault):
-    """Ends all of the job's processes on nodes."""
+    """Kills all of the job's processes on nodes."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "proc"})
@@ -36,18 +36,19 @@ class NodeDeath(Fault):
 
 
 def processes(nodes: Iterable[LiveNode]) -> dict[int, int]:
-    """Start times by pid. Raises ChaosError where a node has none: then there is nothing to hit."""
-    found: dict[int, int] = {}
+    """The job's processes on these nodes: start time by pid. Raises ChaosError if a node has none."""
+    targets: dict[int, int] = {}
     for live in nodes:
         here = live.processes()
         if not here:
             raise ChaosError(f"no process of the job is on node {live.node.index} now")
-        found.update(here)
-    return found
+        targets.update(here)
+    return targets
 
 
 def kill(site: NodeSite) -> None:
-    """SIGKILL to everything, until there is nothing. Raises ChaosError where there was nothing, or something stays."""
+    """Send SIGKILL to all of the job's processes on the nodes, until there are none. Raises ChaosError if there were
+    none, or if some stay."""
     killed: dict[int, int] = processes(site.nodes)
     deadline = time.monotonic() + KILL_S
     left = found = killed
@@ -68,13 +69,13 @@ def send(targets: Mapping[int, int], number: int) -> None:
 
 
 def heads(targets: Mapping[int, int]) -> dict[int, int]:
-    """Those that no other of them has started: torchrun, or a wrapper around it."""
-    found = {pid: proc.stat(pid) for pid in targets}
-    return {pid: targets[pid] for pid, stat in found.items() if stat and stat.parent not in targets}
+    """The processes that none of the others has started: torchrun, or a wrapper around it."""
+    stats = {pid: proc.stat(pid) for pid in targets}
+    return {pid: targets[pid] for pid, stat in stats.items() if stat and stat.parent not in targets}
 
 
 def tell(site: NodeSite, targets: Iterable[int], what: str) -> None:
-    """What was done to which processes, for the record."""
+    """Emit what was done to these processes."""
     names = ", ".join(str(live.node.index) for live in site.nodes)
     pids = sorted(targets)
     site.emit(
@@ -83,7 +84,7 @@ def tell(site: NodeSite, targets: Iterable[int], what: str) -> None:
 
 
 def resumed(site: NodeSite) -> list[Handle]:
-    """How to let everything run on that is there now."""
+    """Handles that let all processes run on that are there now."""
     return [Process(pid, ticks, "resume", proc.boot_id()) for pid, ticks in processes(site.nodes).items()]
 
 
@@ -92,17 +93,17 @@ def slow_helper(site: NodeSite) -> Helper:
 
 
 def slow_down(site: NodeSite, share: float) -> None:
-    """Everything on the nodes runs only this share of the time. Raises ChaosError."""
+    """All processes of the job on the nodes run only this share of the time. Raises ChaosError."""
     targets = processes(site.nodes)
     argv = [sys.executable, "-S", "-E", throttle.__file__, str(share), *(f"{p}:{t}" for p, t in targets.items())]
-    said = slow_helper(site).start(None, argv)
-    if said != "ready":
-        raise ChaosError(f"the nodes could not be slowed down: {said or 'the helper ended'}")
+    answer = slow_helper(site).start(None, argv)
+    if answer != "ready":
+        raise ChaosError(f"the nodes could not be slowed down: {answer or 'the helper ended'}")
     tell(site, targets, f"slowed down to {100 * share:g} % of the time")
 
 
 def ended(record: Record, fault: str) -> Evidence | None:
-    """The kernel shows that what the fault killed is gone: a rank, or a node's command."""
+    """Evidence that a process which the fault killed has exited by SIGKILL: a rank, or a node's command."""
     pids = _pids(record, fault)
     for event in record.of_kind(Kind.RANK_EXITED, Kind.NODE_EXITED, Kind.JOB_EXITED):
         if event.data["pid"] in pids and event.data["exit_code"] == -signal.SIGKILL:
@@ -111,7 +112,7 @@ def ended(record: Record, fault: str) -> Evidence | None:
 
 
 def left(record: Record, fault: str) -> Evidence | None:
-    """As `ended`, with whatever exit code: a graceful end chooses its own."""
+    """As `ended`, but with any exit code, since a process that ends gracefully chooses its own."""
     pids = _pids(record, fault)
     for event in record.of_kind(Kind.NODE_EXITED, Kind.JOB_EXITED, Kind.RANK_EXITED):
         if event.data["pid"] in pids:
@@ -120,7 +121,7 @@ def left(record: Record, fault: str) -> Evidence | None:
 
 
 def stopped(record: Record, fault: str) -> Evidence | None:
-    """The process probe saw a rank of the node in state T (stopped)."""
+    """Evidence that the process probe saw a rank of the node in state T (stopped)."""
     pids = _pids(record, fault)
     for event in record.of_kind(Kind.RANK_STATE):
         if event.data["pid"] in pids and event.data["state"] == "T":

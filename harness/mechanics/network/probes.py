@@ -1,4 +1,4 @@
-"""What is watched while a network fault is on."""
+"""The probes of network faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchaos.harness.undo.network import NftTable
 
 
 def drops(site: NodeSite, cut: Cut) -> Sequence[Watch]:
-    """The job's own packets that a cut has dropped; known by the counters of the rules that drop them."""
+    """The job's own packets that a cut has dropped, from the counters of the rules that drop them."""
     proof = at_least("dropped", 1, "the first packet of the job was dropped ({n} by now)")
     return [Watch(site.fault, _links(site), proof, [partial(counts, *cut.handles)])]
 
@@ -25,7 +25,7 @@ def resent(site: NodeSite) -> Sequence[Watch]:
 
 
 def came(site: NodeSite, name: str, words: str) -> Sequence[Watch]:
-    """What the kernels of the nodes count of segments that came in."""
+    """A counter of the nodes' kernels for segments that arrived."""
     return [Watch(site.fault, _links(site), at_least(name, 1, words))]
 
 
@@ -37,7 +37,7 @@ def slower(site: NodeSite, least_ms: float) -> Sequence[Watch]:
 
 
 def limited(site: NodeSite) -> Sequence[Watch]:
-    """The packets that had to wait for a rate limit, and the rate at which what waits goes on."""
+    """The packets that had to wait for a rate limit, and the rate of the packets that got through."""
     proof = at_least("overlimits", 1, "{n} packets of the job had to wait for the rate limit")
     links = [link_of(live) for live in site.nodes]
     return [Watch(site.fault, _links(site), proof, [_Limiter(links)], period_s=0.25)]
@@ -48,17 +48,17 @@ def _links(site: NodeSite) -> list[Link]:
 
 
 def _longest(links: Sequence[Link]) -> Counts:
-    found = [trips["rtt_ms"] for trips in map(round_trips, links) if trips]
-    return {"rtt_ms": max(found)} if found else {}
+    times = [trips["rtt_ms"] for trips in map(round_trips, links) if trips]
+    return {"rtt_ms": max(times)} if times else {}
 
 
 class _Limiter:
-    """What the token buckets count. The rate is that of the job's own packets: the highest between two looks at both
-    of which some had to wait, since in between they need not have waited all the time."""
+    """The counters of the token buckets. The rate is the job's highest rate between two samples at which packets were
+    waiting, since otherwise the job may not have used the whole rate."""
 
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
-        self._last: dict[str, tuple[float, int, bool]] = {}  # by link: when, bytes sent, whether some wait
+        self._last: dict[str, tuple[float, int, bool]] = {}  # by link: time, bytes sent, whether packets wait
         self._rates: list[float] = []  # Mbit/s
 
     def __call__(self) -> Counts:
@@ -68,9 +68,9 @@ class _Limiter:
                 shown = json.loads(link.space.run(["tc", "-s", "-j", "qdisc", "show", "dev", link.device]))
             except OSError:
                 continue
-            for one in (one for one in shown if one.get("kind") == "tbf"):
-                total += one.get("overlimits", 0)
-                now = time.monotonic(), one.get("bytes", 0), one.get("backlog", 0) > 0
+            for qdisc in (qdisc for qdisc in shown if qdisc.get("kind") == "tbf"):
+                total += qdisc.get("overlimits", 0)
+                now = time.monotonic(), qdisc.get("bytes", 0), qdisc.get("backlog", 0) > 0
                 before = self._last.get(link.name)
                 if before and before[2] and now[2]:
                     self._rates.append(8e-6 * (now[1] - before[1]) / (now[0] - before[0]))
@@ -79,7 +79,7 @@ class _Limiter:
 
 
 def refusals(site: NodeSite, tables: Sequence[NftTable]) -> Sequence[Watch]:
-    """The connections that rules of these tables refused."""
+    """The connections that the rules of these tables refused."""
     proof = at_least("refused", 1, "{n} connections of the job were refused")
     return [Watch(site.fault, _links(site), proof, [partial(_refused, tables)])]
 

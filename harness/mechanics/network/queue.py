@@ -1,11 +1,11 @@
 """A packet queue: python queue.py NUMBER DELAY_MS JITTER_MS DUPLICATE REORDER CORRUPT (in percent).
 
-What netem does, for kernels without it: iptables hands packets over (NFQUEUE), and each goes on when its time has come.
-Reordered packets go on at once while the others wait; a corrupted one has one bit flipped, and its checksum shows it;
-the copy of a duplicate bears MARK, so that it is not queued again. When this process is gone, packets pass as if it
-had never been (the rule says --queue-bypass).
+Replaces netem on kernels without it. iptables hands packets over (NFQUEUE), and each goes on when it is due. A
+reordered packet goes on at once while others wait. A corrupted packet has one flipped bit, which its checksum shows.
+The copy of a duplicated packet carries MARK, so that it is not queued again. When this process is gone, packets pass
+unchanged (the rule has --queue-bypass).
 
-Netlink messages are those of linux/netfilter/nfnetlink_queue.h. Run by its path with the standard library alone.
+Netlink messages are as in linux/netfilter/nfnetlink_queue.h. Run by its path, with the standard library only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PACKET_HDR, _VERDICT_HDR, _PAYLOAD = 1, 2, 10  # NFQA_*
 _REQUEST, _ACK, _ERROR = 1, 4, 2
 _COPY_META, _COPY_PACKET = 1, 2
 _ACCEPT = 1
-_MOST = 65536  # packets that may wait
+_MOST = 65536  # packets that may wait at the same time
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Shape:
 
 
 class Queue:
-    """One queue of this network namespace. Raises OSError where it can't be had."""
+    """One packet queue of this network namespace. Raises OSError if it can't be opened."""
 
     def __init__(self, number: int, payload: bool) -> None:
         self._number, self._payload = number, payload
         self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
         self.socket.setsockopt(socket.SOL_SOCKET, 33, 1 << 25)  # SO_RCVBUFFORCE
-        self.socket.setsockopt(270, 5, 1)  # SOL_NETLINK, NETLINK_NO_ENOBUFS: rather lose a packet than the queue
+        self.socket.setsockopt(270, 5, 1)  # SOL_NETLINK, NETLINK_NO_ENOBUFS: lose a packet rather than the queue
         self.socket.bind((0, 0))
         self._configure(_CMD, struct.pack(">BxH", 1, socket.AF_INET))  # bind
         copy, length = (_COPY_PACKET, 0xFFFF) if payload else (_COPY_META, 0)
@@ -69,7 +69,7 @@ class Queue:
         self.socket.send(struct.pack("=IHHII", 16 + len(body), kind, flags, 0, 0) + body)
 
     def packets(self) -> Iterator[tuple[int, bytes]]:
-        """What has come: the number of each packet, and its bytes where those are wanted."""
+        """The packets that have arrived: the number of each, and its bytes if `payload` was asked for."""
         data = self.socket.recv(1 << 17)
         while len(data) >= 20:
             length, kind = struct.unpack_from("=IH", data)
@@ -95,8 +95,8 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def run(queue: Queue, shape: Shape, draw: random.Random) -> None:
-    """For ever."""
-    waiting: list[tuple[float, int, bytes | None]] = []  # when it is due (CLOCK_MONOTONIC), number, changed bytes
+    """Runs until the process is ended."""
+    waiting: list[tuple[float, int, bytes | None]] = []  # due time (seconds of CLOCK_MONOTONIC), number, changed bytes
     last = 0.0
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, MARK)
@@ -109,7 +109,7 @@ def run(queue: Queue, shape: Shape, draw: random.Random) -> None:
                     if _happens(draw, shape.reorder):
                         due = now
                     elif not shape.reorder:
-                        due = last = max(due, last)  # jitter alone changes no order
+                        due = last = max(due, last)  # without `reorder`, jitter must not change the order
                     if data and _happens(draw, shape.duplicate):
                         raw.sendto(data, (socket.inet_ntoa(data[16:20]), 0))
                     changed = flipped(data, draw) if data and _happens(draw, shape.corrupt) else None
@@ -124,7 +124,7 @@ def _happens(draw: random.Random, percent: float) -> bool:
 
 
 def flipped(packet: bytes, draw: random.Random) -> bytes:
-    """One bit behind the IP header is another."""
+    """The packet with one bit flipped after its IP header."""
     header = 4 * (packet[0] & 15)
     bit = draw.randrange(8 * header, 8 * len(packet))
     changed = bytearray(packet)

@@ -1,6 +1,6 @@
-"""What the kernel says of a job's own connections while a fault is on.
+"""The kernel's counters of a job's own connections while a fault is on.
 
-In a node's namespace there is no TCP but the job's own, so the kernel's counters of the namespace are evidence.
+A node's network namespace has no TCP connections but the job's, so the counters of the namespace are evidence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torchaos.harness.mechanics.network.link import Link
 
 Counts = Mapping[str, float]
 
-# Our names for counters of /proc/net/snmp and netstat; see the kernel's Documentation/networking/snmp_counter.rst.
+# Our names for counters of /proc/net/snmp and /proc/net/netstat; see the kernel's
+# Documentation/networking/snmp_counter.rst.
 COUNTERS = {
     "resent": ("Tcp.RetransSegs",),
     "timeouts": ("TcpExt.TCPTimeouts",),
@@ -30,13 +31,13 @@ COUNTERS = {
 
 
 def read(links: Iterable[Link]) -> dict[str, int]:
-    """The counters of these nodes together, since their namespaces were made."""
-    found = dict.fromkeys(COUNTERS, 0)
+    """The counters of these nodes, added up, since their namespaces were made."""
+    totals = dict.fromkeys(COUNTERS, 0)
     for link in links:
         table = _table(link.space)
         for name, parts in COUNTERS.items():
-            found[name] += sum(table.get(part, 0) for part in parts)
-    return found
+            totals[name] += sum(table.get(part, 0) for part in parts)
+    return totals
 
 
 def _table(space: Space) -> dict[str, int]:
@@ -53,20 +54,20 @@ def _table(space: Space) -> dict[str, int]:
 
 
 def round_trips(link: Link) -> dict[str, float]:
-    """The longest smoothed round trip of the node's connections to others, in ms (TCP_INFO, by ss)."""
+    """The longest smoothed round trip in ms on the node's connections to others, from TCP_INFO by ss."""
     try:
-        said = link.space.run(["ss", "-tinHO", "state", "established"])
+        output = link.space.run(["ss", "-tinHO", "state", "established"])
     except OSError:
         return {}
-    others = [line for line in said.splitlines() if "127.0.0.1" not in line]
-    found = [float(number) for line in others for number in re.findall(r"\brtt:([\d.]+)/", line)]
-    return {"rtt_ms": max(found)} if found else {}
+    others = [line for line in output.splitlines() if "127.0.0.1" not in line]
+    trips = [float(number) for line in others for number in re.findall(r"\brtt:([\d.]+)/", line)]
+    return {"rtt_ms": max(trips)} if trips else {}
 
 
 @dataclass
 class Watch:
-    """A probe: what has changed since it was made, as `network.sample` events. When `proof` finds a sentence in the
-    numbers, the fault was felt, and this is told once."""
+    """A probe that emits the changes of the counters since it was made as `network.sample` events. When `proof` first
+    finds a sentence in the counters, the fault was felt, and the sentence is emitted."""
 
     fault: str
     links: Sequence[Link]
@@ -74,8 +75,8 @@ class Watch:
     more: Sequence[Callable[[], Counts]] = ()
     period_s: float = 0.1
     _before: Mapping[str, int] = field(default_factory=dict)
-    _told: dict[str, float] = field(default_factory=dict)
-    _told_s: float = 0.0
+    _emitted: dict[str, float] = field(default_factory=dict)
+    _emitted_s: float = 0.0
     _proved: bool = False
 
     def __post_init__(self) -> None:
@@ -85,17 +86,17 @@ class Watch:
     def sample(self, emit: Emit) -> None:
         now = read(self.links) if self.links else {}
         counts: dict[str, float] = {name: now[name] - before for name, before in self._before.items()}
-        for one in self.more:
-            counts.update(one())
+        for source in self.more:
+            counts.update(source())
         sentence = None if self._proved else self.proof(counts)
-        if sentence or (counts != self._told and time.monotonic() - self._told_s > 0.4):
+        if sentence or (counts != self._emitted and time.monotonic() - self._emitted_s > 0.4):
             emit(Kind.NETWORK, {"fault": self.fault, "counts": counts})
-            self._told, self._told_s = counts, time.monotonic()
+            self._emitted, self._emitted_s = counts, time.monotonic()
         if sentence:
             self._proved = True
             emit(Kind.EFFECT, {"fault": self.fault, "effect": sentence, "proof": counts})
 
 
 def at_least(name: str, least: float, words: str) -> Callable[[Counts], str | None]:
-    """A proof: that number has come to `least`. `words` may name it as {n}."""
+    """A proof: the counter `name` has reached `least`. `words` may contain {n}, which becomes the counter."""
     return lambda counts: words.format(n=f"{counts[name]:g}") if counts.get(name, 0) >= least else None

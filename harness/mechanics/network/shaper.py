@@ -1,4 +1,4 @@
-"""Delay, duplicates and the like on what a node sends: by netem where the kernel has it, else by a packet queue."""
+"""Delays, duplicates, reorders or corrupts what a node sends: by netem if the kernel has it, else by a packet queue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Shape", "Shaper"]
 
 @dataclass(frozen=True)
 class Shaper:
-    """Raises ChaosError, or OSError of the tools, where it can't be done."""
+    """`apply` raises ChaosError or, if a tool fails, OSError."""
 
     fault: str
     link: Link
@@ -35,7 +35,7 @@ class Shaper:
         return helper_of(self.fault, self.link)
 
     def handles(self) -> Sequence[Handle]:
-        """For either way: which one it will be shows when it is tried."""
+        """The handles of both ways, because only `apply` finds out which way works."""
         rule = QueueRule(*self._space, mark_of(self.fault))
         return [Qdisc(*self._space, self.link.device), self._helper.handle, *([rule] if _has_iptables() else [])]
 
@@ -52,9 +52,9 @@ class Shaper:
     def _by_queue(self) -> None:
         number, space, chain = zlib.crc32(self.fault.encode()) & 0x7FFF, self.link.space, mark_of(self.fault)
         argv = [sys.executable, "-S", "-E", queue.__file__, str(number), *map(str, astuple(self.shape))]
-        said = self._helper.start(space, argv)
-        if said != "ready":
-            raise ChaosError(f"the packet queue did not start: {said or 'it ended'}")
+        answer = self._helper.start(space, argv)
+        if answer != "ready":
+            raise ChaosError(f"the packet queue did not start: {answer or 'it ended'}")
         space.run([*IPTABLES, "-N", chain])
         space.run([*IPTABLES, "-A", chain, "-m", "mark", "--mark", hex(queue.MARK), "-j", "RETURN"])
         to_queue = ["-j", "NFQUEUE", "--queue-num", str(number), "--queue-bypass"]
@@ -63,7 +63,7 @@ class Shaper:
 
 
 def netem(shape: Shape) -> list[str]:
-    """The same in tc's words; see tc-netem(8)."""
+    """The shape as arguments of tc; see tc-netem(8)."""
     jitter = [f"{shape.jitter}ms"] if shape.jitter else []
     words = ["netem", "delay", f"{shape.delay}ms", *jitter]
     for name in ("duplicate", "reorder", "corrupt"):

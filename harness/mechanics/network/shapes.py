@@ -1,4 +1,4 @@
-"""What `network.delay` and its kin share: what the target nodes send goes through a shaper."""
+"""The base class of `network.delay` and similar faults: what the target nodes send goes through a shaper."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torchaos.harness.record.record import Record
 
 
 class ShapedFault(Fault):
-    """Is done to all that nodes send; for both directions, name all nodes."""
+    """Affects all that the target nodes send. For both directions, target both ends."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     hits: ClassVar[Hits] = "nodes"
     needs: ClassVar[frozenset[str]] = frozenset({"links", "shaper", "tc", "ss"})
     on_collectives: ClassVar[bool] = True
-    counter: ClassVar[str]  # which number of the receiving kernels shows it; rtt_ms: the job's own round trips
-    words: ClassVar[str] = ""  # what that number says
+    counter: ClassVar[str]  # counter of the receiving kernels that shows the fault; rtt_ms: the job's round trips
+    words: ClassVar[str] = ""  # text for that counter
 
     @property
     def least(self) -> float:
-        """What the counter has to come to."""
+        """The value that the counter must reach."""
         return 1.0
 
     def shape(self) -> Mapping[str, float]:
@@ -35,7 +35,7 @@ class ShapedFault(Fault):
         raise NotImplementedError
 
     def asked(self) -> Mapping[str, float]:
-        """What a probe connection should measure."""
+        """The values that a probe connection should measure."""
         raise NotImplementedError
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:

@@ -1,1 +1,2 @@
-"""A file system of our own over the checkpoint folder: chosen operations of chosen ranks fail, crawl or hang in it."""
+"""Storage faults: our own file system over the checkpoint folder, in which chosen operations of chosen ranks fail, are
+slow or hang; and a full disk."""

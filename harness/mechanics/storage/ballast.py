@@ -1,7 +1,7 @@
-"""What `storage.fill` does: a file that takes the room in the checkpoints' own file system.
+"""The base class of `storage.fill`: a file that takes the free space of the checkpoints' own file system.
 
-It is empty, with blocks beyond its end. So it is known again by its contents, however far the harness came with it, and
-its removal gives back all of its room.
+The file has no contents, but blocks beyond its end. So its contents identify it, however far the harness got with it,
+and its removal frees all of its space.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from torchaos.harness.record.record import Record
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of fallocate(2)
-_TRIES = 100  # the job writes and removes meanwhile
+_TRIES = 100  # calls of fallocate, since the job writes and removes files meanwhile
 
 
 class FillFault(Fault):
-    """A file of ours takes all room but `left` bytes."""
+    """A file of ours takes all free space but `left` bytes."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"mount"})
@@ -41,12 +41,12 @@ class FillFault(Fault):
     left: int
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        """Raises ChaosError where what would be filled is no file system of ours."""
+        """Raises ChaosError if the checkpoints are not on a file system of ours."""
         path = _path(site)
         return [File.of(path, path.parent, site.undo_copies, made=hashlib.sha256(b"").hexdigest())]
 
     def apply(self, site: NodeSite) -> None:
-        """Raises ChaosError where it does not come to that, OSError as usual."""
+        """Raises ChaosError if more than `left` bytes stay free, OSError as usual."""
         path, libc, at = _path(site), ctypes.CDLL(None, use_errno=True), 0
         page = os.statvfs(path.parent).f_frsize
         with open(path, "xb") as file:
@@ -65,7 +65,8 @@ class FillFault(Fault):
         return [Room(site.fault, _path(site).parent, self.left)]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """There was no room, seen from outside, and a save failed that met with it, and with no other fault."""
+        """Evidence that the file system was full, as seen from outside, and that a save failed during that time, and
+        during no other fault."""
         full = next(record.of_fault(fault, Kind.EFFECT), None)
         over = next((event.mono_s for event in record.of_fault(fault, Kind.ROLLED_BACK)), float("inf"))
         others = [event.mono_s for event in record.of_kind(Kind.APPLYING) if event.data["fault"] != fault]
@@ -76,8 +77,8 @@ class FillFault(Fault):
                 begun[who] = event.mono_s
                 continue
             since = begun.get(who, event.mono_s)
-            met = full is not None and full.mono_s < event.mono_s and since < over
-            if full and met and not event.data.get("ok") and not any(since <= at <= event.mono_s for at in others):
+            overlaps = full is not None and full.mono_s < event.mono_s and since < over
+            if full and overlaps and not event.data.get("ok") and not any(since <= at <= event.mono_s for at in others):
                 what = f"{full.data['effect']}, and rank {event.rank} could not save {Path(event.data['path']).name}"
                 return Evidence(what, ((full.source, full.seq), (event.source, event.seq)))
         return None
@@ -85,20 +86,20 @@ class FillFault(Fault):
 
 @dataclass
 class Room:
-    """Says once that no more than `left` bytes are free."""
+    """A probe that reports once that at most `left` bytes are free."""
 
     fault: str
     folder: Path
     left: int
     period_s: float = 0.05
-    _told: bool = False
+    _reported: bool = False
 
     def sample(self, emit: Emit) -> None:
         free, size = room(self.folder)
-        if free <= self.left and not self._told:
-            self._told = True
-            told = f"{free} of the {size} bytes of the checkpoints' file system were free"
-            emit(Kind.EFFECT, {"fault": self.fault, "what": "room", "effect": told, "free": free})
+        if free <= self.left and not self._reported:
+            self._reported = True
+            effect = f"{free} of the {size} bytes of the checkpoints' file system were free"
+            emit(Kind.EFFECT, {"fault": self.fault, "what": "room", "effect": effect, "free": free})
 
 
 def _path(site: NodeSite) -> Path:

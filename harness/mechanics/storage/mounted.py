@@ -1,7 +1,7 @@
-"""What most of `storage.*` share: covers the checkpoint folder with server.py, and takes that away again.
+"""The base class of most `storage.*` injectors: covers the checkpoint folder with the file system of server.py.
 
-Only what is opened while the fault is on goes through it: a file that is open already stays where it is. What the job
-writes meanwhile lies in the very folder below, and is there afterwards.
+Only files that are opened while the fault is on go through it; a file that is open already stays where it is. What the
+job writes meanwhile is in the folder below, and is visible afterwards.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from torchaos.harness.record.record import Record
 
 Self = TypeVar("Self")
-MOUNT_S = 8.0  # less than a rank is held for
+MOUNT_S = 8.0  # seconds; less than a rank is held
 _ON = b"on\n"
 
 
 class StorageFault(Fault):
-    """A fault of the file system that the checkpoints lie on. Its ranks are those of the target."""
+    """A fault of the file system with the checkpoints. It hits the ranks of the target."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"fuse"})
@@ -50,13 +50,13 @@ class StorageFault(Fault):
         return replace(self, ranks=target.ranks)  # type: ignore[type-var]
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        """Taken back from the last to the first: it stops spoiling, and is unmounted, also while it is in use."""
+        """Undone in reverse order: first nothing fails any more, then it is unmounted, even while it is in use."""
         folder = _folder(site)
         switch = File.of(_switch(site), site.undo_copies, site.undo_copies, hashlib.sha256(_ON).hexdigest())
         return [Mount.of(folder, _tag(site)), switch]
 
     def apply(self, site: NodeSite) -> None:
-        """Raises ChaosError where it can't be mounted."""
+        """Raises ChaosError if it can't be mounted."""
         folder, log = _folder(site), _log(site)
         _switch(site).write_bytes(_ON)
         module = f"{__package__}.server"
@@ -69,7 +69,7 @@ class StorageFault(Fault):
         server.stdin.write(self.rules().to_json().encode())
         server.stdin.close()
         end = time.monotonic() + MOUNT_S
-        while not any(one.source == _tag(site) for one in mounts()):
+        while not any(mount.source == _tag(site) for mount in mounts()):
             if server.poll() is not None or time.monotonic() > end:
                 said = log.with_suffix(".out").read_text(errors="replace").strip().splitlines()
                 raise ChaosError(
@@ -81,8 +81,8 @@ class StorageFault(Fault):
         return [Spoilt(site.fault, _log(site))]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """A rank of the target was refused, or kept waiting: the file system says so, which is not in the rank. The
-        others need not be: the first one may keep them from coming so far."""
+        """Evidence that a target rank got an error or was kept waiting. It comes from the file system, which is not in
+        the rank. Other target ranks need not be hit: the first one may keep them from getting that far."""
         seen = [event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("what") == "spoilt"]
         last = {event.data["rank"]: event for event in seen}
         if not last:
@@ -93,7 +93,7 @@ class StorageFault(Fault):
 
 @dataclass
 class Spoilt:
-    """Reads the server's log, and says what each rank has been given."""
+    """A probe that reads the server's log, and reports what each rank was given."""
 
     fault: str
     log: Path
@@ -109,8 +109,8 @@ class Spoilt:
             what = f"{line['what']} at {line['operation'].replace('_', ' for ')}"
             self._counts.setdefault(rank, Counter())[what] += 1
         for rank in sorted(new):
-            told = ", ".join(f"{count} × {what}" for what, count in self._counts[rank].most_common(4))
-            data = {"fault": self.fault, "what": "spoilt", "rank": rank, "effect": f"rank {rank} was given {told}"}
+            gifts = ", ".join(f"{count} × {what}" for what, count in self._counts[rank].most_common(4))
+            data = {"fault": self.fault, "what": "spoilt", "rank": rank, "effect": f"rank {rank} was given {gifts}"}
             emit(Kind.EFFECT, data)
 
     def _lines(self) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ def _folder(site: NodeSite) -> Path:
 
 
 def _tag(site: NodeSite) -> str:
-    """The run's folder and the fault: no other mount has the same."""
+    """A name from the run's folder and the fault, which no other mount has."""
     return f"torchaos-{site.undo_copies.resolve().parent.name}-{site.fault}".replace(",", "_")
 
 

@@ -1,7 +1,7 @@
-"""The checkpoint folder on a file system of its own, for one run: a tmpfs of `job.checkpoints.size` bytes.
+"""The checkpoint folder on its own file system, for one run: a tmpfs of `job.checkpoints.size` bytes.
 
-What lies in it lies in memory. While it is still there it is copied out, and once it is unmounted that takes the
-folder's place; when the harness is killed, it goes with the mount.
+Its files are in memory. They are copied out before it is unmounted, and the copy then takes the folder's place. If the
+harness is killed, they are lost with the mount.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FSOPEN, _CLOSE_ON_EXEC = 430, 1  # fsopen(2): the same number on every architec
 
 @dataclass(frozen=True)
 class OwnDisk:
-    """`size` in bytes; `way_back` is to be guarded before it is mounted."""
+    """`size` is in bytes. `way_back` must be guarded before `mount`."""
 
     folder: Path
     size: int
@@ -30,7 +30,7 @@ class OwnDisk:
 
     @classmethod
     def of(cls, folder: Path, size: int, run_id: str) -> OwnDisk:
-        """Not yet mounted; the folder is made, so that there is something to mount it on. Raises OSError."""
+        """Makes the folder, but does not mount anything yet. Raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
         return cls(folder.resolve(), size, Mount.of(folder, f"torchaos-{run_id}"))
 
@@ -43,7 +43,7 @@ class OwnDisk:
             raise ChaosError(f"{self.folder}: no tmpfs can be mounted there: {why}; leave job.checkpoints.size out")
 
     def give_back(self, unmount: Callable[[], None], keep: bool) -> str | None:
-        """Puts what is in it, where that is to be kept, in the place of the mount. A sentence where files are lost."""
+        """Unmount it. With `keep`, its files are copied out first, and take its place. Returns what was lost."""
         if self.way_back.restored():
             return f"{self.folder} was unmounted before its files were copied out; they are gone"
         kept, lost = self.folder.with_name(f".{self.folder.name}.kept"), None
@@ -52,31 +52,31 @@ class OwnDisk:
                 shutil.copytree(self.folder, kept, symlinks=True)
             elif any(self.folder.iterdir()):
                 lost = f"there was no time to copy what was in {self.folder}; its files went with its file system"
-        except OSError as error:  # shutil.Error too: of some files, and the others have been copied
+        except OSError as error:  # shutil.Error too, which means that some files were copied and some were not
             lost = f"not all that was in {self.folder} could be copied out, and is gone with its file system: {error}"
         unmount()
         try:
             if kept.exists():
-                kept.rename(self.folder)  # it is empty: nobody saw it before it was covered
+                kept.rename(self.folder)  # the folder is empty: no process saw it before it was covered
         except OSError as error:
             lost = f"what was in {self.folder} is in {kept} now: {error.strerror}"
         return lost
 
 
 def is_own_disk(folder: Path) -> bool:
-    """Whether a file system of ours, and no disk of the machine's, is what would be filled there."""
-    here = [one for one in mounts() if one.target == str(folder.resolve())]
+    """Whether a write to this folder fills a file system of ours, and not a disk of the machine."""
+    here = [mount for mount in mounts() if mount.target == str(folder.resolve())]
     return bool(here) and here[-1].type == "tmpfs" and here[-1].source.startswith("torchaos-")
 
 
 def room(folder: Path) -> tuple[int, int]:
-    """Bytes that are free in its file system, and bytes in all."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    """The free bytes and all bytes of its file system."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
 
 
 def may_mount() -> bool:
-    """Whether this process may mount a tmpfs where it is: as root, or in a user namespace with mounts of its own."""
+    """Whether this process may mount a tmpfs, as root or in a user namespace with its own mounts."""
     descriptor = ctypes.CDLL(None, use_errno=True).syscall(_FSOPEN, b"tmpfs", _CLOSE_ON_EXEC)
     if descriptor >= 0:
         os.close(descriptor)
@@ -84,6 +84,6 @@ def may_mount() -> bool:
 
 
 def memory_left() -> int:
-    """Bytes that can be had without pushing anybody out: MemAvailable of proc(5)."""
+    """Bytes that can be allocated without swapping: MemAvailable of proc(5)."""
     with open("/proc/meminfo") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))

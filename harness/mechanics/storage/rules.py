@@ -1,4 +1,4 @@
-"""What goes wrong in a served folder, as data: the injectors write it, the server carries it out."""
+"""The rules of a served folder, as data: injectors write them, the server carries them out."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ WRITES = frozenset({
     "chown", "utimens",
 })  # fmt: skip
 SYNCS = frozenset({"fsync", "fsyncdir"})
-GROWS = frozenset({"create", "write", "mkdir", "symlink"})  # what needs space
+GROWS = frozenset({"create", "write", "mkdir", "symlink"})  # operations that need space
 
 
 def operations(on: str) -> tuple[str, ...]:
-    """`on`: reads, writes, both, or all, which is also asking what is there."""
-    some = {"reads": READS, "writes": WRITES | SYNCS, "both": READS | WRITES | SYNCS}
-    return tuple(sorted(some.get(on, some["both"] | LOOKS)))
+    """The operations for `on`: reads, writes, both, or all, which also includes getattr and statfs."""
+    groups = {"reads": READS, "writes": WRITES | SYNCS, "both": READS | WRITES | SYNCS}
+    return tuple(sorted(groups.get(on, groups["both"] | LOOKS)))
 
 
 @dataclass(frozen=True)
 class Rules:
-    """`operations` of the ranks `ranks` fail with `error`, take `delay_s` longer, or hang until it is taken back.
-    `left`: not before so many bytes more have been written. `rate`: bytes per second that get through."""
+    """`operations` of the ranks `ranks` fail with `error`, take `delay_s` seconds longer, or hang until the fault is
+    taken back. `left`: only after so many bytes have been written. `rate`: bytes per second."""
 
     operations: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -52,8 +52,8 @@ class Rules:
 
 
 def rank_of(pid: int) -> int | None:
-    """The rank whose process, or whose child, a thread belongs to; None for everybody else, and for the threads with
-    which the agent reads what was saved: what befalls them shows nothing of the job."""
+    """The rank that a thread belongs to, as its process or a child of it. None for all others, and for the agent's
+    threads that read what was saved, because their errors show nothing about the job."""
     try:
         if Path(f"/proc/{pid}/comm").read_text().strip() == THREAD:
             return None

@@ -1,11 +1,11 @@
-"""Serves a folder over itself by FUSE: what is read and written goes to the very folder below, but for what the rules
-spoil. Runs as a process of its own, until it is unmounted:
+"""Serves a folder over itself by FUSE: reads and writes go to the folder below, except for operations that the rules
+make fail, slow or hang. Runs as its own process until it is unmounted:
 
     python -m torchaos.harness.mechanics.storage.server FOLDER SOURCE SWITCH LOG
 
-RULES come on standard input. SWITCH is a file: once it is gone nothing is spoilt any more, and what hung goes on. Each
-thing that was spoilt is a line in LOG. The folder is opened before it is covered, so that nothing moves: unmounting
-shows it again, with all that was written meanwhile. mfusepy: https://github.com/mxmlnkn/mfusepy
+The rules come on standard input. SWITCH is a file: when it is gone, nothing fails any more, and hanging operations go
+on. LOG gets a line for each operation that was changed. The folder is opened before it is covered, so its files stay in
+place: after unmounting they are all visible, also those written meanwhile. mfusepy: https://github.com/mxmlnkn/mfusepy
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import mfusepy
 from torchaos.harness.mechanics.storage.rules import GROWS, Rules, rank_of
 from torchaos.harness.undo.mount import Mount
 
-_LOOK_S = 0.01
+_LOOK_S = 0.01  # seconds
 _STAT = ("st_mode", "st_ino", "st_nlink", "st_uid", "st_gid", "st_size", "st_blocks", "st_blksize")
 
 
 class Spoiler:
-    """Decides what happens to one operation, and keeps the log."""
+    """Decides what happens to an operation, and writes the log."""
 
     def __init__(self, rules: Rules, switch: Path, log: Path) -> None:
         self._rules, self._switch = rules, switch
@@ -39,7 +39,7 @@ class Spoiler:
         self._written = 0
 
     def __call__(self, operation: str, path: str, size: int = 0) -> None:
-        """Returns when the operation may go on; raises OSError where it is to fail."""
+        """Returns when the operation may go on. Raises OSError if it must fail."""
         rules = self._rules
         if operation not in rules.operations or not self.is_on():
             return
@@ -60,7 +60,7 @@ class Spoiler:
             raise OSError(rules.number, os.strerror(rules.number))
 
     def free(self) -> bool:
-        """Whether the file system has room, as statfs tells it."""
+        """Whether statfs must report free space."""
         return self._rules.left is None or not self.is_on()
 
     def is_on(self) -> bool:
@@ -79,7 +79,7 @@ class Served(mfusepy.Operations):  # type: ignore[misc]
         self._spoil, self._mount = spoil, mount
 
     def init(self, path: str) -> None:
-        """It is mounted. Where the fault was taken back before that, nobody looks for the mount any more."""
+        """The folder is now mounted. If the fault was taken back before that, unmount it here."""
         if not self._spoil.is_on():
             threading.Thread(target=self._leave, daemon=True).start()
 
@@ -91,9 +91,9 @@ class Served(mfusepy.Operations):  # type: ignore[misc]
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         self._spoil("getattr", path)
-        found = os.fstat(fh) if fh else os.stat(_below(path), dir_fd=self._root, follow_symlinks=False)
-        times = {f"st_{one}time": getattr(found, f"st_{one}time_ns") for one in "amc"}
-        return {**{name: getattr(found, name) for name in _STAT}, **times}
+        status = os.fstat(fh) if fh else os.stat(_below(path), dir_fd=self._root, follow_symlinks=False)
+        times = {f"st_{letter}time": getattr(status, f"st_{letter}time_ns") for letter in "amc"}
+        return {**{name: getattr(status, name) for name in _STAT}, **times}
 
     def readdir(self, path: str, fh: int) -> Iterator[str]:
         self._spoil("readdir", path)
@@ -106,7 +106,7 @@ class Served(mfusepy.Operations):  # type: ignore[misc]
     def open(self, path: str, flags: int) -> int:
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC)
         self._spoil("open_write" if writes else "open_read", path)
-        return os.open(_below(path), flags & ~os.O_APPEND, dir_fd=self._root)  # the kernel gives each write its place
+        return os.open(_below(path), flags & ~os.O_APPEND, dir_fd=self._root)  # the kernel gives each offset
 
     def create(self, path: str, mode: int, fi: Any = None) -> int:
         self._spoil("create", path)
@@ -183,9 +183,9 @@ class Served(mfusepy.Operations):  # type: ignore[misc]
 
     def statfs(self, path: str) -> dict[str, int]:
         self._spoil("statfs", path)
-        found = os.fstatvfs(self._root)
-        told = {name: getattr(found, name) for name in dir(found) if name.startswith("f_") and name != "f_fsid"}
-        return told if self._spoil.free() else {**told, "f_bavail": 0, "f_bfree": 0}
+        status = os.fstatvfs(self._root)
+        fields = {name: getattr(status, name) for name in dir(status) if name.startswith("f_") and name != "f_fsid"}
+        return fields if self._spoil.free() else {**fields, "f_bavail": 0, "f_bfree": 0}
 
     def _do(self, operation: str, path: str, work: Callable[[], object]) -> int:
         self._spoil(operation, path)

@@ -281,6 +281,6 @@ def _trains_nothing(optimizer: Any) -> bool:
     ]
     try:
         # A DTensor's own any() would be a collective.
-        return bool(gradients) and not any(bool(getattr(one, "_local_tensor", one).any()) for one in gradients)
+        return bool(gradients) and not any(bool(getattr(each, "_local_tensor", each).any()) for each in gradients)
     except Exception:  # a kind of tensor that does not know any(): then it is taken for a step that trains
         return False

@@ -94,8 +94,8 @@ _FLOATS = "list[float | None] | None"
 _HIT = {"fault": "str", "phase": "str | None", "global_step": "Whole | None"}
 _RANK = {"pid": "Whole", "start_ticks": "Whole | None", "local_rank": "Whole | None", "world_size": "Whole | None"}
 
-# The keys of each kind of event, and the types of their values, which `record/events/payloads.py` explains (`Whole` is an
-# integer of 64 bits). A key with a question mark may be missing. Writers refuse a payload without one of the other keys;
+# The keys of each kind of event, and the types of their values, which `record/events/payloads.py` explains (`Whole`:
+# an integer of 64 bits). A key with a question mark may be missing. Writers refuse a payload without one of the others;
 # readers refuse values of other types, and accept further keys. Times are in seconds, sizes in bytes.
 PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.STAGE: {"stage": "str"},  # the harness begins this stage of the run

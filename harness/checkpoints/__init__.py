@@ -1,5 +1,6 @@
-"""Reads checkpoints of every format without torch and without running anything in them, and says whether they are
+"""Reads checkpoints of every format, without torch and without running any code in them, and says whether they are
 whole.
 
-A folder or an address of an object store comes in; layouts, digests and problems go out, to the tensor, element and
-bit. It knows nothing of faults and runs."""
+A folder or an address in an object store comes in. Layouts, digests and problems go out, which name tensor, element and
+bit. It knows nothing of faults and runs.
+"""

@@ -1,6 +1,6 @@
-"""Where the records of a zip file lie, and the CRC of each. torch.save files are zips, and so is each item of DCP.
+"""The records of a zip file and their CRCs. torch.save files are zips, and so is each item of a DCP file.
 
-Format: APPNOTE.TXT 6.3, section 4.3. torch stores its records uncompressed, so each is a plain run of bytes.
+Format: APPNOTE.TXT 6.3, section 4.3. torch stores records uncompressed, so that each is a plain sequence of bytes.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from .files import Files, Window
 from .layout import Extent, torn
 
 _LOCAL = struct.Struct("<4s5H3L2H")
-_DIRECTORY = 1 << 27  # bytes
+_DIRECTORY = 1 << 27  # bytes of the zip's directory at most
 
 
 @dataclass(frozen=True)
 class Record:
-    name: str  # without the archive's own folder, which is its first part
+    name: str  # without the archive's folder, which is the first part
     extent: Extent
     crc: int
     problem: str | None = None
 
 
 def records(files: Files, path: str, offset: int, length: int) -> dict[str, Record]:
-    """All records of the zip that lies there, by name. Raises Unreadable (torn) where its directory isn't whole."""
+    """All records of the zip at `offset`, by name. Raises Unreadable (torn) if its directory is damaged."""
     if length >= 4 and files.read(path, offset, 4)[:2] != b"PK":
         raise torn("it does not begin as a torch.save file does")
     window = Window(files, path, offset, length, _DIRECTORY)
     try:
         with zipfile.ZipFile(window) as archive:
-            found = archive.infolist()
+            infos = archive.infolist()
     except OSError:
         raise
-    except Exception as error:  # nearly anything, where the directory is damaged
+    except Exception as error:  # zipfile raises almost anything for a damaged directory
         raise torn(f"not a whole torch.save file ({str(error) or type(error).__name__})") from error
     made: dict[str, Record] = {}
-    for info in found:
+    for info in infos:
         name = info.filename.partition("/")[2] or info.filename
         if not 0 <= info.header_offset <= length - _LOCAL.size:
             raise torn(f"its record {name} begins beyond its end")
@@ -61,5 +61,5 @@ def records(files: Files, path: str, offset: int, length: int) -> dict[str, Reco
 
 
 def without_crcs(found: dict[str, Record]) -> bool:
-    """torch can be told to write none: all of them are then 0 (torch.serialization.set_crc32_options)."""
+    """Whether no record has a CRC: torch can leave all of them 0 (torch.serialization.set_crc32_options)."""
     return all(record.crc == 0 for record in found.values() if record.extent.length)

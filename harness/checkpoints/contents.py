@@ -1,6 +1,7 @@
-"""What is in a nest of containers, entry by entry under dotted names: tensors, and values as text.
+"""The entries of nested containers under dotted names: tensors, and values as text.
 
-Bounded in depth and number, since what was read from a pickle may refer to itself, or to one list a million times.
+Bounded in depth and number, since containers that were read from a pickle may refer to themselves, or to one list a
+million times.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from .layout import TensorEntry, Unreadable
 from .pickles import Global, Opaque
 
 _DEPTH, _ENTRIES, _LONG = 50, 3_000_000, 16
-_SHORT = 1000  # characters: a path is kept as it is, so that the run's own folder can be told from another difference
+_SHORT = 1000  # characters; paths stay readable, so that the run's own folder can be recognised in them
 AddTensor = Callable[[str, TensorRef], None]
 
 
 class Contents:
-    """Collects the entries of one checkpoint. `tensor` is called for each tensor that refers to a storage."""
+    """Collects the entries of one checkpoint."""
 
     def __init__(self, values: dict[str, str], tensors: dict[str, TensorEntry], opaque: list[str]) -> None:
         self._values, self._tensors, self._opaque = values, tensors, opaque
         self._left = _ENTRIES
 
     def add(self, name: str, value: Any, tensor: AddTensor) -> None:
-        """One value, or all in a nest of them. Raises Unreadable where it has no end."""
+        """Add a value and everything nested in it. `tensor` is called for each tensor that refers to a storage. Raises
+        Unreadable if the value is nested too deeply or has too many entries."""
         stack = [(name, value, 0)]
         while stack:
             name, value, depth = stack.pop()
@@ -43,7 +45,7 @@ class Contents:
                 stack.extend((inner, item, depth + 1) for inner, item in reversed(inside))
 
     def _inside(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """What is to be looked at next. A value that holds nothing is noted at once."""
+        """The entries inside a value, to be added next. A value without entries is recorded here."""
         if isinstance(value, dict):
             for key, item in value.items():
                 yield under(name, key), item
@@ -87,7 +89,7 @@ def under(name: str, key: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """The value itself where it is short, else a digest of it."""
+    """The value as text; a digest if that is long."""
     if isinstance(value, Global):
         return value.full
     if isinstance(value, (StorageRef, Dtype)):

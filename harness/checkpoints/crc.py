@@ -1,9 +1,9 @@
-"""What the CRC-32 of zip and gzip can do beyond telling that bytes differ: join two, and name a single flipped bit.
+"""CRC-32, as in zip and gzip: joins the CRCs of two parts, and finds a single flipped bit.
 
-A CRC is linear over GF(2): flipping one bit changes it by a value that depends only on the bit's distance from the
-end, and no two of the first 2^32 - 1 distances give the same one, since the polynomial is primitive. So the difference
-of two CRCs is a discrete logarithm away from the place of the bit; it is found by baby steps and giant steps.
-Method of joining: crc32_combine in zlib by Mark Adler.
+A CRC is linear over GF(2): one flipped bit changes it by a value that depends only on the bit's distance from the end.
+The polynomial is primitive, so these values differ for the first 2^32 - 1 distances. Thus the distance is the discrete
+logarithm of the difference of two CRCs, found by baby steps and giant steps. The way to join two CRCs is that of
+crc32_combine in zlib by Mark Adler.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from __future__ import annotations
 from functools import lru_cache
 
 try:
-    from isal.isal_zlib import crc32  # nine times faster
+    from isal.isal_zlib import crc32  # nine times as fast
 except ImportError:
     from zlib import crc32
 
 __all__ = ["combine", "crc32", "locate"]
 
 _POLYNOMIAL, _ORDER = 0xEDB88320, 0xFFFFFFFF
-_BIGGEST = 1 << 29  # bytes: as far as one bit is one value
+_BIGGEST = 1 << 29  # bytes; up to here each bit has its own value
 Matrix = tuple[int, ...]
 
 
 def combine(first: int, second: int, length: int) -> int:
-    """The CRC of two runs of bytes, from theirs and the length of the second one."""
+    """The CRC of two parts together, from both CRCs and the length of the second part in bytes."""
     return _apply(_power(8 * length % _ORDER), first) ^ second
 
 
 def locate(difference: int, length: int) -> tuple[int, int] | None:
-    """The (byte, bit) whose flip changes the CRC of `length` bytes so; None: no single one in them does."""
+    """The (byte, bit) whose flip changes the CRC of `length` bytes by `difference`. None if no single flip does."""
     if not difference or not 0 < length <= _BIGGEST:
         return None
     stride = 1 << max(4, (length.bit_length() + 1) // 2)
@@ -48,12 +48,12 @@ def locate(difference: int, length: int) -> tuple[int, int] | None:
 
 
 def _table() -> Matrix:
-    found = []
+    table = []
     for byte in range(256):
         for _ in range(8):
             byte = (byte >> 1) ^ (_POLYNOMIAL if byte & 1 else 0)
-        found.append(byte)
-    return tuple(found)
+        table.append(byte)
+    return tuple(table)
 
 
 _TABLE = _table()
@@ -72,7 +72,7 @@ def _apply(matrix: Matrix, vector: int) -> int:
 
 @lru_cache(maxsize=256)
 def _power(bits: int) -> Matrix:
-    """What so many zero bits more do to a CRC, as a matrix over GF(2), by columns."""
+    """The change of a CRC by `bits` more zero bits, as a matrix over GF(2), by columns."""
     result: Matrix = tuple(1 << place for place in range(32))
     for place in range(32):
         if bits >> place & 1:
@@ -82,11 +82,11 @@ def _power(bits: int) -> Matrix:
 
 
 def _squares() -> tuple[Matrix, ...]:
-    one: Matrix = (_POLYNOMIAL, *(1 << place for place in range(31)))  # one bit further
-    found = [one]
+    shift: Matrix = (_POLYNOMIAL, *(1 << place for place in range(31)))  # by one zero bit
+    powers = [shift]
     for _ in range(31):
-        found.append(tuple(_apply(found[-1], column) for column in found[-1]))
-    return tuple(found)
+        powers.append(tuple(_apply(powers[-1], column) for column in powers[-1]))
+    return tuple(powers)
 
 
 _SQUARES = _squares()

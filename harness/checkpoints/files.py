@@ -1,4 +1,4 @@
-"""Where checkpoints lie: the local file system, or anything that fsspec opens. Only what reading needs."""
+"""Access to checkpoint files on the local file system, or on any that fsspec opens. Reading only."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from torchaos.harness.contracts import UsageError
 
-_AHEAD = 1 << 18  # bytes that one request to an object store brings
+_AHEAD = 1 << 18  # bytes that a request to an object store fetches at least
 _BLOCKS, _OPEN = 64, 128
 
 
 class Files(Protocol):
-    """Paths are strings, absolute; parts are joined by a slash. Errors are OSErrors."""
+    """Paths are absolute strings with slashes. All errors are OSErrors."""
 
     def names(self, folder: str) -> list[str]: ...
 
@@ -32,18 +32,18 @@ class Files(Protocol):
     def size(self, path: str) -> int: ...
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        """Fewer bytes at the end of the file."""
+        """Up to `length` bytes; fewer only at the end of the file."""
         ...
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
-        """How many bytes; fewer than the buffer has only at the end of the file."""
+        """Fill the buffer, and return the number of bytes; fewer than its size only at the end of the file."""
         ...
 
     def close(self) -> None: ...
 
 
 class Local:
-    """Keeps some files open, so that reading many parts of one costs one system call each. Threads may share it."""
+    """Keeps some files open, so that reading many parts of a file costs one system call each. Threads may share it."""
 
     def __init__(self) -> None:
         self._fds: OrderedDict[str, int] = OrderedDict()
@@ -90,11 +90,11 @@ class Local:
                 os.close(self._fds.popitem()[1])
 
     def _fd(self, path: str) -> int:
-        """A descriptor of the caller's own: another thread may close the one that is kept."""
+        """A descriptor for the caller alone, since another thread may close the one that is kept."""
         with self._lock:
             fd = self._fds.pop(path, None)
             if fd is None:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never waits for a FIFO's writer
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never blocks on a FIFO
             self._fds[path] = fd
             if len(self._fds) > _OPEN:
                 os.close(self._fds.popitem(last=False)[1])
@@ -102,7 +102,7 @@ class Local:
 
 
 class _Calls:
-    """A file system of fsspec whose every error is an OSError, whatever its library raises."""
+    """A file system of fsspec of which every error becomes an OSError, whatever its library raises."""
 
     def __init__(self, fs: Any) -> None:
         self._fs = fs
@@ -122,7 +122,7 @@ class _Calls:
 
 
 class Remote:
-    """An object store, by fsspec. Small reads come from blocks that are kept, since each request takes long."""
+    """An object store, by fsspec. Small reads come from cached blocks, since each request takes long."""
 
     def __init__(self, fs: Any) -> None:
         self._fs = _Calls(fs)
@@ -155,9 +155,9 @@ class Remote:
         return b"".join(parts)
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
-        found = self._fetch(path, offset, len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+        data = self._fetch(path, offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         self._blocks.clear()
@@ -168,12 +168,12 @@ class Remote:
             if key in self._blocks:
                 self._blocks.move_to_end(key)
                 return self._blocks[key]
-        found = self._fetch(path, number * _AHEAD, _AHEAD)
+        data = self._fetch(path, number * _AHEAD, _AHEAD)
         with self._lock:
-            self._blocks[key] = found
+            self._blocks[key] = data
             while len(self._blocks) > _BLOCKS:
                 self._blocks.popitem(last=False)
-        return found
+        return data
 
     def _fetch(self, path: str, offset: int, length: int) -> bytes:
         end = min(offset + length, self.size(path))
@@ -181,7 +181,7 @@ class Remote:
 
 
 def locate(where: str) -> tuple[Files, str]:
-    """The files, and the path in them, of a path or of an fsspec URL (s3://, gs://, file://). Raises UsageError."""
+    """The file system, and the path on it, of a path or an fsspec URL (s3://, gs://, file://). Raises UsageError."""
     if "://" not in where:
         return Local(), os.path.abspath(where)
     try:
@@ -194,7 +194,7 @@ def locate(where: str) -> tuple[Files, str]:
 
 
 class Window(io.RawIOBase):
-    """A part of a file as a file of its own, for readers that want one. Never gives out more than `most` at once."""
+    """A part of a file, as a file for readers that need one. A read of more than `most` bytes raises ValueError."""
 
     def __init__(self, files: Files, path: str, offset: int, length: int, most: int = 1 << 28) -> None:
         self._files, self._path, self._offset, self._length, self._most = files, path, offset, length, most
@@ -221,11 +221,11 @@ class Window(io.RawIOBase):
         wanted = left if size is None or size < 0 else min(size, left)
         if wanted > self._most:
             raise ValueError(f"{wanted} bytes are wanted at once")
-        found = self._files.read(self._path, self._offset + self._at, wanted)
-        self._at += len(found)
-        return found
+        data = self._files.read(self._path, self._offset + self._at, wanted)
+        self._at += len(data)
+        return data
 
     def readinto(self, buffer: Any) -> int:
-        found = self.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)

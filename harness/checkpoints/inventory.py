@@ -1,4 +1,4 @@
-"""What lies in a checkpoint folder after a run, tensor by tensor, for those who judge. Nothing of it is run."""
+"""The inventory of the checkpoints after a run, tensor by tensor, which assertions read. No code in them is run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .formats.folders import problem_of
 from .layout import Problem, Trouble
 from .verify import Manifests, Verified, verify
 
-# What a run may have saved in good faith, or is no damage: others judge it.
+# These are not damage: the job may have saved them so (NaN), or nothing is known to be wrong. Assertions judge them.
 _NO_DAMAGE = (Trouble.NAN, Trouble.LIMIT)
 
 
@@ -27,12 +27,11 @@ class _GivenUp(Exception):
 def take(
     root: Path, manifests: Path | None = None, timeout_s: float = 300.0, given_up: Callable[[], bool] = lambda: False
 ) -> dict[str, Any]:
-    """The inventory of all checkpoints under `root`: {"root", "checkpoints", "unread": types of other files that
-    may hold tensors, "problem": why this is not all, or None}.
+    """The inventory of all checkpoints under `root`: {"root", "checkpoints", "unread": types of other files that may
+    hold tensors, "problem": why it is incomplete, or None}.
 
-    `manifests`: the run directory whose manifests tell what was saved. Raises nothing; it is cut short when it is
-    `given_up`, or after `timeout_s` seconds.
-    """
+    `manifests`: the run directory with the manifests of the saves. Raises nothing. It stops after `timeout_s` seconds,
+    or when `given_up()` is true."""
     found: list[dict[str, Any]] = []
     unread: list[str] = []
     problem, files, end = None, Local(), time.monotonic() + timeout_s
@@ -59,35 +58,35 @@ def take(
 def entry(
     files: Files, path: str, root: str, manifests: Manifests | None = None, go_on: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """One checkpoint, as JSON: what assertions read. `tensors` are digests of values, equal whatever the layout,
-    `sketches` what tells their distance where they differ (sketch.py), and `kinds` their types and shapes."""
+    """One checkpoint as JSON, as assertions read it. `tensors`: digests of the values, equal in any layout. `sketches`:
+    how far values differ (sketch.py). `kinds`: types and shapes."""
     found = verify(files, path, manifests)
     layout, digests, sketches = found.layout, {}, {}
     unread: list[Problem] = []
-    for name, told in values.summaries(files, layout.tensors, go_on):
-        if isinstance(told, Exception):
-            unread.append(problem_of(told, name, path))
+    for name, summary in values.summaries(files, layout.tensors, go_on):
+        if isinstance(summary, Exception):
+            unread.append(problem_of(summary, name, path))
         else:
-            digests[name], sketches[name] = told.digest, told.sketch
+            digests[name], sketches[name] = summary.digest, summary.sketch
     problems = [*found.problems, *unread]
-    damage = [one for one in problems if one.kind not in _NO_DAMAGE]
-    hostile = [os.path.basename(one.file or path) for one in problems if one.kind is Trouble.HOSTILE]
+    damage = [problem for problem in problems if problem.kind not in _NO_DAMAGE]
+    hostile = [os.path.basename(problem.file or path) for problem in problems if problem.kind is Trouble.HOSTILE]
     return {
         "path": os.path.relpath(path, root if path != root else os.path.dirname(root)),
         "format": layout.format,
         "step": layout.step,
-        "complete": not any(one.kind in (Trouble.TORN, Trouble.UNFINISHED) for one in problems),
-        "loadable": all(one.loads for one in problems),
+        "complete": not any(problem.kind in (Trouble.TORN, Trouble.UNFINISHED) for problem in problems),
+        "loadable": all(problem.loads for problem in problems),
         "problem": damage[0].text if damage else None,
-        "problems": [_as_json(one, root) for one in problems],
+        "problems": [_as_json(problem, root) for problem in problems],
         "missing": layout.missing,
-        "unopened": hostile,  # what must not be unpickled
-        "unread": layout.unread,  # types of files
+        "unopened": hostile,  # files that must not be unpickled
+        "unread": layout.unread,  # types of files that are not read
         "opaque": layout.opaque,
         "verified": _how(found),
         "tensors": digests,
         "sketches": sketches,
-        "kinds": {name: values.kind_of(one) for name, one in layout.tensors.items()},
+        "kinds": {name: values.kind_of(tensor) for name, tensor in layout.tensors.items()},
         "values": own_digests.checked(files, layout, go_on),
         "bytes": layout.size,
     }
@@ -97,15 +96,18 @@ def _manifests(folder: Path | None) -> Manifests | None:
     try:
         return Manifests.load(folder) if folder else None
     except UsageError:
-        return None  # nothing was saved by a rank that had the agent in it
+        return None  # no rank with an agent saved anything
 
 
 def _how(found: Verified) -> str | None:
-    """By what its contents were compared with what was written: manifest, crc, or None."""
+    """What the contents were compared with: manifest, crc, or None."""
     return "manifest" if found.manifest else None if found.unseen else "crc"
 
 
-def _as_json(one: Problem, root: str) -> dict[str, Any]:
-    told = {"kind": one.kind.value, "text": one.text, "tensor": one.tensor, "element": one.element, "bits": one.bits}
-    file = os.path.relpath(one.file, root) if one.file else None
-    return {name: value for name, value in {**told, "file": file, "offset": one.offset}.items() if value is not None}
+def _as_json(problem: Problem, root: str) -> dict[str, Any]:
+    fields = {
+        "kind": problem.kind.value, "text": problem.text, "tensor": problem.tensor, "element": problem.element,
+        "bits": problem.bits, "file": os.path.relpath(problem.file, root) if problem.file else None,
+        "offset": problem.offset,
+    }  # fmt: skip
+    return {name: value for name, value in fields.items() if value is not None}

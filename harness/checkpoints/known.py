@@ -1,6 +1,6 @@
-"""What the harmless classes and functions in pickles of torch stand for: references to storages, and plain data.
+"""Builders for the harmless classes and functions in torch's pickles: they make references to storages, and plain data.
 
-Each builder gets a budget first. Names and arguments are those of torch/_utils.py and torch/storage.py (2.0 to 2.15),
+Each builder gets a Budget first. Names and arguments are those of torch/_utils.py and torch/storage.py (2.0 to 2.15),
 of numpy's `__reduce__`, and of the standard library's containers.
 """
 
@@ -43,7 +43,7 @@ class TensorRef:
 
 
 class Array:
-    """A numpy array: its type, its shape and its bytes."""
+    """A numpy array: its type, shape and bytes."""
 
     def __init__(self) -> None:
         self.dtype, self.data = "", b""
@@ -54,7 +54,7 @@ class Array:
         _version, shape, dtype, fortran, data = state
         self.dtype, self.shape = dtype.name, tuple(int(size) for size in shape)
         if isinstance(data, list):
-            self.items = data  # objects
+            self.items = data  # an array of Python objects
         else:
             self.data = data if isinstance(data, bytes) else str(data).encode("latin1")
         if fortran:
@@ -62,7 +62,7 @@ class Array:
 
 
 class Dtype:
-    """A numpy type, by its code: f8, <i4, |u1."""
+    """A numpy type, from its code: f8, <i4, |u1."""
 
     _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}  # noqa: RUF012
 
@@ -78,7 +78,7 @@ class Dtype:
 
 
 def storage_dtype(kind: Any) -> str:
-    """From the class that a persistent id names. Raises Unreadable."""
+    """The dtype of a storage class that a persistent id names. Raises Unreadable."""
     name = kind.name if isinstance(kind, Global) else str(kind)
     if name not in _STORAGES:
         raise Unreadable(f"a storage of the unknown type {name[:60]}")
@@ -86,7 +86,7 @@ def storage_dtype(kind: Any) -> str:
 
 
 def dtype_name(value: Any) -> str:
-    """`torch.float32` as a pickle names it."""
+    """The dtype, such as `float32`, of a global like `torch.float32`. Raises Unreadable."""
     if isinstance(value, Global) and value.module == "torch" and value.name in ITEM_SIZES:
         return value.name
     raise Unreadable(f"the unknown type {getattr(value, 'name', value)!s:.60}")
@@ -199,7 +199,7 @@ def _path(budget: Budget, *parts: Any) -> str:
 
 
 def _reconstruct(_b: Budget, what: Any, base: Any = None, state: Any = None) -> Any:
-    """copyreg._reconstructor(class, object, None): how protocol 2 and before make an ordinary object."""
+    """copyreg._reconstructor(class, object, None), by which protocol 2 and earlier create ordinary objects."""
     return Opaque(what if isinstance(what, Global) else Global("", "object"), () if state is None else (state,))
 
 

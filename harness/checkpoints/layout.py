@@ -1,7 +1,8 @@
-"""The shapes that all checkpoint formats are read into: where each tensor's bytes lie, and what was found wrong.
+"""The data types that all checkpoint formats are read into: where each tensor's bytes are, and which problems were
+found.
 
-A layout holds no bytes of tensors, only where they are. Offsets and lengths are bytes; steps are as the checkpoint
-itself or its name tells them.
+A layout holds no bytes of tensors. Offsets and lengths are in bytes. Steps are those that the checkpoint or its name
+gives.
 """
 
 from __future__ import annotations
@@ -20,42 +21,42 @@ ITEM_SIZES: Mapping[str, int] = {
 
 
 class Trouble(str, Enum):
-    """Kinds of what can be wrong with a checkpoint."""
+    """What can be wrong with a checkpoint."""
 
     TORN = "torn"  # bytes or files are missing: cut off, or never written to the end
-    UNREADABLE = "unreadable"  # it is all there, and its structure can't be followed
+    UNREADABLE = "unreadable"  # nothing is missing, but its structure can't be read
     OVERLAP = "overlap"  # parts of a sharded tensor overlap or leave a gap
-    HOSTILE = "hostile"  # loading it with plain pickle would run a program or code
-    CRC = "crc"  # it loads, and its bytes are not those that were written: a CRC in the file differs
-    DIGEST = "digest"  # likewise, by a digest that was taken at save time
-    RACED = "raced"  # likewise, and it was so as soon as the file was written: memory changed during the save
+    HOSTILE = "hostile"  # a plain pickle load would run programs or code
+    CRC = "crc"  # it loads, but a CRC in the file says that its bytes are not those that were written
+    DIGEST = "digest"  # the same, by a digest that was made during the save
+    RACED = "raced"  # the same, right after the file was written: memory changed during the save
     STALE = "stale"  # a part of another save than the rest
     NAN = "nan"  # a tensor holds NaN
-    LIMIT = "limit"  # nothing that is known to be wrong: it can't be looked at
+    LIMIT = "limit"  # it can't be checked; nothing is known to be wrong
     UNFINISHED = "unfinished"  # its own name says that it is not a finished checkpoint
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. `text` names where; the rest is for programs."""
+    """One thing that is wrong. `text` is for people and names the place; the other fields are for programs."""
 
     kind: Trouble
     text: str
     file: str | None = None
     tensor: str | None = None
     element: tuple[int, ...] | None = None  # index in the whole tensor
-    bits: tuple[int, ...] | None = None  # of that element's bits, counted from the least significant one
-    offset: int | None = None  # in the file
+    bits: tuple[int, ...] | None = None  # which bits of that element, counted from the least significant one
+    offset: int | None = None  # byte in the file
 
     @property
     def loads(self) -> bool:
-        """Whether the format's own loader would still take it."""
+        """Whether the format's own loader would still load it."""
         loads = (Trouble.CRC, Trouble.DIGEST, Trouble.RACED, Trouble.STALE, Trouble.NAN, Trouble.UNFINISHED)
         return self.kind in loads
 
 
 class Unreadable(Exception):
-    """Raised while reading. `kind` is what kind of problem it is."""
+    """Raised while reading. `kind`: the kind of the problem."""
 
     def __init__(self, text: str, kind: Trouble = Trouble.UNREADABLE) -> None:
         super().__init__(text)
@@ -68,7 +69,7 @@ def torn(text: str) -> Unreadable:
 
 @dataclass(frozen=True)
 class Extent:
-    """A run of bytes in one file."""
+    """A sequence of bytes in one file."""
 
     file: str  # full path or URL
     offset: int
@@ -81,9 +82,9 @@ class Extent:
 
 @dataclass(frozen=True)
 class Shard:
-    """A box of a tensor and where its bytes are, in row-major order unless there are strides (in elements)."""
+    """A box of a tensor and its bytes, which are in row-major order unless there are strides (in elements)."""
 
-    offsets: tuple[int, ...]  # of the box in the whole tensor
+    offsets: tuple[int, ...]  # index of the box's first element in the whole tensor
     sizes: tuple[int, ...]
     extent: Extent
     strides: tuple[int, ...] | None = None
@@ -95,13 +96,13 @@ class Shard:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor. `name`: nested keys joined by dots, after "FILE:" where the checkpoint is a folder of files."""
+    """One tensor. `name`: nested keys joined by dots, after "FILE:" if the checkpoint is a folder of files."""
 
     name: str
     dtype: str  # as torch writes it, without "torch."
     shape: tuple[int, ...]
     shards: tuple[Shard, ...]  # in row-major order of their offsets
-    inline: bytes | None = None  # its bytes, where they are part of a pickle (numpy arrays)
+    inline: bytes | None = None  # its bytes, if they are part of a pickle (numpy arrays)
 
     @property
     def item_size(self) -> int:
@@ -118,7 +119,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Checksum:
-    """A CRC-32 that the format itself keeps of some bytes."""
+    """A CRC-32 that the format itself stores for some bytes."""
 
     extent: Extent
     crc: int
@@ -134,27 +135,27 @@ class File:
 
 @dataclass
 class Checkpoint:
-    """One checkpoint as its files tell of it. `problems` is what reading the structure alone found."""
+    """One checkpoint as its files describe it. `problems`: those that were found by reading the structure."""
 
     path: str  # full path or URL
     format: str  # dcp, torch, safetensors, huggingface, lightning, accelerate, deepspeed, megatron, dir
     step: int | None = None
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
-    values: dict[str, str] = field(default_factory=dict)  # scalars as text; a digest of what is long
+    values: dict[str, str] = field(default_factory=dict)  # scalars as text; long ones as a digest
     files: list[File] = field(default_factory=list)
     checksums: list[Checksum] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # state that a resume needs and that is not in it
-    unread: list[str] = field(default_factory=list)  # types of its files that may hold tensors and are not read
-    opaque: list[str] = field(default_factory=list)  # entries whose classes only real unpickling would make
+    unread: list[str] = field(default_factory=list)  # types of its files that may hold tensors but are not read
+    opaque: list[str] = field(default_factory=list)  # entries whose class only a real unpickling would make
     problems: list[Problem] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
-        return not any(one.kind in (Trouble.TORN, Trouble.UNFINISHED) for one in self.problems)
+        return not any(problem.kind in (Trouble.TORN, Trouble.UNFINISHED) for problem in self.problems)
 
     @property
     def loadable(self) -> bool:
-        return all(one.loads for one in self.problems)
+        return all(problem.loads for problem in self.problems)
 
     @property
     def size(self) -> int:

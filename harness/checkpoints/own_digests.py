@@ -1,7 +1,8 @@
-"""Digests that a checkpoint keeps of its own files, checked: a job may write the SHA-256 of each file beside it.
+"""Checks digests that a checkpoint keeps of its own files: a job may save the SHA-256 of each file, for example.
 
-Two checkpoints of equal contents may differ in them: a pickle's bytes also say which of its strings are one object in
-memory, and a resume makes those anew. So a digest that is right is told as such, and one that is not stays as it is.
+Two checkpoints with equal contents may have different digests, because the bytes of a pickle also depend on which
+strings are one object in memory, which a resume changes. So a right digest is replaced by a text, and a wrong one stays
+as it is.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ _BLOCK = 1 << 20
 
 
 def checked(files: Files, found: Checkpoint, go_on: Callable[[], None]) -> dict[str, str]:
-    """The values of a checkpoint, with words in place of each right digest of a file of it. The name of such a value
-    ends with that of the file, or holds it. Raises OSError."""
-    told = {name: match["digits"].lower() for name, text in found.values.items() if (match := _DIGEST.fullmatch(text))}
-    paths = {one.path[len(found.path) + 1 :]: one.path for one in found.files if told and one.path != found.path}
+    """The values of a checkpoint, in which each right digest of one of its files is replaced by a text. The name of
+    such a value contains the file's name. `go_on` is called before each block, and may raise. Raises OSError."""
+    matches = {name: _DIGEST.fullmatch(text) for name, text in found.values.items()}
+    claimed = {name: match["digits"].lower() for name, match in matches.items() if match}
+    files_in = [file.path for file in found.files if claimed and file.path != found.path]
+    paths = {path[len(found.path) + 1 :]: path for path in files_in}
     made: dict[tuple[str, int], list[str]] = {}
     values = dict(found.values)
-    for name, digits in told.items():
-        file = max((one for one in paths if _names(name, one)), key=len, default=None)
+    for name, digits in claimed.items():
+        file = max((path for path in paths if _names(name, path)), key=len, default=None)
         if file is None or len(digits) not in _ALGORITHMS:
             continue
         key = file, len(digits)
@@ -44,7 +47,7 @@ def _names(entry: str, file: str) -> bool:
 
 
 def _digests(files: Files, path: str, size: int, algorithms: tuple[str, ...], go_on: Callable[[], None]) -> list[str]:
-    states = [hashlib.new(one, usedforsecurity=False) for one in algorithms]
+    states = [hashlib.new(algorithm, usedforsecurity=False) for algorithm in algorithms]
     buffer = memoryview(bytearray(_BLOCK))
     for at in range(0, size, _BLOCK):
         go_on()

@@ -1,8 +1,9 @@
-"""Reads pickles without running anything: no class is imported, nothing is called, nothing is set on real objects.
+"""Reads pickles without running anything: no class is imported, nothing is called, no attribute of a real object is
+set.
 
-What a pickle would import becomes a `Global`, what it would make an `Opaque`: names and plain data. known.py says what
-the few harmless classes stand for (tensors, numpy arrays, ordered dicts). The work and the memory are bounded by the
-length of the pickle, whatever it holds: Python's own C unpickler is not (a memo index of 2^31 alone takes 32 GB).
+What a pickle would import becomes a `Global`, and what it would create an `Opaque`: names and plain data. known.py has
+builders for the few harmless classes (tensors, numpy arrays, ordered dicts). Work and memory are bounded by the length
+of the pickle, whatever it contains. Python's unpickler in C has no such bound: a single memo index of 2^31 takes 32 GB.
 The opcodes are those of the standard library's pickle (https://peps.python.org/pep-3154/ and before).
 """
 
@@ -16,9 +17,9 @@ from typing import Any, Callable, ClassVar
 
 from .layout import Trouble, Unreadable
 
-MOST = 1 << 26  # bytes: a longer pickle is not read
-_CONTAINERS = 4_000_000  # bytes that make one of a single byte: each takes some fifty
-# What a pickle has no good reason to name: loading it would run a program, or code.
+MOST = 1 << 26  # bytes; longer pickles are not read
+_CONTAINERS = 4_000_000  # bytes of opcodes that create a container; each container takes about fifty bytes
+# Modules that no checkpoint needs: loading a pickle that names them would run a program or code.
 _DANGEROUS = {
     "os", "posix", "nt", "subprocess", "sys", "runpy", "pty", "socket", "shutil", "importlib", "ctypes", "marshal",
     "code", "codeop", "webbrowser", "pip", "pdb", "timeit", "commands", "imp", "cProfile", "profile", "bdb",
@@ -55,7 +56,7 @@ class Global:
 
 @dataclass(eq=False)
 class Opaque:
-    """What a class or function of the pickle would have been given: arguments, state, items. Inert."""
+    """An object that the pickle would create: its class or function, arguments, state and items. Inert."""
 
     what: Global
     args: tuple[Any, ...] = ()
@@ -82,7 +83,7 @@ Persistent = Callable[[Any], Any]
 
 
 class Budget:
-    """What builders may make out of a pickle, so that none makes much out of little. Raises Unreadable beyond it."""
+    """Limits what builders make, so that a short pickle can't become large. Raises Unreadable beyond the limit."""
 
     def __init__(self, length: int) -> None:
         self._left = 8 * length + 4096
@@ -93,7 +94,7 @@ class Budget:
             raise Unreadable("its pickle would grow far beyond its own length")
 
 
-# The standard library's reader in Python: the one in C can't override single opcodes, and is not bounded in memory.
+# The standard library's reader in Python. The one in C can't override single opcodes, and its memory is not bounded.
 _Base: Any = pickle._Unpickler
 
 
@@ -106,9 +107,9 @@ class _Reader(_Base):  # type: ignore[misc]
         self.budget, self.named = Budget(length), set[Global]()
 
     def find_class(self, module: str, name: str) -> Global:
-        found = Global(str(module), str(name))
-        self.named.add(found)
-        return found
+        named = Global(str(module), str(name))
+        self.named.add(named)
+        return named
 
     def persistent_load(self, pid: Any) -> Any:
         if self._persistent is None:
@@ -164,7 +165,8 @@ class _Reader(_Base):  # type: ignore[misc]
                 made.set_state(state)
             except Exception as error:
                 raise Unreadable(f"a state that it never has: {type(error).__name__}") from error
-        # What an ordinary container has as attributes (an OrderedDict's _metadata) is no state of training.
+        # The attributes of an ordinary container (an OrderedDict's _metadata) are not state of training, so they are
+        # dropped.
 
     def load_setitem(self) -> None:
         value = self.stack.pop()
@@ -192,7 +194,7 @@ class _Reader(_Base):  # type: ignore[misc]
 
     def load_bytearray8(self) -> None:
         length = int.from_bytes(self.read(8), "little")
-        self.append(self.read(length))  # as bytes: nothing is made before they are there
+        self.append(self.read(length))  # as bytes: no memory is taken before they were read
 
     def load_next_buffer(self) -> None:
         raise Unreadable("its buffers lie outside of it")
@@ -215,7 +217,7 @@ def _put(into: Any, pairs: list[Any]) -> None:
 
 
 def _key(value: Any) -> Any:
-    """What may be hashed: to hash a deeply nested tuple overflows the stack of the interpreter."""
+    """The value, if it may be hashed. Hashing a deeply nested tuple would overflow the interpreter's stack."""
     if isinstance(value, tuple):
         if all(isinstance(item, (*_PLAIN, Global, Opaque)) for item in value):
             return value
@@ -225,9 +227,9 @@ def _key(value: Any) -> Any:
 
 
 def read(file: Any, length: int, known: Known, persistent: Persistent | None = None) -> tuple[Any, list[str]]:
-    """The next pickle in a file of at most `length` bytes more, and what it names that would run programs or code.
+    """The next pickle in a file, of at most `length` bytes, and the names in it that would run programs or code.
 
-    `known` makes plain data of what the pickle calls, by module and name. Raises Unreadable."""
+    `known`: builders of plain data by module and name. `persistent`: resolves persistent ids. Raises Unreadable."""
     if length > MOST:
         raise Unreadable(f"its pickle has {length} bytes, more than are read", Trouble.LIMIT)
     if isinstance(file, BytesIO) and sum(map(file.getvalue().count, (b"]", b"}", b"(", b"\x8f"))) > _CONTAINERS:
@@ -239,9 +241,9 @@ def read(file: Any, length: int, known: Known, persistent: Persistent | None = N
         raise
     except EOFError as error:
         raise Unreadable("its pickle is cut off", Trouble.TORN) from error
-    except Exception as error:  # the standard library's reader raises nearly anything where opcodes are damaged
+    except Exception as error:  # the reader raises almost anything for damaged opcodes
         text = "an opcode that does not exist" if isinstance(error, KeyError) else str(error) or type(error).__name__
         kind = Trouble.TORN if "truncated" in text or "exhausted" in text else Trouble.UNREADABLE
         raise Unreadable(f"its pickle can't be read: {text[:160]}", kind) from error
-    bad = sorted(one.full for one in reader.named if one.dangerous)
+    bad = sorted(item.full for item in reader.named if item.dangerous)
     return made, bad

@@ -1,13 +1,13 @@
-"""A few numbers by which two tensors can be compared in size later, without either of them.
+"""A sketch: a few numbers by which the difference of two tensors can be estimated later, without either of them.
 
-First the bits: the sum of the elements, read as signed integers of their size, modulo 2^64. The agent's check sum of
-a parameter is the same sum (agent/state.py). Of floating-point elements also the norm, and PROJECTIONS sums of all
-elements, each with signs of its own. For random signs, the mean square of the differences of these sums is the square
-of the norm of the difference of the tensors (Alon, Matias, Szegedy 1996: The space complexity of approximating the
+The first number is the sum of the elements' bits, read as signed integers of their size, modulo 2^64. It equals the
+plain sum of the agent's check sum (agent/check_sums.py). Floating-point tensors also have the norm, and PROJECTIONS
+sums of all elements, each with its own signs. For random signs, the mean square of the differences of these sums is the
+square of the norm of the tensors' difference (Alon, Matias, Szegedy 1996: The space complexity of approximating the
 frequency moments).
 
-The sign of an element depends on its place in row-major order alone. It is the product of a sign for its tile, a sign
-for its row in the tile, and a sign for its column, so that a matrix product makes the sums, at the speed of reading
+The sign of an element depends only on its place in row-major order. It is the product of a sign for its tile, a sign
+for its row in the tile, and a sign for its column. So a matrix product computes the sums at the speed of reading
 memory.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 PROJECTIONS = 8
-_ROWS, _COLUMNS, _TILES = 64, 1024, 4096  # elements of a tile; signs of tiles come again after so many
+_ROWS, _COLUMNS, _TILES = 64, 1024, 4096  # size of a tile in elements; number of tiles after which their signs repeat
 _TILE = _ROWS * _COLUMNS
 _DRAW = np.random.default_rng(20240229)
 
@@ -31,7 +31,7 @@ def _signs(*shape: int) -> np.ndarray:
 
 _OF_ROW, _OF_COLUMN, _OF_TILE = _signs(PROJECTIONS, _ROWS), _signs(PROJECTIONS, _COLUMNS), _signs(_TILES, PROJECTIONS)
 _OF_ROW_32, _OF_COLUMN_32 = _OF_ROW.astype(np.float32), _OF_COLUMN.astype(np.float32)
-# By type: the type that numpy reads, and how many there are in an element.
+# By type: the type as which numpy reads it, and how many of these an element has.
 _PLAIN: dict[str, tuple[Any, int]] = {
     "float64": (np.float64, 1), "float32": (np.float32, 1), "float16": (np.float16, 1), "bfloat16": (np.uint16, 1),
     "complex64": (np.float32, 2), "complex128": (np.float64, 2), "complex32": (np.float16, 2),
@@ -69,17 +69,16 @@ class Sketch:
             self._add(data[:whole])
         self._rest += data[whole:]
 
-    def told(self) -> list[float]:
-        """The bits, and where its elements are floating-point and finite, the norm and the projections. May be called
-        once."""
+    def numbers(self) -> list[float]:
+        """The sum of the bits, then, for finite floating-point elements, the norm and the projections. Call it once."""
         if self._rest:
             self._add(memoryview(self._rest))
         numbers = [math.sqrt(self._square), *self._sums.tolist()] if self._plain is not None else []
         finite = all(map(math.isfinite, numbers))
-        return [(self.bits + 2**63) % 2**64 - 2**63, *(float(f"{one:.9g}") for one in numbers if finite)]
+        return [(self.bits + 2**63) % 2**64 - 2**63, *(float(f"{number:.9g}") for number in numbers if finite)]
 
     def _add(self, data: memoryview) -> None:
-        """Whole tiles, or the last part."""
+        """`data`: whole tiles, or the last part."""
         even = len(data) - len(data) % self._integer.itemsize
         self.bits += int(np.frombuffer(data[:even], self._integer).sum(dtype=np.int64))
         if self._plain is None:
@@ -116,15 +115,15 @@ def _as_numbers(dtype: str, words: np.ndarray) -> np.ndarray:
 
 @lru_cache
 def _float8(dtype: str) -> np.ndarray:
-    """All values of a type (OCP 8-bit Floating Point Specification 1.0, and the variants without a negative zero)."""
+    """All values of a float8 type (OCP 8-bit Floating Point Specification 1.0, and variants without negative zero)."""
     mantissa = 3 if "e4m3" in dtype else 2
     bias = (1 << (6 - mantissa)) - (0 if "uz" in dtype else 1)
-    found = []
+    values = []
     for word in range(256):
         exponent, rest = (word & 0x7F) >> mantissa, word & ((1 << mantissa) - 1)
         value = math.ldexp(rest + ((1 << mantissa) if exponent else 0), max(exponent, 1) - bias - mantissa)
         special = (word & 0x7F) == 0x7F if mantissa == 3 else exponent == 31
         if "uz" in dtype:
             special = word == 0x80
-        found.append(math.nan if special else -value if word & 0x80 else value)
-    return np.array(found, np.float32)
+        values.append(math.nan if special else -value if word & 0x80 else value)
+    return np.array(values, np.float32)

@@ -1,5 +1,5 @@
-"""What is told of the values of tensors: digests, which are equal for equal contents whatever their layout on disk, and
-sketches, by which unequal tensors are compared in size."""
+"""Summaries of tensors: digests, which are equal for equal contents in any layout on disk, and sketches, which tell how
+far two tensors differ."""
 
 from __future__ import annotations
 
@@ -17,41 +17,40 @@ from .files import Files
 from .layout import Shard, TensorEntry, Unreadable, torn
 from .sketch import Sketch
 
-_BLOCK = 1 << 20  # bytes, of which a Sketch takes whole tiles
-_AMPLE = 1 << 24  # bytes that a tensor may have beyond what its storage holds (an expanded one has few bytes on disk)
+_BLOCK = 1 << 20  # bytes; a multiple of a Sketch's tile
+_AMPLE = 1 << 24  # bytes by which a tensor may exceed four times its bytes on disk (an expanded one has few)
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """`digest`: of type, shape and elements in row-major order; `sketch`: as Sketch tells it."""
+    """`digest`: of type, shape and elements in row-major order. `sketch`: the numbers of a Sketch."""
 
     digest: str
     sketch: list[float]
 
 
 def summary(files: Files, tensor: TensorEntry, buffer: memoryview | None = None) -> Summary:
-    """What is told of one tensor; each byte is read once. Raises Unreadable, OSError.
+    """The summary of one tensor; each byte is read once. Raises Unreadable or OSError.
 
-    A tensor whose parts do not follow one another in that order is put together in memory; all others are streamed,
-    through the `buffer` where one is given.
-    """
+    A tensor whose parts are stored in another order is assembled in memory. Others are streamed."""
     digest, sketch = xxh3_64(f"{tensor.dtype} {tensor.shape}".encode()), Sketch(tensor.dtype, tensor.item_size)
     for part in _parts(files, tensor, memoryview(bytearray(_BLOCK)) if buffer is None else buffer):
         digest.update(part)
         sketch.update(part)
-    return Summary(str(digest.hexdigest()), sketch.told())
+    return Summary(str(digest.hexdigest()), sketch.numbers())
 
 
 def kind_of(tensor: TensorEntry) -> str:
-    """Its type and shape, as agent/kept.py tells those of a parameter."""
+    """The tensor's type and shape as text, as agent/kept.py writes those of a parameter."""
     return f"{tensor.dtype} {'x'.join(map(str, tensor.shape))}"
 
 
 def summaries(
     files: Files, tensors: Mapping[str, TensorEntry], go_on: Callable[[], None]
 ) -> Iterator[tuple[str, Summary | Exception]]:
-    """Of all of them, by name and in order, made by a few threads: hashes and sums let go of the interpreter's lock."""
+    """The summaries of all tensors, by name and in order, or the error of a tensor. A few threads make them, since
+    hashes and sums release the interpreter's lock. `go_on` is called before each tensor, and may raise."""
     own = threading.local()
 
     def work(tensor: TensorEntry) -> Summary | Exception:
@@ -71,7 +70,7 @@ def summaries(
 
 
 def _parts(files: Files, tensor: TensorEntry, buffer: memoryview) -> Iterator[memoryview]:
-    """Its bytes; a part is over when the next one is asked for."""
+    """The tensor's bytes in parts. A part is valid until the next one is requested."""
     if tensor.inline is not None:
         yield memoryview(tensor.inline)
     elif _in_order(tensor):

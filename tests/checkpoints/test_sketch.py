@@ -22,7 +22,7 @@ def _sketch(tensor: Any, part: int = 1 << 20) -> list[float]:
     made = Sketch(dtype, tensor.element_size())
     for at in range(0, len(data), part):
         made.update(data[at : at + part])
-    return made.told()
+    return made.numbers()
 
 
 def _apart(one: Any, other: Any) -> float | None:

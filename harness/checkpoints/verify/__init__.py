@@ -1,6 +1,6 @@
-"""Says whether a checkpoint is whole: its structure, the CRCs that its format keeps, NaN, a manifest's digests.
+"""Checks whether a checkpoint is whole: its structure, the CRCs of its format, NaN, and the digests of a manifest.
 
-It streams: what it holds at once does not grow with the checkpoint. What the checks can't see is said, too.
+It streams, so its memory does not grow with the checkpoint. It also reports what these checks can't see.
 """
 
 from .checks import ALL, Verified, verify

@@ -1,4 +1,4 @@
-"""All checks of one checkpoint, and what comes of them."""
+"""All checks of one checkpoint, and their result."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ ALL = frozenset({"crc", "digest", "nan"})
 
 @dataclass
 class Verified:
-    """What is known of one checkpoint. `unseen`: what could be damaged without being found, and why."""
+    """The result for one checkpoint. `unseen`: what could be damaged without being found, and why."""
 
     layout: Checkpoint
     problems: list[Problem]
     unseen: list[str] = field(default_factory=list)
-    manifest: bool = False  # a manifest covers some of it
-    bytes: int = 0  # that were read for their contents
+    manifest: bool = False  # a manifest covers at least a part of it
+    bytes: int = 0  # bytes of contents that were read
 
     @property
     def code(self) -> ExitCode:
-        if any(one.kind is not Trouble.LIMIT for one in self.problems):
+        if any(problem.kind is not Trouble.LIMIT for problem in self.problems):
             return ExitCode.FAILED
         return ExitCode.INCONCLUSIVE if self.problems or self.unseen else ExitCode.PASSED
 
@@ -45,7 +45,7 @@ def verify(
     checks: frozenset[str] = ALL,
     workers: int | None = None,
 ) -> Verified:
-    """One checkpoint. Raises OSError where its path can't be read at all; all else is in what it returns."""
+    """Check one checkpoint. Raises OSError if its path can't be read at all; every other error is in the result."""
     layout = formats.read(files, path)
     result = Verified(layout, list(layout.problems))
     known = {file.path: saved for file in layout.files if (saved := _saved_as(manifests, file))}
@@ -88,14 +88,14 @@ def _check_size(result: Verified, path: str, saved: Saved) -> bool:
 
 
 def _check_set(result: Verified, manifests: Manifests, known: dict[str, Saved]) -> None:
-    """Nothing that was saved is missing, and all is of one save."""
+    """Check that no saved file is missing, and that all files are of one save."""
     there = {saved.path for saved in known.values()}
     expected = manifests.expected(result.layout.path)
     for saved in expected:
         if saved.path not in there:
             name = posixpath.basename(saved.path)
             result.problems.append(Problem(Trouble.TORN, f"{name}: missing, though it was saved", saved.path))
-    if not expected:  # renamed since, so that its files are known by other marks: they must agree on where they were
+    if not expected:  # the folder was renamed: the files must agree on the folder in which they were saved
         folders = {posixpath.dirname(saved.path): path for path, saved in known.items() if saved.save != saved.path}
         if len(folders) > 1 and (form := table.named(result.layout.format)) and form.one_save:
             text = f"its files were saved as parts of {' and '.join(sorted(map(posixpath.basename, folders)))}"
@@ -103,7 +103,7 @@ def _check_set(result: Verified, manifests: Manifests, known: dict[str, Saved]) 
 
 
 def _unseen(layout: Checkpoint, known: dict[str, Saved], checks: frozenset[str]) -> list[str]:
-    """What neither a CRC nor a digest covers."""
+    """The contents that neither a CRC nor a digest covers."""
     summed = {checksum.extent.file for checksum in layout.checksums} if "crc" in checks else set()
     covered = set(known) if "digest" in checks else set()
     bare = sorted({extent.file for tensor in layout.tensors.values() for extent in tensor.extents} - covered - summed)

@@ -1,4 +1,4 @@
-"""Makes problems of what the stream found: names tensors, elements and bits as far as that can be known."""
+"""Makes problems from the results of the stream, and names tensors, elements and bits as far as possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .manifests import Manifests, Saved
 from .places import Place, Places
 from .stream import BadChunk, Found, Nans
 
-_LOCATED = 256  # bad chunks in which the bit is looked for
+_LOCATED = 256  # bad chunks in which the flipped bit is searched
 
 
 class Findings:
@@ -23,7 +23,7 @@ class Findings:
     ) -> None:
         self._files, self._layout, self._manifests, self._saved = files, layout, manifests, saved
         self._places = Places(layout)
-        self._crcs: Sequence[tuple[Checksum, int]] = ()  # those of the format that differ
+        self._crcs: Sequence[tuple[Checksum, int]] = ()  # CRCs of the format that differ
 
     def problems(self, found: Found) -> Iterator[Problem]:
         for path, why in found.errors.items():
@@ -34,8 +34,8 @@ class Findings:
         bad = [(chunk.path, chunk.offset, chunk.offset + chunk.length) for chunk in found.chunks]
         for checksum, crc in found.crcs:
             where = checksum.extent
-            told = any(path == where.file and begin < where.end and where.offset < end for path, begin, end in bad)
-            if not told:
+            reported = any(path == where.file and begin < where.end and where.offset < end for path, begin, end in bad)
+            if not reported:
                 yield self._crc(checksum, crc)
         yield from self._nans(found.nans)
 
@@ -60,7 +60,7 @@ class Findings:
                 yield self._run(path, run)
 
     def _stale(self, path: str, bad: Sequence[BadChunk]) -> Problem | None:
-        """Whether the file is that of another save."""
+        """A problem if the file is that of another save."""
         for other in self._manifests.others(self._saved[path]) if self._manifests else ():
             if all(_is(chunk, other) for chunk in bad):
                 text = f"{posixpath.basename(path)}: it is not the one of this save, but that of {other.save}"
@@ -68,7 +68,7 @@ class Findings:
         return None
 
     def _flipped(self, chunk: BadChunk) -> Problem | None:
-        """The one bit whose flip makes the chunk what it was, if there is one."""
+        """A problem if the flip of a single bit explains the change of the chunk."""
         place = self._by_format(chunk) if chunk.was is None else locate(chunk.crc ^ chunk.was, chunk.length)
         if place is None:
             return None
@@ -83,7 +83,7 @@ class Findings:
         return _problem(Trouble.DIGEST, text, chunk.path, at, chunk.offset + byte, bit)
 
     def _by_format(self, chunk: BadChunk) -> tuple[int, int] | None:
-        """The one bit of the chunk whose flip explains the CRC that the format keeps, where the manifest has none."""
+        """The bit in the chunk whose flip explains the CRC of the format, for a manifest without CRCs."""
         for checksum, crc in self._crcs:
             where = checksum.extent
             place = locate(crc ^ checksum.crc, where.length) if where.file == chunk.path else None
@@ -121,19 +121,19 @@ class Findings:
     def _nans(self, nans: Sequence[Nans]) -> Iterator[Problem]:
         counts: dict[str, int] = {}
         first: dict[str, tuple[Nans, Place]] = {}
-        for one in nans:
-            at = self._places.at(one.path, one.offset)
+        for run in nans:
+            at = self._places.at(run.path, run.offset)
             key = at.tensor or at.text
-            first.setdefault(key, (one, at))
-            counts[key] = counts.get(key, 0) + one.count
-        for key, (one, at) in first.items():
+            first.setdefault(key, (run, at))
+            counts[key] = counts.get(key, 0) + run.count
+        for key, (run, at) in first.items():
             more = f", the first of {counts[key]}" if counts[key] > 1 else ""
-            text = f"{posixpath.basename(one.path)}: {at.text} is NaN{more}"
-            yield Problem(Trouble.NAN, text, one.path, at.tensor, at.element, offset=one.offset)
+            text = f"{posixpath.basename(run.path)}: {at.text} is NaN{more}"
+            yield Problem(Trouble.NAN, text, run.path, at.tensor, at.element, offset=run.offset)
 
 
 def _is(chunk: BadChunk, other: Saved) -> bool:
-    """Whether the chunk is now what another save wrote there."""
+    """Whether the chunk now has what another save wrote there."""
     digest, crc = other.digest_at(chunk.offset)
     return digest == chunk.now if digest else crc == chunk.crc
 

@@ -1,7 +1,7 @@
-"""The manifests that the agent wrote at save time (agent/manifest.py): what was in memory, chunk by chunk.
+"""The manifests that the agent wrote during saves (agent/manifest.py): digests of what was in memory, chunk by chunk.
 
-A file is recognised by its path at save time, less what marks it as unfinished; if nothing was saved there, by its
-inode, which a rename keeps; else, in a copy, by as many last parts of its path as fit.
+A file is found by its path at save time, without marks such as `.tmp`. If nothing was saved under that path, it is
+found by its inode, which a rename keeps; or else, for a copy, by the last parts of its path.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ..formats.table import may_hold_tensors
 __all__ = ["CHUNK", "Manifests", "Saved", "Span"]
 
 
-Digest = tuple[str | None, int | None]  # xxh3 in hex and CRC-32; None: it was not taken
+Digest = tuple[str | None, int | None]  # xxh3 in hex and CRC-32; None: not computed
 
 
 @dataclass(frozen=True)
 class Span:
-    """A run of bytes that were in memory when they were saved, with a digest for each CHUNK of them."""
+    """A sequence of bytes that were in memory when they were saved, with a digest for each CHUNK bytes."""
 
     offset: int
     length: int
@@ -44,17 +44,17 @@ class Saved:
     """One file as one rank saved it."""
 
     path: str
-    save: str  # what was saved: the file itself, or the folder that it is in
+    save: str  # the path that was saved: this file, or its folder
     size: int
     inode: tuple[int, int]
     spans: tuple[Span, ...]
-    rest: str | None  # digest of all bytes between the spans
+    rest: str | None  # digest of all bytes outside the spans
     at_s: float
     attempt: int
-    raced: bool = False  # as soon as it was written, the file was not what was in memory
+    raced: bool = False  # right after it was written, the file differed from the memory
 
     def digest_at(self, offset: int) -> Digest:
-        """Of the chunk that begins there."""
+        """The digest of the chunk that begins at this offset of the file."""
         for span in self.spans:
             place, odd = divmod(offset - span.offset, CHUNK)
             if not odd and 0 <= place < len(span.digests):
@@ -64,18 +64,18 @@ class Saved:
 
 @dataclass
 class Manifests:
-    """All of one run. `lost`: what can't be told by them, in words."""
+    """All manifests of one run. `lost`: sentences about what was saved without a digest."""
 
     saved: list[Saved] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     _by_path: dict[str, Saved] = field(default_factory=dict)
-    _by_stem: dict[str, Saved] = field(default_factory=dict)  # saved as step-2.tmp, to be step-2.pt
+    _by_stem: dict[str, Saved] = field(default_factory=dict)  # saved as step-2.tmp, which becomes step-2.pt
     _by_inode: dict[tuple[int, int], Saved] = field(default_factory=dict)
     _by_name: dict[str, list[Saved]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
     def load(cls, folder: Path) -> Manifests:
-        """Of a run directory, or of a folder of manifests. Raises UsageError where there are none."""
+        """The manifests of a run directory, or of a folder of manifests. Raises UsageError if there are none."""
         inner = folder / "agent" / FOLDER
         where = inner if inner.is_dir() else folder
         paths = sorted(where.glob("*.json"))
@@ -87,28 +87,28 @@ class Manifests:
 
     @classmethod
     def of(cls, paths: Iterable[Path]) -> Manifests:
-        found = cls()
+        manifests = cls()
         for path in paths:
             try:
                 raw = json.loads(path.read_text())
                 if raw["version"] != VERSION:
                     raise ValueError(f"version {raw['version']} is not known")
-                found.saved += [_saved(raw, one) for one in raw["files"]]
-                found.lost += [str(text) for text in raw.get("lost", ())]
+                manifests.saved += [_saved(raw, file) for file in raw["files"]]
+                manifests.lost += [str(text) for text in raw.get("lost", ())]
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                found.lost.append(f"{path.name} can't be read: {error}")
-        found.saved.sort(key=lambda one: one.at_s)
-        for one in found.saved:
-            final = final_path(one.path)
-            found._by_path[final] = one
-            if final != one.path and not posixpath.splitext(final)[1]:
-                found._by_stem[final] = one
-            found._by_inode[one.inode] = one
-            found._by_name[posixpath.basename(final_path(one.path))].append(one)
-        return found
+                manifests.lost.append(f"{path.name} can't be read: {error}")
+        manifests.saved.sort(key=lambda saved: saved.at_s)
+        for saved in manifests.saved:
+            final = final_path(saved.path)
+            manifests._by_path[final] = saved
+            if final != saved.path and not posixpath.splitext(final)[1]:
+                manifests._by_stem[final] = saved
+            manifests._by_inode[saved.inode] = saved
+            manifests._by_name[posixpath.basename(final_path(saved.path))].append(saved)
+        return manifests
 
     def of_file(self, path: str, size: int) -> Saved | None:
-        """What was saved as this file, if that is known."""
+        """What was saved as this file, or None if that is not known."""
         wanted = final_path(path)
         exact = self._by_path.get(wanted) or self._by_stem.get(posixpath.splitext(wanted)[0])
         if exact:
@@ -119,28 +119,30 @@ class Manifests:
             stat = None
         same = self._by_inode.get((stat.st_dev, stat.st_ino)) if stat else None
         if same and same.size == size and may_hold_tensors(path) and born_ns(Path(path)) <= 1e9 * same.at_s:
-            return same  # born later, it is another file: an inode is used again
+            return same  # a file that was born later is another one, which got a used inode number
         return self._of_copy(wanted)
 
     def _of_copy(self, wanted: str) -> Saved | None:
-        """By the last parts of its path: name and folder, or the name where only one path had it and is gone."""
+        """Find a copy by the last parts of its path: by name and folder, or by name alone if only one path had that
+        name and the original is gone."""
         near = self._by_name.get(posixpath.basename(wanted), [])
-        best = max(near, key=lambda one: (_shared(wanted, final_path(one.path)), one.at_s), default=None)
+        best = max(near, key=lambda saved: (_shared(wanted, final_path(saved.path)), saved.at_s), default=None)
         if best is None or _shared(wanted, final_path(best.path)) >= 2:
             return best
-        moved = len({one.path for one in near}) == 1 and not os.path.exists(best.path)
+        moved = len({saved.path for saved in near}) == 1 and not os.path.exists(best.path)
         return best if moved and best.save == best.path else None
 
     def expected(self, checkpoint: str) -> list[Saved]:
-        """What was saved in this folder in the last attempt that saved there, of each path the newest."""
+        """The files that the last attempt which saved to this folder saved there, the newest save of each path."""
         start = final_path(checkpoint) + "/"
-        found = [one for path, one in self._by_path.items() if path.startswith(start)]
-        last = max((one.attempt for one in found), default=0)
-        return [one for one in found if one.attempt == last]
+        found = [saved for path, saved in self._by_path.items() if path.startswith(start)]
+        last = max((saved.attempt for saved in found), default=0)
+        return [saved for saved in found if saved.attempt == last]
 
     def others(self, saved: Saved) -> list[Saved]:
-        """Other saves of files of the same size, and of the same name but for numbers."""
-        return [one for one in self.saved if one is not saved and one.size == saved.size and _kin(one) == _kin(saved)]
+        """Other saves of files with the same size, and the same name except for numbers."""
+        same_size = (other for other in self.saved if other is not saved and other.size == saved.size)
+        return [other for other in same_size if _kin(other) == _kin(saved)]
 
 
 def _kin(saved: Saved) -> str:
@@ -163,7 +165,7 @@ def _digests(text: str, kind: str) -> tuple[Digest, ...]:
     return tuple((part[:first] or None, int(part[first:], 16) if part[first:] else None) for part in parts)
 
 
-def _shared(one: str, other: str) -> int:
+def _shared(path: str, other: str) -> int:
     """How many last parts two paths have in common."""
-    pairs = zip(reversed(one.split("/")), reversed(other.split("/")), strict=False)
+    pairs = zip(reversed(path.split("/")), reversed(other.split("/")), strict=False)
     return next((count for count, (a, b) in enumerate(pairs) if a != b), 1 << 20)

@@ -1,4 +1,4 @@
-"""From a place in a file to what lies there: tensor, element, bit; or the part of the file that is no tensor."""
+"""From an offset in a file to the tensor, element and byte there, or to the part of the file that is no tensor."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 from ..layout import Checkpoint, Shard, TensorEntry
 
-_NESTED = 64  # tensors that begin after the one in which a byte lies, and before the byte: views into one storage
+_NESTED = 64  # how many tensors before an offset may overlap it, as views into one storage do
 
 
 @dataclass(frozen=True)
 class Place:
-    """`element`: its index in the whole tensor; None where the bytes are of no tensor."""
+    """`element`: its index in the whole tensor; None if the byte belongs to no tensor."""
 
     text: str
     tensor: str | None = None
     element: tuple[int, ...] | None = None
-    byte: int = 0  # of that element
+    byte: int = 0  # which byte of that element
 
 
 class Places:
@@ -29,7 +29,7 @@ class Places:
                 extent = shard.extent
                 self._shards[extent.file].append((extent.offset, extent.end, tensor, shard))
         for shards in self._shards.values():
-            shards.sort(key=lambda one: one[:2])
+            shards.sort(key=lambda entry: entry[:2])
         self._records: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
         for checksum in found.checksums:
             self._records[checksum.extent.file].append((checksum.extent.offset, checksum.extent.end, checksum.what))
@@ -37,9 +37,9 @@ class Places:
             records.sort()
 
     def at(self, file: str, offset: int) -> Place:
-        """What the byte at `offset` belongs to."""
+        """The place of the byte at `offset`."""
         shards = self._shards.get(file, [])
-        last = bisect_right(shards, offset, key=lambda one: one[0]) - 1
+        last = bisect_right(shards, offset, key=lambda entry: entry[0]) - 1
         for begin, end, tensor, shard in reversed(shards[max(0, last - _NESTED) : last + 1]):
             if begin <= offset < end:
                 element = _element(shard, (offset - begin) // tensor.item_size)
@@ -51,20 +51,20 @@ class Places:
         return Place(f"byte {offset}")
 
     def names(self, file: str, begin: int, end: int, most: int = 3) -> list[str]:
-        """The tensors that have bytes in a run of them."""
-        found = [one[2].name for one in self._shards.get(file, []) if one[0] < end and one[1] > begin]
+        """The names of the tensors with bytes from `begin` to `end`, at most `most` and then an ellipsis."""
+        found = [entry[2].name for entry in self._shards.get(file, []) if entry[0] < end and entry[1] > begin]
         return [*dict.fromkeys(found[:most]), *(["…"] if len(found) > most else [])]
 
 
 def _element(shard: Shard, place: int) -> tuple[int, ...] | None:
-    """The index in the whole tensor of the element that lies `place` elements behind the shard's first."""
+    """The index, in the whole tensor, of the element `place` elements after the shard's first."""
     index = []
     if shard.strides is None:
         for size in reversed(shard.sizes):
             place, rest = divmod(place, size)
             index.append(rest)
         index.reverse()
-    else:  # the largest stride first; an element that several indices share gets the first of them
+    else:  # the largest stride first; of several indices that share an element, the first one is returned
         found = [0] * len(shard.sizes)
         for at in sorted(range(len(shard.sizes)), key=lambda at: -shard.strides[at]):  # type: ignore[index]
             step = shard.strides[at]

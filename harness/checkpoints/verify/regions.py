@@ -1,7 +1,7 @@
-"""What is to be checked of one file, as windows that are each read once: CRCs, digests of a manifest, NaN.
+"""What must be checked in one file, as windows of which each is read once: CRCs, digests of a manifest, NaN.
 
-A region is a run of bytes with one CRC or one span of digests, or a run of floating-point numbers. It is cut into
-windows from its own start, so that chunks of digests and elements of tensors are never split.
+A region is a sequence of bytes with one CRC or one span of digests, or a sequence of floating-point numbers. Regions
+are cut into windows from their own start, so that no chunk of digests is split.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a region that lies in one window."""
+    """The part of a region that is in one window."""
 
     region: Region
     start: int  # in the file
@@ -40,7 +40,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Window:
-    """At most CHUNK bytes of a file, and what is in them."""
+    """At most CHUNK bytes of a file, with the parts of regions in them."""
 
     path: str
     start: int
@@ -49,7 +49,7 @@ class Window:
 
 
 def regions_of(found: Checkpoint, path: str, spans: Sequence[Span], checks: frozenset[str]) -> list[Region]:
-    """All regions of one file in the order of their places. `checks`: crc, digest, nan."""
+    """All regions of one file, in the order of their offsets. `checks`: crc, digest, nan."""
     made: dict[tuple[int, int], Region] = {}
     for checksum in found.checksums if "crc" in checks else ():
         where = checksum.extent
@@ -64,7 +64,7 @@ def regions_of(found: Checkpoint, path: str, spans: Sequence[Span], checks: froz
 
 
 def windows(path: str, regions: Sequence[Region]) -> Iterator[Window]:
-    """Small neighbours share one."""
+    """Cut the regions of a file into windows. Small neighbours share a window."""
     pieces: list[Piece] = []
     for region in regions:
         for start in range(region.offset, region.end, CHUNK):
@@ -82,7 +82,7 @@ def _window(path: str, pieces: list[Piece]) -> Window:
 
 
 def _floats(found: Checkpoint, path: str) -> list[tuple[int, int, str]]:
-    """Where floating-point numbers are; those of tensors that share a storage once."""
+    """Where floating-point numbers are: begin, end, type. Parts that several tensors share are given once."""
     by_type: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for tensor in found.tensors.values():
         if tensor.dtype in FLOATS:
@@ -103,13 +103,14 @@ def _floats(found: Checkpoint, path: str) -> list[tuple[int, int, str]]:
 
 
 def _with_floats(regions: list[Region], floats: list[tuple[int, int, str]]) -> list[Region]:
-    """Numbers that lie in a region are looked at when it is read; all others are regions of their own."""
+    """Add the numbers to the region that contains them, or as regions of their own."""
     alone = []
     place = 0
     for begin, end, dtype in floats:
         while place < len(regions) and regions[place].end <= begin:
             place += 1
-        inside = next((one for one in regions[place : place + 2] if one.offset <= begin and end <= one.end), None)
+        near = regions[place : place + 2]
+        inside = next((region for region in near if region.offset <= begin and end <= region.end), None)
         if inside:
             inside.floats.append((begin, end, dtype))
         else:

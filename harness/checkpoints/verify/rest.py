@@ -1,4 +1,4 @@
-"""What lies between the spans of a manifest: headers, directories, padding. One digest covers all of it."""
+"""Checks the bytes outside the spans of a manifest: headers, directories, padding. One digest covers all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLOCK = 1 << 20
 
 
 def rest_differs(files: Files, path: str, saved: Saved) -> Problem | None:
-    """None where it is as it was written, or was never digested."""
+    """None if these bytes are as they were written, or have no digest."""
     if saved.rest is None:
         return None
     digester, crc = xxh3_64(), 0

@@ -1,7 +1,7 @@
-"""Reads windows on a few threads, each into a buffer of its own, and checks what is in them.
+"""Reads windows on several threads, each into its own buffer, and checks their contents.
 
-What it holds at once is one buffer per thread, however large the checkpoint is. The hashes and numpy let go of the
-interpreter's lock, so the threads run side by side.
+Memory is one buffer per thread, however large the checkpoint is. Hashes and numpy release the interpreter's lock, so
+that threads run in parallel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WIDE = {"float32": np.float32, "complex64": np.float32, "float64": np.float64, 
 
 @dataclass(frozen=True)
 class BadChunk:
-    """A chunk that is not as in the manifest. It has `crc` and `now`, its xxh3; it had `was` and `digest`."""
+    """A chunk that differs from the manifest. It has `crc` and xxh3 `now`; the manifest has `was` and `digest`."""
 
     path: str
     offset: int
@@ -47,7 +47,7 @@ class BadChunk:
 
 @dataclass(frozen=True)
 class Nans:
-    """How many NaN lie in a run of numbers, and where the first is."""
+    """How many NaN are in a sequence of numbers, and where the first one is."""
 
     path: str
     offset: int
@@ -57,11 +57,11 @@ class Nans:
 
 @dataclass
 class Found:
-    """What all windows together showed."""
+    """The result of all windows."""
 
     chunks: list[BadChunk] = field(default_factory=list)
     nans: list[Nans] = field(default_factory=list)
-    crcs: list[tuple[Checksum, int]] = field(default_factory=list)  # those that differ, and what they are
+    crcs: list[tuple[Checksum, int]] = field(default_factory=list)  # CRCs that differ, and the actual values
     errors: dict[str, str] = field(default_factory=dict)  # by file
     bytes: int = 0
 
@@ -78,7 +78,7 @@ class Stream:
         self._failure: BaseException | None = None
 
     def run(self, windows: Iterator[Window]) -> Found:
-        """Check them all. May be called once."""
+        """Check all windows. Call it once. Raises what a thread raised."""
         threads = [threading.Thread(target=self._work, args=(windows,), daemon=True) for _ in range(self._workers)]
         for thread in threads:
             thread.start()
@@ -88,8 +88,8 @@ class Stream:
             raise self._failure
         self._join_crcs()
         found = self._found
-        found.chunks.sort(key=lambda one: (one.path, one.offset))
-        found.nans.sort(key=lambda one: (one.path, one.offset))
+        found.chunks.sort(key=lambda item: (item.path, item.offset))
+        found.nans.sort(key=lambda item: (item.path, item.offset))
         return found
 
     def _work(self, windows: Iterator[Window]) -> None:
@@ -151,7 +151,7 @@ class Stream:
                 self._look_for_nans(path, first + head, body, dtype, scratch)
 
     def _join_halves(self, path: str, offset: int, start: int, part: memoryview, dtype: str) -> None:
-        """The element at `offset` lies across the end of a piece: whoever comes second looks at it."""
+        """Check an element that a window boundary splits: the thread that has the second half checks it."""
         with self._lock:
             other = self._halves.pop((path, offset), None)
             if other is None:
@@ -178,7 +178,7 @@ class Stream:
 
 
 def nans_in(data: memoryview, dtype: str, scratch: np.ndarray) -> tuple[np.ndarray, int] | None:
-    """The places of NaN in some numbers and the width of one, or None where there are none."""
+    """The indices of NaN in some numbers and the width of a number in bytes, or None if there are none."""
     if dtype in _WIDE:
         kind = np.dtype(_WIDE[dtype])
         numbers = np.frombuffer(data, kind, len(data) // kind.itemsize)

@@ -1,5 +1,4 @@
-"""The two libraries in C, for processes of the job to load: as the package brought them, else compiled once into the
-user's cache."""
+"""The two C libraries that processes of the job load: built with the package, or compiled once into the user's cache."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def compiler() -> str | None:
 
 @dataclass(frozen=True)
 class Library:
-    """`what`: in messages; `name`: of its file, which the package puts into the folder of its sources."""
+    """`what`: its name in messages. `name`: its file, which the package puts into the folder with its sources."""
 
     what: str
     name: str
@@ -34,7 +33,7 @@ class Library:
     options: tuple[str, ...] = ()
 
     def path(self) -> Path:
-        """Raises UsageError if it is not built and can't be compiled."""
+        """The path of the library. Raises UsageError if it is not built and can't be compiled."""
         built, cached = self.sources / self.name, self._cache() / self.name
         if built.exists() and built.stat().st_mtime >= max(path.stat().st_mtime for path in self._files()):
             return built
@@ -46,7 +45,7 @@ class Library:
         return self.build(cached.parent, program)
 
     def build(self, into: Path, program: str, *options: str) -> Path:
-        """Compile it into that folder. Raises UsageError with the compiler's own words."""
+        """Compile it into the folder `into`, and return its path. Raises UsageError with the compiler's own words."""
         into.mkdir(parents=True, exist_ok=True)
         sources = [str(path) for path in self._files() if path.suffix == ".c"]
         with tempfile.TemporaryDirectory(dir=into) as scratch:
@@ -55,7 +54,7 @@ class Library:
             done = subprocess.run([*command, *self.options], capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise UsageError(f"{self.what} can't be compiled by {program}: {done.stderr.strip()[:2000]}")
-            os.replace(made, into / self.name)  # whole or not there, also for another process that compiles it now
+            os.replace(made, into / self.name)  # atomic, since another process may compile it now
         return into / self.name
 
     def _files(self) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The two C libraries that processes of the job load: built with the package, or compiled once into the user's cache."""
+"""The two C libraries that processes of the job load: built with the package, or compiled into the user's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a scenario to a run that is over: planned, started, hit by its faults at their Moments, taken back, recorded.
+"""Carries out a scenario: plans it, starts the job, applies each fault at its Moment, undoes it, and records all.
 
-A scenario comes in; a run directory goes out. Judging, the gate and reports come afterwards, from that directory
-alone."""
+In: a scenario. Out: a run directory. Verdicts, gates and reports are made later, from that directory alone. The code
+here does not know whether the job recovered well."""

@@ -1,4 +1,4 @@
-"""What a machine can do: each capability is a name that injectors ask for, a check, and how to get it."""
+"""The capabilities of a machine. Each has a name that injectors require, a check, and advice for when it is missing."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from torchaos.harness.record.environment import installed, resolve_program
 
 @dataclass(frozen=True)
 class Finding:
+    """Whether this machine has a capability."""
+
     name: str
     present: bool
     detail: str
-    remedy: str  # what to do where it is missing
+    remedy: str  # what to do if it is missing
 
 
 @dataclass(frozen=True)
 class _Check:
     used_for: str
-    find: Callable[[], str | None]  # what was found, or None
+    find: Callable[[], str | None]  # what was found, such as a path or version; None: nothing
     remedy: str
 
 
 def check(name: str) -> Finding:
-    """Raises KeyError for a name that is in no table: a fault in an injector, not in the machine."""
-    one = CHECKS[name]
-    found = one.find()
-    return Finding(name, found is not None, f"{one.used_for}; {found or 'missing'}", one.remedy)
+    """Checks a capability of this machine. Raises KeyError for an unknown name, which is a mistake in an injector."""
+    wanted = CHECKS[name]
+    found = wanted.find()
+    return Finding(name, found is not None, f"{wanted.used_for}; {found or 'missing'}", wanted.remedy)
 
 
 def _pidfd() -> str | None:
@@ -80,13 +82,13 @@ def _own_processes() -> str | None:
 def _program(*names: str) -> Callable[[], str | None]:
     def find() -> str | None:
         found = [shutil.which(name) for name in names]
-        return ", ".join(one for one in found if one) if all(found) else None
+        return ", ".join(path for path in found if path) if all(found) else None
 
     return find
 
 
 def _links() -> str | None:
-    """Whether network namespaces can be made: by root, or in a user namespace of one's own."""
+    """Whether network namespaces can be created: as root, or in a new user namespace."""
     as_root = os.geteuid() == 0
     command = ["unshare", "--net", "--mount", "--uts", *([] if as_root else ["--user", "--map-root-user"]), "true"]
     if not all(shutil.which(name) for name in ("unshare", "nsenter", "ip")):
@@ -96,7 +98,7 @@ def _links() -> str | None:
 
 
 def _netem() -> str | None:
-    """The kernel says which kinds of qdisc it has only when one is asked for; in a namespace that goes at once."""
+    """Whether the kernel has netem. Only an attempt to add such a qdisc tells; it is made in a temporary namespace."""
     if _links() is None:
         return None
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -114,7 +116,7 @@ def _toxiproxy() -> str | None:
 
 
 def _etcd() -> str | None:
-    """One that speaks the v2 API, which torch's rendezvous needs: etcd 3.6 has it no more."""
+    """An etcd with the v2 API, which torch's rendezvous needs. etcd 3.6 no longer has it."""
     path = shutil.which("etcd")
     if path is None:
         return None
@@ -123,7 +125,7 @@ def _etcd() -> str | None:
 
 
 def _fuse() -> str | None:
-    """What harness/storage needs: the kernel's device, libfuse, and a binding to it."""
+    """What storage faults need: the kernel's device, libfuse, and its Python binding."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK) or util.find_spec("mfusepy") is None:
         return None
     found = find_library("fuse3") or find_library("fuse")
@@ -183,7 +185,7 @@ def _py_spy() -> str | None:
 
 
 CHECKS: dict[str, _Check] = {
-    "pidfd": _Check("signals that can't reach a stranger", _pidfd, "needs Linux 5.3 or later and Python 3.9 or later"),
+    "pidfd": _Check("signals that hit no other process", _pidfd, "needs Linux 5.3 or later and Python 3.9 or later"),
     "py_spy": _Check("stacks of the ranks, for hangs", _py_spy, "pip install 'torchaos[stacks]'"),
     "bpftrace": _Check("looking into the kernel", _tracing, "run as root; apt-get install bpftrace util-linux"),
     "proc": _Check("finding ranks and orphans", _own_processes, "mount /proc"),

@@ -31,7 +31,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import find
 from torchaos.harness.release.repeats.ask import Ask
 from torchaos.harness.running.engine.arming import Slots
-from torchaos.harness.running.engine.faults import FaultLife, Field
+from torchaos.harness.running.engine.faults import Context, FaultLife
 from torchaos.harness.running.engine.permits import NotPermitted
 from torchaos.harness.running.engine.run import Run
 from torchaos.harness.running.planner import make_plan
@@ -118,7 +118,7 @@ def be_held(page: ControlPage, times: int) -> None:
 
 def lives(fault: PlannedFault, folder: RunDir, journal: Journal, pid: int) -> tuple[FaultLife, Slots]:
     slots = Slots.make(fault, folder)
-    on = Field(journal, OneRank(pid), InProcessReaper(), 60.0)  # type: ignore[arg-type]
+    on = Context(journal, OneRank(pid), InProcessReaper(), 60.0)  # type: ignore[arg-type]
     on.steady.set()
     return FaultLife(fault, slots, on), slots
 
@@ -159,7 +159,7 @@ def test_a_target_that_was_replaced_is_guarded_anew(folder: RunDir, journal: Jou
             job = Two(sleeper)
             job.other = process_of(before.pid, 1)
             slots = Slots.make(fault, folder)
-            on = Field(journal, job, InProcessReaper(), 60.0)  # type: ignore[arg-type]
+            on = Context(journal, job, InProcessReaper(), 60.0)  # type: ignore[arg-type]
             on.steady.set()
             life = FaultLife(fault, slots, on)
             life.start()

@@ -17,7 +17,7 @@ from torchaos.harness.record.history.uptime import new_steps
 from torchaos.harness.record.plan import After
 from torchaos.harness.running.conditions.due import after_is_due
 from torchaos.harness.running.conditions.seen import Recovered
-from torchaos.harness.running.engine.seldom import SHARE, Seldom
+from torchaos.harness.running.engine.throttle import SHARE, Throttle
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 
@@ -147,21 +147,21 @@ def test_the_history_is_made_once_for_all_faults(trainer: Any, monkeypatch: pyte
     assert len(made) == 1
 
 
-def test_what_is_dear_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_costly_question_is_asked_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an answer that took a second of a processor the next one is due SHARE seconds later, however long that
     second was on a busy machine."""
     now, spent = [100.0], [5.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr("time.thread_time", lambda: spent[0])
-    seldom = Seldom()
-    assert seldom.due()
-    with seldom:
+    throttle = Throttle()
+    assert throttle.due()
+    with throttle:
         now[0] += 30.0
         spent[0] += 1.0
     now[0] += SHARE - 0.5
-    assert not seldom.due()
+    assert not throttle.due()
     now[0] += 0.5
-    assert seldom.due()
+    assert throttle.due()
 
 
 def test_what_a_rank_does_before_it_dies_is_no_recovery(trainer: Any) -> None:

@@ -1,4 +1,5 @@
-"""The control pages of a fault and the orders that point to them: what the ranks are told, and where they answer."""
+"""The control pages of a fault, and the orders for the ranks that name these pages. Through a page the harness and a
+rank talk to each other."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import phase_of
 
-LEASE_S = 3600.0  # a fault in a rank ends after this long even when nobody is left to take it back
+LEASE_S = 3600.0  # a fault in a rank ends after this time even if no process is left to undo it
 
 
 @dataclass(frozen=True)
 class Slots:
-    """One page per rank that fires (each target of a fault in the rank) or is held (the pacer of an outside one)."""
+    """The control pages of one fault, by rank. A fault in the rank has a page for each target; a fault from outside has
+    a page for its pacer, the rank that is held."""
 
     fault: PlannedFault
     pages: dict[int, ControlPage]
@@ -33,8 +35,8 @@ class Slots:
         return cls(fault, {rank: ControlPage(path, create=True) for rank, path in paths.items()}, paths)
 
     def orders(self) -> Iterator[Order]:
-        """A fault in the rank that is triggered from outside fires at the next phase that its rank enters (at the next
-        one of its own kind, where it has one)."""
+        """The orders for the ranks. If a fault in the rank is triggered from outside, it fires when its rank next
+        enters the injector's usual phase, or any phase if the injector has none."""
         fault = self.fault
         when = fault.trigger if isinstance(fault.trigger, Moment) else Moment(0, None, phase_of(fault.inject))
         lease_s = LEASE_S if fault.duration_s is None else fault.duration_s

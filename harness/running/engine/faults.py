@@ -1,7 +1,7 @@
-"""The life of one fault: wait for its trigger, guard the way back, arm, apply, wait for its time, take it back.
+"""The life of one fault: wait for the trigger, guard the undo on disk, arm, apply, wait for its duration, undo.
 
-A fault in a rank is armed ahead of time, and the agent fires it at its Moment; the harness is not in the hot path.
-A fault from outside either holds its pacer at the Moment, or comes when something was seen from outside.
+A fault in a rank is armed ahead of time, and the agent fires it at its Moment; the harness is not in the hot path. A
+fault from outside is applied while its pacer is held at the Moment, or when the events of the run trigger it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.running.conditions.due import after_is_due
 from torchaos.harness.running.engine.arming import Slots
 from torchaos.harness.running.engine.permits import Permits
-from torchaos.harness.running.engine.seldom import Seldom
+from torchaos.harness.running.engine.throttle import Throttle
 from torchaos.harness.running.engine.victims import ranks_now, victims_of
 from torchaos.harness.running.launchers.attach import Attached
 from torchaos.harness.running.launchers.job import Job
@@ -36,19 +36,19 @@ from torchaos.harness.undo.handles import PageSlot
 from torchaos.harness.undo.healer import Healed
 from torchaos.harness.watching.probes.sampling import Sampling
 
-CHECK_S = 1.0  # how often it is looked whether a fault that is armed may still fire
-SPARE_S = 30.0  # the reaper takes a fault back by itself when it lasts so much longer than it should
-NEAR_S, FAR_S = 0.0005, 0.02  # how often a page is looked at close to the Moment, and before
+CHECK_S = 1.0  # seconds between checks that an armed fault is still within the limits
+SPARE_S = 30.0  # the reaper undoes a fault by itself if it lasts this much longer than planned
+NEAR_S, FAR_S = 0.0005, 0.02  # seconds between looks at a control page: close to the Moment, and before
 
 
 @dataclass(frozen=True)
-class Field:
-    """What every fault of a run works with."""
+class Context:
+    """What all faults of a run share."""
 
     journal: Journal
     job: Job | Attached
     reaper: Reaper
-    limit_s: float  # the reaper takes a fault back by itself this long after it was guarded
+    limit_s: float  # the reaper undoes a fault by itself this long after it was guarded
     undo_copies: Path = OutsideSite.undo_copies
     checkpoints: Path | None = None
     permits: Permits | None = None
@@ -56,7 +56,7 @@ class Field:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def wait_until(self, found: Callable[[], bool], every_s: float = FAR_S) -> bool:
-        """False when the run ended first."""
+        """Waits until `found()` is true; False if the run ended first."""
         while not found():
             if self.ended.wait(every_s):
                 return False
@@ -64,15 +64,16 @@ class Field:
 
 
 class FaultLife:
-    """Runs in a thread of its own; ends early, without having applied anything, when the run ends."""
+    """Carries one fault through its life, in a thread of its own. If the run ends before the trigger, nothing is
+    applied."""
 
-    def __init__(self, fault: PlannedFault, slots: Slots, on: Field) -> None:
+    def __init__(self, fault: PlannedFault, slots: Slots, on: Context) -> None:
         self.fault, self._slots, self._on = fault, slots, on
         self._injector = registry.injector_of(fault)
         self._late = self._injector.late
         self._guards, self._record = 0, ""
         self._guarded_for: Sequence[Victim] = ()
-        self._checked_s = 0.0  # when the limits were looked at last, CLOCK_MONOTONIC
+        self._checked_s = 0.0  # when the limits were last checked, CLOCK_MONOTONIC
         self._watching = Sampling((), on.journal.emit)
         self._progress: dict[int, int] = {}
         on.journal.listen(self._note_step)
@@ -82,7 +83,8 @@ class FaultLife:
         self._thread.start()
 
     def join(self, timeout_s: float, hurried: Callable[[], bool] = lambda: False) -> bool:
-        """False while it is not over. One that was never started is."""
+        """Waits for the end of the fault's thread, at most `timeout_s` seconds and only until `hurried()` is true.
+        True if the thread is over or was never started."""
         end = time.monotonic() + timeout_s
         while self._thread.is_alive() and time.monotonic() < end and not hurried():
             self._thread.join(FAR_S)
@@ -99,16 +101,16 @@ class FaultLife:
                     self._at_the_moment(self.fault.trigger)
             else:
                 self._guard_and_apply()
-        except Exception as error:  # an injector may raise anything; the run goes on, and the verdict must tell
+        except Exception as error:  # an injector may raise anything; the run goes on, and the verdict reports it
             known = isinstance(error, (ChaosError, OSError))
             reason = str(error) if known else f"{type(error).__name__}: {error}"
-            with suppress(ChaosError):  # the journal is closed: the run is over, and has been told of
+            with suppress(ChaosError):  # the journal is closed: the run is over and recorded
                 self._emit(Kind.MISSED, {"fault": self.fault.id, "reason": reason})
         finally:
             self._call_off()
 
     def _call_off(self) -> None:
-        """It will not come any more: no rank waits to be armed for it, and one that is held goes on."""
+        """The fault will not be applied any more: no rank waits to be armed for it, and a held rank goes on."""
         for page in self._slots.pages.values():
             page.write(page.ARMED_PID, page.CALLED_OFF)
             if self.fault.where == "node":
@@ -130,7 +132,8 @@ class FaultLife:
         return all(page.read(page.FIRED) >= self.fault.times for page in pages)
 
     def _check_limits(self) -> None:
-        """Raises NotPermitted, as when the job has come back in another size; UndoError when the reaper is gone."""
+        """Raises NotPermitted if the fault would exceed the limits, for example because the job came back with fewer
+        ranks; UndoError if the reaper is gone."""
         self._checked_s = time.monotonic()
         self._on.reaper.check()
         if self._on.permits:
@@ -141,11 +144,11 @@ class FaultLife:
         fired = page.read(page.FIRED)
         armed, looked = None, 0.0
         while page.read(page.FIRED) == fired and page.read(page.STATE) != State.HELD:
-            if time.monotonic() - looked >= FAR_S:  # who the pacer is changes seldom, and is dear to ask
+            if time.monotonic() - looked >= FAR_S:  # the pacer's process rarely changes, and is costly to find
                 armed, looked = self._arm(moment, page, fired, armed), time.monotonic()
             if self._on.ended.wait(NEAR_S if self._near(moment) else FAR_S):
                 return
-        if page.read(page.FIRED) == fired:  # held, and not gone on by itself
+        if page.read(page.FIRED) == fired:  # the pacer is held, and did not go on by itself
             release = partial(page.write, page.GO, fired + 1)
             try:
                 if self._late:
@@ -154,13 +157,14 @@ class FaultLife:
             finally:
                 release()
 
-    def _arm(self, moment: Moment, page: ControlPage, fired: int, armed: RankProcess | None) -> RankProcess | None:
-        """Arm the pacer as it is now, once its way back is guarded; whoever is armed after that."""
+    def _arm(self, moment: Moment, page: ControlPage, fired: int, last_armed: RankProcess | None) -> RankProcess | None:
+        """Guards the undo and arms the pacer, if its process changed since it was armed last. Returns the process that
+        is armed now."""
         pacer = self._on.job.ranks().get(moment.pacer)
-        if pacer is None or pacer == armed or moment.attempt not in (None, pacer.attempt):
-            return armed
+        if pacer is None or pacer == last_armed or moment.attempt not in (None, pacer.attempt):
+            return last_armed
         self._guard(()) if self._late else self._guard_for(self._site())
-        page.write(page.GO, fired)  # taking the last one back let go of every hold there would ever be
+        page.write(page.GO, fired)  # the undo of the last landing had released all future holds
         page.write(page.ARMED_PID, pacer.own_pid)
         page.write(page.ALLOWED, fired + 1)
         self._armed([moment.pacer])
@@ -177,7 +181,7 @@ class FaultLife:
     def _apply(self, release: Callable[[], None]) -> None:
         self._check_limits()
         site = self._site(release)
-        if self._changes and site.victims != self._guarded_for:  # replaced meanwhile
+        if self._changes and site.victims != self._guarded_for:  # the processes were replaced meanwhile
             self._guard_for(site)
         site = replace(site, guarded=self._changes)
         about = {"fault": self.fault.id, "phase": site.phase and site.phase.value, "global_step": site.step}
@@ -186,7 +190,7 @@ class FaultLife:
             self._on.journal.emit(Kind.APPLYING, data, rank=victim.rank, attempt=victim.attempt)
         hit: list[int | None] = [live.node.index for live in site.nodes]
         for node in hit or [None]:
-            if not site.victims:  # it hits nodes, files or endpoints
+            if not site.victims:  # the fault hits nodes, files or endpoints
                 self._emit(Kind.APPLYING, {**about, "pid": None, "node": node})
         self._injector.apply(site)
         for change in self._changes:
@@ -199,7 +203,7 @@ class FaultLife:
         self._last()
 
     def _last(self) -> None:
-        """It has been applied: wait for as long as it lasts."""
+        """After the fault was applied: waits for its duration, if it has one, and undoes it."""
         lasts_s = self.fault.duration_s
         self._on.reaper.mark(self._record, "applied", None if lasts_s is None else lasts_s + SPARE_S)
         if lasts_s is not None:
@@ -207,18 +211,19 @@ class FaultLife:
             self.roll_back()
 
     def roll_back(self) -> None:
-        """Take back what this fault changed, and say whether that was verified. Harmless when there is nothing."""
+        """Undoes what this fault changed, and records whether the undo was verified. Harmless if nothing changed."""
         self._watching.stop()
         try:
             healed = self._on.reaper.heal(self.fault.id)
         except UndoError as error:
             healed = [Healed(self.fault.id, {}, False, str(error))]
         if healed:
-            bad = [one.reason for one in healed if not one.verified]
+            bad = [result.reason for result in healed if not result.verified]
             self._emit(Kind.ROLLED_BACK, {"fault": self.fault.id, "verified": not bad, "reason": "; ".join(bad)})
 
     def _guard(self, changes: Sequence[Handle] | Irreversible) -> None:
-        """The way back is on disk before the fault can be applied; raises UndoError where it is not."""
+        """Writes the undo of these changes to disk, before the fault can be applied. Raises UndoError if that fails,
+        and NotPermitted if a change touches what does not belong to the job."""
         if self._on.permits and not isinstance(changes, Irreversible):
             self._on.permits.check_changes(changes)
         self._changes: Sequence[Handle] = () if isinstance(changes, Irreversible) else changes
@@ -228,7 +233,7 @@ class FaultLife:
         limit = self._on.limit_s
         if slots:
             self._on.reaper.guard(f"{self._record}.pages", slots, owner=self.fault.id, limit_s=limit)
-        if changes or not slots:  # nothing yet, for a fault that is guarded at its Moment
+        if changes or not slots:  # a fault that is guarded at its Moment has no changes yet
             self._on.reaper.guard(self._record, changes, owner=self.fault.id, limit_s=limit)
             self._on.reaper.mark(self._record, "maybe_applied")  # now, so that no rank waits for the disk
         else:
@@ -252,7 +257,7 @@ class FaultLife:
         )  # fmt: skip
 
     def _near(self, moment: Moment) -> bool:
-        """Whether the Moment may come within the next two steps; looking closely all the time would cost the job."""
+        """Whether the Moment may come within the next two steps. Frequent looks all the time would slow the job."""
         return (
             moment.step is None or moment.attempt is not None or self._progress.get(moment.pacer, 0) >= moment.step - 2
         )
@@ -265,12 +270,12 @@ class FaultLife:
         trigger = self.fault.trigger
         if isinstance(trigger, Moment):
             return True
-        seldom = Seldom()
+        throttle = Throttle()
 
         def due() -> bool:
-            if not seldom.due():
+            if not throttle.due():
                 return False
-            with seldom:
+            with throttle:
                 return after_is_due(trigger, self._on.journal.snapshot(), time.monotonic())
 
         return self._on.wait_until(due)

@@ -1,4 +1,4 @@
-"""What the harness watches about itself, in every run: room on the disk, its own memory, and its run directory."""
+"""Watches the harness itself during a run: free space on the disk, its own memory, and its run directory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.scenario.sizes import size_in_words
 
 DISK_AT_START = 256 << 20  # bytes that must be free where the run directory is
-DISK_LEAST = 64 << 20  # with less than this the run is ended, while there is room to record it
-MEMORY_MOST = 8 << 30  # bytes; a quarter of the machine's, where that is less
+DISK_LEAST = 64 << 20  # bytes; with less the run is ended, while there is still space to record it
+MEMORY_MOST = 8 << 30  # bytes; or a quarter of the machine's memory, if that is less
 EVERY_S = 1.0
 
 
 def check_disk(run_dir: Path) -> None:
-    """Raises UsageError where a run can't be recorded."""
+    """Raises UsageError if there is too little free space to record a run."""
     place = next(path for path in (run_dir, *run_dir.parents) if path.exists())
     free = shutil.disk_usage(place).free
     if free < DISK_AT_START:
@@ -29,7 +29,7 @@ def check_disk(run_dir: Path) -> None:
 
 
 class Guards:
-    """`trouble` is asked all the time, and looks once a second."""
+    """Looks for trouble of the harness itself, at most once in EVERY_S seconds."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir, self._looked = run_dir, 0.0
@@ -37,7 +37,7 @@ class Guards:
         self._memory = min(MEMORY_MOST, pages // 4)
 
     def trouble(self) -> str | None:
-        """Why the run can't go on, if it can't."""
+        """Why the run can't go on, as a sentence; None if nothing is wrong or it is too early to look again."""
         now = time.monotonic()
         if now - self._looked < EVERY_S:
             return None
@@ -58,6 +58,6 @@ class Guards:
 
 
 def _resident() -> int:
-    """Bytes."""
+    """The resident memory of this process in bytes."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * resource.getpagesize()

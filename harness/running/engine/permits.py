@@ -1,5 +1,5 @@
-"""What a run's faults may touch: the blast radius that the scenario sets, and nothing that is not the job's. The
-planner checks the first for what is planned; both are checked again when a fault is about to land."""
+"""What the faults of a run may touch: no more than the scenario's limits allow, and only what belongs to the job. The
+planner checks the limits for the plan; both rules are checked again just before a fault lands."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from torchaos.harness.undo.touches import Touches
 
 
 class NotPermitted(ChaosError):
-    """The fault would go beyond the scenario's limits, or touch something that is not the job's."""
+    """The fault would exceed the scenario's limits, or touch something that does not belong to the job."""
 
 
 def beyond(plan: Plan, ranks: Iterable[int], nodes: Iterable[int], world_size: int) -> str | None:
-    """What is wrong with hitting all of these ranks and nodes in one run of a job of that size. Pure."""
+    """Which limit of the plan would be exceeded if faults hit all of these ranks and nodes in one run, as a clause;
+    None: no limit. `world_size`: the number of ranks in the job."""
     ranks, nodes = set(ranks), set(nodes)
     per_node = max(1, world_size // max(1, plan.job.busy_nodes or plan.job.nodes))
     hit = {rank // per_node for rank in ranks} | nodes
@@ -42,19 +43,20 @@ def beyond(plan: Plan, ranks: Iterable[int], nodes: Iterable[int], world_size: i
 
 @dataclass
 class Permits:
-    """`members`: the job's processes as they are now, start times by pid. Thread-safe."""
+    """Checks each fault against the scenario's limits, and each change against what belongs to the job. Thread-safe."""
 
     plan: Plan
     run_id: str
-    folders: Sequence[Path]  # the run directory first, and the scenario's checkpoints
-    members: Callable[[], Mapping[int, int]]
+    folders: Sequence[Path]  # the run directory first, then the scenario's checkpoints
+    members: Callable[[], Mapping[int, int]]  # the job's processes now: start time in clock ticks, by pid
     world_size: Callable[[], int | None]
     _ranks: set[int] = field(default_factory=set)  # hit so far
     _nodes: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self, ranks: Iterable[int], nodes: Iterable[int], land: bool = True) -> None:
-        """These are about to be hit (`land`: they count from now on). Raises NotPermitted."""
+        """Checks that these ranks and nodes may be hit, besides all that were hit before. `land`: from now on they
+        count as hit. Raises NotPermitted."""
         with self._lock:
             all_ranks, all_nodes = self._ranks | set(ranks), self._nodes | set(nodes)
             wrong = beyond(self.plan, all_ranks, all_nodes, self.world_size() or self.plan.job.world_size)
@@ -64,8 +66,8 @@ class Permits:
                 self._ranks, self._nodes = all_ranks, all_nodes
 
     def check_changes(self, changes: Sequence[Handle]) -> None:
-        """Raises NotPermitted for a process, a file or a page that is not the job's or the run's own, and for a network
-        that is the host's."""
+        """Raises NotPermitted if a change touches a process, file or page that belongs neither to the job nor to the
+        run, or the network of the host."""
         members: Mapping[int, int] | None = None
         for handle in changes:
             touches = _touches(handle)
@@ -84,12 +86,12 @@ class Permits:
                 self._check_own(Path(touches.own))
 
     def _check_own(self, path: Path) -> None:
-        """Raises NotPermitted where whoever heals from the undo log would not believe that it is ours."""
+        """Raises NotPermitted if the path is outside the run directory: then the healer would refuse to touch it."""
         if not path.resolve().is_relative_to(self.folders[0].resolve()):
             raise NotPermitted(f"{path}: outside the run directory; for a copy, give File.of the site's undo_copies")
 
     def check_path(self, path: Path) -> None:
-        """Raises NotPermitted unless it is in the run directory or among the job's checkpoints, links resolved."""
+        """Raises NotPermitted unless the path, with links resolved, is below the run directory or the checkpoints."""
         found = path.resolve()
         if not any(found.is_relative_to(folder.resolve()) for folder in self.folders):
             allowed = " or ".join(str(folder) for folder in self.folders)
@@ -97,7 +99,7 @@ class Permits:
 
 
 def _touches(handle: Handle) -> Touches:
-    """Raises NotPermitted where it doesn't say."""
+    """Raises NotPermitted if the handle does not declare what it touches."""
     try:
         return handle.touches()
     except (AttributeError, ValueError) as error:
@@ -105,11 +107,11 @@ def _touches(handle: Handle) -> Touches:
 
 
 def check_network(namespace: Path, consent: Iterable[str]) -> None:
-    """For whoever changes an interface or a rule: raises NotPermitted where it would be the host's, as seen from the
-    first process of this machine (or container), without the consent `host-network`."""
+    """Must be called before an interface or a rule is changed. Raises NotPermitted if `namespace` is the network of the
+    host (of this process, or of process 1) and the consent `host-network` is not given."""
     try:
         found, hosts = os.stat(namespace).st_ino, {os.stat("/proc/self/ns/net").st_ino}
-        with suppress(PermissionError):  # of another user's first process nobody is told
+        with suppress(PermissionError):  # process 1 of another user can't be inspected
             hosts.add(os.stat("/proc/1/ns/net").st_ino)
     except OSError as error:
         raise NotPermitted(f"{namespace}: which network it is can't be told: {error.strerror}") from error

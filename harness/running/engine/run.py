@@ -1,7 +1,7 @@
-"""Executes a Plan as a list of stages. It knows no particular fault, assertion or platform.
+"""Executes a plan as a list of stages. It knows no particular fault, assertion or platform.
 
-prepare -> launch -> watch -> collect -> heal -> stop job -> inventory -> release. Evidence comes before clean-up, and
-clean-up comes whatever happened before; judging is another module's affair, and works on what lies on disk.
+prepare -> launch -> watch -> collect -> heal -> stop job -> inventory -> release. Evidence is collected before
+clean-up, and clean-up happens whatever happened before. Judging comes later, and reads only the run directory.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from torchaos.harness.record.plan import ENDED_BEFORE, Plan
 from torchaos.harness.record.result import write_atomically
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.arming import Slots
-from torchaos.harness.running.engine.bases import BaseKeeper
-from torchaos.harness.running.engine.faults import FaultLife, Field
+from torchaos.harness.running.engine.bases import BaseWriter
+from torchaos.harness.running.engine.faults import Context, FaultLife
 from torchaos.harness.running.engine.guards import Guards
 from torchaos.harness.running.engine.permits import Permits
 from torchaos.harness.running.engine.watches import Watches
@@ -42,8 +42,8 @@ from torchaos.harness.watching.observers.watch import hangs_of
 
 WATCH_S = 0.1
 STOP_GRACE_S = 5.0
-LATE_S = 30.0  # for a fault that is still being applied when all is taken back
-SPARE_S = 60.0  # the reaper ends the job by itself when it lives so much longer than its time-out
+LATE_S = 30.0  # how long a fault that is still being applied is waited for at the end
+SPARE_S = 60.0  # the reaper ends the job by itself if it lives this much longer than its time-out
 
 Watcher = Callable[[Journal, Plan], AbstractContextManager[object]]
 
@@ -55,37 +55,41 @@ class Run:
         self, plan: Plan, folder: RunDir, reproduce: Sequence[str] = (), watcher: Watcher | None = None,
         notes: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """`notes` are said first of all."""
+        """`reproduce`: the command line that repeats the run; `watcher`: sees the journal while it is written;
+        `notes`: texts that are recorded first."""
         self.plan, self.folder = plan, folder
-        # Every process that carries it is ended with the run, so no other run may ever have the same.
+        # All processes with this id are ended with the run, so no other run may ever have the same id.
         self.run_id = f"{folder.root.name}-{secrets.token_hex(4)}"
         self._reproduce, self._watcher, self._notes = list(reproduce), watcher, notes
         self._stopped: dict[str, object] | None = None
         self._hurried = False
         self._lives: list[FaultLife] = []
-        self._disk: OwnDisk | None = None  # that the checkpoints lie on, once it is mounted
-        self._unverified: dict[str, str] = {}  # why, by owner; what is healed later leaves it again
+        self._disk: OwnDisk | None = None  # the disk of the checkpoints, once it is mounted
+        self._unverified: dict[str, str] = {}  # why an undo is not verified, by owner; a later success removes it
 
     def stop(self, reason: str, interrupted: bool = True, enough: bool = False) -> None:
-        """End the run early; everything is still healed, stopped and collected. `interrupted`: by somebody outside, so
-        that what is unfinished says nothing about the job. `enough`: on purpose, all was seen that was to be seen."""
+        """Ends the run early; everything is still collected, healed and stopped.
+
+        `interrupted`: from outside, so that unfinished work says nothing about the job. `enough`: on purpose, because
+        all that was wanted was seen."""
         if self._stopped is None:
             self._stopped = {"reason": reason, "interrupted": interrupted, "enough": enough}
 
     def hurry(self) -> None:
-        """From now on nothing is waited for, and no more evidence is read; everything is still taken back."""
+        """From now on, do not wait and do not read more evidence. Everything is still undone."""
         self._hurried = True
 
     @property
     def left(self) -> list[str]:
-        """Once it is over: what could not be taken back, a sentence each."""
+        """After the run: a sentence for each change that could not be undone."""
         return [f"{who} could not be taken back: {why}" for who, why in self._unverified.items()]
 
     def __call__(self) -> None:
-        """Raises ChaosError when the job can't be started or its way back can't be guarded; by then all is clean."""
+        """Carries out the run. Raises ChaosError if the job can't be started, an undo can't be guarded, or the journal
+        can't be written; the machine is cleaned up before."""
         with ExitStack() as stack:
             self._prepare(stack)
-            # Each of these comes, in the reverse of this order, whatever the one before it raised.
+            # All of these stages run, in reverse order, whatever a stage before raised.
             for stage in (self._give_disk_back, self._take_inventory, self._stop_job, self._heal, self._collect):
                 stack.callback(stage)
             self._launch()
@@ -103,7 +107,7 @@ class Run:
         self._stage("prepare")
         plan = self.plan
         slots = [Slots.make(fault, self.folder) for fault in plan.faults]
-        orders = tuple(order for one in slots for order in one.orders())
+        orders = tuple(order for slot in slots for order in slot.orders())
         root = self._checkpoints()
         AgentPlan(self.run_id, str(self.folder.events), plan.hooks, orders, str(root) if root else None).write(
             self.folder.agent_plan
@@ -122,13 +126,13 @@ class Run:
         permits = Permits(
             plan, self.run_id, [self.folder.root, *([root] if root else [])], self._job.members, self._world_size
         )
-        self._field = Field(self.journal, self._job, self._reaper, self._limit_s, self.folder.undo, root, permits)
-        self._lives = [FaultLife(fault, one, self._field) for fault, one in zip(plan.faults, slots, strict=True)]
-        self._bases = BaseKeeper(slots)
+        self._context = Context(self.journal, self._job, self._reaper, self._limit_s, self.folder.undo, root, permits)
+        self._lives = [FaultLife(fault, slot, self._context) for fault, slot in zip(plan.faults, slots, strict=True)]
+        self._bases = BaseWriter(slots)
 
     def _launch(self) -> None:
         self._stage("launch")
-        if self._stopped:  # before there was a job
+        if self._stopped:  # before the job was started
             return
         if self.plan.job.attach_pid is None:
             processes = JobProcesses(self.run_id)
@@ -155,8 +159,8 @@ class Run:
         while not self._job.done and self._stopped is None:
             time.sleep(WATCH_S)
             now, events = time.monotonic(), self.journal.snapshot()
-            if not self._field.steady.is_set() and self._watches.steady(events, now):
-                self._field.steady.set()
+            if not self._context.steady.is_set() and self._watches.steady(events, now):
+                self._context.steady.set()
             broken = self._watches.broken(events, now)
             if trouble := self.journal.failed or self._guards.trouble():
                 self.stop(trouble)
@@ -174,18 +178,20 @@ class Run:
         self._stage("collect")
         if (left := self._leftovers.take(self._job.done and self._stopped is None, self._is_hurried)) is not None:
             self._save("leftovers", left)
-        self._field.ended.set()
+        self._context.ended.set()
         self._watches.stop()
         self._hangs.stop()
         stuck = [life.fault.id for life in self._lives if not life.join(10.0, self._is_hurried)]
         for name in stuck:
             self.journal.emit(Kind.NOTE, {"text": f"fault {name} did not come to its end; it is rolled back now"})
-        told = {event.data["fault"] for event in self.journal.snapshot() if event.kind in (Kind.APPLYING, Kind.MISSED)}
+        reported = {
+            event.data["fault"] for event in self.journal.snapshot() if event.kind in (Kind.APPLYING, Kind.MISSED)
+        }
         for fault in self.plan.faults:
-            if fault.id not in told:
+            if fault.id not in reported:
                 self.journal.emit(Kind.MISSED, {"fault": fault.id, "reason": ENDED_BEFORE, "ended_before": True})
-        if (said := report.of_run(self.plan, self.folder)) is not None:
-            self._save("report", said)
+        if (from_job := report.of_run(self.plan, self.folder)) is not None:
+            self._save("report", from_job)
         self._save("environment", {**describe(self.plan), "reproduce": self._reproduce})
 
     def _heal(self) -> None:
@@ -193,7 +199,7 @@ class Run:
         for life in reversed(self._lives):
             life.roll_back()
         bad = [e.data for e in self.journal.snapshot() if e.kind is Kind.ROLLED_BACK and not e.data["verified"]]
-        self._unverified |= {one["fault"]: one["reason"] for one in bad}
+        self._unverified |= {rolled["fault"]: rolled["reason"] for rolled in bad}
 
     def _stop_job(self) -> None:
         self._stage("stop job")
@@ -207,13 +213,13 @@ class Run:
         if root and wanted and not self._hurried:
             self._stage("inventory")
             found = inventory.take(root, self.folder.root, given_up=self._is_hurried)
-            # Paths that a job keeps in its checkpoints differ from run to run by the run's own folder alone.
+            # With {run} in place of the run's own folder, paths in checkpoints are the same in each run.
             named = json.dumps(found["checkpoints"], ensure_ascii=False).replace(str(self.folder.job), "{run}")
             self._save("inventory", {**found, "checkpoints": json.loads(named)})
         self._stage("end")
 
     def _give_disk_back(self) -> None:
-        """After the inventory: what lies on it goes along."""
+        """Unmounts the run's own disk, if there is one. After the inventory, because its files go with it."""
         if self._disk is None:
             return
         unmount = partial(self._take_back, "checkpoints", partial(self._reaper.heal, "checkpoints"))
@@ -221,10 +227,10 @@ class Run:
             self.journal.emit(Kind.NOTE, {"text": lost})
 
     def _release(self) -> None:
-        """The last of all: what is still guarded is taken back, and the reaper ends. Not while a fault is still being
-        applied: the reaper takes that back again once it hears of it, and nobody would after this."""
+        """The last stage: undoes what is still guarded, and ends the reaper. It first waits for faults that are still
+        being applied, because after the reaper's end nothing could undo them."""
         if self._lives:
-            self._field.ended.set()
+            self._context.ended.set()
         late = [life.fault.id for life in self._lives if not life.join(LATE_S)]
         self._take_back("all", self._reaper.close)
         for name in late:
@@ -233,19 +239,24 @@ class Run:
     def _take_back(self, what: str, heal: Callable[[], Sequence[Healed]]) -> None:
         try:
             self._tell(heal())
-        except UndoError as error:  # said like any other: the exit code is 4, and what comes next still comes
+        except UndoError as error:  # recorded like a failed undo, so that the exit code is 4 and the next stages run
             self._tell([Healed(what, {}, False, str(error))])
 
     def _tell(self, healed: Sequence[Healed]) -> None:
-        for one in healed:
-            data = {"record": one.record, "handle": one.handle, "verified": one.verified, "reason": one.reason}
+        for result in healed:
+            data = {
+                "record": result.record,
+                "handle": result.handle,
+                "verified": result.verified,
+                "reason": result.reason,
+            }
             self.journal.emit(Kind.HEALED, data)
-        bad = {_owner(one): one.reason for one in healed if not one.verified}
-        good = {_owner(one) for one in healed} - bad.keys()
+        bad = {_owner(result): result.reason for result in healed if not result.verified}
+        good = {_owner(result) for result in healed} - bad.keys()
         self._unverified = {who: why for who, why in (self._unverified | bad).items() if who not in good}
 
     def _guard_resources(self, resources: Sequence[Handle], submission: int) -> None:
-        """What a launcher is about to make. Raises UndoError, and then nothing is made."""
+        """Guards what a launcher is about to create. Raises UndoError, and then nothing may be created."""
         self._reaper.guard(f"launcher#{submission}", resources, owner="launcher", limit_s=self._limit_s)
 
     def _world_size(self) -> int | None:
@@ -267,5 +278,5 @@ class Run:
 
 
 def _owner(healed: Healed) -> str:
-    """Of the record "freeze#1.pages": the fault freeze."""
+    """The owner in the name of a record: of "freeze#1.pages", the fault "freeze"."""
     return healed.record.partition("#")[0]

@@ -1,4 +1,4 @@
-"""The processes of a fault's target, as they are when it lands."""
+"""The processes of a fault's target at the time when the fault lands."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from torchaos.harness.running.launchers.job import Job
 
 
 def ranks_now(fault: PlannedFault, job: Job | Attached) -> Sequence[int]:
-    """Of a node those that are there: after a restart, or with a standby, others than were planned. A fault in the rank
-    was armed in those that were planned."""
+    """The ranks to hit. If the target is a node, the ranks that it has now: after a restart, or with a standby node,
+    they may differ from the plan. A fault in the rank always hits the planned ranks, in which it was armed."""
     target = fault.target
     if not target.nodes or fault.where == "rank":
         return target.ranks
-    return sorted(rank for rank, one in job.ranks().items() if one.node in target.nodes)
+    return sorted(rank for rank, process in job.ranks().items() if process.node in target.nodes)
 
 
 def victims_of(fault: PlannedFault, hits: Hits, job: Job | Attached) -> list[Victim]:
-    """Raises ChaosError when one of them is not there."""
+    """The processes to hit; none if the fault hits nodes, files or endpoints. Raises ChaosError if a target has no
+    process now."""
     if hits in ("nodes", "files", "endpoints"):
         return []
     if hits == "agents" or (hits == "as_targeted" and fault.target.nodes):
@@ -31,7 +32,7 @@ def victims_of(fault: PlannedFault, hits: Hits, job: Job | Attached) -> list[Vic
     if missing:
         raise ChaosError(f"rank {missing[0]} has no process now")
     found = [ranks[rank] for rank in wanted]
-    idle = set(fault.target.nodes) - {one.node for one in found}
+    idle = set(fault.target.nodes) - {process.node for process in found}
     if idle:
         raise ChaosError(f"node {min(idle)} has no rank now")
-    return [Victim(one.pid, one.start_ticks, one.rank, one.attempt) for one in found]
+    return [Victim(process.pid, process.start_ticks, process.rank, process.attempt) for process in found]

@@ -1,4 +1,4 @@
-"""The conditions of a run, and the probes that some of them bring, each in a thread of its own."""
+"""Evaluates the conditions of a run. Some conditions need probes; each probe has a thread of its own."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from torchaos.harness.agent.wire import Event
 from torchaos.harness.contracts import Condition, Emit, Probe, Watched
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.running.conditions.observed import last_reason
-from torchaos.harness.running.engine.seldom import Seldom
+from torchaos.harness.running.engine.throttle import Throttle
 
 _LEAVE_S = 5.0
 
 
 class Watches:
-    """`steady`: whether no fault has to wait any more; `broken`: which stop condition holds, and why."""
+    """The steady-state, stop and until conditions of one run."""
 
     def __init__(self, plan: Plan, at: Watched, emit: Emit) -> None:
         self._steady, self._stop, self._at = _conditions(plan.steady_state), _conditions(plan.stop), at
         self._until = _conditions(plan.until)
-        self._seldom, self._seldom_broken = Seldom(), Seldom()
-        probes = {
-            probe
-            for one in (*self._steady.values(), *self._stop.values(), *self._until.values())
-            for probe in one.probes(at)
-        }  # fmt: skip
+        self._enough_throttle, self._broken_throttle = Throttle(), Throttle()
+        conditions = (*self._steady.values(), *self._stop.values(), *self._until.values())
+        probes = {probe for condition in conditions for probe in condition.probes(at)}
         self._threads = [
             threading.Thread(target=self._look, args=(probe, emit), name="condition", daemon=True) for probe in probes
         ]
@@ -42,25 +39,28 @@ class Watches:
                 thread.join(_LEAVE_S)
 
     def steady(self, events: Sequence[Event], now_s: float) -> bool:
+        """Whether all steady-state conditions hold, so that faults may be applied."""
         return all(condition.holds(events, now_s) for condition in self._steady.values())
 
     def broken(self, events: Sequence[Event], now_s: float) -> tuple[str, bool] | None:
-        """A sentence, and whether it says something about the job. Over a long run it becomes dear to tell, and is
-        asked more seldom."""
-        if not self._stop or not self._seldom_broken.due():
+        """The stop condition that holds, as a clause, and whether it says something about the job; None: none holds.
+
+        In a long run the question becomes costly, and is asked less often."""
+        if not self._stop or not self._broken_throttle.due():
             return None
-        with self._seldom_broken:
-            name = next((name for name, one in self._stop.items() if one.holds(events, now_s)), None)
+        with self._broken_throttle:
+            name = next((name for name, condition in self._stop.items() if condition.holds(events, now_s)), None)
         if name is None:
             return None
         why = last_reason(events, name)
         return f"the stop condition {name} holds{f': {why}' if why else ''}", self._stop[name].about_job
 
     def enough(self, events: Sequence[Event], now_s: float) -> str | None:
-        """What ends the run on purpose, in words. It may be dear to tell, so it is asked seldom."""
-        if not self._until or not self._seldom.due():
+        """Why the run may end on purpose: all `until` conditions hold. None: not yet. The question may be costly, so it
+        is asked less often in a long run."""
+        if not self._until or not self._enough_throttle.due():
             return None
-        with self._seldom:
+        with self._enough_throttle:
             holds = all(condition.holds(events, now_s) for condition in self._until.values())
         return f"enough was seen: {' and '.join(self._until)}" if holds else None
 
@@ -71,4 +71,4 @@ class Watches:
 
 
 def _conditions(named: tuple[Named, ...]) -> dict[str, Condition]:
-    return {one.name: registry.find("conditions", one.name)(**one.params) for one in named}
+    return {condition.name: registry.find("conditions", condition.name)(**condition.params) for condition in named}

@@ -1,4 +1,6 @@
-"""From a scenario to a Plan: placeholders filled, targets and parameters drawn, machine checked. Changes nothing."""
+"""Makes a plan from a scenario: fills placeholders, draws targets and parameters, checks that the machine can do it.
+
+In: a scenario and a seed. Out: a `Plan`, the same for the same seed. Nothing is started or changed."""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from torchaos.harness.record.plan import Plan, PlannedFault, stream
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.engine.permits import beyond
 from torchaos.harness.running.launchers.fits import needs_of
-from torchaos.harness.running.planner.faults import check_consent, planned_fault, told_of_each_other
+from torchaos.harness.running.planner.faults import check_consent, link_recoveries, planned_fault
 from torchaos.harness.running.planner.job import check_replicas, planned_job
-from torchaos.harness.running.planner.named import condition, named, of_faults
+from torchaos.harness.running.planner.named import condition, named, with_facts_of
 from torchaos.harness.scenario.grammar import Scenario
 
-# Hooks of the agent that a need, or the phase of a trigger, switches on. "steps" is always on.
+# The agent's hooks that a need, or the phase of a trigger, requires. "steps" is always on.
 _HOOKS_OF_NEED = {
     Need.STEPS: ("steps",),
     Need.LOSS: ("loss", "lr"),
@@ -48,16 +50,18 @@ _HOOKS_OF_PHASE: dict[Phase, tuple[str, ...]] = {
 def make_plan(
     scenario: Scenario, file: Path, seed: int, attach: int | None = None, consent: Sequence[str] = ()
 ) -> Plan:
-    """Raises UsageError where the scenario can't be carried out here; the text names the file and the fault."""
+    """Makes the plan. `attach`: pid of a running torchrun; `consent`: the consents of the user who runs it.
+
+    Raises UsageError if the scenario can't be carried out on this machine; the text names the file and the fault."""
     job = planned_job(scenario.job, file, attach)
     if job.replicas > 1:
         check_replicas(scenario, file)
-    faults = told_of_each_other(
+    faults = link_recoveries(
         [planned_fault(fault, scenario, job, file, stream(seed, fault.id or fault.inject)) for fault in scenario.faults]
     )
     check_consent(scenario, faults, file, consent)
     asserts = tuple(named("assertions", item) for item in scenario.assert_)
-    collect = {need for one in asserts for need in registry.find("assertions", one.name).needs}
+    collect = {need for item in asserts for need in registry.find("assertions", item.name).needs}
     hooks = {"steps"} | {hook for need in collect for hook in _HOOKS_OF_NEED[need]}
     hooks |= {hook for fault in faults for hook in _hooks_of(fault)}
     needs = {"pidfd", "proc"} | {name for fault in faults for name in registry.find("injectors", fault.inject).needs}
@@ -77,7 +81,7 @@ def make_plan(
         asserts=asserts,
         steady_state=tuple(condition(item, file) for item in scenario.steady_state),
         stop=tuple(condition(item, file) for item in scenario.stop),
-        until=tuple(of_faults(condition(item, file), faults) for item in scenario.until),
+        until=tuple(with_facts_of(condition(item, file), faults) for item in scenario.until),
         launcher=scenario.launcher,
         max_ranks=limits.ranks,
         max_nodes=limits.nodes,
@@ -91,13 +95,14 @@ def make_plan(
         collect=tuple(sorted(collect)),
         needs=tuple(sorted(needs)),
     )
-    ranks, nodes = ({one for fault in faults for one in getattr(fault.target, of)} for of in ("ranks", "nodes"))
+    ranks, nodes = ({hit for fault in faults for hit in getattr(fault.target, kind)} for kind in ("ranks", "nodes"))
     if wrong := beyond(plan, ranks, nodes, job.world_size):
         raise UsageError(f"{file}: {wrong}; aim at fewer, or at others")
     return plan
 
 
 def _hooks_of(fault: PlannedFault) -> tuple[str, ...]:
+    """The agent's hooks that a fault needs: its injector's own hooks, and those of the phase in which it lands."""
     usual = registry.phase_of(fault.inject) if fault.where == "rank" else None
     phase = fault.trigger.phase if isinstance(fault.trigger, Moment) else usual
     own: tuple[str, ...] = registry.find("injectors", fault.inject).hooks

@@ -1,4 +1,4 @@
-"""The faults of a plan: each checked against the job, the launcher and the limits."""
+"""Plans the faults of a scenario, and checks each fault against the job, the launcher and the limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import Injector, UsageError, Where
 from torchaos.harness.record.plan import After, PlannedFault, PlannedJob
 from torchaos.harness.running.launchers.fits import misfit
-from torchaos.harness.running.planner.named import silent
+from torchaos.harness.running.planner.named import ignore
 from torchaos.harness.running.planner.targets import target_of, trigger_of
 from torchaos.harness.running.planner.transport import Machine, transport_of
 from torchaos.harness.scenario.grammar import Fault, Limits, Scenario
@@ -23,11 +23,13 @@ from torchaos.harness.scenario.parameters import check_parameters
 
 
 def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: random.Random) -> PlannedFault:
+    """Resolves a fault of the scenario: target, trigger and parameters are fixed. Raises UsageError if the fault does
+    not fit the job, the launcher or the limits."""
     name = fault.id or fault.inject
     found = registry.find("injectors", fault.inject)
     target = target_of(fault, job, scenario.limits, draw, f"{file}: fault {name}")
     trigger = trigger_of(fault.when, target, draw, registry.phase_of(fault.inject))
-    # What is triggered from outside is best applied from there too: it then asks nothing of the agent.
+    # A fault that is triggered from outside is best applied from outside too: then it needs no agent.
     where: Where = "node" if isinstance(trigger, After) and "node" in found.where else found.where[0]
     if job.attach_pid is not None and isinstance(trigger, Moment):
         raise UsageError(
@@ -54,7 +56,7 @@ def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path,
                 f"{file}: fault {name}: {fault.inject} can't reach this job's collectives, which go over {over.name} "
                 f"({over.why}); {over.instead}"
             )
-    injector: Injector = found(**check_parameters(found, fault.with_, (), silent)).plan(target, draw)
+    injector: Injector = found(**check_parameters(found, fault.with_, (), ignore)).plan(target, draw)
     return PlannedFault(
         id=name,
         inject=fault.inject,
@@ -70,7 +72,7 @@ def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path,
 
 
 def _duration(fault: Fault, found: Any, limits: Limits, where: str) -> float | None:
-    """How long it lasts: as it says, else as long as it may."""
+    """How long the fault lasts in seconds: its own `for`, or else `limits.duration` if this kind of fault lasts."""
     most = limits.duration
     if most is not None and fault.for_ is not None and fault.for_ > most:
         raise UsageError(
@@ -79,22 +81,24 @@ def _duration(fault: Fault, found: Any, limits: Limits, where: str) -> float | N
     return fault.for_ if fault.for_ is not None or not registry.lasts(fault.inject) else most
 
 
-def told_of_each_other(faults: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
-    """What waits for another fault's recovery waits for its being taken back too, where it lasts, and takes nothing for
-    it that a rank still does before it dies."""
+def link_recoveries(faults: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
+    """Completes triggers that wait for the recovery from another fault, with two facts about that fault.
+
+    `lasting`: the other fault has a duration, so its rollback is waited for as well. `lethal`: its target dies, so
+    steps that the target still makes before its death do not count as the recovery."""
     by_id = {fault.id: fault for fault in faults}
-    found = []
+    linked = []
     for fault in faults:
         when = fault.trigger
         if isinstance(when, After) and when.state == "recovered" and when.fault in by_id:
             first = by_id[when.fault]
             when = replace(when, lasting=first.duration_s is not None, lethal=registry.is_lethal(first.inject))
-        found.append(replace(fault, trigger=when))
-    return tuple(found)
+        linked.append(replace(fault, trigger=when))
+    return tuple(linked)
 
 
 def check_consent(scenario: Scenario, faults: Sequence[PlannedFault], file: Path, given: Sequence[str]) -> None:
-    """What can hurt the host beyond the job needs the word of whoever wrote the scenario, and of whoever runs it."""
+    """Raises UsageError if a fault that can hurt the host lacks the scenario's consent or the user's (`given`)."""
     _check_words(given)
     for fault in faults:
         wanted = str(registry.find("injectors", fault.inject).consent)
@@ -108,7 +112,7 @@ def check_consent(scenario: Scenario, faults: Sequence[PlannedFault], file: Path
 
 
 def _check_words(given: Sequence[str]) -> None:
-    """A word that is misspelt would allow nothing, and look as if it did."""
+    """Raises UsageError for an unknown consent: a misspelt word would allow nothing, and look as if it did."""
     if not given:
         return
     known = consents()
@@ -119,5 +123,5 @@ def _check_words(given: Sequence[str]) -> None:
 
 
 def consents() -> list[str]:
-    """The words that some fault asks for."""
-    return sorted({found.consent for found in registry.injectors().values() if found.consent})
+    """All consents that faults can require."""
+    return sorted({injector.consent for injector in registry.injectors().values() if injector.consent})

@@ -1,4 +1,4 @@
-"""The job of a plan: its command line, how many ranks and nodes it has, and where its checkpoints are."""
+"""Plans the job of a scenario: its command line, its numbers of ranks and nodes, and the folder of its checkpoints."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ _COUNTED = ("gpu", "cpu", "auto")
 
 
 def placeholders(here: Path) -> dict[str, str]:
+    """The values of the placeholders. `here`: the folder of the scenario file."""
     return {"jobs": str(files("torchaos.scenarios") / "jobs"), "here": str(here), "python": sys.executable}
 
 
 def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
-    """Raises UsageError, with the place of the command where it names no number of ranks."""
+    """Resolves the job of a scenario. `attach`: pid of a running torchrun. Raises UsageError if the job can't be
+    started here, or its number of ranks can't be read from the command."""
     here = file.parent.absolute()
     values = placeholders(here)
-    if any("{nvml}" in value for value in job.env.values()):  # only then: it may have to be compiled
+    if any("{nvml}" in value for value in job.env.values()):  # only if needed: the library may have to be compiled
         values["nvml"] = str(NVML.path().parent)
     command, cwd = _line(job, here, values)
     if not command:
@@ -75,7 +77,7 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
 
 
 def check_script(job: Job, file: Path) -> None:
-    """Raises UsageError with the place of the command where it names a script that is not there."""
+    """Raises UsageError if the script in the command does not exist; the text has the place of the command."""
     here = file.parent.absolute()
     command, cwd = _line(job, here, placeholders(here))
     script = script_of(command) if _is_of_this_machine(job) else None
@@ -85,18 +87,19 @@ def check_script(job: Job, file: Path) -> None:
 
 
 def _is_of_this_machine(job: Job) -> bool:
-    """Whether it runs with this machine's own programs."""
+    """Whether the job uses this machine's own programs, not those of a container image."""
     return job.container is None or job.container.image == "host"
 
 
 def _counted(command: Sequence[str], env: Mapping[str, str]) -> int | None:
-    """Of `--nproc-per-node gpu`, `cpu` and `auto`: as many as torchrun counts here."""
+    """The ranks per node for `--nproc-per-node gpu`, `cpu` or `auto`, as torchrun counts them on this machine; None for
+    other commands."""
     word = ranks_in_words(command, env)
     return ranks_per_node(job_python(command), word, frozenset(env.items())) if word in _COUNTED else None
 
 
 def _line(job: Job, here: Path, values: Mapping[str, str]) -> tuple[list[str], Path]:
-    """The words of the command, and where it runs."""
+    """The words of the command, and its working directory."""
     words = shlex.split(job.command) if isinstance(job.command, str) else job.command
     return [fill(word, values) for word in words], (here / fill(job.cwd, values)).absolute()
 
@@ -107,7 +110,8 @@ def _at_the_command(file: Path) -> str:
 
 
 def _replicas(job: Job, nodes: int, world: int, attach: int | None) -> int:
-    """As many nodes as replicas: each has a torchrun of its own."""
+    """The number of nodes of a job with replicas: each replica has a torchrun of its own and counts as a node. Raises
+    UsageError if the job can't have replicas."""
     if nodes > 1 or attach is not None:
         what = "a job that runs already" if attach is not None else f"replicas of {nodes} nodes each"
         raise UsageError(f"job.replicas: {what} can't be started side by side here; leave replicas out")
@@ -117,7 +121,8 @@ def _replicas(job: Job, nodes: int, world: int, attach: int | None) -> int:
 
 
 def check_replicas(scenario: Scenario, file: Path) -> None:
-    """Replicas are started and restarted each by itself: what goes by the attempts of one torchrun can't be had."""
+    """Raises UsageError if a scenario with replicas uses a feature that counts the attempts of a single torchrun:
+    replicas restart independently of each other."""
     wrong = {
         f"launcher: {scenario.launcher}": scenario.launcher != "local",
         "steady_state": any(item.name in ("ranks_up", "steps") for item in scenario.steady_state),
@@ -130,11 +135,13 @@ def check_replicas(scenario: Scenario, file: Path) -> None:
 
 
 def _busy_nodes(most: int | None, nodes: int, world: int, per_node: int | None) -> int:
-    """`most`: so many nodes the command lets in."""
+    """The number of nodes that train at a time, if the job has standby nodes; else 0. `most`: the largest number of
+    nodes that the command allows."""
     return most if most and per_node and most < nodes and world <= most * per_node else 0
 
 
 def _size(job: Job, attach: int | None) -> int | None:
+    """The size of the checkpoints' own disk in bytes; None: no own disk. Raises UsageError if it can't be made."""
     size = job.checkpoints and job.checkpoints.size
     if size and attach is not None:
         raise UsageError("job.checkpoints.size: a job that runs already has its files open; leave size out")
@@ -148,5 +155,5 @@ def _size(job: Job, attach: int | None) -> int | None:
 def _container(job: Job, here: Path, values: Mapping[str, str]) -> dict[str, Any]:
     if job.container is None:
         return {}
-    mounts = [fill(one, values) for one in job.container.mounts]
-    return {"image": job.container.image, "mounts": [str(here / one) for one in mounts]}
+    mounts = [fill(mount, values) for mount in job.container.mounts]
+    return {"image": job.container.image, "mounts": [str(here / mount) for mount in mounts]}

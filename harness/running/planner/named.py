@@ -1,4 +1,4 @@
-"""Assertions and conditions of a plan, by name, with their parameters."""
+"""Resolves the assertions and conditions of a plan: a name and checked parameters."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from torchaos.harness.scenario.placeholders import fill
 
 
 def named(group: str, item: Item) -> Named:
+    """A plug-in of a group ("assertions" or "conditions") with all its parameters, defaults included."""
     found: Any = registry.find(group, item.name)
-    return Named(item.name, check_parameters(found, item.params, (), silent))
+    return Named(item.name, check_parameters(found, item.params, (), ignore))
 
 
-def silent(*_: object) -> None:
-    """The loader has told of all that is wrong with parameters."""
+def ignore(*_: object) -> None:
+    """Ignores mistakes in parameters: the loader has already reported them."""
 
 
 def condition(item: Item, file: Path) -> Named:
-    """A command in it may name placeholders."""
+    """A condition of the plan. Placeholders in its commands are filled. `file`: the scenario file."""
     found, values = named("conditions", item), placeholders(file.parent.absolute())
     filled = {
         name: [fill(word, values) for word in value] if isinstance(value, list) else value
@@ -34,7 +35,7 @@ def condition(item: Item, file: Path) -> Named:
     return Named(found.name, filled)
 
 
-def of_faults(condition: Named, faults: Sequence[PlannedFault]) -> Named:
-    """With what the condition wants to know of the faults that were planned."""
-    told = registry.find("conditions", condition.name).of_faults(condition.params, faults)
-    return replace(condition, params={**condition.params, **told})
+def with_facts_of(condition: Named, faults: Sequence[PlannedFault]) -> Named:
+    """The condition with the further parameters that it derives from the planned faults (its `of_faults`)."""
+    facts = registry.find("conditions", condition.name).of_faults(condition.params, faults)
+    return replace(condition, params={**condition.params, **facts})

@@ -1,4 +1,4 @@
-"""Which ranks and nodes a fault hits, and when: what the scenario leaves open is drawn."""
+"""Resolves the target and the trigger of a fault; what the scenario leaves open is drawn at random from the seed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _DRAWN_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random, where: str) -> Target:
+    """The ranks and nodes that a fault hits. `where`: file and fault, for messages. Raises UsageError if there is no
+    such target or nothing to draw from."""
     target = fault.target
     if target is None:
         return Target(())
@@ -55,7 +57,8 @@ def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random
 
 
 def _of_replica(target: Aim, job: PlannedJob, where: str, draw: random.Random, world: Sequence[int]) -> Target | None:
-    """Ranks of one replica, by their numbers in the whole job; None where the target names none by its number."""
+    """The target ranks of one replica, by their numbers in the whole job; None if the target names neither a replica
+    nor a rank by its number. Raises UsageError for a target that does not exist."""
     size = job.world_size // job.replicas
     if target.replica is None:
         named = [target.rank] if isinstance(target.rank, int) else target.ranks
@@ -85,7 +88,7 @@ def _of_replica(target: Aim, job: PlannedJob, where: str, draw: random.Random, w
 
 
 def trigger_of(when: When, target: Target, draw: random.Random, usual: Phase | None) -> Moment | After:
-    """`usual`: where such a fault lands, when the scenario names no phase."""
+    """The trigger of a fault. `usual`: the phase in which this kind of fault lands if the scenario names none."""
     which = {name: getattr(when, name) for name in COLLECTIVE if name in when.model_fields_set}
     if which or when.model_fields_set & {"step", "phase", "attempt"}:
         step = draw.randint(*when.step.between) if isinstance(when.step, Between) else when.step

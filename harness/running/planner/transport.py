@@ -1,7 +1,7 @@
-"""What the job's collectives go over, as far as it shows before the job is started: a fault in TCP reaches only TCP.
+"""Predicts the transport of the job's collectives before the job starts: a fault in TCP affects only TCP.
 
-By the order in which NCCL looks (its user guide, "Environment Variables"): NCCL_NET, NCCL_IB_DISABLE, what the machine
-has. Gloo and the rendezvous go over TCP, whatever it has.
+NCCL's order of choice (its user guide, "Environment Variables") is followed: NCCL_NET, NCCL_IB_DISABLE, then the
+hardware of the machine. Gloo and the rendezvous always use TCP.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is that collectives could go over."""
+    """The hardware and libraries of a machine that collectives could use."""
 
     gpus: int = 0
-    adapters: tuple[str, ...] = ()  # InfiniBand, RoCE
-    plugin: str | None = None  # of NCCL's, for another network
+    adapters: tuple[str, ...] = ()  # InfiniBand or RoCE
+    plugin: str | None = None  # a network plug-in of NCCL
 
     @classmethod
     def this(cls) -> Machine:
@@ -29,9 +29,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Transport:
+    """The transport of a job's collectives, and why it is used."""
+
     name: str  # such as "NCCL over InfiniBand"
     why: str
-    instead: str = ""  # what makes it TCP; empty: it is
+    instead: str = ""  # how the user can switch the job to TCP; empty: it uses TCP
 
     @property
     def is_tcp(self) -> bool:
@@ -39,7 +41,7 @@ class Transport:
 
 
 def transport_of(env: Mapping[str, str], nodes: int, machine: Machine) -> Transport:
-    """`env`: the job's environment, complete. Pure."""
+    """The transport of a job on this number of nodes. `env`: the job's complete environment."""
     if nodes < 2:
         return Transport(
             "loopback and shared memory", "all ranks are on one node", "let the job run on two nodes or more"

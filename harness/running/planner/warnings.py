@@ -1,4 +1,5 @@
-"""What can be carried out and hardly does what was meant: each with its place in the file, and what to do."""
+"""Warns about scenarios that can be carried out but probably do not test what was meant. Each warning has its place in
+the file, and says what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _COMMAND: Keys = ("job", "command")
 
 
 def warnings_of(plan: Plan, scenario: Scenario, file: Path) -> list[str]:
-    """`file:line:column: what; what to do`, in the order of the file."""
+    """The warnings as `file:line:column: what is wrong; what to do`, in the order of the file."""
     found = [*_of_assertions(plan), *_of_consent(scenario)]
     if plan.job.attach_pid is None:
         found += [*_of_folder(plan), *_of_restarts(plan), *_of_steps(plan)]
@@ -38,7 +39,9 @@ def _of_folder(plan: Plan) -> Iterator[tuple[Keys, str]]:
 def _of_restarts(plan: Plan) -> Iterator[tuple[Keys, str]]:
     job = plan.job
     lethal = [fault.inject for fault in plan.faults if registry.is_lethal(fault.inject)]
-    to_fail = any("gives_up_within" in one.params and one.params["gives_up_within"] is not None for one in plan.asserts)
+    to_fail = any(
+        "gives_up_within" in item.params and item.params["gives_up_within"] is not None for item in plan.asserts
+    )
     if not lethal or to_fail or job.resubmit_times or job.replicas > 1:
         return
     if restarts_of(job.command, {**os.environ, **job.env}) == 0:
@@ -47,7 +50,7 @@ def _of_restarts(plan: Plan) -> Iterator[tuple[Keys, str]]:
 
 
 def _of_steps(plan: Plan) -> Iterator[tuple[Keys, str]]:
-    """By the twin in the cache, if there is one."""
+    """Warns about faults in steps after the last step of the twin, if a twin is in the cache."""
     steps = {n: fault.trigger.step for n, fault in enumerate(plan.faults) if isinstance(fault.trigger, Moment)}
     last = last_step_of(plan) if plan.twin and any(steps.values()) else None
     for number, step in steps.items():
@@ -57,9 +60,9 @@ def _of_steps(plan: Plan) -> Iterator[tuple[Keys, str]]:
 
 
 def _of_assertions(plan: Plan) -> Iterator[tuple[Keys, str]]:
-    for number, one in enumerate(plan.asserts):
-        if plan.job.checkpoints is None and Need.INVENTORY in registry.find("assertions", one.name).needs:
-            yield ("assert", number), f"{one.name} can't read the checkpoints; write job.checkpoints.path"
+    for number, assertion in enumerate(plan.asserts):
+        if plan.job.checkpoints is None and Need.INVENTORY in registry.find("assertions", assertion.name).needs:
+            yield ("assert", number), f"{assertion.name} can't read the checkpoints; write job.checkpoints.path"
 
 
 def _of_consent(scenario: Scenario) -> Iterator[tuple[Keys, str]]:

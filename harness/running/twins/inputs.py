@@ -1,4 +1,5 @@
-"""What a twin's job read, as its agents recorded it (agent/reads.py), and whether all of it is still as it was."""
+"""The files that a twin's job read, as its agents recorded them (agent/reads.py), and whether they have changed since.
+A twin whose input files changed is not used any more."""
 
 from __future__ import annotations
 
@@ -12,30 +13,32 @@ from pathlib import Path
 from torchaos.harness.agent.reads import FAILED, LISTED, READ, WRITTEN
 from torchaos.harness.record.rundir import RunDir
 
-_WHOLE = 1 << 26  # bytes; of larger files the size and the time of change must do
-_MOST = 1 << 30  # bytes of all files together, likewise
-_OURS = ("__pycache__",)  # made by every run
+_WHOLE = 1 << 26  # bytes; of larger files only size and modification time are compared
+_MOST = 1 << 30  # bytes of all files together; beyond, only size and modification time are compared
+_IGNORED = ("__pycache__",)  # made by every run
 
-Stamp = tuple[int, int]  # size in bytes, time of change in nanoseconds
+Stamp = tuple[int, int]  # size in bytes, modification time in nanoseconds
 ABSENT: Stamp = (-1, 0)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """`files`: size, time of change and digest of each, which is empty where only the first two are compared, and None
-    where the file changed while the job ran. `folders`: digests of the names in those that the job listed."""
+    """What a job read.
+
+    `files`: size, modification time and digest by path. An empty digest: only the first two are compared; None: the
+    file changed while the job ran. `folders`: digests of the names in each folder that the job listed."""
 
     made_s: float  # seconds since the epoch, when the twin was started
     files: Mapping[str, tuple[int, int, str | None]]
     folders: Mapping[str, str]
-    whole: bool = True  # all that was read was recorded
+    whole: bool = True  # all reads were recorded
 
     @classmethod
     def of(cls, run: RunDir, made_s: float) -> Inputs:
-        """What the job of this run directory has just read. What it wrote itself is left out."""
-        said = [line for path in sorted(run.reads.glob("*")) for line in path.read_bytes().split(b"\0") if line]
+        """The inputs of the job that has just ended in this run directory. Files that it wrote itself are left out."""
+        entries = [line for path in sorted(run.reads.glob("*")) for line in path.read_bytes().split(b"\0") if line]
         by_letter = {
-            letter: {os.fsdecode(line[1:]) for line in said if line[:1] == letter.encode()}
+            letter: {os.fsdecode(line[1:]) for line in entries if line[:1] == letter.encode()}
             for letter in (READ, LISTED, WRITTEN, FAILED)
         }
         written, left = by_letter[WRITTEN], _MOST
@@ -53,7 +56,7 @@ class Inputs:
         )
 
     def changed(self) -> str:
-        """What is not as it was, in words; empty where nothing is known to have changed."""
+        """A clause about the first input that has changed since; empty if no change is known."""
         if not self.whole:
             return "what its job read is not known"
         for path, (size, changed_ns, was) in self.files.items():
@@ -77,13 +80,14 @@ class Inputs:
 
     @classmethod
     def from_json(cls, text: str) -> Inputs:
-        """Raises ValueError, KeyError or TypeError where it is damaged."""
+        """Reads what `to_json` wrote. Raises ValueError, KeyError or TypeError if the text is damaged."""
         raw = json.loads(text)
-        files = {path: (int(one[0]), int(one[1]), one[2]) for path, one in raw["files"].items()}
+        files = {path: (int(entry[0]), int(entry[1]), entry[2]) for path, entry in raw["files"].items()}
         return cls(float(raw["made_s"]), files, dict(raw["folders"]), bool(raw["whole"]))
 
 
 def stamp(path: Path) -> Stamp:
+    """Size and modification time of a file; ABSENT if it can't be read."""
     try:
         found = path.stat()
     except OSError:
@@ -92,7 +96,7 @@ def stamp(path: Path) -> Stamp:
 
 
 def digest(path: Path) -> str:
-    """Of the contents, or for a large file of its size and time of change."""
+    """A digest of a file's contents; for a large file, its path, size and modification time."""
     try:
         if path.stat().st_size > _WHOLE:
             return str((str(path), *stamp(path)))
@@ -106,5 +110,5 @@ def _names(folder: str) -> str:
         names: Iterable[str] = os.listdir(folder)
     except OSError:
         names = ()
-    kept = sorted(name for name in names if name not in _OURS)
+    kept = sorted(name for name in names if name not in _IGNORED)
     return hashlib.blake2b("\0".join(kept).encode(errors="surrogateescape"), digest_size=12).hexdigest()

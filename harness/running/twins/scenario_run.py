@@ -1,4 +1,4 @@
-"""One scenario from its plan to its result: the twin, the run, more twins where the first one differs, the verdict."""
+"""Runs one scenario from its plan to its result: a twin, the run, more twins if the first twin differs, the verdict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from torchaos.harness.undo.recovery import LeftBehind
 
 
 class ScenarioRun:
-    """`stop` may be called from a signal handler; what is under way is then ended in order and judged."""
+    """One scenario, run and judged. `stop` may be called from a signal handler; then the current run is ended in order,
+    and judged."""
 
     def __init__(
         self, plan: Plan, folder: RunDir, source: Path, reproduce: Sequence[str], watcher: Watcher | None = None
@@ -40,24 +41,25 @@ class ScenarioRun:
         self._began_s = time.time()
         self._notes: list[str] = []
         self._unsaid: list[str] = []
-        self._left: list[str] = []  # what could not be taken back, of the run or of a twin
-        self.records: tuple[Record, list[Record]] | None = None  # what was judged, once it was
+        self._left: list[str] = []  # changes of the run or a twin that could not be undone
+        self.records: tuple[Record, list[Record]] | None = None  # of the run and its twins, once they are judged
 
     def stop(self, reason: str) -> None:
+        """Ends the current run in order, and starts no other."""
         self._stopped = reason
         if self._current:
             self._current.stop(reason)
 
     def hurry(self, reason: str) -> None:
-        """As `stop`, and without what takes long and is not rolling back."""
+        """As `stop`, but skips everything slow except the rollback."""
         self._hurried = True
         self.stop(reason)
         if self._current:
             self._current.hurry()
 
     def __call__(self) -> Result:
-        """Raises ChaosError or OSError where the run could not be made, or not be judged; LeftBehind where moreover
-        something could not be taken back."""
+        """Runs the scenario and returns its result. Raises ChaosError or OSError if it could not be run or judged, and
+        LeftBehind if, besides, a change could not be undone."""
         try:
             return self._result()
         except (ChaosError, OSError) as error:
@@ -80,7 +82,7 @@ class ScenarioRun:
             unfinished = self._more_twins(twins, wanted) if has_twin else None
         self._write_down(unfinished)
         result = self._judged()
-        if self._left and result.exit_code is not ExitCode.ROLLBACK:  # of a twin: its record is not the run's
+        if self._left and result.exit_code is not ExitCode.ROLLBACK:  # left by a twin, which the run's record lacks
             result = replace(result, exit_code=ExitCode.ROLLBACK)
             if result.verdict is Verdict.PASSED:
                 result = replace(result, verdict=Verdict.ERROR, reason=f"rollback: {self._left[0]}")
@@ -88,7 +90,8 @@ class ScenarioRun:
         return result
 
     def _judged(self) -> Result:
-        """What was run and can't be read any more is no bad usage: somebody took it away, or damaged it."""
+        """Judges the run. A run directory that can't be read here is no bad usage: it was just written, so somebody
+        removed or damaged it. Hence ChaosError in place of UsageError."""
         try:
             self.records = records_of(self.folder)
             return verdict_of(*self.records, str(self.folder.root))
@@ -96,8 +99,9 @@ class ScenarioRun:
             raise ChaosError(str(error)) from error
 
     def _more_twins(self, twins: Twins, wanted: int) -> str | None:
-        """Add twins as long as they tell more; why that could not be brought to its end, or None. Twins from the cache
-        that are of another job than the run are made anew, once."""
+        """Adds twins as long as they help to judge. Returns why that was not finished, or None.
+
+        If cached twins turn out to be of another job than the run, all twins are made again, once."""
         renewed = False
         while True:
             run, have = self._records()
@@ -117,9 +121,11 @@ class ScenarioRun:
                 return self._stopped or refused
 
     def _why_stale(self, run: Record, twins: Sequence[Record]) -> str:
-        """Of twins that were made before this run; empty where they are a measure for it."""
+        """Why twins that were made before this run can't be used to judge it, as a clause; empty if they can."""
         made = [made_of(self.folder.twins / str(number)) for number in range(len(twins))]
-        old = [twin for twin, its in zip(twins, made, strict=True) if its is None or its.made_s < self._began_s]
+        old = [
+            twin for twin, inputs in zip(twins, made, strict=True) if inputs is None or inputs.made_s < self._began_s
+        ]
         new = [twin for twin in twins if twin not in old]
         if old and ages.are_of_another_job(run, old):
             return "it was of an earlier run, and this one differs from it before any fault"
@@ -128,13 +134,13 @@ class ScenarioRun:
         return ""
 
     def _note(self, text: str) -> None:
-        """Said when the next run begins, and with the verdict."""
+        """Keeps a note that is recorded in the next run, and at the end of this scenario."""
         self._notes.append(text)
         self._unsaid.append(text)
 
     def _write_down(self, unfinished: str | None) -> None:
-        """What happened outside the run itself, so that the run's own journal does not say so. Notes bear the time of
-        the run's end: it takes no longer by them."""
+        """Records what happened outside the run, which the run's own journal lacks. Notes get the time of the run's
+        end, so that they do not make the run longer."""
         if not (unfinished or self._notes):
             return
         end_s = max((event.mono_s for event in read_events(self.folder.events)), default=None)
@@ -150,7 +156,7 @@ class ScenarioRun:
             plan.write(folder.plan)
         notes, self._unsaid = self._unsaid, []
         self._current = Run(plan, folder, self._reproduce, self._watcher, notes)
-        if self._stopped:  # just before there was anything to stop
+        if self._stopped:  # just before there was a run to stop
             self._current.stop(self._stopped)
         if self._hurried:
             self._current.hurry()
@@ -165,7 +171,7 @@ class ScenarioRun:
 
 
 def error_result(plan: Plan, folder: RunDir, error: ChaosError, code: ExitCode) -> Result:
-    """What is reported of a scenario that could not be run to its end."""
+    """The result of a scenario that could not be run to its end."""
     return Result(
         plan.scenario, plan.description, plan.seed, Verdict.ERROR, code, str(error), str(folder.root), "", 0.0
     )

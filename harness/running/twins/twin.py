@@ -1,10 +1,10 @@
-"""The fault-free run that a faulted one is judged against, and its cache.
+"""Makes twins, the fault-free runs that a run with faults is judged against, and keeps them in a cache.
 
-A twin is an ordinary run of the same plan without its faults, kept under everything that could change it and is known
-beforehand (twin_key.py), and as long as what its job read is as it was (inputs.py). Only what a verdict needs is kept,
-not the checkpoints themselves.
+A twin is an ordinary run of the same plan without its faults. Its key in the cache is a digest of everything that could
+change it and is known before the run (twin_key.py). It is used only while its input files are unchanged (inputs.py).
+The cache keeps what a verdict needs, but not the checkpoints.
 
-The twins of one key are of one generation: twin 0 begins it, and when it is not to be used any more, all are removed.
+All twins of a key belong to one generation, which twin 0 begins. When twin 0 becomes stale, all are removed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from torchaos.harness.running.twins.inputs import Inputs
 from torchaos.harness.running.twins.twin_key import key_of
 from torchaos.harness.undo.client import UndoError, heal_from_log
 
-MOST_TWINS, MOST_BYTES = 200, 10 << 30  # that the cache keeps
+MOST_TWINS, MOST_BYTES = 200, 10 << 30  # limits of the cache
 _TRIES = 4
-_LOOK_S = 0.2  # how often it is looked whether another run's twin is done
+_LOOK_S = 0.2  # seconds between looks whether another run has finished the twin
 _KEPT = ("plan.json", "events", "artifacts", "logs")
-_MADE = "made.json"  # beside them: when it was made, and what its job read
+_MADE = "made.json"  # when the twin was made, and what its job read
 
 
 class Twins:
@@ -44,20 +44,20 @@ class Twins:
         self, plan: Plan, execute: Callable[[Plan, RunDir], None], cache: Path | None = None,
         given_up: Callable[[], bool] = lambda: False, tell: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
-        """`given_up`: whether the user wants no more of it, asked while another run's twin is being waited for. `tell`
-        is told why twins that were there are made anew."""
+        """`given_up`: whether the user ended the run; asked while another run makes the twin. `tell`: receives the
+        reason when cached twins are made again."""
         self._plan = fault_free(plan)
         self._execute, self._given_up, self._tell = execute, given_up, tell
         self._home = (cache or user_cache_path("torchaos")) / "twins" / key_of(self._plan)
-        self._first: Inputs | None = None  # of the generation that was given
-        self.died = ""  # what the twin's job said, where it died before its first step
-        self.refused = ""  # why no further twin of it can be had
+        self._first: Inputs | None = None  # inputs of twin 0 of the generation in use
+        self.died = ""  # a clause about the twin's job, if it died before its first step
+        self.refused = ""  # why no further twin of this generation is available
 
     def give(self, number: int, to: RunDir) -> bool:
-        """Copy the record of the twin `number` (from 0) into a run directory, running it first where it isn't cached.
-        False when the twin's job itself failed, or was ended early: then it is no measure for anything. So it is, and
-        `refused` says why, where it would not be of the generation of the twin 0 that was given. Raises ChaosError
-        where the cache can't be written."""
+        """Copies the record of the twin `number` (from 0) into a run directory. A twin that is not cached is run first.
+
+        False if the twin's job failed or was ended early, or if the twin would belong to another generation than the
+        twin 0 that was given; then `refused` says why. Raises ChaosError if the cache can't be written."""
         try:
             with self._locked() as mine:
                 kept = self._home / str(number)
@@ -66,7 +66,7 @@ class Twins:
                 if not (kept.is_dir() or self._make(number, kept)):
                     return False
                 self._first = self._first if number else made_of(kept)
-                os.utime(self._home)  # used now: the oldest are forgotten first
+                os.utime(self._home)  # used now: the least recently used are removed first
                 shutil.copytree(kept, to.twins / str(number), copy_function=_link_or_copy)
         except OSError as error:
             raise ChaosError(
@@ -75,18 +75,20 @@ class Twins:
         return True
 
     def has(self, number: int) -> bool:
-        """Whether it is in the cache."""
+        """Whether the twin `number` is in the cache."""
         return (self._home / str(number)).is_dir()
 
     def renew(self, why: str) -> bool:
-        """Remove the generation that was given, unless another run has done so. False where the user gave up waiting
-        for another run."""
+        """Removes the generation in use, unless another run has done so already. `why`: for the note to the user. False
+        if the user gave up waiting for another run."""
         with self._locked() as mine:
             if mine and made_of(self._home / "0") == self._first:
                 self._forget(why)
             return mine
 
     def _is_current(self, number: int) -> bool:
+        """Whether the twin may be used. A stale generation is removed if twin 0 is wanted; for later twins, `refused`
+        says why not."""
         first = made_of(self._home / "0")
         why = first.changed() if first else "what its job read is not known" if self.has(0) else ""
         if number == 0:
@@ -102,8 +104,10 @@ class Twins:
             shutil.rmtree(kept)
 
     def _make(self, number: int, kept: Path) -> bool:
-        """A healthy job may abort while it exits (torch's teardown), and is then done again by torchrun: such a run is
-        no twin, and another is tried. One that fails is left where it ran, so that its log can be read."""
+        """Runs a twin and puts it into the cache. False if its job failed or was stopped.
+
+        A healthy job may abort at interpreter exit and is then restarted by torchrun (judging/ending/teardown.py): such
+        a run is no twin, and another is tried. A failed twin is kept as `failed`, so that its log can be read."""
         self._clear()
         for _ in range(_TRIES):
             folder = RunDir(self._home / f"run-{number}-{os.getpid()}")
@@ -131,21 +135,17 @@ class Twins:
         return True
 
     def _clear(self) -> None:
-        """What harnesses that were killed over a twin left here: the lock is ours, so none of them lives. One may have
-        had our number: containers count pids from 1."""
+        """Removes what killed harnesses left here while they made a twin. Because this process holds the lock, none of
+        them is alive, even if a name has this process's pid: containers count pids from 1."""
         for left in (*self._home.glob("run-*"), *self._home.glob(".[0-9]*-*")):
-            with suppress(UndoError):  # its reaper is at it
-                if all(one.verified for one in heal_from_log(left)):
+            with suppress(UndoError):  # its reaper is still healing it
+                if all(result.verified for result in heal_from_log(left)):
                     shutil.rmtree(left, ignore_errors=True)
-
-    @property
-    def failed_log(self) -> Path:
-        return self._home / "failed" / "logs" / "job-0.log"
 
     @contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Two runs that want one twin at the same time: the second waits and finds it in the cache. False when the user
-        gave up waiting."""
+        """Holds the lock of this key. If two runs want the same twin at the same time, the second waits and finds it in
+        the cache. Yields False if the user gave up waiting."""
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(self._home / "lock", "w") as lock:
             while not (mine := _lock(lock.fileno())) and not self._given_up():
@@ -154,8 +154,8 @@ class Twins:
 
 
 def forget_old(newest: Path) -> None:
-    """Bound the cache that `newest` is part of: those that were not used for the longest time are removed, unless
-    somebody works with them."""
+    """Keeps the cache that holds `newest` within its limits: removes the least recently used twins, except those that a
+    run has locked."""
     homes = sorted((path for path in newest.parent.iterdir() if path != newest), key=lambda path: path.stat().st_mtime)
     sizes = {path: _size(path) for path in (*homes, newest)}
     for home in homes:
@@ -185,24 +185,24 @@ def _lock(fd: int) -> bool:
 
 
 def fault_free(plan: Plan) -> Plan:
-    """Its agents record what the job reads, too."""
+    """The plan of the twin: without faults, conditions and assertions. Its agents also record what the job reads."""
     hooks = tuple(sorted({*plan.hooks, "reads"}))
     return replace(plan, faults=(), stop=(), steady_state=(), asserts=(), twin={}, hooks=hooks)
 
 
 def last_step_of(plan: Plan, cache: Path | None = None) -> int | None:
-    """At which step the job ends by itself, as its twin in the cache says; None where there is none of this job."""
+    """The last global step of the job, according to its twin in the cache; None if there is no usable twin."""
     kept = (cache or user_cache_path("torchaos")) / "twins" / key_of(fault_free(plan)) / "0"
     made = made_of(kept)
     try:
-        steps = [one.history.last_step for one in records_of(Record.load(RunDir(kept)))] if made else []
+        steps = [replica.history.last_step for replica in records_of(Record.load(RunDir(kept)))] if made else []
         return None if made is None or made.changed() else max(step for step in steps if step is not None)
-    except (ChaosError, OSError, ValueError):  # it is being removed, or it is damaged: the run makes another
+    except (ChaosError, OSError, ValueError):  # the twin is being removed or is damaged: the run makes another
         return None
 
 
 def made_of(twin: Path) -> Inputs | None:
-    """When it was made, and of what; None where that is not there, or damaged."""
+    """When a twin was made and what its job read; None if that is not recorded, or damaged."""
     try:
         return Inputs.from_json((twin / _MADE).read_text())
     except (OSError, ValueError, KeyError, TypeError):
@@ -210,6 +210,8 @@ def made_of(twin: Path) -> Inputs | None:
 
 
 def finished_well(twin: Record) -> bool:
+    """Whether the twin's job succeeded in its first attempt. A job that was ended early does not count: it may save and
+    end with exit code 0."""
     return twin.exit_code == 0 and len(twin.history.attempts) == 1 and not twin.stopped
 
 

@@ -1,6 +1,6 @@
-"""What a twin is kept under: a digest of everything that could change what the job computes.
+"""The key of a twin in the cache: a digest of everything that could change what the job computes.
 
-Where something can't be known, the key rather changes too often: that costs a run, and a stale twin costs the verdict.
+If in doubt, a fact is part of the key: a key that changes too often costs a run, but a stale twin costs the verdict.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from torchaos.harness.record.environment import editable, installed, job_python
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running.twins.inputs import digest, stamp
 
-# Environment variables with these beginnings change what a job computes, and so do those that its sources name.
+# Environment variables with these prefixes change what a job computes, and so do all that its sources name.
 _ENV = ("TORCH", "PYTORCH", "CUDA", "NCCL", "GLOO", "OMP", "MKL", "PYTHON", "ATEN", "LD_", "HF_", "ACCELERATE", "PL_")
 _NAMED = re.compile(rb"""["']([A-Za-z_]\w*)["']|\$\{?([A-Za-z_]\w*)""")  # "EPOCHS", ${EPOCHS}
 _NOT_SOURCES = {"node_modules", "site-packages", "__pycache__"}
-_NO_MATTER = ("timeout_s", "resubmit_times", "resubmit_delay_s", "attach_pid")  # to a job that no fault hits
+_NO_MATTER = ("timeout_s", "resubmit_times", "resubmit_delay_s", "attach_pid")  # no effect on a job without faults
 _MOST = 5000  # files of one folder
 
 
 def key_of(plan: Plan) -> str:
+    """The key, as 24 hexadecimal digits."""
     python = job_python(plan.job.command)
     sources = _sources(plan, python)
     parts = {
@@ -49,8 +50,8 @@ def key_of(plan: Plan) -> str:
 
 
 def _sources(plan: Plan, python: str) -> list[Path]:
-    """The files that the command names, every Python file beside or below such a script, and those of the folders that
-    the job imports from: of a module that the command names, PYTHONPATH, and editable installations."""
+    """The files that the command names, and all Python files beside or below a script that it names, or in folders from
+    which the job imports: a module that the command names, PYTHONPATH, and editable installations."""
     named = _named(plan, Path.is_file)
     scripts = [path.parent for path in named if path.suffix == ".py"]
     search = plan.job.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")).split(os.pathsep)
@@ -59,14 +60,14 @@ def _sources(plan: Plan, python: str) -> list[Path]:
 
 
 def _named(plan: Plan, fits: Callable[[Path], bool]) -> list[Path]:
-    """What the command names, also as `--option=PATH`."""
+    """The paths in the command for which `fits` is true, also those in `--option=PATH`."""
     cwd = Path(plan.job.cwd)
     words = [part for word in plan.job.command for part in (word, word.partition("=")[2]) if part]
     return [cwd / word for word in words if fits(cwd / word)]
 
 
 def _modules(plan: Plan) -> Iterator[Path]:
-    """The folder of a package that is run by `-m`."""
+    """The folder of a module or package that is run by `-m`."""
     words = plan.job.command
     for option, name in pairwise(words):
         if option in ("-m", "--module"):

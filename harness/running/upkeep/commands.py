@@ -1,5 +1,6 @@
-"""The harnesses of this user that are at work, between their runs too (a twin's copy, a verdict), so that they can be
-shown and ended from another terminal. STATE/commands/PID-TICKS, there while the process is at it."""
+"""Registers the torchaos commands of this user that are at work, so that another terminal can list and end them, also
+between two runs (while a twin is copied or a verdict is made). The file STATE/commands/PID-TICKS exists while the
+process works."""
 
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ from torchaos.harness.undo.open_runs import Who
 
 @dataclass(frozen=True)
 class Command:
+    """A torchaos command that is at work."""
+
     who: Who
     boot: str
     host: str
@@ -31,7 +34,7 @@ class Command:
 
 @contextmanager
 def at_work(scenarios: Sequence[str]) -> Iterator[None]:
-    """Raises OSError where the state directory can't be used."""
+    """Registers this process for the duration of the block. Raises OSError if the state directory can't be used."""
     who = (os.getpid(), proc.ticks_of(os.getpid()))
     command = Command(who, proc.boot_id(), proc.host(), time.time(), tuple(scenarios))
     path = open_runs.private(open_runs.state_home() / "commands") / f"{who[0]}-{who[1]}"
@@ -47,7 +50,8 @@ def at_work(scenarios: Sequence[str]) -> Iterator[None]:
 
 
 def living() -> list[Command]:
-    """Those of this machine. Entries of dead ones are removed. Raises OSError as `at_work`."""
+    """The commands that are alive on this machine. Entries of dead processes are removed. Raises OSError if the state
+    directory can't be used."""
     found = []
     for path in sorted(open_runs.private(open_runs.state_home() / "commands").glob("[0-9]*-*")):
         try:
@@ -55,7 +59,7 @@ def living() -> list[Command]:
                 raw = json.load(file)
             command = Command(tuple(raw["who"]), raw["boot"], raw["host"], raw["since_s"], tuple(raw["scenarios"]))
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # it ended just now
+            continue  # the command ended just now
         if command.is_alive:
             found.append(command)
         elif command.host == proc.host():

@@ -1,4 +1,5 @@
-"""Ends all runs of this user, in order and with rollback; what does not end by itself is ended, and then healed."""
+"""Ends all runs of this user in order, with rollback. Processes that do not end in time are killed, and their changes
+are then undone."""
 
 from __future__ import annotations
 
@@ -12,23 +13,25 @@ from torchaos.harness.running.upkeep import commands
 from torchaos.harness.undo.open_runs import Who
 from torchaos.harness.undo.recovery import Recovered, await_reapers, find, left_over, recover
 
-IN_ORDER_S = 120.0  # for a run to end with its evidence and its verdict, after which it is told to hurry
-HURRIED_S = 60.0  # and for rolling back alone, after which it is killed and its reaper takes over
+IN_ORDER_S = 120.0  # time for a run to end with evidence and verdict; after that it must hurry
+HURRIED_S = 60.0  # further time for the rollback alone; after that it is killed, and its reaper takes over
 REAPER_S = 120.0
 _LOOK_S = 0.05
 
 
 def halt(now: bool, say: Callable[[str], None]) -> tuple[int, list[Recovered]]:
-    """How many harnesses were ended, and what had to be recovered or can't be. Raises OSError where the state directory
-    can't be used."""
+    """Ends all runs. `now`: without waiting for evidence and verdicts; `say`: receives progress messages.
+
+    Returns the number of harnesses that were ended, and the results of all recoveries, with the runs that can't be
+    recovered. Raises OSError if the state directory can't be used."""
     ended = _living()
-    _send(ended, signal.SIGTERM, signal.SIGCONT)  # a stopped one can't act on it
+    _send(ended, signal.SIGTERM, signal.SIGCONT)  # a stopped process can't act on SIGTERM
     if not now:
         _wait(ended, IN_ORDER_S)
     if slow := [who for who in ended if proc.is_alive(*who)]:
         if not now:
             say(f"{_pids(slow)} did not end within {IN_ORDER_S:.0f} s; told to hurry")
-        _send(slow, signal.SIGINT)  # another signal than the first: two of the same may become one
+        _send(slow, signal.SIGINT)  # another signal than the first: two pending signals of a kind become one
         _wait(slow, HURRIED_S)
     if stuck := [who for who in ended if proc.is_alive(*who)]:
         say(f"{_pids(stuck)} did not end within {HURRIED_S:.0f} s; killed, and rolled back by the reaper")
@@ -44,7 +47,7 @@ def halt(now: bool, say: Callable[[str], None]) -> tuple[int, list[Recovered]]:
 
 def _living() -> list[Who]:
     runs, _problems = find(())
-    found = {one.who for one in commands.living()} | {r.harness for r in runs if r.here and r.lives(r.harness)}
+    found = {command.who for command in commands.living()} | {r.harness for r in runs if r.here and r.lives(r.harness)}
     return sorted(who for who in found if not proc.is_own(who[0]))
 
 

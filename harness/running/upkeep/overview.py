@@ -1,4 +1,5 @@
-"""What runs there are, living or left over: read from the registry, the undo logs and the journals. Changes nothing."""
+"""Lists the runs of this user, live or left over, from the registry of open runs, the undo logs and the journals.
+Nothing is changed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ Life = Literal["live", "ending", "left", "elsewhere"]
 
 @dataclass(frozen=True)
 class RunView:
-    """`ending`: the harness is dead, and its reaper takes everything back. `left`: both are."""
+    """One run of this user. `life`: "live"; "ending": the harness is dead and its reaper undoes everything; "left":
+    both are dead; "elsewhere": on another machine."""
 
     run_id: str
     run_dir: str
@@ -30,22 +32,25 @@ class RunView:
     scenario: str
     stage: str
     since_s: float  # seconds since the epoch
-    faults: tuple[str, ...]  # those that are armed or applied, and can be taken back
-    harness: int | None  # pids of what is alive
+    faults: tuple[str, ...]  # faults that are armed or applied and not yet undone
+    harness: int | None  # pids of live processes
     reaper: int | None
     job: tuple[int, ...]
 
 
 def overview() -> tuple[list[RunView], list[Recovered]]:
-    """All runs of this user, and what could not be looked at. A harness that is between two runs has no run id."""
+    """All runs of this user, and the problems with those that could not be read. The view of a command between two runs
+    has no run id."""
     runs, problems = find(())
     views = [_view(run) for run in runs]
     busy = {view.harness for view in views}
     with suppress(OSError):
-        for one in commands.living():
-            if one.who[0] not in busy:
-                names = ", ".join(one.scenarios)
-                views.append(RunView("", "", "live", names, "between runs", one.since_s, (), one.who[0], None, ()))
+        for command in commands.living():
+            if command.who[0] not in busy:
+                names = ", ".join(command.scenarios)
+                views.append(
+                    RunView("", "", "live", names, "between runs", command.since_s, (), command.who[0], None, ())
+                )
     return views, problems
 
 
@@ -66,7 +71,7 @@ def _scenario(folder: RunDir) -> str:
 
 
 def _stage(folder: RunDir) -> str:
-    """The last one that was begun."""
+    """The last stage that was begun; empty if none is known."""
     last: dict[str, Any] = {}
     with suppress(OSError, ValueError, AttributeError):
         marked = f'"{Kind.STAGE.value}"'.encode()
@@ -78,6 +83,10 @@ def _stage(folder: RunDir) -> str:
 def _faults(folder: Path) -> tuple[str, ...]:
     with suppress(OSError):
         records, _damaged = log.read(folder)
-        on = [one for one in records if one.open and one.state in (State.MAYBE_APPLIED, State.APPLIED, State.FAILED)]
+        on = [
+            record
+            for record in records
+            if record.open and record.state in (State.MAYBE_APPLIED, State.APPLIED, State.FAILED)
+        ]
         return tuple(dict.fromkeys(record.owner for record in on))
     return ()

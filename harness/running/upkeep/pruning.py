@@ -1,5 +1,5 @@
-"""Removes finished run directories by age and size, when it is told to. One that may have something to take back, or is
-still at work, stays whatever its age."""
+"""Removes finished run directories by age and size, at the user's command. A run that is still at work, or may have
+changes to undo, is kept whatever its age."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from torchaos.harness.undo.recovery import find
 
 @dataclass(frozen=True)
 class Finished:
+    """A run directory that may be removed."""
+
     folder: Path
-    age_s: float  # since something last changed in it, by the wall clock
+    age_s: float  # seconds since something in it last changed, by the wall clock
     size: int  # bytes on disk
 
 
 def finished(out: Path) -> list[Finished]:
-    """The run directories under `out` that nothing is left of, the oldest first. While a run is at work, only those
-    that were judged: it may be in the middle of its twin, and have nothing guarded yet. Raises OSError where `out`
-    can't be read."""
+    """The finished run directories in the folder `out`, the oldest first. While any command is at work, only those that
+    were judged: another run may have just begun, with nothing in its undo log yet. Raises OSError if `out` can't be
+    read."""
     busy = {Path(run.run_dir) for run in find(())[0]}
     at_work = bool(commands.living())
     found = [
@@ -33,26 +35,27 @@ def finished(out: Path) -> list[Finished]:
         for folder in out.resolve().iterdir()
         if folder not in busy and _is_finished(folder) and not (at_work and not (folder / "result.json").exists())
     ]
-    return sorted(found, key=lambda one: -one.age_s)
+    return sorted(found, key=lambda run: -run.age_s)
 
 
 def to_remove(runs: list[Finished], older_s: float | None, beyond: int | None) -> Iterator[Finished]:
-    """Those older than `older_s` seconds; and of the rest the oldest, until at most `beyond` bytes are left. Pure."""
-    left = sum(one.size for one in runs)
-    for one in runs:
-        if (older_s is not None and one.age_s > older_s) or (beyond is not None and left > beyond):
-            left -= one.size
-            yield one
+    """Yields the runs to remove: those older than `older_s` seconds, then the oldest of the rest until at most `beyond`
+    bytes are left. `runs`: the oldest first."""
+    left = sum(run.size for run in runs)
+    for run in runs:
+        if (older_s is not None and run.age_s > older_s) or (beyond is not None and left > beyond):
+            left -= run.size
+            yield run
 
 
-def remove(one: Finished) -> None:
-    """Raises OSError. The plan goes first: half a run directory is none."""
-    (one.folder / "plan.json").unlink(missing_ok=True)
-    shutil.rmtree(one.folder)
+def remove(run: Finished) -> None:
+    """Removes a run directory; its plan first, so that a half-removed folder is no run directory. Raises OSError."""
+    (run.folder / "plan.json").unlink(missing_ok=True)
+    shutil.rmtree(run.folder)
 
 
 def _is_finished(folder: Path) -> bool:
-    """A folder of ours, judged or given up, whose undo log says that all is taken back."""
+    """Whether the folder is a run directory of this user whose undo log shows that everything was undone."""
     if folder.is_symlink() or not (folder / "plan.json").is_file() or folder.stat().st_uid != os.geteuid():
         return False
     if not log.path_of(folder).exists():  # nothing was ever guarded

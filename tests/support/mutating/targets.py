@@ -40,7 +40,7 @@ from torchaos.harness.record.plan import After, Plan
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.conditions.due import after_is_due
-from torchaos.harness.running.engine.bases import BaseKeeper
+from torchaos.harness.running.engine.bases import BaseWriter
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.running.planner.transport import Machine
 from torchaos.harness.scenario import load
@@ -227,7 +227,7 @@ class LiveTarget(_FileOfRun):
             After(0.0, "process.kill", state) for state in ("applied", "felt", "recovered", "rolled_back")
         )):  # fmt: skip
             after_is_due(trigger, events, 1e9)
-        BaseKeeper([]).update(events)
+        BaseWriter([]).update(events)
 
 
 class PageTarget(Target):

@@ -1,5 +1,5 @@
-"""Asking something dear only now and then: no more than one part in `SHARE` of a processor goes into answering. On a
-machine that is busy it is not asked the more seldom."""
+"""Limits how often a costly question is asked, so that its answers take at most 1/SHARE of a processor. CPU time
+counts, not time on the clock, so a busy machine does not make the question rarer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 SHARE = 10
 
 
-class Seldom:
-    """`with seldom:` around the answer tells it how long one takes."""
+class Throttle:
+    """Use: `if throttle.due():`, then `with throttle:` around the costly code, which is timed."""
 
     def __init__(self) -> None:
         self._spent_s = self._next_s = 0.0

@@ -1,3 +1,4 @@
-"""What is observed from outside the job while it runs: its processes, its output, and whether it hangs.
+"""Watches a job from outside while it runs: its processes, its output, and whether it hangs.
 
-Process ids and log files come in; events go out. It changes nothing, and decides nothing about verdicts."""
+In: process ids and log files. Out: events, and the diagnosis of a hang. Nothing is changed, no verdict is made, and
+faults are not known here."""

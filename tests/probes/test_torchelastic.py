@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.agent.wire import FIELDS, Kind
-from torchaos.harness.watching.probes.torchelastic import ElasticReader, Said, parse
+from torchaos.harness.watching.probes.torchelastic import ElasticReader, LogFact, parse
 
 LOGS = Path(__file__).parent.parent / "data" / "logs"
 
 
-def read(name: str) -> list[Said]:
+def read(name: str) -> list[LogFact]:
     reader = ElasticReader()
     return [said for line in (LOGS / name).read_text().splitlines() for said in reader.read(line)]
 

@@ -1,1 +1,2 @@
-"""Who is to blame for a hang: from Flight Recorder dumps, from the agent's stamps, from a live job."""
+"""Finds the ranks that caused a hang. In: Flight Recorder dumps, the stamps of torchaos's agent, or a live job. Out: a
+`Diagnosis` with culprits, suspects and evidence. No rank is named if a healthy job could look the same."""

@@ -1,4 +1,4 @@
-"""From what the ranks say of their collectives to the ones that hold the others up. Pure."""
+"""Finds the ranks that hold up the others, from the recorded collectives of all ranks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torchaos.harness.watching.diagnosis.verdict import HIGH, MEDIUM, Diagnosis
 from torchaos.harness.watching.diagnosis.waits import Late, Node, Op, Waits, groups_of, waits
 from torchaos.harness.watching.diagnosis.words import have, named, waited_for
 
-_OF_ALL = 3  # where more than one of so many left no record, the records were not collected
+_OF_ALL = 3  # if more than one rank in three left no record, the records were not collected completely
 
 
 def diagnose(calls: Calls) -> Diagnosis:
-    """Names nobody where a healthy job may look the same."""
+    """The diagnosis. It names no culprit if a healthy job may look the same."""
     found = Diagnosis(problems=[*calls.problems, *remarks(calls)])
     graph = waits(calls)
     if not graph.ops and not graph.late:
@@ -45,7 +45,7 @@ def _read_end(end: set[Node], graph: Waits, calls: Calls, found: Diagnosis) -> N
 
 
 def _read_absent(rank: int, graph: Waits, calls: Calls, found: Diagnosis) -> None:
-    """Others wait for it, and nothing under way holds it up."""
+    """A rank that others wait for, and that itself waits for nothing."""
     if rank not in calls.ranks:
         found.suspect([rank], *waited_for(rank, graph), "nothing was recorded of it: it is gone, or was not asked")
     elif rank in graph.stale:
@@ -69,7 +69,7 @@ def _read_late(rank: int, op: Op, stale: bool, found: Diagnosis) -> None:
 
 
 def _read_op(op: Op, graph: Waits, found: Diagnosis) -> None:
-    """Everybody is in it, and nothing before it is under way."""
+    """An op that all its ranks have entered, and that waits for no other op."""
     started = [rank for rank, call in op.pending.items() if call.started]
     waiting = sorted(op.pending.keys() - set(started))
     if started and waiting and len(waiting) <= len(started):
@@ -89,15 +89,16 @@ def _read_op(op: Op, graph: Waits, found: Diagnosis) -> None:
 
 
 def _not_gone_on(op: Op, graph: Waits) -> set[int]:
-    """Of those in it, the few that have not entered the later ones that the others have."""
-    later = [one for one in graph.ops.values() if one.key[0] == op.key[0] and one.seq > op.seq and len(one.key) == 2]
-    absent = {rank for one in later for rank in one.missing & op.pending.keys()}
+    """The ranks in the op that have not entered later ops of its group which others have entered; none if they are not
+    the minority."""
+    later = [each for each in graph.ops.values() if each.key[0] == op.key[0] and each.seq > op.seq]
+    absent = {rank for each in later if len(each.key) == 2 for rank in each.missing & op.pending.keys()}
     return absent if 2 * len(absent) < len(op.pending) else set()
 
 
 def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, calls: Calls, found: Diagnosis) -> None:
-    """They wait for each other. A send that nobody takes does not hold up its rank, as a rule: without those it may
-    open."""
+    """Ranks that wait for each other. A send usually does not block its rank, so the circle may open if the ranks that
+    are only in sends are taken as not waiting."""
     senders = {
         rank for rank in ranks
         if all(rank == op.key[1] for op in ops if rank in op.pending and len(op.key) == 4)
@@ -108,9 +109,9 @@ def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, 
         for rank in senders:
             cut[rank] = set()
         opened = Waits(graph.ops, cut, graph.stale, graph.late)
-        inside = [one for one in opened.ends() if one <= end and one & senders]
-        for one in inside:
-            for node in one:
+        inside = [part for part in opened.ends() if part <= end and part & senders]
+        for part in inside:
+            for node in part:
                 if isinstance(node, int):
                     _read_absent(node, graph, calls, found)
         if inside:
@@ -119,8 +120,8 @@ def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, 
 
 
 def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """A rank of which nothing was recorded is blamed only where others wait for it and nobody else explains that. One
-    that left a record, empty or torn as it may be, was alive to do so: it is a suspect, and so are both then."""
+    """A rank without a record is blamed only if others wait for it and no other rank explains the wait. A rank with an
+    empty or torn record was alive to write it, so it stays a suspect."""
     unknown = {rank for rank in found.suspects if rank not in calls.ranks or calls.ranks[rank].torn}
     gone = unknown - calls.ranks.keys() - calls.unreadable
     few = len(gone) == 1 or len(gone) * _OF_ALL <= len(calls.world)
@@ -131,8 +132,8 @@ def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
 
 
 def _alone_waited_for(unknown: set[int], graph: Waits) -> set[int]:
-    """Those without a record that some op waits for, and for nothing that is known. Whoever lives leaves a record; but
-    where more than a few did not, the records were not collected."""
+    """The ranks without a record that some op waits for, if that op waits for no rank with a record. A live rank leaves
+    a record; if more than FEW ranks left none, the records were not collected, and no rank is returned."""
     if len(unknown) > FEW:
         return set()
     reasons = [graph.edges[key] for key, op in graph.ops.items() if op.pending and graph.edges[key] <= unknown]
@@ -140,9 +141,9 @@ def _alone_waited_for(unknown: set[int], graph: Waits) -> set[int]:
 
 
 def _given_up(calls: Calls, found: Diagnosis) -> None:
-    """Nothing is under way. Where all but a few are done with one op, their last, that these never entered, it was
-    given up: it can't have come to its end. Unless these were only recorded a moment before the others: they are named
-    where the times of the files bear out the time-out."""
+    """Nothing is under way. If most ranks ended an op, their last, that the others never entered, they gave it up,
+    because it can't have succeeded. Or the others were only recorded a moment earlier; so they are culprits only if the
+    files were written when the op's time-out was due."""
     for group in groups_of(calls).values():
         top = max(group.last.values(), default=-1)
         done = [rank for rank, by_number in group.calls.items() if top in by_number]
@@ -159,7 +160,8 @@ def _given_up(calls: Calls, found: Diagnosis) -> None:
 
 
 def _timed_out(calls: Calls, call: Call) -> bool:
-    written = [one.written_s for one in calls.ranks.values() if one.written_s]
+    """Whether the records were written soon after the call's time-out."""
+    written = [record.written_s for record in calls.ranks.values() if record.written_s]
     if not written or not call.created_s or not call.timeout_s:
         return False
     return call.timeout_s <= min(written) - call.created_s < call.timeout_s + FRESH_S

@@ -1,4 +1,4 @@
-"""What the ranks of a job say of their collectives, whatever it was read from: dumps or the agent's stamps."""
+"""The recorded collectives of all ranks of a job, in one form for all sources: dumps and the agent's stamps."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _MUTUAL = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter
 
 @dataclass(frozen=True)
 class Call:
-    """One collective, or one side of a send and its recv, of one rank."""
+    """One collective that a rank called, or a send or recv."""
 
-    order: int  # counts the calls of the rank
+    order: int  # the position among the calls of the rank
     group: str
     op: str  # all_reduce, all_gather, ..., send, recv
-    seq: int  # the same on every rank of the group; of a send or a recv it means nothing to others
-    pair: tuple[int, int] | None = None  # a send's or recv's source and destination, global ranks
+    seq: int  # the number in the group, equal on all its ranks; of a send or recv it has no meaning on other ranks
+    pair: tuple[int, int] | None = None  # of a send or recv: source and destination, global ranks
     done: bool = False
-    started: bool = False  # on the device; where nothing is measured nothing is started
-    created_s: float | None = None  # seconds since the epoch, or CLOCK_MONOTONIC: of one rank's host
-    shape: tuple[object, ...] = ()  # what must agree between ranks; empty: unknown or free
+    started: bool = False  # seen to start on the device
+    created_s: float | None = None  # seconds since the epoch or CLOCK_MONOTONIC, on the clock of the rank's host
+    shape: tuple[object, ...] = ()  # sizes and types that must be equal on all ranks; empty: unknown, or may differ
     where: str = ""  # the user's line of code
     about: str = ""  # the group in words
     timeout_s: float | None = None  # of the process group
@@ -28,19 +28,19 @@ class Call:
 
 @dataclass(frozen=True)
 class RankCalls:
-    """All that is known of one rank. `entered` and `completed`: the highest number by group, of groups that the
-    calls don't tell all of."""
+    """The record of one rank. `entered` and `completed`: the highest number by group, for groups of which `calls` is
+    not complete."""
 
     rank: int
     calls: Sequence[Call]
-    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # members, where they are known
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # the members of groups, if known
     entered: Mapping[str, int] = field(default_factory=dict)
     completed: Mapping[str, int] = field(default_factory=dict)
-    written_s: float | None = None  # not later than this was it recorded, on the clock of `created_s`
+    written_s: float | None = None  # the latest possible time of the recording, on the clock of `created_s`
     clipped: bool = False  # older calls are missing
     torn: bool = False  # newer calls may be missing
-    moving: bool = False  # something of it had come to its end a moment before it was recorded
-    copied: bool = False  # `written_s` may be the time of a copy, and much too late
+    moving: bool = False  # a call of it had ended a moment before the recording
+    copied: bool = False  # `written_s` may be the time of a copy, much later than the recording
 
     @property
     def says_nothing(self) -> bool:
@@ -49,14 +49,16 @@ class RankCalls:
 
 @dataclass(frozen=True)
 class Calls:
+    """The records of all ranks."""
+
     ranks: Mapping[int, RankCalls]
     problems: tuple[str, ...] = ()
-    world: tuple[int, ...] = ()  # every rank of the job, as far as anything tells
-    unreadable: frozenset[int] = frozenset()  # ranks that left a record of which nothing can be read
+    world: tuple[int, ...] = ()  # all known ranks of the job
+    unreadable: frozenset[int] = frozenset()  # ranks with a record that can't be read
 
 
 def is_mutual(op: str) -> bool:
-    """Nobody is done with it before everybody has entered it; with a broadcast or a send, its source may be."""
+    """Whether no rank can end the op before all have entered it. In a broadcast or a send, the source can."""
     return op.startswith(_MUTUAL)
 
 

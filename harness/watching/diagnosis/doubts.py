@@ -1,8 +1,8 @@
-"""Where a healthy job may look the same, nobody is named: culprits become suspects. Pure.
+"""Turns culprits into suspects if a healthy job could look the same.
 
-What counts is for how long they have waited, and only the times of the files tell that: within the records nothing
-differs between a job that hangs and one that goes on a moment later. A copied file has lost its time; then the shape of
-what was under way has to do.
+The records alone can't distinguish a hang from a job that goes on a moment later: what counts is how long the ranks
+have waited, and only the modification times of the files show that. If those may be the times of copies, the ops that
+were under way must serve.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from torchaos.harness.watching.diagnosis.calls import Calls, ranges
 from torchaos.harness.watching.diagnosis.verdict import LOW, Diagnosis
 from torchaos.harness.watching.diagnosis.waits import Node, Waits
 
-_EARLY_S = 1.0  # a wait that was seen for less than this says nothing by itself
-_DUMPED_S = 2.5  # for dumps, which nobody makes as soon as that of a hang: a rank's checkpoint takes as long
-_UNKNOWN_S = 10.0  # nor less than this where no older calls were kept to learn from
-_USUAL = 3.0  # nor does one below so many times a usual one
-_LONGEST_S = 60.0  # and after this it does, whatever is usual
-FRESH_S = 600.0  # after a time-out a record is written soon, where its file's time is still that of the writing
-_GAPS = 20  # fewer than these teach nothing of what is usual
+# A wait proves a hang only if it is longer than each of these limits that applies.
+_EARLY_S = 1.0
+_DUMPED_S = 2.5  # for dumps: no tool dumps a hang earlier, and a checkpoint takes as long
+_UNKNOWN_S = 10.0  # if the dumps hold no older calls that show the usual gaps
+_USUAL = 3.0  # times the usual gap between two calls of a rank, but at most _LONGEST_S
+_LONGEST_S = 60.0
+FRESH_S = 600.0  # a record that was written within this time after the time-out is no late copy
+_GAPS = 20  # the least number of gaps that shows a usual gap
 FEW = 2
 
 
 def weigh(calls: Calls, graph: Waits, ends: list[set[Node]], proven: bool, found: Diagnosis) -> None:
-    """`proven`: by what was called, whatever the time; mismatched collectives are."""
+    """Weighs all doubts. `proven`: mismatched collectives prove the blame, however short the wait."""
     _too_early(calls, graph, found)
     _too_many(graph, found)
     if not proven:
@@ -41,13 +42,13 @@ def weigh(calls: Calls, graph: Waits, ends: list[set[Node]], proven: bool, found
 
 
 def _too_early(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """The records were written so soon after the waits began that a healthy job looks the same."""
+    """Acquits if the records were written so soon after the first wait began that a healthy job looks the same."""
     begun = [call.created_s for op in graph.ops.values() for call in op.pending.values() if call.created_s]
-    written = [one.written_s for one in calls.ranks.values() if one.written_s]
+    written = [record.written_s for record in calls.ranks.values() if record.written_s]
     if not begun or not written:
         return
-    usual, live = _usual_gap_s(calls), not any(one.copied for one in calls.ranks.values())
-    only_active = not usual and all(one.clipped for one in calls.ranks.values())
+    usual, live = _usual_gap_s(calls), not any(record.copied for record in calls.ranks.values())
+    only_active = not usual and all(record.clipped for record in calls.ranks.values())
     least = _EARLY_S if live else _UNKNOWN_S if only_active else _DUMPED_S
     bound = max(least, min(_LONGEST_S, _USUAL * usual))
     age = min(written) - min(begun)
@@ -59,7 +60,7 @@ def _too_early(calls: Calls, graph: Waits, found: Diagnosis) -> None:
 
 
 def _still_moving(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """Somebody who waits was done with something else a moment before."""
+    """Acquits if a waiting rank had ended another call a moment before."""
     waiting = {rank for op in graph.ops.values() for rank in op.pending} - found.culprits
     moving = sorted(rank for rank in waiting if rank in calls.ranks and calls.ranks[rank].moving)
     if moving and found.culprits:
@@ -67,11 +68,12 @@ def _still_moving(calls: Calls, graph: Waits, found: Diagnosis) -> None:
 
 
 def _usual_gap_s(calls: Calls) -> float:
-    """The longest of the usual times between two calls of one rank: the third longest, since the first steps and a
-    checkpoint are none. A host may run ahead of its device by as much as the time between two steps."""
+    """The longest usual gap in seconds between two calls of a rank. For each rank it is the third longest gap: the two
+    longest may be the first step and a checkpoint, which are not usual. A host may run ahead of its device by such a
+    gap."""
     worst = 0.0
-    for one in calls.ranks.values():
-        times = sorted(call.created_s for call in one.calls if call.created_s)
+    for record in calls.ranks.values():
+        times = sorted(call.created_s for call in record.calls if call.created_s)
         gaps = sorted(after - before for before, after in pairwise(times))
         if len(gaps) >= _GAPS:
             worst = max(worst, gaps[-3])
@@ -79,7 +81,7 @@ def _usual_gap_s(calls: Calls) -> float:
 
 
 def _too_many(graph: Waits, found: Diagnosis) -> None:
-    """Where more are missing than wait, the few that wait are only a little ahead, as a rule."""
+    """Acquits if more ranks are missing than wait: then the waiting ranks are usually just a little ahead."""
     waiting = {rank for op in graph.ops.values() for rank in op.pending}
     absent = found.culprits - waiting
     if len(absent) > len(waiting):
@@ -89,17 +91,17 @@ def _too_many(graph: Waits, found: Diagnosis) -> None:
 
 
 def _lasted(calls: Calls, graph: Waits) -> bool:
-    """The times of the files bear out that it waited for long: they were written about when a time-out was due, or
-    nothing was read from files. A copy has lost its time."""
+    """Whether the times of the files can be trusted: they were written at most FRESH_S seconds after a time-out was
+    due, or nothing was read from files. Later files may be copies."""
     begun = [call.created_s for op in graph.ops.values() for call in op.pending.values() if call.created_s]
-    written = [one.written_s for one in calls.ranks.values() if one.written_s and one.copied]
+    written = [record.written_s for record in calls.ranks.values() if record.written_s and record.copied]
     limits = [call.timeout_s for op in graph.ops.values() for call in op.pending.values() if call.timeout_s]
     return not written or not begun or min(written) - min(begun) < max(limits, default=0.0) + FRESH_S
 
 
 def _in_motion(ends: list[set[Node]], graph: Waits, found: Diagnosis) -> None:
-    """Nothing tells for how long it waited, and a collective that nobody holds up is under way: once a job has come to
-    rest there is none, so that it was recorded while it went on."""
+    """Acquits if a collective is under way that no rank holds up: a job that hangs has none, so this job was recorded
+    while it went on."""
     flying = [graph.ops[next(iter(end))] for end in ends if len(end) == 1 and next(iter(end)) in graph.ops]
     whole = [op for op in flying if len(op.key) == 2 and len(op.pending) == len(op.members) > 1]
     whole = [op for op in whole if not any(call.started for call in op.pending.values())]
@@ -112,7 +114,8 @@ def _in_motion(ends: list[set[Node]], graph: Waits, found: Diagnosis) -> None:
 
 
 def _a_good_part(calls: Calls, found: Diagnosis) -> None:
-    """As when the ranks of a whole pipeline stage are at work, and the others wait for what they will send."""
+    """Acquits if there are many culprits: the ranks of a whole pipeline stage may be at work while the others wait for
+    their data."""
     if len(found.culprits) > max(FEW, len(calls.world) // 8):
         _acquit(
             found,
@@ -122,10 +125,11 @@ def _a_good_part(calls: Calls, found: Diagnosis) -> None:
 
 
 def _others_at_work(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """Once a job has come to rest, whoever waits for nothing is stuck by itself. One or two may be, and nobody has come
-    to wait for them yet: suspects. Where there are more of them than culprits, the job was at work."""
+    """Looks at ranks near the culprits that wait for nothing. In a job that hangs, such a rank is stuck by itself, and
+    no rank waits for it yet: it becomes a suspect. If there are more of them than culprits, the job was at work, and
+    the culprits are acquitted."""
     waiting = {rank for op in graph.ops.values() for rank in op.pending} | set(graph.late)
-    groups = {members for one in calls.ranks.values() for members in one.groups.values()}
+    groups = {members for record in calls.ranks.values() for members in record.groups.values()}
     near = {rank for members in groups if found.culprits & {*members} for rank in members}
     free = {rank for rank in near & calls.ranks.keys() if not calls.ranks[rank].torn}
     free -= waiting | found.suspects | found.culprits
@@ -140,6 +144,7 @@ def _have(many: int) -> str:
 
 
 def _acquit(found: Diagnosis, why: str) -> None:
+    """Turns all culprits into suspects, and notes the reason."""
     found.culprits.clear()
     found.confidence = LOW if found.suspects else found.confidence
     found.problems.append(why)

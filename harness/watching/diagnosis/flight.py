@@ -1,7 +1,7 @@
-"""Reads a directory of PyTorch Flight Recorder dumps: NCCL's and gloo's pickles, and the JSON form.
+"""Reads a directory of PyTorch Flight Recorder dumps: pickles of NCCL and gloo, and the JSON form.
 
 Format: torch/csrc/distributed/c10d/FlightRecorder*, versions 2.0 to 2.10 (`collective_seq_id`) and before (`seq_id`).
-What a version lacks is left out; nothing in a file is trusted.
+Fields that a version lacks are left out; nothing in a file is trusted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _EQUAL_SIZES = frozenset({"all_reduce", "all_gather_base", "reduce_scatter_base"
 
 
 def read_folder(folder: Path) -> Calls:
-    """Every file whose name ends in a rank's number, as torch names them. Raises UsageError where there is none."""
+    """Reads every file whose name ends in a rank's number, as torch names its dumps. Raises UsageError if there is none
+    or none can be read."""
     try:
         paths = sorted(path for path in folder.iterdir() if _NAME.search(path.name) and path.is_file())
     except OSError as error:
@@ -48,45 +49,50 @@ def read_folder(folder: Path) -> Calls:
             unreadable.add(_rank_by_name(path))
             continue
         problems += [f"{path.name}: {problem}"] if problem else []
-        one = _rank_calls(raw, _rank_by_name(path), path.stat().st_mtime, torn=bool(problem))
-        named.add(one.rank)
-        if one.says_nothing:
+        record = _rank_calls(raw, _rank_by_name(path), path.stat().st_mtime, torn=bool(problem))
+        named.add(record.rank)
+        if record.says_nothing:
             problems.append(f"{path.name}: it holds no collectives")
             continue
-        if (earlier := found.get(one.rank)) is not None:
-            problems.append(f"{path.name}: a second dump of rank {one.rank}; the newer one is used")
-            one = max(earlier, one, key=_newest)
-        found[one.rank] = one
+        if (earlier := found.get(record.rank)) is not None:
+            problems.append(f"{path.name}: a second dump of rank {record.rank}; the newer one is used")
+            record = max(earlier, record, key=_newest)
+        found[record.rank] = record
     if not found:
         raise UsageError(f"{folder}: none of its {len(paths)} dumps can be read: {problems[0]}")
     named |= unreadable
-    world = sorted({*named, *(rank for one in found.values() for ranks in one.groups.values() for rank in ranks)})
+    world = sorted({*named, *(rank for record in found.values() for ranks in record.groups.values() for rank in ranks)})
     missing = [rank for rank in world if rank not in found and rank not in named]
     problems += [f"rank {rank}: there is no dump of it" for rank in missing]
-    return Calls(_told_apart(found), tuple(problems), tuple(world), frozenset(unreadable - found.keys()))
+    return Calls(_with_unique_names(found), tuple(problems), tuple(world), frozenset(unreadable - found.keys()))
 
 
-def _told_apart(ranks: dict[int, RankCalls]) -> dict[int, RankCalls]:
-    """Groups that were made by their members alone may share a name with others: they get names of their own."""
+def _with_unique_names(ranks: dict[int, RankCalls]) -> dict[int, RankCalls]:
+    """Gives groups with the same name and different members names of their own. Groups that only their members created
+    may share a name."""
     members: dict[str, set[tuple[int, ...]]] = defaultdict(set)
-    for one in ranks.values():
-        for name, some in one.groups.items():
+    for record in ranks.values():
+        for name, some in record.groups.items():
             members[name].add(some)
     shared = {name for name, some in members.items() if name and len(some) > 1}
     if not shared:
         return ranks
-    return {rank: _with_other_names(one, shared) for rank, one in ranks.items()}
+    return {rank: _with_other_names(record, shared) for rank, record in ranks.items()}
 
 
-def _with_other_names(one: RankCalls, shared: set[str]) -> RankCalls:
-    names = {name: f"{name} of {ranges(one.groups[name])}" for name in shared & one.groups.keys()}
+def _with_other_names(record: RankCalls, shared: set[str]) -> RankCalls:
+    names = {name: f"{name} of {ranges(record.groups[name])}" for name in shared & record.groups.keys()}
 
     def renamed(by_group: Mapping[str, Any]) -> dict[str, Any]:
         return {names.get(name, name): value for name, value in by_group.items()}
 
-    calls = [replace(call, group=names.get(call.group, call.group)) for call in one.calls]
+    calls = [replace(call, group=names.get(call.group, call.group)) for call in record.calls]
     return replace(
-        one, calls=calls, groups=renamed(one.groups), entered=renamed(one.entered), completed=renamed(one.completed)
+        record,
+        calls=calls,
+        groups=renamed(record.groups),
+        entered=renamed(record.entered),
+        completed=renamed(record.completed),
     )
 
 
@@ -95,12 +101,13 @@ def _rank_by_name(path: Path) -> int:
     return int((match[1] or match[2])[:9]) if match else -1
 
 
-def _newest(one: RankCalls) -> float:
-    return max((call.created_s or 0.0 for call in one.calls), default=0.0)
+def _newest(record: RankCalls) -> float:
+    return max((call.created_s or 0.0 for call in record.calls), default=0.0)
 
 
 def _read(path: Path) -> tuple[Mapping[str, Any], str]:
-    """The dump, and what is wrong with it. Raises OSError and ValueError."""
+    """The dump, and a clause about damage in it, empty if there is none. Raises OSError or ValueError if it can't be
+    used."""
     if (size := path.stat().st_size) > _MOST_BYTES:
         raise ValueError(f"{size >> 20} MiB are more than any dump has")
     raw = path.read_bytes()
@@ -124,7 +131,7 @@ def _rank_calls(dump: Mapping[str, Any], rank: int, written_s: float, torn: bool
     if sure and rank not in sure and len(sure) == 1:  # a file that was renamed: the groups know better
         (rank,) = sure
     entries = [entry for entry in _list(dump.get("entries"))[-_MOST_ENTRIES:] if isinstance(entry, dict)]
-    entries = entries[:-1] if torn else entries  # the last one is a part of one
+    entries = entries[:-1] if torn else entries  # the last entry may be cut
     status = {str(key): value for key, value in _dict(dump.get("pg_status")).items() if isinstance(value, dict)}
     torn = torn or _lacks_entries(entries, status)
     calls = _calls(entries, groups, status)
@@ -135,34 +142,37 @@ def _rank_calls(dump: Mapping[str, Any], rank: int, written_s: float, torn: bool
 
 
 def _moving(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Torch asks the device what is over when it dumps; its watchdog, which retires what is over and keeps the status,
-    looks ten times a second. Where the dump knows of an end and the watchdog does not, it is a moment old."""
+    """Whether a call had ended a moment before the dump.
+
+    When it dumps, torch asks the device which calls have ended. Torch's watchdog, which retires ended calls and keeps
+    the status, looks ten times a second. So a call that has ended and that the watchdog has not noticed ended at most a
+    tenth of a second before."""
     over = [entry for entry in entries if entry.get("state") == "completed"]
     if any(entry.get("retired") is True for entry in over):  # else this recorder may never say so
         return any(entry.get("retired") is False for entry in over)
     if over or any(entry.get("retired") for entry in entries):
         return False
-    active = Counter(str(entry.get("pg_id")) for entry in entries)  # only what is under way was dumped
-    messages = {str(entry.get("pg_id")) for entry in entries if entry.get("is_p2p")}  # whose numbers have gaps
-    under_way = {  # -1: none yet; they count from 1
-        name: max(0, _int(one.get("last_enqueued_collective"))) - max(0, _int(one.get("last_completed_collective")))
-        for name, one in status.items()
+    active = Counter(str(entry.get("pg_id")) for entry in entries)  # the dump holds only calls under way
+    messages = {str(entry.get("pg_id")) for entry in entries if entry.get("is_p2p")}  # their numbers have gaps
+    under_way = {  # -1 in the status: no call yet; calls count from 1
+        name: max(0, _int(group.get("last_enqueued_collective"))) - max(0, _int(group.get("last_completed_collective")))
+        for name, group in status.items()
     }
     return bool(active) and any(many > active[name] for name, many in under_way.items() if name not in messages)
 
 
 def _lacks_entries(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Something is under way by its status, and no entry tells of anything."""
+    """Whether the dump has no entries although its status says that a call is under way."""
     return not entries and any(
-        _int(one.get("last_enqueued_collective"), -1) > _int(one.get("last_completed_collective"), -1)
-        for one in status.values()
+        _int(group.get("last_enqueued_collective"), -1) > _int(group.get("last_completed_collective"), -1)
+        for group in status.values()
     )
 
 
 def _groups(raw: Any) -> dict[str, tuple[int, ...]]:
     found = {}
-    for name, one in _dict(raw).items():
-        ranks = one.get("ranks") if isinstance(one, dict) else None
+    for name, group in _dict(raw).items():
+        ranks = group.get("ranks") if isinstance(group, dict) else None
         if isinstance(ranks, str):
             ranks = [int(number) for number in re.findall(r"\d+", ranks[: 1 << 20])]
         if isinstance(ranks, list) and ranks:
@@ -173,28 +183,30 @@ def _groups(raw: Any) -> dict[str, tuple[int, ...]]:
 def _status(
     entries: Sequence[Mapping[str, Any]], groups: Mapping[str, Any], status: Mapping[str, Mapping[str, Any]], torn: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """By group, for those that no entry tells of (or, of a torn dump, not all of them: those with sends and recvs,
-    which the status counts too, are left out then). The status is kept by the order in which a rank made its groups;
-    their names count in the same order. Where the two lists, or the entries, don't bear that out, it is left alone."""
+    """The highest numbers entered and completed, by group, for groups without entries.
+
+    In a torn dump also for groups with entries, except those with sends and recvs, which the status counts too. The
+    status is ordered by the creation of the groups, and so are the numbers that are their names. If the lists or the
+    entries contradict this order, the status is not used."""
     names = {str(entry.get("pg_id")): _group_of(entry) for entry in entries}
     ids = sorted(status, key=_int)
     in_order = sorted((name for name in groups if name.isdigit()), key=int)
     if len(ids) != len(groups) or len(in_order) != len(groups):
         return {}, {}
     order = dict(zip(ids, in_order, strict=True))
-    if any(order.get(one, name) != name for one, name in names.items()):
+    if any(order.get(number, name) != name for number, name in names.items()):
         return {}, {}
-    told = {_group_of(entry) for entry in entries if not torn or entry.get("is_p2p")}
-    free = {name: status[one] for one, name in order.items() if name not in told}
-    entered = {name: _int(one.get("last_enqueued_collective"), -1) for name, one in free.items()}
-    completed = {name: _int(one.get("last_completed_collective"), -1) for name, one in free.items()}
+    known = {_group_of(entry) for entry in entries if not torn or entry.get("is_p2p")}
+    free = {name: status[number] for number, name in order.items() if name not in known}
+    entered = {name: _int(state.get("last_enqueued_collective"), -1) for name, state in free.items()}
+    completed = {name: _int(state.get("last_completed_collective"), -1) for name, state in free.items()}
     return entered, completed
 
 
 def _calls(
     entries: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[int, ...]], status: Mapping[str, Any]
 ) -> list[Call]:
-    """In the order of the calls. The parts of a coalesced one have no state of their own: they share the whole's."""
+    """The calls in their order. The parts of a coalesced call have no state of their own: they share its state."""
     wholes = {}
     sharing: dict[tuple[object, ...], int] = defaultdict(int)
     for entry in entries:
@@ -211,7 +223,7 @@ def _calls(
         elif sharing[batch] > 1 and entry.get("is_p2p"):
             done = done or _int(entry.get("p2p_seq_id")) <= last
         if op == _COALESCED and entry.get("is_p2p"):
-            continue  # its parts tell with whom
+            continue  # its parts name the other ranks
         found.append(_call(entry, op, done, _int(entry.get("record_id"), number), groups))
     return sorted(found, key=lambda call: call.order)
 
@@ -263,20 +275,20 @@ def _about(entry: Mapping[str, Any], group: str) -> str:
 def _shape(entry: Mapping[str, Any], op: str) -> tuple[object, ...]:
     if op not in _EQUAL_SIZES:
         return ()
-    sizes = [tuple(_numel(one) for one in _list(entry.get(key))) for key in ("input_sizes", "output_sizes")]
-    types = [tuple(str(one)[:40] for one in _list(entry.get(key))) for key in ("input_dtypes", "output_dtypes")]
+    sizes = [tuple(_numel(size) for size in _list(entry.get(key))) for key in ("input_sizes", "output_sizes")]
+    types = [tuple(str(dtype)[:40] for dtype in _list(entry.get(key))) for key in ("input_dtypes", "output_dtypes")]
     return (*sizes, *types) if any(sizes) else ()
 
 
 def _numel(size: Any) -> int:
     total = 1
-    for one in _list(size):
-        total *= _int(one)
+    for length in _list(size):
+        total *= _int(length)
     return total
 
 
 def _where(entry: Mapping[str, Any]) -> str:
-    """The innermost line of code that is not torch's."""
+    """The innermost frame outside torch, in words; empty if there is none."""
     for frame in _list(entry.get("frames"))[:200]:
         if isinstance(frame, dict) and "/torch/" not in (file := str(frame.get("filename", ""))) and file:
             return f"{frame.get('name')} at {file}:{frame.get('line')}"[:300]

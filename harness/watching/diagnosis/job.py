@@ -1,4 +1,4 @@
-"""The live job of a torchrun, given by its pid: finds the ranks, and whoever holds them up."""
+"""Diagnoses the live job of a torchrun, given by its pid."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torchaos.harness.watching.probes.processes import find_ranks, rank_process
 
 
 def of_job(pid: int, stamps: Path | None = None) -> Diagnosis:
-    """`stamps`: the agent's folder, where the job has the agent. Raises UsageError where `pid` is no torchrun of this
-    user, or has no ranks."""
+    """Finds the ranks of a torchrun and diagnoses them. `stamps`: the folder of the agent's stamps, if the job has the
+    agent. Raises UsageError if `pid` is no torchrun of this user, or has no ranks."""
     check_agent(pid)
     ranks = ranks_of(pid)
     if not ranks:
@@ -24,10 +24,10 @@ def of_job(pid: int, stamps: Path | None = None) -> Diagnosis:
 
 
 def ranks_of(pid: int) -> dict[int, RankProcess]:
-    """On this machine; of several attempts the latest."""
+    """The ranks below this torchrun on this machine, by number; of several attempts the latest."""
     census = Census(None)
     census.add_root(pid)
     census.scan()
     found = find_ranks(census.members, (), time.monotonic())
-    some = sorted(found.ranks.items())
-    return {rank: rank_process(one, one.identity) for (_, rank), one in some if one.identity}
+    in_order = sorted(found.ranks.items())
+    return {rank: rank_process(member, member.identity) for (_, rank), member in in_order if member.identity}

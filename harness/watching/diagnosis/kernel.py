@@ -1,8 +1,8 @@
-"""What the kernel sees of the ranks for a while (bpftrace): long uninterruptible sleeps, and slow calls of functions.
+"""Observes the ranks in the kernel for some seconds, by bpftrace: long uninterruptible sleeps, and slow function calls.
 
-A look into /proc misses a rank that is stuck for a tenth of a second again and again; the scheduler's tracepoints do
-not. Needs root, bpftrace and a kernel with tracepoints, and 1.5 s to attach. tracefs is mounted in a mount namespace of
-its own, so nothing of the machine is changed.
+Looks into /proc miss a rank that is stuck for a tenth of a second again and again; the scheduler's tracepoints do not.
+This needs root, bpftrace, a kernel with tracepoints, and 1.5 s to attach. tracefs is mounted in a separate mount
+namespace, so the machine is not changed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FUNCTION = re.compile(r"/[\w./+-]+:[\w.]+")
 
 
 def missing() -> str | None:
-    """Which part is not there, in words; None where all are."""
+    """The first requirement that this machine lacks, in words; None if it has all."""
     if os.geteuid() != 0:
         return "root"
     for name in ("bpftrace", "unshare"):
@@ -59,20 +59,22 @@ def missing() -> str | None:
 def watch(
     ranks: Mapping[int, int], seconds: float, functions: Sequence[str] = (), attached: Callable[[], None] = lambda: None
 ) -> list[str]:
-    """Sentences. `ranks`: pid by rank; `functions`: each PATH:SYMBOL of a library that they have loaded; `attached` is
-    called when the seconds begin. Raises UsageError where it can't be done."""
+    """Observes the ranks for `seconds`, and returns a sentence for each rank and kind of wait longer than LONG_S.
+
+    `ranks`: pid by rank; `functions`: PATH:SYMBOL each, in a library that the ranks have loaded; `attached` is called
+    when the observation begins. Raises UsageError if this machine can't do it."""
     if (lacks := missing()) is not None:
         raise UsageError(f"looking into the kernel needs {lacks}; leave --kernel out, or see `torchaos doctor`")
-    for one in functions:
-        if not _FUNCTION.fullmatch(one):
-            raise UsageError(f"--function {one}: write the path of the library, a colon and the symbol")
+    for function in functions:
+        if not _FUNCTION.fullmatch(function):
+            raise UsageError(f"--function {function}: write the path of the library, a colon and the symbol")
     whose = _threads(ranks)
-    said = _run(_program(functions), seconds, attached)
+    seen = _run(_program(functions), seconds, attached)
     names = {"asleep": "in an uninterruptible sleep"}
-    names |= {f"call{number}": f"in {one.rpartition(':')[2]}" for number, one in enumerate(functions)}
+    names |= {f"call{number}": f"in {function.rpartition(':')[2]}" for number, function in enumerate(functions)}
     whose |= _threads(ranks)
     times: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for what, thread, taken_s in said:
+    for what, thread, taken_s in seen:
         if thread in whose and what in names:
             times[whose[thread], what].append(taken_s)
     return [
@@ -82,12 +84,12 @@ def watch(
 
 
 def _program(functions: Sequence[str]) -> str:
-    calls = [_CALLS.replace("FUNCTION", one).replace("NUMBER", str(n)) for n, one in enumerate(functions)]
+    calls = [_CALLS.replace("FUNCTION", function).replace("NUMBER", str(n)) for n, function in enumerate(functions)]
     return "".join([_SLEEPS, *calls]).replace("LONG", str(int(LONG_S * 1e9)))
 
 
 def _threads(ranks: Mapping[int, int]) -> dict[int, int]:
-    """The rank of each thread."""
+    """The rank by thread id."""
     found: dict[int, int] = {}
     for rank, pid in ranks.items():
         tasks = Path(f"/proc/{pid}/task")
@@ -96,7 +98,7 @@ def _threads(ranks: Mapping[int, int]) -> dict[int, int]:
 
 
 def _run(program: str, seconds: float, attached: Callable[[], None]) -> list[tuple[str, int, float]]:
-    """What was over, and what was still under way at the end: what, thread, seconds."""
+    """Runs a bpftrace program. Returns (kind, thread id, seconds) for each wait, also those not over at the end."""
     command = ["unshare", "--mount", "sh", "-c", _MOUNT, program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -125,14 +127,14 @@ def _parsed(text: str) -> list[tuple[str, int, float]]:
     found, now = [], 0
     for line in text.splitlines():
         try:
-            said = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
             continue
-        data = said.get("data")
-        if said.get("type") == "printf" and len(words := str(data).split()) == 3:
+        data = entry.get("data")
+        if entry.get("type") == "printf" and len(words := str(data).split()) == 3:
             found.append((words[0], int(words[1]), int(words[2]) / 1e9))
             now = int(words[2]) if words[0] == "now" else now
-        elif said.get("type") == "map" and isinstance(data, dict):
+        elif entry.get("type") == "map" and isinstance(data, dict):
             for name, since in data.items():
                 under_way = since.items() if isinstance(since, dict) else ()
                 found += [(name.lstrip("@"), int(thread), (now - at) / 1e9) for thread, at in under_way]

@@ -1,4 +1,4 @@
-"""Who holds up a job that runs: its processes' states, the agent's stamps, and the stacks, put together."""
+"""Finds the ranks that hold up a running job, from process states, the agent's stamps, and stacks together."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ _STUCK = {
     "X": "it is dead",
 }
 _ASLEEP_S, _LOOKS = 0.2, 5
-# Seconds between looks at the stacks: in no step's beat.
+# Seconds between looks at the stacks: irregular, so that they do not keep pace with the job's steps.
 _MOMENTS_S = (0.0, 0.31, 0.53, 0.17, 0.71, 0.23, 0.43, 0.13, 0.37, 0.61)
 
 
 def diagnose(
     ranks: Mapping[int, RankProcess], world: int = 0, stamps: Path | None = None, hangs: bool = False
 ) -> Diagnosis:
-    """`world`: how many ranks there should be. `hangs`: that it does is known, however short it waits by now, and one
-    look at the stacks will do; else it takes some seconds. What is stopped or gone explains a hang by itself; after
-    that the stamps count most, since they tell who is in which collective; then the stacks."""
+    """The diagnosis of a live job.
+
+    `world`: the number of ranks that should exist; `stamps`: the folder of the agent's stamps; `hangs`: the job is
+    known to hang, so a single look at the stacks is enough; otherwise the looks take some seconds. A stopped or missing
+    process explains a hang alone. Next, the stamps count most, since they show who is in which collective; then the
+    stacks."""
     states = _states(ranks)
     found = Diagnosis()
     gone = set(range(world)) - set(ranks)
@@ -41,61 +44,63 @@ def diagnose(
     calls = read_stamps(stamps, None if hangs else time.monotonic()) if stamps and stamps.is_dir() else Calls({})
     seen = blame.diagnose(calls)
     found.problems += seen.problems
-    groups = {members for one in calls.ranks.values() for members in one.groups.values()}
-    apart = _apart(ranks, sorted(groups, key=len), found, 1 if hangs or found.culprits else len(_MOMENTS_S))
+    groups = {members for record in calls.ranks.values() for members in record.groups.values()}
+    odd = _by_stacks(ranks, sorted(groups, key=len), found, 1 if hangs or found.culprits else len(_MOMENTS_S))
     for rank, state in states.items():
-        if state == "D" and (hangs or rank in apart or rank in seen.culprits):  # else it may just write a checkpoint
+        if state == "D" and (hangs or rank in odd or rank in seen.culprits):  # else it may be writing a checkpoint
             found.blame([rank], MEDIUM, "it is in an uninterruptible sleep in the kernel")
     if found.culprits:
         for rank in found.culprits:
             found.say(rank, *seen.evidence.get(rank, []))
     elif seen.culprits:
         for rank in sorted(seen.culprits):
-            found.blame([rank], seen.confidence, *seen.evidence[rank], apart.get(rank, ""))
-    elif apart:
-        for rank, words in apart.items():
+            found.blame([rank], seen.confidence, *seen.evidence[rank], odd.get(rank, ""))
+    elif odd:
+        for rank, words in odd.items():
             found.blame([rank], MEDIUM, words)
-        if 2 * len(apart) > len(ranks):
+        if 2 * len(odd) > len(ranks):
             found.confidence = LOW
     found.suspect(seen.suspects - found.culprits if not found.culprits else ())
     return found
 
 
 def _states(ranks: Mapping[int, RankProcess]) -> dict[int, str]:
-    """By rank: T, D or Z where it was that each time, else a blank."""
+    """The state letter of each rank, such as T, D or Z, if it was the same in all looks; else an empty string."""
     seen: dict[int, set[str]] = {rank: set() for rank in ranks}
     for number in range(_LOOKS):
         time.sleep(_ASLEEP_S / _LOOKS if number else 0)
-        for rank, one in ranks.items():
-            now = proc.stat(one.pid)
-            seen[rank].add(now.state if now and now.ticks == one.start_ticks else "Z")
+        for rank, process in ranks.items():
+            now = proc.stat(process.pid)
+            seen[rank].add(now.state if now and now.ticks == process.start_ticks else "Z")
     return {rank: next(iter(states)) if len(states) == 1 else "" for rank, states in seen.items()}
 
 
-def _apart(
+def _by_stacks(
     ranks: Mapping[int, RankProcess], groups: Sequence[Sequence[int]], found: Diagnosis, looks: int
 ) -> dict[int, str]:
-    """By their stacks; a rank that is stopped can be read too. At any one moment some rank of a healthy job waits for
-    another: of several looks, those that are apart in each, while nothing changes in the stacks of the others."""
+    """The ranks whose stack differs from the others' in each of several looks, with a sentence each.
+
+    In a healthy job, too, some rank waits for another at any moment. So no rank is returned if the stacks of the other
+    ranks change between the looks. The stack of a stopped rank can be read too."""
     py_spy = stacks.find_py_spy()
     if py_spy is None:
         found.problems.append("py-spy is not installed, so no stacks were looked at; pip install 'torchaos[stacks]'")
         return {}
-    apart, before = dict[int, str](), dict[int, stacks.Stack]()
+    odd, before = dict[int, str](), dict[int, stacks.Stack]()
     for number, seconds in enumerate(_MOMENTS_S[:looks]):
         time.sleep(seconds)
-        by_pid = stacks.sample([one.pid for one in ranks.values()], py_spy)
-        now = {rank: by_pid[one.pid] for rank, one in ranks.items() if one.pid in by_pid}
+        by_pid = stacks.sample([process.pid for process in ranks.values()], py_spy)
+        now = {rank: by_pid[process.pid] for rank, process in ranks.items() if process.pid in by_pid}
         seen = stacks.outliers(now, groups)
-        apart = {rank: words for rank, words in seen.items() if not number or rank in apart}
-        if any(now[rank] != before.get(rank, now[rank]) for rank in now.keys() - apart.keys()):
+        odd = {rank: words for rank, words in seen.items() if not number or rank in odd}
+        if any(now[rank] != before.get(rank, now[rank]) for rank in now.keys() - odd.keys()):
             found.problems.append("the stacks of ranks that may wait change from look to look, so they go on")
             return {}
-        if not apart:
+        if not odd:
             return {}
         before = now
     if unread := sorted(set(ranks) - set(before)):
         found.problems.append(
             f"the stack of {ranges(unread)} could not be read (is py-spy allowed to? it needs ptrace)"
         )
-    return apart
+    return odd

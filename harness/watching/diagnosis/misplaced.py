@@ -1,7 +1,8 @@
-"""Collectives called in the wrong place: another one than the others at the same number, or in another order. Pure.
+"""Finds ranks that called collectives in the wrong place: another op than the others at the same number, or another
+order.
 
-A mismatch is proof, however short it lasts. An order is told by the calls that were made, and where these leave it
-open, by how many wait for whom.
+A mismatch is proof, however short the wait. A wrong order is found from the recorded calls, or, if these do not decide,
+from the number of ranks that wait for each other.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from torchaos.harness.watching.diagnosis.words import is_in, waited_for
 
 
 def read_mismatches(graph: Waits, found: Diagnosis) -> set[Node]:
-    """The ops at whose number some call another operation than the others, or give other sizes or types. Of each group
-    the first one is told of; what comes after it is shifted."""
+    """Finds the ops in which ranks called different operations, or gave different sizes or types, and blames ranks for
+    the first such op of each group: later ops are only shifted by it. Returns all such ops."""
     wrong: dict[object, Op] = {}
     bad: set[Node] = set()
-    for op in (one for one in graph.ops.values() if len(one.key) == 2):
+    for op in (each for each in graph.ops.values() if len(each.key) == 2):
         if _kinds(op):
             bad.add(op.key)
             first = wrong.setdefault(op.key[0], op)
-            wrong[op.key[0]] = min(first, op, key=lambda one: one.seq)
+            wrong[op.key[0]] = min(first, op, key=lambda each: each.seq)
     for op in wrong.values():
         _tell(op, graph.groups, found)
     return bad
 
 
 def _kinds(op: Op) -> tuple[str, dict[int, object]] | None:
-    """What each rank calls, or gives, where they differ. Of several in one (coalesced) not all have the same name."""
+    """("calls", operation by rank) or ("gives", sizes and types by rank), if the ranks differ; else None. Coalesced
+    calls are left out: their parts may have different names."""
     calls = {rank: call for rank, call in (*op.pending.items(), *op.done.items()) if call and call.op != "coalesced"}
     called: dict[int, object] = {rank: call.op for rank, call in calls.items()}
     given: dict[int, object] = {rank: call.shape for rank, call in calls.items() if call.shape}
@@ -48,9 +50,9 @@ def _tell(op: Op, groups: Mapping[str, Group], found: Diagnosis) -> None:
     if not sure:
         elsewhere = _elsewhere(op, what, groups)
         sure, usual, confidence = elsewhere in kinds.values(), elsewhere, MEDIUM
-    odd = [rank for rank, kind in kinds.items() if kind != usual] if sure else list(kinds)
+    deviant = [rank for rank, kind in kinds.items() if kind != usual] if sure else list(kinds)
     about = next(iter(op.pending.values())).about
-    for rank in sorted(odd):
+    for rank in sorted(deviant):
         rest = sorted(other for other in kinds if kinds[other] != kinds[rank])
         words = f"as number {op.seq} of {about} it {what} {kinds[rank]}, and not {kinds[rest[0]]} as {ranges(rest)}"
         if sure:
@@ -60,21 +62,23 @@ def _tell(op: Op, groups: Mapping[str, Group], found: Diagnosis) -> None:
 
 
 def _elsewhere(op: Op, what: str, groups: Mapping[str, Group]) -> object:
-    """What other groups of the same description and size call, or give, at this number; None where they disagree."""
+    """The operation, or the sizes and types, of most other groups with the same description and size at this number;
+    None if there is no majority."""
     mine = groups[str(op.key[0])]
     alike = [
-        one for one in groups.values()
-        if one is not mine and mine.description and one.description == mine.description
-        and len(one.members) == len(mine.members)
+        group for group in groups.values()
+        if group is not mine and mine.description and group.description == mine.description
+        and len(group.members) == len(mine.members)
     ]  # fmt: skip
-    calls = [call for one in alike for by_number in one.calls.values() if (call := by_number.get(op.seq))]
+    calls = [call for group in alike for by_number in group.calls.values() if (call := by_number.get(op.seq))]
     kinds = Counter(call.op if what == "calls" else call.shape for call in calls)
     usual, many = next(iter(kinds.most_common(1)), (None, 0))
     return usual if 2 * many > len(calls) else None
 
 
 def read_circle(ranks: Sequence[int], ops: Sequence[Op], graph: Waits, found: Diagnosis) -> None:
-    """Ranks that wait for each other: the few that called in another order than the others."""
+    """Blames, of ranks that wait for each other, the few that called in another order; if they can't be found, all
+    become suspects."""
     swapped = _swapped(ops)
     if swapped:
         for rank, words in swapped.items():
@@ -89,20 +93,21 @@ def read_circle(ranks: Sequence[int], ops: Sequence[Op], graph: Waits, found: Di
 
 
 def _swapped(ops: Iterable[Op]) -> dict[int, str]:
-    """Those that are in two ops which they called the other way round than most, and what they did."""
+    """The ranks that called two ops in the other order than most ranks, with a sentence each."""
     found: dict[int, str] = {}
-    for one, other in combinations([op for op in ops if len(op.key) == 2], 2):
-        both = one.pending.keys() & other.pending.keys()
-        first = {rank for rank in both if one.pending[rank].order < other.pending[rank].order}
+    for a, b in combinations([op for op in ops if len(op.key) == 2], 2):
+        both = a.pending.keys() & b.pending.keys()
+        first = {rank for rank in both if a.pending[rank].order < b.pending[rank].order}
         few = min(first, both - first, key=len)
         if few and 2 * len(few) < len(both):
-            early, late = (one, other) if few == first else (other, one)
+            early, late = (a, b) if few == first else (b, a)
             found |= dict.fromkeys(few, f"it called {early.name} before {late.name}, the others the other way round")
     return found
 
 
 def _in_the_wrong_place(ranks: Sequence[int], ops: Sequence[Op], graph: Waits) -> frozenset[int]:
-    """The one that all wait for; within one group, the few that most wait for; of several groups see _out_of_turn."""
+    """The rank that all others wait for; within a single group, the few ranks that most wait for; in several groups,
+    the ranks out of turn (see `_out_of_turn`). Empty if that is not clear."""
     votes = Counter({op.key: len(op.pending) for op in ops if op.missing})
     best = max(votes.values(), default=0)
     waited = {frozenset(graph.ops[key].missing) for key, many in votes.items() if many == best}
@@ -115,8 +120,8 @@ def _in_the_wrong_place(ranks: Sequence[int], ops: Sequence[Op], graph: Waits) -
 
 
 def _out_of_turn(ops: Iterable[Op]) -> frozenset[int]:
-    """Ranks that run the same program have made the same number of calls when they come to an op; the few that have
-    not are out of turn."""
+    """The few ranks that had made another number of calls than the others when they came to an op: ranks that run the
+    same program have made the same number."""
     odd: set[int] = set()
     for turn in [{rank: call.order for rank, call in op.pending.items()} for op in ops if len(op.pending) > 2]:
         usual, many = Counter(turn.values()).most_common(1)[0]

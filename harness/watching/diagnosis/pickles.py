@@ -1,7 +1,7 @@
-"""Reads pickles that nobody vouches for: plain containers, text and numbers only; a torn one as far as it goes.
+"""Reads untrusted pickles: plain containers, text and numbers only. A torn pickle is read as far as it goes.
 
-Nothing is ever called: a pickle that names any class or function is refused. Memory is bounded, since a few bytes of a
-pickle can ask for gigabytes (a memo index).
+Nothing in a pickle is called: a pickle that names a class or function is refused. Memory is limited, since a few bytes
+of a pickle can require gigabytes (a memo index).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}; a dump holds plain data only")
 
 
-class _Torn(pickle._Unpickler):  # the one in Python: its stack can be looked at
-    """Where the bytes end early, what was read by then is closed up and given back."""
+class _Torn(pickle._Unpickler):  # the unpickler in Python: its stack is accessible
+    """Reads a pickle that ends early: open containers are closed, and the part that was read is returned."""
 
     find_class = _Plain.find_class
     stack: list[Any]
@@ -43,8 +43,8 @@ class _Torn(pickle._Unpickler):  # the one in Python: its stack can be looked at
 
 
 def load(raw: bytes) -> tuple[Any, str]:
-    """The object, and what is wrong with the file ("" where nothing is). Raises ValueError where nothing can be read
-    or the pickle is none of plain data."""
+    """The object, and a clause about damage, empty if there is none. Raises ValueError if nothing can be read, or the
+    pickle does not hold plain data only."""
     with warnings.catch_warnings(), _bounded():
         warnings.simplefilter("ignore")
         try:
@@ -55,7 +55,7 @@ def load(raw: bytes) -> tuple[Any, str]:
             why = str(error) or "it ends early"
         except (MemoryError, RecursionError) as error:
             raise ValueError("it asks for too much memory") from error
-        except Exception as error:  # damaged bytes make it raise nearly anything
+        except Exception as error:  # damaged bytes may raise nearly any error
             why = f"{type(error).__name__}: {error}"
         try:
             found = _Torn(io.BytesIO(raw)).rescue()

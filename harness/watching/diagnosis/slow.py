@@ -1,5 +1,5 @@
-"""A rank that always comes last to its collectives: slow, and not hung. Pure. Only a remark: the clocks of several
-hosts may differ, and somebody has to be last."""
+"""Finds a rank that always enters its collectives last: it is slow, but does not hang. This is only a remark, because
+the clocks of the hosts may differ, and some rank is always last."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from statistics import median
 
 from torchaos.harness.watching.diagnosis.calls import Calls, is_mutual
 
-_NEEDED, _MOSTLY, _SHARE = 20, 0.8, 0.2
+_NEEDED = 20  # collectives of a group that are needed to judge
+_MOSTLY = 0.8  # of them, a slow rank enters this part last
+_SHARE = 0.2  # and later than the rank before it by this part of the time between two collectives
 
 
 def remarks(calls: Calls) -> Iterator[str]:
-    """Where one rank enters last nearly every time, and later than the one before it by a good part of the time that a
-    collective comes after the other."""
+    """Yields a sentence for each group in which one rank is slow (see _MOSTLY and _SHARE)."""
     entered: dict[tuple[str, int], dict[int, float]] = defaultdict(dict)
-    for rank, one in calls.ranks.items():
-        for call in one.calls:
+    for rank, record in calls.ranks.items():
+        for call in record.calls:
             if call.done and call.created_s and is_mutual(call.op):
                 entered[call.group, call.seq][rank] = call.created_s
     by_group: dict[str, list[dict[int, float]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What the ranks are doing, by their Python stacks (py-spy), and which of them do something else than the others."""
+"""Reads the Python stacks of the ranks with py-spy, and finds the ranks that do something else than the others."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TIMEOUT_S = 5.0
-_STDLIB = sysconfig.get_paths()["stdlib"].rpartition("/")[2]  # python3.11: the job's Python may lie elsewhere
+_STDLIB = sysconfig.get_paths()["stdlib"].rpartition("/")[2]  # such as python3.11; the job's Python may be another
 _COLLECTIVES = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/")
 
 
 @dataclass(frozen=True)
 class Frame:
+    """One frame of a Python stack."""
+
     function: str
     file: str
     line: int
@@ -36,29 +38,30 @@ class Stack:
 
     @property
     def at(self) -> Frame | None:
-        """The innermost frame that is not of Python's own library."""
-        own = [one for one in self.frames if not _is_stdlib(one.file)]
+        """The innermost frame outside Python's standard library; the innermost of all if there is none."""
+        own = [frame for frame in self.frames if not _is_stdlib(frame.file)]
         return own[0] if own else (self.frames[0] if self.frames else None)
 
     @property
     def user(self) -> Frame | None:
-        """The innermost frame of code that is neither Python's nor an installed package's."""
-        own = [one for one in self.frames if not _is_stdlib(one.file) and "site-packages" not in one.file]
+        """The innermost frame outside the standard library and installed packages; None if there is none."""
+        own = [frame for frame in self.frames if not _is_stdlib(frame.file) and "site-packages" not in frame.file]
         return own[0] if own else None
 
     @property
     def place(self) -> str:
+        """The frame that says most to the user, in words."""
         return str(self.user or self.at or "no Python code")
 
     @property
     def waits_for_others(self) -> bool:
-        """It is in torch's code for collectives, or in a backward, whose hooks call them."""
+        """Whether the rank is in torch's code for collectives, or in a backward, whose hooks call collectives."""
         return self.at is not None and any(part in self.at.file for part in _COLLECTIVES)
 
     @property
     def kind(self) -> tuple[tuple[str, str], ...]:
-        """What stacks are compared by: the functions, and not the lines."""
-        return tuple((one.function, one.file) for one in self.frames)
+        """The functions without line numbers, by which stacks are compared."""
+        return tuple((frame.function, frame.file) for frame in self.frames)
 
 
 def find_py_spy() -> str | None:
@@ -67,8 +70,8 @@ def find_py_spy() -> str | None:
 
 
 def sample(pids: Sequence[int], py_spy: str) -> dict[int, Stack]:
-    """The stacks of these processes; those that can't be read are left out. None is stopped for it: a stack may be a
-    few microseconds out of step with itself."""
+    """The stacks of these processes, by pid; those that can't be read are left out. The processes are not paused, so a
+    stack may mix two moments that are microseconds apart."""
     running = {
         pid: subprocess.Popen(
             [py_spy, "dump", "--nonblocking", "--json", "--pid", str(pid)],
@@ -91,27 +94,30 @@ def sample(pids: Sequence[int], py_spy: str) -> dict[int, Stack]:
 
 
 def parse(pid: int, text: bytes | str) -> Stack | None:
-    """Of py-spy's JSON, the thread that started first: the main thread."""
+    """The stack of the main thread in py-spy's JSON; None if it can't be read."""
     try:
         threads = json.loads(text)
-        main = next((one for one in threads if one.get("thread_name") == "MainThread"), threads[0] if threads else None)
+        main = next(
+            (thread for thread in threads if thread.get("thread_name") == "MainThread"), threads[0] if threads else None
+        )
         if main is None:
             return None
-        frames = [Frame(str(one["name"]), str(one["filename"]), int(one["line"])) for one in main["frames"]]
+        frames = [Frame(str(thread["name"]), str(thread["filename"]), int(thread["line"])) for thread in main["frames"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return Stack(pid, tuple(frames))
 
 
 def outliers(stacks: Mapping[int, Stack], groups: Iterable[Sequence[int]] = ()) -> dict[int, str]:
-    """By rank: those that are not where the others are, and a sentence for each. Where some wait in collectives, those
-    that don't are the ones that they wait for; else (ranks wait for a GPU wherever they happen to be) the few that are
-    elsewhere than most. Where there is no such majority, as in a pipeline, each of the process groups is looked at by
-    itself. None where all do the same."""
+    """The ranks that do something else than the others, with a sentence each.
+
+    If some ranks wait in collectives, these are the ranks that do not. Otherwise, since a rank may wait for its GPU
+    anywhere, these are the few ranks with another stack than most. If no stack has a majority, as in a pipeline, each
+    process group of `groups` is examined alone, and the first result is returned."""
     waiting = [rank for rank, stack in stacks.items() if stack.waits_for_others]
     if waiting:
-        apart = [rank for rank in stacks if rank not in waiting]
-        return {rank: f"it is at {stacks[rank].place}, while the others wait in collectives" for rank in apart}
+        elsewhere = [rank for rank in stacks if rank not in waiting]
+        return {rank: f"it is at {stacks[rank].place}, while the others wait in collectives" for rank in elsewhere}
     found = _few(stacks)
     for group in groups if found is None else ():
         members = {rank: stacks[rank] for rank in group if rank in stacks}
@@ -121,14 +127,14 @@ def outliers(stacks: Mapping[int, Stack], groups: Iterable[Sequence[int]] = ()) 
 
 
 def _few(stacks: Mapping[int, Stack]) -> dict[int, str] | None:
-    """Those that are elsewhere than most; None where there is no majority."""
+    """The ranks with another stack than most, with a sentence each; None if no stack has a majority."""
     kinds = Counter(stack.kind for stack in stacks.values())
     (usual, many), *_ = kinds.most_common() or [((), 0)]
     if 2 * many <= len(stacks):
         return None
     most = next(stack.place for stack in stacks.values() if stack.kind == usual)
-    apart = [rank for rank, stack in stacks.items() if stack.kind != usual]
-    return {rank: f"it is at {stacks[rank].place}, while most are at {most}" for rank in apart}
+    elsewhere = [rank for rank, stack in stacks.items() if stack.kind != usual]
+    return {rank: f"it is at {stacks[rank].place}, while most are at {most}" for rank in elsewhere}
 
 
 def _is_stdlib(file: str) -> bool:

@@ -1,4 +1,4 @@
-"""The agent's stamps in the shape that blame works on."""
+"""Converts the agent's stamps of collectives into the form that the diagnosis reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torchaos.harness.watching.diagnosis.calls import Call, Calls, RankCalls
 
 
 def read_stamps(folder: Path, now_s: float | None = None) -> Calls:
-    """Of each rank its latest process. `now_s`: CLOCK_MONOTONIC; None: when it was recorded is not known."""
+    """The stamps in a folder, for each rank those of its latest process. `now_s`: CLOCK_MONOTONIC; None: the time of
+    the recording is not known."""
     newest: dict[int, list[Stamp]] = {}
     for stamps in read_folder(folder):
         if stamps and _when(stamps) > _when(newest.get(stamps[0].rank, [])):
@@ -19,24 +20,22 @@ def read_stamps(folder: Path, now_s: float | None = None) -> Calls:
 
 
 def of_stamps(by_rank: Iterable[list[Stamp]], now_s: float | None = None) -> Calls:
-    """Sends and recvs are left out: a stamp does not say with whom."""
+    """Converts lists of stamps, a list for each rank. Sends and recvs are left out: a stamp does not name the other
+    rank."""
     ranks, world = {}, set()
     for stamps in by_rank:
         rank = stamps[0].rank
-        calls = [
-            Call(
-                one.number, one.group, one.op, one.seq, None, not one.open, False, one.start_mono_s, about=_about(one)
-            )
-            for one in stamps if one.op not in ("send", "recv")
-        ]  # fmt: skip
-        groups = {one.group: one.ranks for one in stamps if one.ranks}
+        calls = [_call(stamp) for stamp in stamps if stamp.op not in ("send", "recv")]
+        groups = {stamp.group: stamp.ranks for stamp in stamps if stamp.ranks}
         ranks[rank] = RankCalls(rank, calls, groups, {}, {}, now_s, stamps[0].number > 1)
         world |= {rank, *(member for members in groups.values() for member in members)}
     return Calls(ranks, (), tuple(sorted(world)))
 
 
-def _about(one: Stamp) -> str:
-    return f"group {one.group}" if one.ranks is None else f"group {one.group} of {len(one.ranks)}"
+def _call(stamp: Stamp) -> Call:
+    about = f"group {stamp.group}" if stamp.ranks is None else f"group {stamp.group} of {len(stamp.ranks)}"
+    done = not stamp.open
+    return Call(stamp.number, stamp.group, stamp.op, stamp.seq, None, done, False, stamp.start_mono_s, about=about)
 
 
 def _when(stamps: list[Stamp]) -> float:

@@ -1,4 +1,4 @@
-"""What a diagnosis says, in one shape for every source of evidence."""
+"""The result of a diagnosis, in one form for every source of evidence."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ HIGH, MEDIUM, LOW, NONE = "high", "medium", "low", "none"
 
 @dataclass
 class Diagnosis:
-    """`culprits`: who held the others up, as far as that is sure. `suspects`: the smallest set that surely holds the
-    culprits, where there is a hang at all. `confidence` is in the culprits; "none" where nothing hangs."""
+    """The ranks that caused a hang.
+
+    `culprits`: the ranks that certainly held up the others. `suspects`: the smallest set that certainly contains all
+    culprits, if there is a hang. `confidence`: in the culprits; "none" if nothing hangs."""
 
     culprits: set[int] = field(default_factory=set)
     suspects: set[int] = field(default_factory=set)
     confidence: str = NONE
     evidence: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
-    problems: list[str] = field(default_factory=list)  # what could not be read or told
+    problems: list[str] = field(default_factory=list)  # what could not be read or decided
     summary: str = ""
 
     def blame(self, ranks: Iterable[int], confidence: str, *sentences: str) -> None:
-        """The least confidence that anything was said with is that of the whole."""
+        """Adds culprits, with sentences of evidence. The lowest confidence of all calls is that of the diagnosis."""
         order = (NONE, HIGH, MEDIUM, LOW)
         self.confidence = max(self.confidence, confidence, key=order.index)
         for rank in ranks:
@@ -51,10 +53,10 @@ class Diagnosis:
     def lines(self) -> Sequence[str]:
         found = [self.summary or self._in_short()]
         for rank in sorted(self.culprits):
-            found += [f"  rank {rank}", *(f"    {one}" for one in self.evidence.get(rank, []))]
+            found += [f"  rank {rank}", *(f"    {text}" for text in self.evidence.get(rank, []))]
         for rank in sorted(self.suspects - self.culprits):
-            found += [f"  rank {rank}, a suspect", *(f"    {one}" for one in self.evidence.get(rank, []))]
-        return [*found, *(f"note: {one}" for one in self.problems)]
+            found += [f"  rank {rank}, a suspect", *(f"    {text}" for text in self.evidence.get(rank, []))]
+        return [*found, *(f"note: {text}" for text in self.problems)]
 
     def _in_short(self) -> str:
         if self.culprits:

@@ -1,8 +1,9 @@
-"""Who waits for whom, across all process groups. Pure.
+"""The graph of who waits for whom, across all process groups.
 
-An *op* is one collective, or one send with its recv. It waits for each rank that has not entered it, and, at each rank
-that has, for the op under way there that was called before: a device does them in order. A rank that has not entered an
-op may be held up by what is under way there itself. Where the chains of waiting end is what holds everybody up.
+An *op* is one collective, or one send with its recv. An op waits for each rank that has not entered it. At each rank
+that has entered it, the op waits for the op called before that is still under way there, because a device executes ops
+in order. A rank waits for the last op that is under way there. The nodes at the ends of these chains hold up all
+others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Node = Hashable  # an int: a rank; else the key of an op
 
 @dataclass
 class Op:
-    """One that somebody is in. Every member is in exactly one of pending, done, missing and unknown."""
+    """An op that at least one rank is in. Each member is in exactly one of pending, done, missing and unknown."""
 
     key: tuple[object, ...]
     name: str  # in words
@@ -30,7 +31,7 @@ class Op:
     pending: dict[int, Call] = field(default_factory=dict)
     done: dict[int, Call | None] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
-    unknown: set[int] = field(default_factory=set)  # no record of them
+    unknown: set[int] = field(default_factory=set)  # ranks without a record
 
     @property
     def members(self) -> set[int]:
@@ -39,34 +40,36 @@ class Op:
 
 @dataclass
 class Group:
-    """One process group as its members see it."""
+    """One process group, from the records of its members."""
 
     name: str
     members: tuple[int, ...]
-    sure: bool  # the members are known, not only inferred from who has called anything in it
-    calls: dict[int, dict[int, Call]]  # by rank, by number: of several parts the last
-    last: dict[int, int]  # the highest number that a rank has entered, of those with a record
+    sure: bool  # the members are recorded, not only inferred from the calls
+    calls: dict[int, dict[int, Call]]  # by rank and number; of several parts the last
+    last: dict[int, int]  # the highest number that each rank with a record has entered
 
     @property
     def description(self) -> str:
-        """In the words of whoever made it, which groups of one kind share; empty where there are none."""
-        call = next((one for calls in self.calls.values() for one in calls.values()), None)
+        """The description that the job gave to the group, which groups of a kind share; empty if there is none."""
+        call = next((call for calls in self.calls.values() for call in calls.values()), None)
         return call.about.removesuffix(f" ({self.name})") if call and call.about.endswith(")") else ""
 
     def most_done(self) -> dict[int, int]:
+        """The highest number that each rank has completed; -1: none."""
         return {
             rank: max((n for n, call in calls.items() if call.done), default=-1) for rank, calls in self.calls.items()
         }
 
 
 def groups_of(calls: Calls) -> dict[str, Group]:
+    """All process groups in which a collective was recorded, by name."""
     members: dict[str, set[int]] = defaultdict(set)
     known: dict[str, set[int]] = defaultdict(set)
     numbers: dict[str, dict[int, dict[int, Call]]] = defaultdict(lambda: defaultdict(dict))
-    for rank, one in calls.ranks.items():
-        for name, ranks in one.groups.items():
+    for rank, record in calls.ranks.items():
+        for name, ranks in record.groups.items():
             known[name].update(ranks)
-        for call in one.calls:
+        for call in record.calls:
             if call.op not in ("send", "recv"):
                 numbers[call.group][rank][call.seq] = call
                 members[call.group].add(rank)
@@ -77,10 +80,10 @@ def groups_of(calls: Calls) -> dict[str, Group]:
         everybody = tuple(sorted(known[name] | members[name] if known[name] else members[name]))
         last = {}
         for rank in everybody:
-            if record := calls.ranks.get(rank):
-                status = record.entered.get(name)
-                if status is None and record.torn:
-                    continue  # what it entered last is not known
+            if own := calls.ranks.get(rank):
+                status = own.entered.get(name)
+                if status is None and own.torn:
+                    continue  # the last call of the rank is not known
                 last[rank] = max(max(by_rank.get(rank, {}), default=-1), -1 if status is None else status)
         _fill(calls, name, by_rank, last)
         found[name] = Group(name, everybody, bool(known[name]), dict(by_rank), last)
@@ -88,10 +91,10 @@ def groups_of(calls: Calls) -> dict[str, Group]:
 
 
 def _fill(calls: Calls, name: str, by_rank: dict[int, dict[int, Call]], last: Mapping[int, int]) -> None:
-    """Of a torn record: what its status says is under way."""
+    """Adds to torn records the calls that are under way according to their status."""
     for rank, top in last.items():
-        one = calls.ranks[rank]
-        if one.torn and (done := one.completed.get(name)) is not None:
+        record = calls.ranks[rank]
+        if record.torn and (done := record.completed.get(name)) is not None:
             sample = next(iter(next(iter(by_rank.values())).values()))
             for number in range(max(done + 1, top - _MOST_UNDER_WAY), top + 1):
                 whole = next((c[number] for c in by_rank.values() if number in c), sample)
@@ -101,7 +104,7 @@ def _fill(calls: Calls, name: str, by_rank: dict[int, dict[int, Call]], last: Ma
 
 
 def collectives(groups: Mapping[str, Group]) -> list[Op]:
-    """Those that somebody is in."""
+    """The collectives that at least one rank is in."""
     found = []
     for group in groups.values():
         open_ = sorted({n for calls in group.calls.values() for n, call in calls.items() if not call.done})
@@ -124,11 +127,11 @@ def collectives(groups: Mapping[str, Group]) -> list[Op]:
 
 
 def messages(calls: Calls) -> list[Op]:
-    """Sends and recvs that somebody is in. Between two ranks of a group they come in order; where older ones are
-    missing, those under way on both sides are the same ones, the oldest first."""
+    """The sends and recvs that at least one rank is in. Between two ranks of a group they are matched in order. If
+    older calls are missing, those under way on both sides are matched, the oldest first."""
     sides: dict[tuple[str, int, int], dict[str, list[Call]]] = defaultdict(lambda: {"send": [], "recv": []})
-    for one in calls.ranks.values():
-        for call in one.calls:
+    for record in calls.ranks.values():
+        for call in record.calls:
             if call.pair and call.op in ("send", "recv"):
                 source, target = call.pair
                 sides[call.group, source, target][call.op].append(call)
@@ -161,26 +164,28 @@ def _message(calls: Calls, key: tuple[str, int, int, int], here: Mapping[int, Ca
 
 @dataclass(frozen=True)
 class Late:
-    """A rank that is in an op which others are done with."""
+    """A node of the graph: a rank that is still in an op which other ranks have completed."""
 
     rank: int
 
 
 @dataclass
 class Waits:
-    """The graph. `ends`: its strongly connected parts from which nothing leads on, those that somebody waits for."""
+    """The graph of waits. An edge leads from a node to each node that it waits for."""
 
     ops: dict[Node, Op]
     edges: dict[Node, set[Node]]
-    stale: set[int]  # their record is older than the others'
-    late: dict[int, Op]  # in an op that others are done with; what these hold up waits for the node Late(rank)
+    stale: set[int]  # ranks whose record is older than the others'
+    late: dict[int, Op]  # ranks in an op that others have completed; nodes that they hold up wait for Late(rank)
     groups: dict[str, Group] = field(default_factory=dict)
 
     def ends(self) -> list[set[Node]]:
+        """The strongly connected parts of the graph that wait for nothing outside themselves."""
         return _ends(self.edges)
 
 
 def waits(calls: Calls) -> Waits:
+    """The graph of waits in these records."""
     groups = groups_of(calls)
     ops: dict[Node, Op] = {op.key: op for op in (*collectives(groups), *messages(calls))}
     late = _late(ops)
@@ -192,7 +197,7 @@ def waits(calls: Calls) -> Waits:
         for rank, call in op.pending.items():
             if call.order >= 0:
                 under_way[rank].append((call.order, key))
-            else:  # from the status of a torn record: what came before what is not known
+            else:  # from the status of a torn record: the order of the calls is not known
                 edges[rank].add(key)
         for rank in (*op.missing, *op.unknown):
             edges.setdefault(rank, set())
@@ -210,7 +215,7 @@ def waits(calls: Calls) -> Waits:
 
 
 def _late(ops: Mapping[Node, Op]) -> dict[int, Op]:
-    """The last op of each rank in which it is alone with a few, while the others are done with it."""
+    """For each rank, the last op that it is still in, alone or with a few, although other ranks have completed it."""
     found: dict[int, Op] = {}
     for op in ops.values():
         if is_mutual(op.kind) and op.done and len(op.pending) <= len(op.done) + len(op.unknown) and not op.missing:
@@ -221,7 +226,8 @@ def _late(ops: Mapping[Node, Op]) -> dict[int, Op]:
 
 
 def _without_what_is_over(ops: dict[Node, Op], late: Mapping[int, Op]) -> dict[Node, Op]:
-    """The device of one that is late must have come as far as that: what it shows until then is over in truth."""
+    """The ops without the calls that must be over. A rank that is late in an op has entered it, and devices execute ops
+    in order, so its calls up to that op are over, although the record shows them as under way."""
     kept: dict[Node, Op] = {}
     for key, op in ops.items():
         over = {
@@ -235,7 +241,8 @@ def _without_what_is_over(ops: dict[Node, Op], late: Mapping[int, Op]) -> dict[N
 
 
 def _stale(groups: Mapping[str, Group], ops: Mapping[Node, Op]) -> set[int]:
-    """Others are done with what these have not entered, and have gone on: can't be, unless the record is older."""
+    """The ranks whose record is older than the others': other ranks have completed a collective that these have not
+    entered, which is impossible otherwise."""
     found = set()
     for group in groups.values():
         done = group.most_done()
@@ -250,7 +257,7 @@ def _stale(groups: Mapping[str, Group], ops: Mapping[Node, Op]) -> set[int]:
 
 
 def _ends(edges: Mapping[Node, set[Node]]) -> list[set[Node]]:
-    """Tarjan's algorithm, without recursion: the components that nothing leads out of."""
+    """The strongly connected components that no edge leaves: Tarjan's algorithm without recursion."""
     index: dict[Node, int] = {}
     low: dict[Node, int] = {}
     part: dict[Node, int] = {}
@@ -280,7 +287,9 @@ def _ends(edges: Mapping[Node, set[Node]]) -> list[set[Node]]:
                 members: set[Node] = set()
                 while not members or node not in members:
                     members.add(stack.pop())
-                for one in members:
-                    part[one] = len(parts)
+                for member in members:
+                    part[member] = len(parts)
                 parts.append(members)
-    return [one for number, one in enumerate(parts) if all(part[o] == number for n in one for o in edges.get(n, ()))]
+    return [
+        nodes for number, nodes in enumerate(parts) if all(part[o] == number for n in nodes for o in edges.get(n, ()))
+    ]

@@ -1,4 +1,4 @@
-"""Observer (d): the agent's stamps. One collective outlives its bound, or nobody begins or ends any."""
+"""Observer (d): the agent's stamps. A collective takes longer than its bound, or no rank begins or ends any."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ _NUMBER, _BEGUN, _ENDED, _STEP = 0, 4, 6, 7  # words of an entry
 
 
 class Overdue:
-    """What the first steps take teaches nothing. A collective that is over counts with how long it took."""
+    """Learns how long collectives take, and how long the job is without any; the first steps do not count."""
 
     name = "collectives"
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._seen: dict[Path, int] = {}  # the newest moment of each file, nanoseconds
+        self._seen: dict[Path, int] = {}  # the newest time in each file, nanoseconds
         self._longest_s = 0.0
         self._quiet = Learned(needed=10)
-        self.training = False  # a step has been over
+        self.training = False  # a step was completed
 
     def look(self, now_s: float, training: bool) -> Opinion:
+        """The more worrying of two opinions: about the oldest open collective, and about the time without any. `now_s`:
+        CLOCK_MONOTONIC."""
         oldest_s, newest, active = now_s, 0, False
         files = {path: words for path in self._files() if (words := _read(path))}
         for path, words in files.items():
@@ -48,14 +50,14 @@ class Overdue:
             self._quiet.happened(now_s, self.training)
         age = Opinion(self.name, now_s - oldest_s, self._longest_s, self._quiet.events >= self._quiet.needed)
         quiet = self._quiet.opinion(self.name, now_s)
-        return max(age, quiet, key=lambda one: one.quiet_s / max(1.0, one.usual_s))
+        return max(age, quiet, key=lambda opinion: opinion.quiet_s / max(1.0, opinion.usual_s))
 
     def _learn(self, begun: tuple[int, ...], ended: tuple[int, ...], steps: tuple[int, ...], since: int) -> None:
         took = [end - start for start, end, step in zip(begun, ended, steps, strict=True) if end > since and step >= 2]
-        self._longest_s = max([self._longest_s, *(one / 1e9 for one in took)])
+        self._longest_s = max([self._longest_s, *(nanoseconds / 1e9 for nanoseconds in took)])
 
     def _files(self) -> list[Path]:
-        """Of the latest attempt."""
+        """The stamps of the latest attempt."""
         found = sorted(self._folder.glob("*.stamps"))
         attempts = {path: path.name.split("-")[1] for path in found if path.name.count("-") == 2}
         last = max(attempts.values(), key=lambda text: int(text[1:]) if text[1:].isdigit() else 0, default="")

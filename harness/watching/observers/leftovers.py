@@ -1,8 +1,9 @@
-"""What a job leaves behind when its command has ended: processes, the ports they listen on, shared memory, GPU memory.
+"""Records what a job leaves behind when its command has ended: processes, their listening ports, shared memory, GPU
+memory.
 
-It is looked at before anything is cleaned up. What is still on its way out gets GRACE_S seconds. Nothing that another
-job made at the same time is blamed on this one: an entry in /dev/shm is the job's when a process of it was seen to map
-or open it, or when its name holds the pid of one.
+This happens before any clean-up. Processes that are still ending get GRACE_S seconds. Nothing that another job made at
+the same time is attributed to this job: an entry in /dev/shm is the job's if a process of the job was seen to map or
+open it, or if its name contains the pid of such a process.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from torchaos.harness.watching.probes.sampling import Sampling
 GRACE_S = 3.0
 SHARED = Path("/dev/shm")
 _LOOK_S = 0.1
-_PERIOD_S = 0.5  # how often it is looked which entries of SHARED the job's processes use
+_PERIOD_S = 0.5  # seconds between looks at the entries of SHARED that the job's processes use
 
 Members = Callable[[], Mapping[int, int]]
 
 
 class Leftovers:
-    """`members` gives the job's living processes. Does nothing where no assertion wants it."""
+    """Records the leftovers of one run, if an assertion needs them. `members`: returns the job's live processes, start
+    time by pid."""
 
     def __init__(self, plan: Plan, members: Members) -> None:
         self._wanted = Need.LEFTOVERS in plan.collect and plan.job.attach_pid is None
@@ -44,7 +46,8 @@ class Leftovers:
         self._sampling.start()
 
     def take(self, ended: bool, given_up: Callable[[], bool]) -> dict[str, Any] | None:
-        """None where it isn't wanted, or the job has not `ended` by itself: all that it has is still its own then."""
+        """The leftovers, ready for JSON. None if no assertion needs them, or the job has not `ended` by itself: then it
+        may still use everything. `given_up`: whether to stop waiting for processes that are ending."""
         self._sampling.stop()
         if not (self._wanted and ended):
             return None
@@ -70,7 +73,7 @@ class Leftovers:
 
 
 class _Users:
-    """A probe: which entries the job's processes use, and who they were."""
+    """A probe that collects the pids of the job's processes, and the entries of SHARED that they use."""
 
     period_s = _PERIOD_S
 
@@ -101,7 +104,8 @@ def _in_use(pid: int) -> Iterator[str]:
 
 
 def _entries() -> Iterator[tuple[str, tuple[int, int]]]:
-    """Names of this user's files, with what tells one from another of the same name. Folders are no shared memory."""
+    """Yields the name of each file of this user in SHARED, with inode and change time, which distinguish it from a
+    later file of the same name. Folders are no shared memory."""
     with suppress(OSError):
         for entry in os.scandir(SHARED):
             with suppress(OSError):
@@ -111,12 +115,13 @@ def _entries() -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def _process(pid: int) -> dict[str, Any] | None:
-    """None where it has gone meanwhile."""
+    """A process with its command, listening ports and rank; None if it has ended meanwhile."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
             command = " ".join(process.cmdline())[:200]
-            ports = sorted({one.laddr.port for one in process.net_connections("inet") if one.status == "LISTEN"})
+            sockets = process.net_connections("inet")
+            ports = sorted({socket.laddr.port for socket in sockets if socket.status == "LISTEN"})
             rank = process.environ().get("RANK")
         return {"pid": pid, "command": command, "ports": ports, "rank": rank}
     except (psutil.Error, OSError):
@@ -124,7 +129,7 @@ def _process(pid: int) -> dict[str, Any] | None:
 
 
 def _gpu_memory(pids: set[int]) -> list[dict[str, int]] | None:
-    """Bytes of GPU memory by leftover process; None where no GPU could be looked at."""
+    """The GPU memory in bytes that these processes hold, by GPU; None if no GPU could be examined."""
     try:
         import pynvml
 
@@ -134,9 +139,9 @@ def _gpu_memory(pids: set[int]) -> list[dict[str, int]] | None:
     found = []
     try:
         for gpu in range(pynvml.nvmlDeviceGetCount()):
-            for one in pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(gpu)):
-                if one.pid in pids:
-                    found.append({"gpu": gpu, "pid": int(one.pid), "bytes": int(one.usedGpuMemory or 0)})
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(gpu)):
+                if process.pid in pids:
+                    found.append({"gpu": gpu, "pid": int(process.pid), "bytes": int(process.usedGpuMemory or 0)})
     except Exception:
         return None
     finally:
@@ -146,4 +151,4 @@ def _gpu_memory(pids: set[int]) -> list[dict[str, int]] | None:
 
 
 def _nothing(*_args: Any) -> Any:
-    """The probe's findings go into an artifact; it emits no event."""
+    """Stands for `emit`: this probe emits no events, its findings go into an artifact."""

@@ -1,4 +1,4 @@
-"""Observer (a): the job's log does not grow, measured by how it grew until now."""
+"""Observer (a): the job's log has not grown for longer than usual."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchaos.harness.watching.observers.opinion import Learned, Opinion
 
 
 class LogSilence:
-    """`paths`: the log files, as they are now. Their first lines, before training, teach nothing."""
+    """Learns how often the log grows. `paths`: returns the current log files. Lines before training do not count."""
 
     name = "log"
 
@@ -26,5 +26,5 @@ class LogSilence:
 
     @property
     def grown(self) -> int:
-        """How often it was seen to grow while the job trained."""
+        """How often the log was seen to grow while the job trained."""
         return self._learned.events

@@ -1,8 +1,9 @@
-"""Observer (c): what the ranks' processes use. All of them idle, with nothing that goes over the job's sockets; or a
-few idle or stopped while the others spin, as they do when they wait for a GPU; or, whatever they do, nothing goes over
-and what was sent is sent again and again.
+"""Observer (c): the CPU, disk and network use of the ranks. The job is quiet if
+- all ranks are idle and nothing arrives on the job's sockets; or
+- a few ranks are idle or stopped while the others spin, as ranks do that wait for a GPU; or
+- whatever the ranks do, nothing arrives, and the kernel sends the same data again and again.
 
-A rank that compiles, evaluates or writes a checkpoint uses the CPU or the disk, and so the job is not quiet.
+A rank that compiles, evaluates or writes a checkpoint uses the CPU or the disk, so the job is not quiet.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from torchaos.harness.machine import proc
 from torchaos.harness.watching.observers.opinion import Learned, Opinion
 from torchaos.harness.watching.observers.sockets import Sockets
 
-_WINDOW_S = 0.4  # CPU time is counted in 10 ms: over less than this it says nothing
-_IDLE, _SPINS = 0.15, 0.7  # of one core
-_IO_BYTES = 32 << 10  # a rank that moves more than this in the window is at work
+_WINDOW_S = 0.4  # CPU time is counted in units of 10 ms, so a shorter window says nothing
+_IDLE, _SPINS = 0.15, 0.7  # parts of a core: at most and at least
+_IO_BYTES = 32 << 10  # a rank that reads and writes more in the window is at work
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
 class _Use:
-    """What one process had used, at moments of the last half second: (moment, CPU seconds, bytes)."""
+    """The use of one process during the last window: (time, CPU seconds, bytes read and written), each since its
+    start."""
 
     past: deque[tuple[float, float, int]] = field(default_factory=deque)
 
@@ -50,6 +52,8 @@ class _Use:
 
 
 class Idle:
+    """Observes whether the ranks are idle, stuck or stopped."""
+
     name = "metrics"
 
     def __init__(self) -> None:
@@ -61,7 +65,8 @@ class Idle:
         self.idle: list[int] = []
 
     def look(self, now_s: float, training: bool, ranks: Sequence[RankProcess], late: bool = False) -> Opinion:
-        """`late`: the job does not get on as usual. What happens meanwhile ends no pause that it makes by itself."""
+        """How long the job has been quiet. `late`: another observer sees no progress; then activity is not learned as
+        the end of a usual pause."""
         quiet = self._is_quiet(now_s, ranks)
         stuck = False
         if late or (quiet and now_s - (self._learned.since_s or now_s) > _WINDOW_S):
@@ -79,17 +84,17 @@ class Idle:
     def _is_quiet(self, now_s: float, ranks: Sequence[RankProcess]) -> bool:
         busy, spinning = [], []
         self.stopped, self.idle = [], []
-        self._uses = {one.pid: self._uses.get(one.pid, _Use()) for one in ranks}
-        for one in ranks:
-            use, state = self._uses[one.pid], _add(self._uses[one.pid], now_s, one.pid)
+        self._uses = {rank.pid: self._uses.get(rank.pid, _Use()) for rank in ranks}
+        for rank in ranks:
+            use, state = self._uses[rank.pid], _add(self._uses[rank.pid], now_s, rank.pid)
             if state in ("T", "t"):
-                self.stopped.append(one.rank)
+                self.stopped.append(rank.rank)
             elif state == "D" or not use.whole or use.moved > _IO_BYTES or _IDLE < use.cores < _SPINS:
-                busy.append(one.rank)
+                busy.append(rank.rank)
             elif use.cores <= _IDLE:
-                self.idle.append(one.rank)
+                self.idle.append(rank.rank)
             else:
-                spinning.append(one.rank)
+                spinning.append(rank.rank)
         if busy or not ranks:
             return False
         away = len(self.idle) + len(self.stopped)
@@ -98,8 +103,9 @@ class Idle:
         return bool(away) and (2 * away < len(ranks) or bool(self.stopped and not self.idle))
 
     def _children_work(self, now_s: float, ranks: Sequence[RankProcess]) -> bool:
-        """Compilers, data loaders. Looked at only while the ranks themselves are idle."""
-        parents = {one.pid for one in ranks}
+        """Whether child processes, such as compilers or data loaders, use the CPU. Asked only while all ranks are
+        idle."""
+        parents = {rank.pid for rank in ranks}
         cpu_s, added = 0.0, True
         everybody = {
             int(name): found for name in os.listdir("/proc") if name.isdigit() and (found := proc.stat(int(name)))
@@ -118,7 +124,7 @@ class Idle:
 
 
 def _add(use: _Use, now_s: float, pid: int) -> str:
-    """Its state; takes down what it has used."""
+    """The state letter of a process; adds its current use to `use`. "X": it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -132,7 +138,8 @@ def _add(use: _Use, now_s: float, pid: int) -> str:
 
 
 def _queued_s(pid: int) -> float:
-    """How long its main thread has waited for a CPU: on a crowded machine a rank at work looks idle without this."""
+    """The seconds that the main thread has waited for a CPU. Without them, a working rank looks idle on a busy
+    machine."""
     with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/schedstat", "rb") as file:
         return int(file.read().split()[1]) / 1e9
     return 0.0

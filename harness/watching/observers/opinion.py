@@ -1,19 +1,19 @@
-"""What an observer says, and the rule by which what four of them say makes a suspicion, or a hang. Pure."""
+"""The opinion of an observer, and the rule that makes a suspicion or a hang out of the opinions of four observers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-# What each looks at: whether the job gets on, or what its processes do. The first two say the same in two ways: a rank
-# that writes the first checkpoint of a run is silent and late too. So one of the others has to bear them out.
+# Two observers look at the progress of the job, the others at its processes. The two often err together: a rank that
+# writes the first checkpoint of a run neither logs nor calls collectives. So another observer has to confirm a hang.
 PROGRESS = frozenset({"log", "collectives"})
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """Since `quiet_s` seconds nothing has happened that this observer looks for; the longest such time that came to
-    an end by itself was `usual_s`. `armed`: it has seen enough of the job to say anything."""
+    """For `quiet_s` seconds nothing has happened that the observer looks for. `usual_s`: the longest such time so far
+    that ended by itself. `armed`: the observer has seen enough of the job to have an opinion."""
 
     observer: str  # log, stacks, metrics, collectives
     quiet_s: float
@@ -24,8 +24,8 @@ class Opinion:
 
 @dataclass(frozen=True)
 class Rule:
-    """`k` and the floors (seconds) make an observer's bound of what is usual. A hang: two of the four agree, one of
-    them about the processes themselves."""
+    """When observers suspect and declare a hang. Two of the four must agree, and at least one of them must look at the
+    processes. Bounds are k times the usual quiet time, but at least the floor, in seconds."""
 
     k: float = 3.0
     floor_s: float = 0.8
@@ -33,34 +33,36 @@ class Rule:
     suspect_floor_s: float = 0.5
 
     def bound_s(self, opinion: Opinion, opinions: Iterable[Opinion]) -> float:
-        """In pauses that the job is known to make its processes may rest as long."""
+        """The quiet time in seconds beyond which this observer says that the job hangs. For observers of processes,
+        the usual quiet time is at least the usual pause in the job's progress: processes may rest during a pause."""
         usual = opinion.usual_s
         if opinion.observer not in PROGRESS:
-            pauses = [one.usual_s for one in opinions if one.armed and one.observer in PROGRESS]
+            pauses = [other.usual_s for other in opinions if other.armed and other.observer in PROGRESS]
             usual = max(usual, min(pauses, default=0.0))
         return max(self.floor_s, self.k * usual)
 
     def suspects(self, opinions: Iterable[Opinion]) -> list[Opinion]:
+        """The opinions that make a suspicion."""
         return [
-            one for one in opinions
-            if one.armed and one.quiet_s >= max(self.suspect_floor_s, self.suspect_k * one.usual_s)
+            opinion for opinion in opinions
+            if opinion.armed and opinion.quiet_s >= max(self.suspect_floor_s, self.suspect_k * opinion.usual_s)
         ]  # fmt: skip
 
     def agree(self, opinions: Sequence[Opinion]) -> list[Opinion]:
-        """Those that say it hangs, where they are enough; else none."""
-        sure = [one for one in opinions if one.armed and one.quiet_s >= self.bound_s(one, opinions)]
-        enough = len(sure) >= 2 and any(one.observer not in PROGRESS for one in sure)
+        """The opinions that say that the job hangs, if they are enough to declare a hang; else none."""
+        sure = [opinion for opinion in opinions if opinion.armed and opinion.quiet_s >= self.bound_s(opinion, opinions)]
+        enough = len(sure) >= 2 and any(opinion.observer not in PROGRESS for opinion in sure)
         return sure if enough else []
 
 
 @dataclass
 class Learned:
-    """The longest quiet time that came to an end by itself."""
+    """Learns the longest quiet time that ended by itself."""
 
     longest_s: float = 0.0
-    since_s: float | None = None  # when something happened last
+    since_s: float | None = None  # when something last happened, CLOCK_MONOTONIC
     events: int = 0
-    needed: int = 3  # so many must have been seen before it is armed
+    needed: int = 3  # events that must be seen before the observer is armed
 
     def happened(self, now_s: float, counts: bool = True) -> None:
         if self.since_s is not None and counts:
@@ -75,7 +77,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Tick:
-    """All opinions at one moment; a recorded run of these can be judged again with another rule."""
+    """All opinions at one time. A recorded sequence can be judged again with another rule."""
 
     at_s: float
     opinions: tuple[Opinion, ...]

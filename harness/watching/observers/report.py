@@ -1,4 +1,4 @@
-"""Takes another tool's diagnosis into a run's artifacts, so that judging opens no file of the job's."""
+"""Copies another tool's diagnosis into the run's artifacts, so that judging opens no file of the job."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _MOST_BYTES = 1 << 20
 
 
 def of_run(plan: Plan, folder: RunDir) -> dict[str, Any] | None:
-    """None where no assertion names a report."""
-    paths = [str(one.params["report"]) for one in plan.asserts if one.params.get("report")]
+    """The report of a run, as `read` returns it; None if no assertion names a report."""
+    paths = [str(assertion.params["report"]) for assertion in plan.asserts if assertion.params.get("report")]
     return read(Path(paths[0].replace("{run}", str(folder.job)))) if paths else None
 
 
 def read(path: Path) -> dict[str, Any]:
-    """`culprits`, or an `error`."""
+    """{"culprits": list of ranks}, or {"error": why the report can't be used}."""
     try:
         with open(path, "rb") as file:
             raw = json.loads(file.read(_MOST_BYTES))
@@ -28,6 +28,6 @@ def read(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {"error": "it is not JSON (or longer than 1 MiB)"}
     named = raw.get("culprits") if isinstance(raw, dict) else None
-    if not isinstance(named, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in named):
+    if not isinstance(named, list) or not all(isinstance(rank, int) and not isinstance(rank, bool) for rank in named):
         return {"error": "it has no `culprits`, a list of ranks"}
     return {"culprits": named}

@@ -1,4 +1,4 @@
-"""What the ranks' TCP sockets say, in every network namespace that the ranks live in: by ss, which asks the kernel."""
+"""Examines the ranks' TCP sockets with ss, in each network namespace of the ranks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from itertools import pairwise
 from torchaos.harness.contracts import RankProcess
 
 _SS_S = 2.0
-# What came over and what the peers have confirmed. `bytes_sent` counts every retransmission again: it grows where
-# nobody is there to receive.
+# Bytes that were received, and bytes that a peer has confirmed. `bytes_sent` is no sign of transport: it counts each
+# retransmission, so it also grows without a receiver.
 _GONE_OVER = re.compile(r"\bbytes_(?:acked|received):(\d+)")
 _BACKOFF, _UNACKED = re.compile(r"\bbackoff:(\d+)"), re.compile(r"\bunacked:\d+")
-_LOST_TWICE = 2  # times that one segment was sent again: a healthy network loses one now and then
+_LOST_TWICE = 2  # retransmissions of a segment; a healthy network loses a segment now and then
 
 
 class Sockets:
-    """`moved`: something went over since the look before. `stuck`: what a rank has sent is sent again and again."""
+    """`moved`: bytes were transported since the previous look. `stuck`: data of a rank is sent again and again."""
 
     def __init__(self) -> None:
         self.moved = self.stuck = False
@@ -34,19 +34,20 @@ class Sockets:
         self.stuck = any(_is_stuck(info) for info in infos)
 
     def forget(self) -> None:
-        """What went over before the next look is old news."""
+        """Forgets the counters, so that bytes before the next look do not count as moved."""
         self._bytes = None
 
 
 def _is_stuck(info: str) -> bool:
-    """A peer that reads slowly is none: then nothing is under way, and the kernel only asks for room."""
+    """Whether unconfirmed data is sent again and again. A peer that reads slowly is another case: then no data is on
+    the way, and the kernel only probes the peer's window."""
     backoff = _BACKOFF.search(info)
     return backoff is not None and int(backoff[1]) >= _LOST_TWICE and _UNACKED.search(info) is not None
 
 
 def _infos(ranks: Sequence[RankProcess]) -> Iterable[str]:
-    """The kernel's words on each TCP socket of a rank; none where they can't be had."""
-    pids = {f"pid={one.pid}," for one in ranks}
+    """Yields ss's description of each TCP socket of the ranks; nothing if ss fails."""
+    pids = {f"pid={rank.pid}," for rank in ranks}
     for prefix in _namespaces(ranks):
         with suppress(OSError, subprocess.SubprocessError):
             argv = [*prefix, "ss", "-tinpH"]
@@ -57,11 +58,11 @@ def _infos(ranks: Sequence[RankProcess]) -> Iterable[str]:
 
 
 def _namespaces(ranks: Sequence[RankProcess]) -> Iterable[list[str]]:
-    """For each network namespace of a rank, the prefix that looks from there."""
+    """For each network namespace of the ranks, the command prefix that enters it."""
     found: dict[int, list[str]] = {}
     own = os.stat("/proc/self/ns/net").st_ino
-    for one in ranks:
+    for rank in ranks:
         with suppress(OSError):
-            space = os.stat(f"/proc/{one.pid}/ns/net").st_ino
-            found.setdefault(space, [] if space == own else ["nsenter", f"--net=/proc/{one.pid}/ns/net"])
+            space = os.stat(f"/proc/{rank.pid}/ns/net").st_ino
+            found.setdefault(space, [] if space == own else ["nsenter", f"--net=/proc/{rank.pid}/ns/net"])
     return found.values()

@@ -1,7 +1,7 @@
-"""Observer (b): the stacks of all ranks stay as they are. Looked at only while another observer suspects something,
-since every look costs some 20 ms of CPU per rank.
+"""Observer (b): the stacks of all ranks do not change. It looks only while another observer suspects a hang, since each
+look costs about 20 ms of CPU per rank.
 
-A rank may stay long in one call and work: while any of them uses the CPU, it has to stay so ten times as long.
+A rank may work in a single call for a long time, so while any rank uses the CPU, the time counts only a tenth.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ _BUSY = 10.0
 
 
 class Stagnation:
+    """Observes whether the stacks of the ranks change."""
+
     name = "stacks"
 
     def __init__(self) -> None:
@@ -26,18 +28,19 @@ class Stagnation:
         self._looked_s = 0.0
 
     def look(self, now_s: float, wanted: bool, working: bool, ranks: Sequence[RankProcess]) -> Opinion:
-        """`wanted`: somebody suspects. `working`: some rank uses the CPU or the disk."""
+        """How long no stack has changed. `wanted`: another observer suspects a hang. `working`: a rank uses the CPU or
+        the disk."""
         if not wanted or not self._py_spy:
             self._since_s = None
             return Opinion(self.name, 0.0, 0.0, armed=False)
         if now_s - self._looked_s >= _EVERY_S:
             self._looked_s = now_s
-            found = sample([one.pid for one in ranks], self._py_spy)
+            found = sample([rank.pid for rank in ranks], self._py_spy)
             if found != self.stacks or not found:
                 self.stacks, self._since_s = found, now_s
             elif self._since_s is None:
                 self._since_s = now_s
         quiet = 0.0 if self._since_s is None else now_s - self._since_s
-        # It starts late, when the others have seen nothing for half a second already: so long it was quiet, too.
+        # This observer starts late: the job was already quiet for half a second when the others suspected a hang.
         quiet = quiet / _BUSY if working else (quiet + 0.5 if quiet >= 2 * _EVERY_S else 0.0)
         return Opinion(self.name, quiet, 0.0, armed=True)

@@ -1,4 +1,4 @@
-"""Calls the four observers ten times a second, and tells of a suspicion, and of a hang with who is to blame."""
+"""Asks the four observers ten times a second, and emits events of a suspicion, and of a hang with its culprits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from torchaos.harness.watching.observers.metrics import Idle
 from torchaos.harness.watching.observers.opinion import Opinion, Rule, Tick
 from torchaos.harness.watching.observers.stagnation import Stagnation
 
-_SILENT_START_S = 30.0  # a job that shows nothing is taken to train by then
-_LINES = 5  # a log that has grown so often is one of training
+_SILENT_START_S = 30.0  # after this time a job that shows nothing counts as training
+_LINES = 5  # a log that has grown more often counts as the log of training
 
 
 class HangWatch:
-    """A probe. `ranks` are the live ones; `logs` the files that the job's output goes to; `stamps` the agent's folder,
-    None where there is no agent."""
+    """A probe that declares hangs. `ranks`: returns the live ranks; `logs`: returns the files of the job's output;
+    `stamps`: the folder of the agent's stamps, None without an agent; `record`: receives all opinions."""
 
     period_s = 0.1
 
@@ -35,11 +35,11 @@ class HangWatch:
         self._ranks, self._logs, self._stamps, self._record = ranks, logs, stamps, record
         self._rule = rule or Rule()
         self._pids: set[int] = set()
-        self._most = 0  # ranks that were seen at a time: those of other machines never are
+        self._most = 0  # most ranks seen at a time: ranks of other machines are never seen
         self._reset(0.0)
 
     def _reset(self, now_s: float) -> None:
-        """Other processes than before: everything is learned anew."""
+        """Starts to learn again, because the processes changed."""
         self._log, self._idle, self._stacks = LogSilence(self._logs), Idle(), Stagnation()
         self._overdue = Overdue(self._stamps) if self._stamps else None
         self._since_s, self._suspected, self._declared = now_s, False, False
@@ -48,12 +48,12 @@ class HangWatch:
     def sample(self, emit: Emit) -> None:
         ranks = list(self._ranks().values())
         now = time.monotonic()
-        pids = {one.pid for one in ranks}
+        pids = {rank.pid for rank in ranks}
         if pids != self._pids:
             self._pids = pids
             self._reset(now)
-        world, self._most = max((one.world_size for one in ranks), default=0), max(self._most, len(ranks))
-        if not ranks or len(ranks) < min(world, self._most):  # it starts, ends or restarts: that is others' affair
+        world, self._most = max((rank.world_size for rank in ranks), default=0), max(self._most, len(ranks))
+        if not ranks or len(ranks) < min(world, self._most):  # the job starts, ends or restarts
             return
         opinions = self._look(now, ranks)
         if self._record:

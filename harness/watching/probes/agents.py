@@ -1,4 +1,4 @@
-"""Which process is a torchelastic agent: the torchrun that a job is known by."""
+"""Recognizes a torchelastic agent, the process of torchrun."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _AGENTS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "tor
 
 
 def check_agent(pid: int) -> int:
-    """The start time (clock ticks since boot) of the torchelastic agent `pid`. Raises UsageError where it is none
-    of ours."""
+    """The start time, in clock ticks since boot, of the torchelastic agent `pid`. Raises UsageError if `pid` is no
+    torchelastic agent of this user."""
     found = proc.stat(pid)
     if found is None or found.state in "ZX":
         raise UsageError(f"pid {pid}: there is no such process; give the pid of a running torchrun")
@@ -36,7 +36,7 @@ def check_agent(pid: int) -> int:
 
 
 def _is_agent(process: psutil.Process) -> bool:
-    """It has workers now, or is a torchrun between two attempts."""
+    """Whether the process has workers now, or is a torchrun between two attempts."""
     if Identity.of(environ_of(process.pid)):
         return False
     if any(Identity.of(environ_of(child.pid)) for child in process.children()):

@@ -1,7 +1,7 @@
-"""Failures in torch, gloo, NCCL and CUDA that are known: a line of the log, its name, and what to do about it.
+"""Known failures of torch, gloo, NCCL and CUDA: the log line by which each is recognized, its name, and advice.
 
-A cause changes the reason that a verdict gives, never the verdict (judging/verdict/known.py; the one exception is in
-judging/ending/teardown.py). Match text, never line numbers of torch's sources. The table is shown in
+A cause changes the reason that a verdict gives, never the verdict (judging/verdict/known.py; the only exception is in
+judging/ending/teardown.py). Patterns match text, never line numbers of torch's sources. The table is shown in
 docs/known-failures.md."""
 
 from __future__ import annotations
@@ -12,25 +12,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torchaos.harness.agent.wire import Kind
-from torchaos.harness.watching.probes.torchelastic import Said
+from torchaos.harness.watching.probes.torchelastic import LogFact
 
 Whose = Literal["torch", "gloo", "NCCL", "CUDA", "the network", "another rank", "the job"]
 
 
 @dataclass(frozen=True)
 class Cause:
+    """A known failure."""
+
     name: str
-    whose: Whose  # where it lies; "another rank": that something died, no news about why
+    whose: Whose  # what is to blame; "another rank": some rank died, and the line does not say why
     pattern: re.Pattern[str]
     advice: str
     seen: str  # torch versions in whose logs it was seen, by us or in the issues; empty: not known
-    issues: tuple[str, ...] = ()  # public ones, as owner/repository#number
-    after_restart: bool | None = None  # only in an attempt that torchrun restarted (or only in one that it did not)
-    hang: bool = False  # it says that the job noticed a hang
+    issues: tuple[str, ...] = ()  # public issues, as owner/repository#number
+    after_restart: bool | None = None  # True: only in restarted attempts; False: only in others; None: in any
+    hang: bool = False  # the line shows that the job noticed a hang
 
     @property
     def of_the_stack(self) -> bool:
-        """Whether it is a failure of what the job is built on, and not of its network or of a peer."""
+        """Whether torch, gloo or NCCL failed, and not the network, a peer or the job."""
         return self.whose in ("torch", "gloo", "NCCL")
 
 
@@ -41,7 +43,7 @@ def _cause(
     return Cause(name, whose, re.compile(pattern), advice, seen, issues, after_restart, hang)
 
 
-# The first that fits a line names it.
+# The first cause whose pattern matches a line counts.
 CAUSES = (
     _cause(
         "gloo-stale-store", "torch", r"Gloo connectFullMesh failed.*(?:Connection refused|timed out|[Tt]imeout)",
@@ -170,33 +172,36 @@ _LONGEST = 500  # characters of a line that are kept
 
 
 def cause_of(line: str, restarts: int) -> Cause | None:
-    """`restarts`: how often torchrun had restarted the workers when the line came."""
+    """The known failure that a line shows; None if there is none. `restarts`: how often torchrun had restarted the
+    workers before the line."""
     if not _ANY.search(line):
         return None
-    return next((one for one in CAUSES if one.pattern.search(line) and one.after_restart in (None, restarts > 0)), None)
+    fitting = (cause for cause in CAUSES if cause.after_restart in (None, restarts > 0))
+    return next((cause for cause in fitting if cause.pattern.search(line)), None)
 
 
 class CauseReader:
-    """Tells of each cause a few times per attempt: every rank may print it, some in a loop. One per submission."""
+    """Finds known failures in the log of one submission. It reports each cause at most MOST times per attempt, since
+    each rank may print it, perhaps in a loop."""
 
     MOST = 8
 
     def __init__(self, own: Sequence[str] = ()) -> None:
         """`own`: regular expressions of the scenario, for lines by which the job says that it noticed a hang."""
-        self._own = [re.compile(one) for one in own]
-        self._told: dict[tuple[str, int], int] = {}
+        self._own = [re.compile(text) for text in own]
+        self._times: dict[tuple[str, int], int] = {}
 
-    def read(self, line: str, restarts: int) -> Iterator[Said]:
+    def read(self, line: str, restarts: int) -> Iterator[LogFact]:
         cause = cause_of(line, restarts)
         if cause and self._is_due(cause.name, restarts):
-            yield Said(Kind.LOG_CAUSE, {"cause": cause.name, "line": _short(line), "advice": cause.advice})
-        for one in self._own:
-            if one.search(line) and self._is_due(f"{OWN_WATCHDOG} {one.pattern}", restarts):
-                yield Said(Kind.LOG_CAUSE, {"cause": OWN_WATCHDOG, "line": _short(line), "pattern": one.pattern})
+            yield LogFact(Kind.LOG_CAUSE, {"cause": cause.name, "line": _short(line), "advice": cause.advice})
+        for own in self._own:
+            if own.search(line) and self._is_due(f"{OWN_WATCHDOG} {own.pattern}", restarts):
+                yield LogFact(Kind.LOG_CAUSE, {"cause": OWN_WATCHDOG, "line": _short(line), "pattern": own.pattern})
 
     def _is_due(self, name: str, restarts: int) -> bool:
-        self._told[name, restarts] = self._told.get((name, restarts), 0) + 1
-        return self._told[name, restarts] <= self.MOST
+        self._times[name, restarts] = self._times.get((name, restarts), 0) + 1
+        return self._times[name, restarts] <= self.MOST
 
 
 def _short(line: str) -> str:

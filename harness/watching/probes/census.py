@@ -1,7 +1,7 @@
-"""The processes of a job, kept up to date cheaply: a stranger is looked at once.
+"""Keeps track of all processes of a job, cheaply: a process that is not the job's is examined only once.
 
-A process belongs to the job when its parent does, or when the job's mark is in its environment (its parent may be
-gone). Where it came from is remembered: an orphan is not mistaken for something that it never was.
+A process belongs to the job if its parent does, or if the job's mark is in its environment (its parent may be gone).
+The original parent is remembered, so that an orphan keeps its place in the tree.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from torchaos.harness.agent.wire import ENV_NODE, ENV_REPLICA, ENV_RUN_ID, attempt_of, rank_of
 from torchaos.harness.machine import proc
 
-_YOUNG_S = 10.0  # a process may still execute another program: fork to exec, and wrappers such as a shell
+_YOUNG_S = 10.0  # a younger process may still exec another program, as after a fork or in a shell wrapper
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What torchelastic put into the environment of a worker; whatever the worker starts inherits it."""
+    """The facts that torchelastic put into the environment of a worker; child processes of the worker inherit them."""
 
     rank: int
     local_rank: int
@@ -35,7 +35,7 @@ class Identity:
         with suppress(KeyError, ValueError):
             attempt = attempt_of(environ)
             rank, local_rank, run = rank_of(environ), int(environ["LOCAL_RANK"]), environ["TORCHELASTIC_RUN_ID"]
-            # Torchelastic counts nodes anew in each rendezvous, so that a survivor changes its number.
+            # Torchelastic numbers the nodes again in each rendezvous, so a surviving node may get another number.
             node = int(environ.get(ENV_NODE) or environ.get(ENV_REPLICA) or environ.get("GROUP_RANK", "0"))
             size = int(environ.get("WORLD_SIZE", "0"))
             return cls(rank, local_rank, size, node, attempt, run, gpu_of(environ, local_rank))
@@ -44,7 +44,7 @@ class Identity:
 
 @dataclass(eq=False)
 class Member:
-    """One process of the job. `parent` is the one that started it, also when that is gone by now."""
+    """One process of the job. `parent` is the process that started it, even if that is gone by now."""
 
     pid: int
     ticks: int  # start time, clock ticks since boot
@@ -66,7 +66,7 @@ class Member:
             above = above.parent
 
     def look(self) -> None:
-        """Read what changes with exec."""
+        """Reads the facts that change when the process execs another program."""
         self.identity = Identity.of(environ_of(self.pid)) or self.identity
         self.is_python = _is_python(self.pid)
         self.inner_pid = proc.inner_pid(self.pid)
@@ -74,22 +74,25 @@ class Member:
 
 @dataclass
 class Census:
-    """Not thread-safe. `run_id` is the mark; None where the job was not launched by us."""
+    """The live processes of a job. `run_id`: the mark in their environment; None if torchaos did not launch the job.
+    Not thread-safe."""
 
     run_id: str | None
-    members: dict[int, Member] = field(default_factory=dict)  # the living ones
+    members: dict[int, Member] = field(default_factory=dict)  # live processes by pid
     _roots: set[int] = field(default_factory=set)
     _strangers: set[int] = field(default_factory=set)
 
     def add_root(self, pid: int) -> None:
+        """Makes a process and its descendants members of the job."""
         self._roots.add(pid)
         self._strangers.discard(pid)
 
     def look_again(self, pid: int) -> None:
-        """The pid may have been a stranger's before."""
+        """Examines a pid again at the next scan: it may have belonged to another process before."""
         self._strangers.discard(pid)
 
     def scan(self) -> None:
+        """Brings the members up to date with /proc."""
         now, pids = time.monotonic(), {int(name) for name in os.listdir("/proc") if name.isdigit()}
         self._strangers &= pids
         for pid in self.members.keys() - pids:
@@ -101,7 +104,7 @@ class Census:
                 member.look()
 
     def _admit(self, pids: Iterable[int], now: float) -> None:
-        """Parents before children: whoever belongs may make others belong."""
+        """Adds the processes that belong to the job, parents before children, since a child of a member belongs too."""
         waiting = {pid: found for pid in pids if (found := proc.stat(pid))}
         joined = True
         while joined:
@@ -121,7 +124,7 @@ class Census:
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty when it is gone or another user's."""
+    """The environment with which a process was started; empty if it is gone or belongs to another user."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             pairs = file.read().decode(errors="replace").split("\0")
@@ -131,8 +134,8 @@ def environ_of(pid: int) -> dict[str, str]:
 
 
 def gpu_of(environ: Mapping[str, str], local_rank: int) -> int:
-    """NVML's index of the GPU that a rank uses. CUDA_VISIBLE_DEVICES renumbers GPUs for CUDA and not for NVML, so it is
-    looked through where it holds numbers."""
+    """NVML's index of the GPU that a rank uses. CUDA_VISIBLE_DEVICES renumbers GPUs for CUDA but not for NVML, so its
+    entry for this local rank is used if it is a number."""
     visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     listed = visible[local_rank].strip() if local_rank < len(visible) else ""
     return int(listed) if listed.isdigit() else local_rank

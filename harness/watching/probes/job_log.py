@@ -1,4 +1,4 @@
-"""Turns the lines of a job's output into events."""
+"""Makes events from the lines of a job's output."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from torchaos.harness.watching.probes.torchelastic import ElasticReader
 
 
 class JobLog:
-    """`line` is called from the thread that reads the output; an error in here must not stop that thread."""
+    """Reads the job's output line by line. `line` is called from the thread that reads the output; an error here must
+    not stop that thread."""
 
     def __init__(self, journal: Journal, adapter: Adapter | None, watchdogs: Sequence[str] = ()) -> None:
         """`watchdogs`: see CauseReader."""
         self._journal, self._adapter, self._watchdogs = journal, adapter, watchdogs
         self._failed = False
-        self.by_round = False  # of a job on several nodes, see wire.attempt_of
-        self.replica: int | None = None  # whose output it is, where there are several
-        self.first_rank = 0  # its number in the whole job: torchelastic counts from 0 in each replica
-        self.host_pid: Callable[[int], int | None] = int  # of a pid that the node's torchrun names
+        self.by_round = False  # True for a job on several nodes, see wire.attempt_of
+        self.replica: int | None = None  # the replica whose output it is, if there are several
+        self.first_rank = 0  # number of the replica's first rank in the whole job; torchelastic counts from 0
+        self.host_pid: Callable[[int], int | None] = int  # makes the host's pid from a pid in the node's output
         self.begin(0)
 
     def begin(self, attempt_base: int) -> None:
@@ -31,14 +32,15 @@ class JobLog:
         self._elastic, self._causes = ElasticReader(self.by_round), CauseReader(self._watchdogs)
 
     def in_round(self, number: int) -> None:
-        """The attempt that the job is in now, where somebody else than its output tells of it."""
+        """Sets the current attempt, if it is known from another source than the output."""
         self._elastic.restarts = number
 
     def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event:
-        """For what belongs to the attempt that the job is in now."""
-        return self._journal.emit(kind, self._told(data), attempt=self._base + self._elastic.restarts)
+        """Emits an event of the current attempt."""
+        return self._journal.emit(kind, self._with_replica(data), attempt=self._base + self._elastic.restarts)
 
     def line(self, text: str, mono_s: float) -> None:
+        """Reads one line. `mono_s`: when it came, CLOCK_MONOTONIC."""
         if self._failed:
             return
         try:
@@ -49,18 +51,18 @@ class JobLog:
             self._journal.emit(Kind.NOTE, {"text": note})
 
     def _read(self, text: str, mono_s: float) -> None:
-        for said in self._elastic.read(text):
+        for fact in self._elastic.read(text):
             attempt = self._base + self._elastic.restarts
-            outside = {"pid": self.host_pid(said.data["pid"]) or said.data["pid"]} if "pid" in said.data else {}
-            data = {**said.data, **outside}
-            rank = None if said.rank is None else self.first_rank + said.rank
-            self._journal.emit(said.kind, self._told(data), rank=rank, attempt=attempt, mono_s=mono_s)
+            outside = {"pid": self.host_pid(fact.data["pid"]) or fact.data["pid"]} if "pid" in fact.data else {}
+            data = {**fact.data, **outside}
+            rank = None if fact.rank is None else self.first_rank + fact.rank
+            self._journal.emit(fact.kind, self._with_replica(data), rank=rank, attempt=attempt, mono_s=mono_s)
         attempt = self._base + self._elastic.restarts
         for cause in self._causes.read(text, self._elastic.restarts):
-            self._journal.emit(cause.kind, self._told(cause.data), attempt=attempt, mono_s=mono_s)
-        if self._adapter and (one := self._adapter.read(text)):
-            data = {"step": one.step, "loss": one.loss, "lr": one.lr, "adapter": self._adapter.name}
-            self._journal.emit(Kind.LOG_STEP, self._told(data), attempt=attempt, mono_s=mono_s)
+            self._journal.emit(cause.kind, self._with_replica(cause.data), attempt=attempt, mono_s=mono_s)
+        if self._adapter and (step := self._adapter.read(text)):
+            data = {"step": step.step, "loss": step.loss, "lr": step.lr, "adapter": self._adapter.name}
+            self._journal.emit(Kind.LOG_STEP, self._with_replica(data), attempt=attempt, mono_s=mono_s)
 
-    def _told(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _with_replica(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         return data if self.replica is None else {**data, "replica": self.replica}

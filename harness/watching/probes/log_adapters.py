@@ -1,6 +1,7 @@
-"""Steps, losses and learning rates from what training frameworks print. Pure.
+"""Reads steps, losses and learning rates from the lines that training frameworks print.
 
-They are all that is known of a job without an agent in it, and an independent witness where there is one. Formats:
+For a job without the agent, nothing else is known about its steps; with the agent, they are an independent witness.
+Formats:
 
 - TorchTitan: `step:  1  loss:  8.0403  grad_norm:  1.3470  memory: ...  tps: ...`
 - Megatron-LM: ` iteration       10/    5000 | ... | learning rate: 2.5E-07 | ... | lm loss: 1.053084E+01 | ...`
@@ -26,7 +27,7 @@ LIGHTNING = "lightning"
 
 @dataclass(frozen=True)
 class LogStep:
-    """What one line says. `step` is the job's own count, as printed."""
+    """The facts in one line. `step` is the job's own count, as printed."""
 
     step: int | None
     loss: float | None
@@ -34,19 +35,21 @@ class LogStep:
 
 
 class Adapter(Protocol):
+    """Reads the lines of one format."""
+
     @property
     def name(self) -> str:
-        """Of the format that was recognised; empty until then."""
+        """The name of the format; empty as long as it is not known."""
         ...
 
     def read(self, line: str) -> LogStep | None:
-        """None where the line is no line of a step."""
+        """The facts in the line; None if it is not about a step."""
         ...
 
 
 @dataclass(frozen=True)
 class LineAdapter:
-    """`line` recognises the format; the groups step, loss and lr may be found by it or by a pattern of their own."""
+    """Reads lines that match `line`. The groups step, loss and lr may be in this pattern or in the patterns `more`."""
 
     name: str
     line: re.Pattern[str]
@@ -59,8 +62,8 @@ class LineAdapter:
             return None
         groups = found.groupdict()
         for pattern in self.more:
-            if one := pattern.search(line, found.start()):
-                groups.update(one.groupdict())
+            if match := pattern.search(line, found.start()):
+                groups.update(match.groupdict())
         step = groups.get("step")
         return LogStep(None if step is None else _whole(step), _float(groups.get("loss")), _float(groups.get("lr")))
 
@@ -71,8 +74,8 @@ def _adapter(name: str, line: str, *more: str) -> LineAdapter:
 
 
 ADAPTERS: Mapping[str, LineAdapter] = {
-    one.name: one
-    for one in (
+    adapter.name: adapter
+    for adapter in (
         _adapter("torchtitan", r"\bstep:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>NUMBER)", r"\blr:\s*(?P<lr>NUMBER)"),
         _adapter(
             "megatron", r"\biteration\s+(?P<step>\d+)/\s*\d+ \|",
@@ -89,7 +92,7 @@ ADAPTERS: Mapping[str, LineAdapter] = {
 
 
 class AutoAdapter:
-    """The first format that fits a line is kept for the rest of the job."""
+    """Recognizes the format: the first format that matches a line is kept for the rest of the job."""
 
     def __init__(self) -> None:
         self._found: LineAdapter | None = None
@@ -102,15 +105,18 @@ class AutoAdapter:
         if self._found:
             return self._found.read(line)
         for adapter in ADAPTERS.values():
-            if said := adapter.read(line):
+            if step := adapter.read(line):
                 self._found = adapter
-                return said
+                return step
         return None
 
 
 def adapter_for(wanted: str | Mapping[str, Any] | None) -> Adapter | None:
-    """`None`: recognise the format. A name, `{format: NAME}`, or `{regex: ...}` with the named groups step, loss, lr.
-    None is returned where nothing is to be read from lines (Lightning writes a file). Raises UsageError."""
+    """The adapter for `job.log` of a scenario. `wanted`: None to recognize the format, a name, `{format: NAME}`, or
+    `{regex: ...}` with the named groups step, loss and lr.
+
+    Returns None for Lightning, which writes a file and no lines. Raises UsageError for an unknown format or a bad
+    regular expression."""
     if wanted is None:
         return AutoAdapter()
     if isinstance(wanted, Mapping) and wanted.get("regex") is not None:

@@ -1,8 +1,9 @@
-"""Lightning's CSV logger: `metrics.csv` with the columns epoch, step and what was logged. Lightning prints no losses.
+"""Reads the file of Lightning's CSV logger: `metrics.csv` with the columns epoch, step and the logged values. Lightning
+prints no losses.
 
-A restart opens a folder of its own (version_0, version_1, ...). The logger appends rows and writes the whole file anew
-when a column is added; rows never change, so a file is read again whenever it changed, and rows seen before are
-skipped. `step` is Lightning's global_step, which counts from 0.
+Each restart opens a new folder (version_0, version_1, ...). The logger appends rows, and writes the whole file again
+when a column is added. Rows never change, so a changed file is read again, and known rows are skipped. `step` is
+Lightning's global_step, which counts from 0.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _NAME = "metrics.csv"
 
 
 class MetricsFile:
-    """A probe over one file, or over every metrics.csv that is written below a folder from now on."""
+    """A probe that reads one file, or each metrics.csv below a folder that is written from now on."""
 
     period_s = 0.5
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._since_s = time.time() - 1.0  # the clock of files is coarser
+        self._since_s = time.time() - 1.0  # file times are coarser than the clock
         self._seen: dict[Path, tuple[tuple[int, int], int]] = {}  # (size, mtime), rows read
 
     def sample(self, emit: Emit) -> None:
@@ -36,12 +37,12 @@ class MetricsFile:
                 stamp, (before, rows) = (found.st_size, found.st_mtime_ns), self._seen.get(path, ((0, 0), 0))
                 if stamp == before or found.st_mtime < self._since_s:
                     continue
-                said = list(read_metrics(path))
+                steps = list(read_metrics(path))
             except (OSError, UnicodeDecodeError, csv.Error):
                 continue
-            for one in said[rows:]:
-                emit(Kind.LOG_STEP, {"step": one.step, "loss": one.loss, "lr": one.lr, "adapter": LIGHTNING})
-            self._seen[path] = stamp, max(rows, len(said))
+            for step in steps[rows:]:
+                emit(Kind.LOG_STEP, {"step": step.step, "loss": step.loss, "lr": step.lr, "adapter": LIGHTNING})
+            self._seen[path] = stamp, max(rows, len(steps))
 
     def _files(self) -> list[Path]:
         if self._path.suffix == ".csv":
@@ -51,7 +52,8 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> Iterator[LogStep]:
-    """The rows with a training loss, in the order of the file. Raises OSError and csv.Error."""
+    """Yields the rows with a training loss, in the order of the file; an incomplete last line is left out. Raises
+    OSError, UnicodeDecodeError and csv.Error."""
     text = path.read_text()
     whole = text[: text.rfind("\n") + 1]
     for row in csv.DictReader(whole.splitlines()):

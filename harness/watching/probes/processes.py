@@ -1,8 +1,8 @@
-"""Which processes are the ranks. Pure: works on a census.
+"""Finds the processes that are ranks, in a census of the job's processes.
 
-A rank is what torchelastic's agent started, found by its environment (RANK, LOCAL_RANK and TORCHELASTIC_RUN_ID) and by
-its place in the tree; the environment alone says nothing, since data-loader workers inherit it. Where a wrapper was
-started (`torchrun --no-python wrapper.sh`), the rank is the trainer below it.
+A rank is a process that torchelastic's agent started. It is recognized by its environment (RANK, LOCAL_RANK and
+TORCHELASTIC_RUN_ID) and its place in the process tree; the environment alone is not enough, since data-loader workers
+inherit it. If the agent started a wrapper (`torchrun --no-python wrapper.sh`), the rank is the trainer below it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from dataclasses import dataclass, field
 from torchaos.harness.contracts import RankProcess
 from torchaos.harness.watching.probes.census import Identity, Member
 
-_WRAPPER_S = 3.0  # a wrapper that has started no Python by then is taken for the rank itself
-_CLAIM_S = 1.0  # so long may the sources differ: each has a delay of its own
+_WRAPPER_S = 3.0  # a wrapper that has started no Python within this time counts as the rank itself
+_CLAIM_S = 1.0  # the sources may differ for this time: each has its own delay
 
 Key = tuple[int, int]  # attempt, rank
 
 
 @dataclass(frozen=True)
-class Found:
+class RanksFound:
+    """The ranks and torchelastic agents among the processes of a job."""
+
     ranks: dict[Key, Member]
-    ambiguous: dict[Key, tuple[int, ...]]  # pids of several candidates: none is taken
-    agents: dict[int, Member]  # torchelastic's agent of each node
+    ambiguous: dict[Key, tuple[int, ...]]  # pids of several candidates for a rank: none is chosen
+    agents: dict[int, Member]  # torchelastic's agent by node
 
 
-def find_ranks(members: Mapping[int, Member], armed: Iterable[int], now_s: float) -> Found:
-    """`armed`: pids in which our agent said that it started. `now_s`: CLOCK_MONOTONIC."""
-    by_key, agents, armed = defaultdict(list), {}, set(armed)
+def find_ranks(members: Mapping[int, Member], armed: Iterable[int], now_s: float) -> RanksFound:
+    """Finds the ranks. `armed`: pids in which torchaos's agent reported its start; `now_s`: CLOCK_MONOTONIC."""
+    by_key: dict[Key, list[Member]] = defaultdict(list)
+    agents, armed = {}, set(armed)
     below: dict[Member, list[Member]] = defaultdict(list)
     for member in members.values():
         for above in member.ancestors():
@@ -40,27 +43,28 @@ def find_ranks(members: Mapping[int, Member], armed: Iterable[int], now_s: float
             continue
         if top.parent.alive:
             agents[top.identity.node] = top.parent
-        for one in _trainers(top, below[top], armed, now_s):
-            by_key[top.identity.attempt, top.identity.rank].append(one)
-    ambiguous = {key: tuple(sorted(one.pid for one in some)) for key, some in by_key.items() if len(some) > 1}
-    return Found({key: some[0] for key, some in by_key.items() if len(some) == 1}, ambiguous, agents)
+        by_key[top.identity.attempt, top.identity.rank] += _trainers(top, below[top], armed, now_s)
+    ambiguous = {key: tuple(sorted(each.pid for each in found)) for key, found in by_key.items() if len(found) > 1}
+    return RanksFound({key: found[0] for key, found in by_key.items() if len(found) == 1}, ambiguous, agents)
 
 
 def _is_top(member: Member) -> bool:
-    """Started by a process that is no worker, nor below one."""
+    """Whether the process is a worker, and was started by a process that neither is a worker nor descends from one."""
     parent = member.parent
-    return parent is not None and member.identity is not None and not any(one.identity for one in member.ancestors())
+    return (
+        parent is not None and member.identity is not None and not any(above.identity for above in member.ancestors())
+    )
 
 
 def _trainers(top: Member, below: list[Member], armed: set[int], now_s: float) -> list[Member]:
-    """The one process that trains, or several candidates, or none yet."""
-    own = [one for one in (top, *below) if one.pid in armed and one.identity == top.identity]
+    """The process that trains, or several candidates for it, or none yet."""
+    own = [member for member in (top, *below) if member.pid in armed and member.identity == top.identity]
     if own:
         return own
     if top.is_python:
         return [top]
-    python = [one for one in below if one.is_python and one.identity == top.identity]
-    first = [one for one in python if not any(above.is_python for above in _between(one, top))]
+    python = [member for member in below if member.is_python and member.identity == top.identity]
+    first = [member for member in python if not any(above.is_python for above in _between(member, top))]
     return first or ([top] if now_s - top.seen_s > _WRAPPER_S else [])
 
 
@@ -87,7 +91,7 @@ def rank_process(member: Member, identity: Identity) -> RankProcess:
 
 @dataclass
 class Claims:
-    """What others say about ranks, compared with what /proc shows; each difference is told once."""
+    """Compares the claims of other sources about ranks with /proc, and reports each difference once."""
 
     _open: dict[tuple[str, int], tuple[Key, float]] = field(default_factory=dict)
 
@@ -95,16 +99,16 @@ class Claims:
         self._open[source, pid] = key, time.monotonic()
 
     def differences(self, members: Mapping[int, Member], now_s: float) -> list[str]:
-        """Sentences about claims that /proc has not borne out in time."""
-        told = []
+        """Sentences about claims that /proc has not confirmed in time."""
+        sentences = []
         for (source, pid), (key, since_s) in list(self._open.items()):
             identity = members[pid].identity if pid in members else None
             if identity is not None and (identity.attempt, identity.rank) == key:
                 del self._open[source, pid]
             elif now_s - since_s > _CLAIM_S:
                 del self._open[source, pid]
-                told.append(_difference(source, pid, key, members.get(pid)))
-        return told
+                sentences.append(_difference(source, pid, key, members.get(pid)))
+        return sentences
 
 
 def _difference(source: str, pid: int, key: Key, member: Member | None) -> str:

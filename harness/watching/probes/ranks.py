@@ -1,6 +1,6 @@
-"""Watches the ranks from outside: when each is up, stopped, stuck in the kernel, or gone, and with which exit code.
+"""Watches the ranks from outside: when each is up, stopped, stuck in the kernel, or gone, and its exit code.
 
-One thread; a pidfd per rank, so that an exit is noticed at once, whoever reaps the process.
+One thread holds a pidfd for each rank, so that an exit is noticed at once, whichever process reaps the rank.
 """
 
 from __future__ import annotations
@@ -20,31 +20,34 @@ from torchaos.harness.contracts import RankProcess
 from torchaos.harness.machine import proc
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.watching.probes.census import Census
-from torchaos.harness.watching.probes.processes import Claims, Found, Key, find_ranks, rank_process
+from torchaos.harness.watching.probes.processes import Claims, Key, RanksFound, find_ranks, rank_process
 
 SCAN_S, STATE_S = 0.1, 0.05
-_TOLD_STATES = "TtZD"  # the others come and go all the time
+_REPORTED_STATES = "TtZD"  # other states come and go all the time
 _PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3  # linux/pidfd.h, since Linux 6.15
 
 
 @dataclass
 class _Watched:
+    """A rank that is watched, with the letter of its process state."""
+
     rank: RankProcess
     pidfd: int
-    state: str = "R"  # the letter that was seen last
-    told: str = "R"
+    state: str = "R"  # seen last
+    reported: str = "R"  # in the last event
 
 
 class RankWatch:
-    """`mark`: the run id in the environment of the job's processes; None for a job that we did not launch."""
+    """Watches the ranks of one job. `mark`: the run id in the environment of its processes; None if torchaos did not
+    launch the job."""
 
     def __init__(self, journal: Journal, mark: str | None) -> None:
         self._journal = journal
         self._census = Census(mark)
         self._claims = Claims()
         self._watched: dict[int, _Watched] = {}  # by pidfd
-        self._over: set[tuple[int, int]] = set()  # pid, start_ticks of ranks that are gone
-        self._found = Found({}, {}, {})
+        self._over: set[tuple[int, int]] = set()  # (pid, start_ticks) of ranks that are gone
+        self._found = RanksFound({}, {}, {})
         self._refused: set[Key] = set()
         self._armed: set[int] = set()
         self._hints: deque[Event] = deque()
@@ -61,41 +64,42 @@ class RankWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Exits that happened before are told before this returns."""
+        """Ends the watch. Exits that happened before are recorded before this returns."""
         if self._thread.ident is not None and not self._ended.is_set():
             self._ended.set()
             os.eventfd_write(self._wake, 1)
             self._thread.join()
 
     def add_root(self, pid: int) -> None:
-        """A process that the job descends from: a command that was just started."""
+        """Adds a process from which the job descends, such as a command that was just started."""
         self._roots.append(pid)
         os.eventfd_write(self._wake, 1)
 
     def ranks(self) -> dict[int, RankProcess]:
         """The live ranks by number; of several attempts the latest. A rank with several candidates is left out."""
         with self._lock:
-            living = [one.rank for one in self._watched.values()]
+            living = [watched.rank for watched in self._watched.values()]
             unclear = set(self._found.ambiguous)
-        newest = {one.rank: one for one in sorted(living, key=lambda one: (one.attempt, self._is_chosen(one)))}
-        return {rank: one for rank, one in newest.items() if (one.attempt, rank) not in unclear}
+        in_order = sorted(living, key=lambda process: (process.attempt, self._is_chosen(process)))
+        newest = {process.rank: process for process in in_order}
+        return {rank: process for rank, process in newest.items() if (process.attempt, rank) not in unclear}
 
     def agents(self) -> dict[int, tuple[int, int]]:
-        """Torchelastic's agent of each node that has one now: (pid, start_ticks)."""
+        """Torchelastic's live agents: (pid, start_ticks) by node."""
         with self._lock:
-            return {node: (one.pid, one.ticks) for node, one in self._found.agents.items() if one.alive}
+            return {node: (agent.pid, agent.ticks) for node, agent in self._found.agents.items() if agent.alive}
 
     def members(self) -> dict[int, int]:
-        """Every living process of the job that was seen: start times by pid."""
+        """All live processes of the job that were seen: start time in clock ticks, by pid."""
         with self._lock:
-            return {pid: one.ticks for pid, one in self._census.members.items()}
+            return {pid: member.ticks for pid, member in self._census.members.items()}
 
-    def _is_chosen(self, one: RankProcess) -> bool:
-        chosen = self._found.ranks.get((one.attempt, one.rank))
-        return chosen is not None and chosen.pid == one.pid
+    def _is_chosen(self, rank: RankProcess) -> bool:
+        chosen = self._found.ranks.get((rank.attempt, rank.rank))
+        return chosen is not None and chosen.pid == rank.pid
 
     def _note(self, event: Event) -> None:
-        """Called by the journal: others tell of a rank that has just come up."""
+        """Called by the journal for each event. Events that report the start of a rank lead to a scan at once."""
         started = event.kind is Kind.ELASTIC_WORKER and event.data["state"] == "START"
         if started or event.kind is Kind.AGENT_STARTED:
             self._hints.append(event)
@@ -105,7 +109,7 @@ class RankWatch:
     def _run(self) -> None:
         try:
             self._watch()
-        except Exception as error:  # whatever it is, the job goes on, and the verdict must say what was not seen
+        except Exception as error:  # the job goes on, and the verdict must say what was not seen
             text = f"the ranks are no longer watched: {type(error).__name__}: {error}"
             self._journal.emit(Kind.NOTE, {"text": text})
 
@@ -136,28 +140,28 @@ class RankWatch:
                 gone = self._watched.pop(fd)
                 self._over.add((gone.rank.pid, gone.rank.start_ticks))
             self._poll.unregister(fd)
-            one = gone.rank
+            rank = gone.rank
             data = {
-                "pid": one.pid,
-                "start_ticks": one.start_ticks,
-                "exit_code": exit_code(one.pid, one.start_ticks, fd),
+                "pid": rank.pid,
+                "start_ticks": rank.start_ticks,
+                "exit_code": exit_code(rank.pid, rank.start_ticks, fd),
             }
-            self._journal.emit(Kind.RANK_EXITED, data, rank=one.rank, attempt=one.attempt, mono_s=now)
+            self._journal.emit(Kind.RANK_EXITED, data, rank=rank.rank, attempt=rank.attempt, mono_s=now)
             os.close(fd)
 
     def _sample_states(self) -> None:
-        for one in self._watched.values():
-            found = proc.stat(one.rank.pid)
-            if found is None or found.ticks != one.rank.start_ticks:
+        for watched in self._watched.values():
+            found = proc.stat(watched.rank.pid)
+            if found is None or found.ticks != watched.rank.start_ticks:
                 continue
-            last, one.state = one.state, found.state
-            state = found.state if found.state in _TOLD_STATES else "R"
-            if state == "D" and last != "D":  # every read from a disk is a D; one that lasts is worth telling
+            last, watched.state = watched.state, found.state
+            state = found.state if found.state in _REPORTED_STATES else "R"
+            if state == "D" and last != "D":  # each read from a disk is a short D; only a longer one is reported
                 continue
-            if state != one.told:
-                one.told = state
-                data = {"pid": one.rank.pid, "state": found.state}
-                self._journal.emit(Kind.RANK_STATE, data, rank=one.rank.rank, attempt=one.rank.attempt)
+            if state != watched.reported:
+                watched.reported = state
+                data = {"pid": watched.rank.pid, "state": found.state}
+                self._journal.emit(Kind.RANK_STATE, data, rank=watched.rank.rank, attempt=watched.rank.attempt)
 
     def _scan(self) -> None:
         while self._roots:
@@ -170,7 +174,7 @@ class RankWatch:
             for event in hints:
                 self._take_hint(event)
             members, now = self._census.members, time.monotonic()
-            living = {pid: one for pid, one in members.items() if (pid, one.ticks) not in self._over}
+            living = {pid: member for pid, member in members.items() if (pid, member.ticks) not in self._over}
             self._found = find_ranks(living, self._armed, now)
             differences = self._claims.differences(members, now)
         for text in differences:
@@ -187,11 +191,11 @@ class RankWatch:
             self._claims.add(source, pid, (event.attempt, event.rank))
 
     def _outer_pid(self, event: Event) -> int:
-        """What an agent calls its own pid may be that of a container."""
+        """The pid outside containers of the process in an event: an agent in a container reports its inner pid."""
         own, key = int(event.data["pid"]), (event.attempt, event.rank)
-        for one in self._census.members.values():
-            if one.inner_pid == own and one.identity and (one.identity.attempt, one.identity.rank) == key:
-                return one.pid
+        for member in self._census.members.values():
+            if member.inner_pid == own and member.identity and (member.identity.attempt, member.identity.rank) == key:
+                return member.pid
         return own
 
     def _tell_ambiguous(self) -> None:
@@ -203,7 +207,7 @@ class RankWatch:
                 self._journal.emit(Kind.NOTE, {"text": text})
 
     def _watch_new(self) -> None:
-        known = {(one.rank.pid, one.rank.start_ticks) for one in self._watched.values()} | self._over
+        known = {(rank.rank.pid, rank.rank.start_ticks) for rank in self._watched.values()} | self._over
         for (attempt, _rank), member in self._found.ranks.items():
             identity = member.identity
             if identity is None or (member.pid, member.ticks) in known:
@@ -215,21 +219,21 @@ class RankWatch:
             if (found := proc.stat(member.pid)) is None or found.ticks != member.ticks:
                 os.close(fd)
                 continue
-            one = rank_process(member, identity)
+            rank = rank_process(member, identity)
             with self._lock:
-                self._watched[fd] = _Watched(one, fd)
+                self._watched[fd] = _Watched(rank, fd)
             self._poll.register(fd, select.POLLIN)
             data = {
-                "pid": one.pid, "start_ticks": one.start_ticks, "local_rank": one.local_rank,
-                "world_size": one.world_size, "node": one.node, "gpu": one.gpu,
-                **({"inner_pid": one.inner_pid} if one.inner_pid else {}),
+                "pid": rank.pid, "start_ticks": rank.start_ticks, "local_rank": rank.local_rank,
+                "world_size": rank.world_size, "node": rank.node, "gpu": rank.gpu,
+                **({"inner_pid": rank.inner_pid} if rank.inner_pid else {}),
             }  # fmt: skip
-            self._journal.emit(Kind.RANK_UP, data, rank=one.rank, attempt=attempt)
+            self._journal.emit(Kind.RANK_UP, data, rank=rank.rank, attempt=attempt)
 
 
 def exit_code(pid: int, ticks: int, pidfd: int) -> int | None:
-    """Of a process that has just ended: from its zombie, else from the kernel's record that the pidfd keeps. None where
-    it was reaped and the kernel keeps none. Negative: the number of the signal."""
+    """The exit code of a process that has just ended; negative: the signal that killed it. It is read from the zombie,
+    or else from the kernel's record at the pidfd. None: it was reaped, and the kernel keeps no record."""
     status = _zombie_status(pid, ticks)
     if status is None:
         status = _kept_status(pidfd)

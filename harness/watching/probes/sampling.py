@@ -1,4 +1,4 @@
-"""Calls probes when their time has come, in one thread."""
+"""Calls probes again and again, in one thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchaos.harness.contracts import Emit, Probe
 
 
 class Sampling:
-    """Starts no thread where there is no probe."""
+    """Calls all probes at the shortest of their periods. Without probes, no thread is started."""
 
     def __init__(self, probes: Sequence[Probe], emit: Emit) -> None:
         self._probes, self._emit = probes, emit
@@ -21,7 +21,7 @@ class Sampling:
             self._thread.start()
 
     def stop(self) -> None:
-        """Each probe is called a last time."""
+        """Ends the thread; each probe is called a last time."""
         if self._thread.ident is not None and not self._ended.is_set():
             self._ended.set()
             self._thread.join()

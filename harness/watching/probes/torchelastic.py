@@ -1,12 +1,12 @@
-"""What torchrun's agent says on the console, line by line. Pure.
+"""Reads the output of torchrun's agent, line by line.
 
-Two sources, and a version of torch may have either: the event log (a JSON object per event; handler `console`) and
-the agent's log lines (restarts only at INFO). Facts about them, seen with torch 2.13:
+There are two sources, and a version of torch may have either: the event log (a JSON object per event; handler
+`console`) and the agent's log lines (restarts only at level INFO). Observed with torch 2.13:
 
-- The event log's `timestamp` is always 0, so lines are stamped on arrival; `worker_id` is the pid.
-- An attempt that is retried has no FAILED event; only `failed (exitcode: -9) local_rank: 1 (pid: N)` tells of it.
-- The AGENT's own state says SUCCEEDED also when the job failed, so it is not read.
-- Ranks write to the same pipe, so an object may be glued to other text on one line.
+- The event log's `timestamp` is always 0, so lines are stamped on arrival. `worker_id` is the pid.
+- An attempt that is retried has no FAILED event, only the line `failed (exitcode: -9) local_rank: 1 (pid: N)`.
+- The state of the AGENT is SUCCEEDED even if the job failed, so it is not read.
+- The ranks write to the same pipe, so a JSON object may be joined to other text on a line.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _WORKER_STATES = ("START", "SUCCEEDED", "FAILED")
 
 
 @dataclass(frozen=True)
-class Said:
-    """One thing that the agent said. `restarts`: its restart count, where the line has it."""
+class LogFact:
+    """One fact that a log line states, as an event. `restarts`: the agent's restart count, if the line has it."""
 
     kind: Kind
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -40,38 +40,40 @@ class Said:
     restarts: int | None = None
 
 
-def parse(line: str) -> Iterator[Said]:
-    """Everything that one line of the job's output says of torchelastic; most lines say nothing."""
+def parse(line: str) -> Iterator[LogFact]:
+    """Yields all facts about torchelastic in one line of the job's output; most lines have none."""
     for start in _EVENT.finditer(line):
         yield from _event(line[start.start() :])
     if found := _FAILED.search(line):
         code, local_rank, pid = map(int, found.groups())
-        yield Said(Kind.ELASTIC_FAILURE, {"exit_code": code, "local_rank": local_rank, "pid": pid})
+        yield LogFact(Kind.ELASTIC_FAILURE, {"exit_code": code, "local_rank": local_rank, "pid": pid})
     elif found := _CLOSING.search(line):
-        yield Said(Kind.ELASTIC_TEARDOWN, {"pid": int(found[1]), "signal": _signal_name(found[2])})
+        yield LogFact(Kind.ELASTIC_TEARDOWN, {"pid": int(found[1]), "signal": _signal_name(found[2])})
     elif found := _RESTART.search(line):
-        yield Said(Kind.ELASTIC_RESTART, {"attempts_left": int(found[1]), "of": int(found[2]), "why": "failure"})
+        yield LogFact(Kind.ELASTIC_RESTART, {"attempts_left": int(found[1]), "of": int(found[2]), "why": "failure"})
     elif found := _MEMBERS.search(line):
-        yield Said(Kind.ELASTIC_RESTART, {"attempts_left": None, "why": "membership", "new_nodes": int(found[1])})
+        yield LogFact(Kind.ELASTIC_RESTART, {"attempts_left": None, "why": "membership", "new_nodes": int(found[1])})
     elif _RENDEZVOUS.search(line):
-        yield Said(Kind.ELASTIC_RENDEZVOUS, {"done": False})
+        yield LogFact(Kind.ELASTIC_RENDEZVOUS, {"done": False})
     elif found := _COUNT.search(line):
-        yield Said(Kind.ELASTIC_RENDEZVOUS, {"done": True}, restarts=int(found[1]))
+        yield LogFact(Kind.ELASTIC_RENDEZVOUS, {"done": True}, restarts=int(found[1]))
 
 
-def _event(text: str) -> Iterator[Said]:
+def _event(text: str) -> Iterator[LogFact]:
     try:
         raw, _end = json.JSONDecoder().raw_decode(text)
         body = raw["metadata"]
         details = json.loads(body["metadata"] or "{}")
         state, restarts = body["state"], int(body["agent_restarts"])
         if raw["source"] == "AGENT" and state == "RENDEZVOUS":
-            yield Said(Kind.ELASTIC_RENDEZVOUS, {"done": True, "duration_s": body["duration_ms"] / 1e3}, None, restarts)
+            yield LogFact(
+                Kind.ELASTIC_RENDEZVOUS, {"done": True, "duration_s": body["duration_ms"] / 1e3}, None, restarts
+            )
         elif raw["source"] == "WORKER" and state in _WORKER_STATES:
             pid, rank = int(body["worker_id"]), int(body["global_rank"])
             data = {"state": state, "pid": pid, **_first(details, "local_rank"), **_first(details, "exit_code")}
-            yield Said(Kind.ELASTIC_WORKER, data, rank, restarts)
-    except (ValueError, KeyError, TypeError, AttributeError):  # torn, or of a version that says it otherwise
+            yield LogFact(Kind.ELASTIC_WORKER, data, rank, restarts)
+    except (ValueError, KeyError, TypeError, AttributeError):  # torn, or of a version with another format
         return
 
 
@@ -85,33 +87,34 @@ def _signal_name(text: str) -> str:
 
 
 class ElasticReader:
-    """Adds what a line alone does not say: the restart count that it belongs to, and the rank of a pid. One per
-    submission. `by_round`: on several nodes the agent's own count is not the attempt's, and whoever knows (see
-    agent/rounds.py) sets `restarts` and tells of the rendezvous."""
+    """Reads the output of one submission, and adds to each fact the restart count and the rank of the pid.
+
+    `by_round`: on several nodes, the agent's own count is not the number of the attempt. Then another source
+    (agent/rounds.py) sets `restarts` and reports the end of each rendezvous."""
 
     def __init__(self, by_round: bool = False) -> None:
         self.restarts = 0
         self._by_round = by_round
         self._ranks: dict[int, int] = {}
-        self._rendezvous_told = False
+        self._rendezvous_reported = False
 
-    def read(self, line: str) -> Iterator[Said]:
-        for said in parse(line):
-            if said.kind is Kind.ELASTIC_WORKER and said.rank is not None:
-                self._ranks[said.data["pid"]] = said.rank
-            rank = self._ranks.get(said.data.get("pid", -1), said.rank)
-            if said.kind is not Kind.ELASTIC_RENDEZVOUS or self._is_news(said):
-                counted = said.restarts is not None and not self._by_round
-                self.restarts = said.restarts if counted and said.restarts is not None else self.restarts
-                yield Said(said.kind, said.data, rank, self.restarts)
+    def read(self, line: str) -> Iterator[LogFact]:
+        for fact in parse(line):
+            if fact.kind is Kind.ELASTIC_WORKER and fact.rank is not None:
+                self._ranks[fact.data["pid"]] = fact.rank
+            rank = self._ranks.get(fact.data.get("pid", -1), fact.rank)
+            if fact.kind is not Kind.ELASTIC_RENDEZVOUS or self._is_news(fact):
+                counted = fact.restarts is not None and not self._by_round
+                self.restarts = fact.restarts if counted and fact.restarts is not None else self.restarts
+                yield LogFact(fact.kind, fact.data, rank, self.restarts)
 
-    def _is_news(self, said: Said) -> bool:
-        """The end of one rendezvous is told twice, by the event log and by the log line."""
-        if not said.data["done"]:
-            self._rendezvous_told = False
+    def _is_news(self, fact: LogFact) -> bool:
+        """Whether a rendezvous fact is new: its end is reported twice, by the event log and by a log line."""
+        if not fact.data["done"]:
+            self._rendezvous_reported = False
             return True
         if self._by_round:
             return False
-        news = not self._rendezvous_told or said.restarts != self.restarts
-        self._rendezvous_told = True
+        news = not self._rendezvous_reported or fact.restarts != self.restarts
+        self._rendezvous_reported = True
         return news

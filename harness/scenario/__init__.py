@@ -1,7 +1,7 @@
-"""What a user may write, and what is said of mistakes: from YAML to a typed `Scenario`.
+"""Defines what a user may write in a scenario, and reports mistakes.
 
-Text comes in; a typed scenario goes out, or every mistake at once, each with its line and what to do. Nothing is drawn,
-checked on the machine, or started here."""
+In: a YAML file. Out: a typed `Scenario`, or all mistakes at once, each with its line and advice. Nothing is drawn at
+random, checked on the machine, or started here."""
 
 from torchaos.harness.scenario.loader import load
 

@@ -1,4 +1,4 @@
-"""What must hold between the parts of a scenario, and with the plug-ins that it names."""
+"""Checks a scenario beyond the types of its keys: its parts must fit each other and the plug-ins that it names."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _SHELL = ("&&", "||", "|", ";", ">", "<", "&")
 
 
 def check(scenario: Scenario, tell: Tell) -> None:
-    for one in (_check_job, _check_placeholders, _check_faults, _check_items):
-        one(scenario, tell)
+    """Reports all mistakes to `tell`."""
+    for part in (_check_job, _check_placeholders, _check_faults, _check_items):
+        part(scenario, tell)
 
 
 def _check_job(scenario: Scenario, tell: Tell) -> None:
@@ -58,9 +59,8 @@ def _check_placeholders(scenario: Scenario, tell: Tell) -> None:
     for keys, text in texts:
         for name in unknown_placeholders(text, job.endpoints):
             near = registry.suggest(name, PLACEHOLDERS)
-            hint = (
-                f"did you mean {{{near}}}?" if near else f"there are {', '.join(f'{{{one}}}' for one in PLACEHOLDERS)}"
-            )
+            known = ", ".join(f"{{{known}}}" for known in PLACEHOLDERS)
+            hint = f"did you mean {{{near}}}?" if near else f"there are {known}"
             tell(keys, f"unknown placeholder {{{name}}}; {hint} A brace itself is written twice")
 
 
@@ -87,8 +87,8 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
             elif fault.target is not None and injector.hits in _NO_RANKS:
                 tell((*at, "target"), f"{fault.inject} hits {injector.hits} and no ranks; remove target", True)
             if injector.own_disk and not (scenario.job.checkpoints and scenario.job.checkpoints.size):
-                told = f"{fault.inject} fills the file system that job.checkpoints.size makes; write that, such as 64MB"
-                tell((*at, "inject"), told)
+                text = f"{fault.inject} fills the file system that job.checkpoints.size makes; write that, such as 64MB"
+                tell((*at, "inject"), text)
             if injector.hits == "endpoints":
                 _check_endpoint(scenario, fault.with_.get("endpoint"), (*at, "with"), tell)
             lasting = "node" in injector.where or injector.lasting
@@ -99,7 +99,7 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
 
 
 def _check_endpoint(scenario: Scenario, name: object, at: Keys, tell: Tell) -> None:
-    """It is one of the job's, and the job is led to the proxy that will stand before it."""
+    """The endpoint must be in job.endpoints, and the job must use the address of the proxy in front of it."""
     job = scenario.job
     if name not in job.endpoints:
         near = registry.suggest(str(name), job.endpoints)
@@ -107,8 +107,8 @@ def _check_endpoint(scenario: Scenario, name: object, at: Keys, tell: Tell) -> N
         tell((*at, "endpoint") if name else at, f"job.endpoints has no {name or 'endpoint'!r}; {hint}")
         return
     words = [job.command] if isinstance(job.command, str) else job.command
-    told = any(f"{{{ENDPOINT}{name}}}" in text for text in [*words, *job.env.values()])
-    if not told and not (name == "rendezvous" and scenario.launcher != "local"):
+    used = any(f"{{{ENDPOINT}{name}}}" in text for text in [*words, *job.env.values()])
+    if not used and not (name == "rendezvous" and scenario.launcher != "local"):
         tell(
             (*at, "endpoint"),
             f"nothing leads the job to the proxy before {name}; write {{{ENDPOINT}{name}}} in its command or env where "
@@ -138,7 +138,7 @@ def _check_items(scenario: Scenario, tell: Tell) -> None:
 
 
 def _check_end(scenario: Scenario, tell: Tell) -> None:
-    """A run that is ended on purpose is not the whole job, and a twin of it would have no end."""
+    """A run that `until` ends is not the whole job, so it can't be compared with a twin, nor be completed."""
     if not scenario.until:
         return
     if scenario.twin.runs:

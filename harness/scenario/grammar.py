@@ -1,6 +1,6 @@
-"""The grammar of a scenario: what may be written, with its types. `loader.py` loads it and says what is wrong.
+"""The keys of a scenario, with their types. `loader.py` loads a file and reports mistakes.
 
-Field descriptions go into the JSON Schema, and from there into the editor.
+The descriptions of the fields appear in the reference, in the JSON Schema, and so in editors.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ COLLECTIVE = frozenset({"operation", "group", "min_bytes", "max_bytes"})
 
 
 class Between(Strict):
-    """A number drawn by the seed, both ends included."""
+    """A number that is drawn at random from the seed, both ends included."""
 
-    between: Annotated[list[Index], Field(min_length=2, max_length=2, description="The smallest and the largest.")]
+    between: Annotated[
+        list[Index], Field(min_length=2, max_length=2, description="The smallest and the largest number.")
+    ]
 
     @model_validator(mode="after")
     def _in_order(self) -> Between:
@@ -48,22 +50,28 @@ class Between(Strict):
 
 
 class Target(Strict):
-    """Whom a fault hits: exactly one of these. In a job of replicas, a rank is one of a replica."""
+    """The ranks or nodes that a fault hits: exactly one of these keys. In a job with replicas, ranks are numbered in
+    each replica."""
 
-    rank: Annotated[Index | Literal["any"] | None, Field(description="This one; any is drawn by the seed.")] = None
-    ranks: Annotated[list[Index] | None, Field(min_length=1, description="These.")] = None
-    node: Annotated[
-        Index | Literal["any"] | None, Field(description="All ranks of this node; any is drawn by the seed.")
+    rank: Annotated[
+        Index | Literal["any"] | None, Field(description="A rank by its number; `any`: drawn at random from the seed.")
     ] = None
-    nodes: Annotated[list[Index] | None, Field(min_length=1, description="All ranks of these nodes.")] = None
-    local_rank: Annotated[Index | None, Field(description="This local rank, on every node.")] = None
-    count: Annotated[Count | None, Field(description="So many ranks, drawn by the seed.")] = None
-    percent: Annotated[float | None, Field(gt=0, le=100, strict=False, description="So many percent of the ranks.")] = (
-        None
-    )
-    all: Annotated[Literal[True] | None, Field(description="Every rank; `target: all` is the same.")] = None
+    ranks: Annotated[list[Index] | None, Field(min_length=1, description="Ranks by their numbers.")] = None
+    node: Annotated[
+        Index | Literal["any"] | None, Field(description="All ranks of a node; `any`: drawn at random from the seed.")
+    ] = None
+    nodes: Annotated[list[Index] | None, Field(min_length=1, description="All ranks of several nodes.")] = None
+    local_rank: Annotated[Index | None, Field(description="The rank with this local rank on every node.")] = None
+    count: Annotated[
+        Count | None, Field(description="A number of ranks; which ones is drawn at random from the seed.")
+    ] = None
+    percent: Annotated[
+        float | None,
+        Field(gt=0, le=100, strict=False, description="A percentage of the ranks, drawn at random from the seed."),
+    ] = None
+    all: Annotated[Literal[True] | None, Field(description="All ranks; `target: all` is the same.")] = None
     replica: Annotated[
-        Index | None, Field(description="This replica: all of it, or the rank or ranks that stand beside it.")
+        Index | None, Field(description="A replica: all its ranks, or those in the key `rank` or `ranks` beside it.")
     ] = None
 
     @model_validator(mode="after")
@@ -80,29 +88,34 @@ class Target(Strict):
 
 
 class When(Strict):
-    """When a fault lands: a point of the training loop, or something that is seen from outside."""
+    """When a fault lands: at a point of the training loop, or after an event that is seen from outside."""
 
-    step: Annotated[Count | Between | None, Field(description="During this step, counted over the whole training.")] = (
-        None
-    )
+    step: Annotated[Count | Between | None, Field(description="In this step, counted over the whole training.")] = None
     phase: Annotated[
-        PhaseName | None, Field(description="On entering this phase; without it at the start of the step.")
+        PhaseName | None, Field(description="When this phase begins; without it, when the step begins.")
     ] = None
-    nth: Annotated[Count, Field(description="The nth time that the phase is entered in that step.")] = 1
-    operation: Annotated[OperationName | None, Field(description="On starting a collective of this kind.")] = None
-    group: Annotated[str | None, Field(description="Of this process group: its name, or its description.")] = None
-    min_bytes: Annotated[Index | None, Field(description="Of at least this size: what goes in or comes out.")] = None
-    max_bytes: Annotated[Index | None, Field(description="Of at most this size.")] = None
+    nth: Annotated[Count, Field(description="The nth time that the phase begins in the step.")] = 1
+    operation: Annotated[OperationName | None, Field(description="When a collective of this kind begins.")] = None
+    group: Annotated[
+        str | None, Field(description="Only collectives of this process group: its name, or its description.")
+    ] = None
+    min_bytes: Annotated[
+        Index | None, Field(description="Only collectives whose input or output has at least this size in bytes.")
+    ] = None
+    max_bytes: Annotated[Index | None, Field(description="Only collectives of at most this size in bytes.")] = None
     attempt: Annotated[Index | None, Field(description="Only in this attempt: 1 is after the first restart.")] = None
     time: Annotated[
-        Seconds | None, Field(description="So long after the launch; beside after: no sooner than that.")
+        Seconds | None, Field(description="This long after the launch; together with `after`: no sooner than that.")
     ] = None
-    after: Annotated[str | None, Field(description="After something happened to this earlier fault.")] = None
+    after: Annotated[
+        str | None, Field(description="The id of an earlier fault: when that fault has reached `state`.")
+    ] = None
     state: Annotated[
-        Literal["applied", "felt", "recovered", "rolled_back"], Field(description="What happened to that fault.")
+        Literal["applied", "felt", "recovered", "rolled_back"],
+        Field(description="The state of the fault in `after` that is waited for."),
     ] = "applied"
-    checkpoints: Annotated[Count | None, Field(description="Once so many checkpoints have been saved.")] = None
-    delay: Annotated[Seconds, Field(description="And so long after that.")] = 0.0
+    checkpoints: Annotated[Count | None, Field(description="When this number of checkpoints has been saved.")] = None
+    delay: Annotated[Seconds, Field(description="A further delay, after `after` or `checkpoints`.")] = 0.0
 
     @model_validator(mode="after")
     def _one_kind(self) -> When:
@@ -131,58 +144,69 @@ class When(Strict):
 
 
 class Fault(Strict):
-    """What goes wrong, in whom, and when."""
+    """One fault: what goes wrong, which target it hits, and when."""
 
     inject: Annotated[str, Field(description="The injector's name; `torchaos list` shows all.")]
-    id: Annotated[str | None, Field(pattern=NAME, description="How other faults and the report call it.")] = None
+    id: Annotated[
+        str | None, Field(pattern=NAME, description="Its name in `after` of other faults, and in reports.")
+    ] = None
     target: Annotated[
         Target | None, BeforeValidator(lambda value: {"all": True} if value == "all" else value),
-        Field(description="Whom it hits. Faults that hit files or endpoints have none."),
+        Field(description="The ranks or nodes that it hits. Faults that hit files or endpoints have no target."),
     ] = None  # fmt: skip
     when: Annotated[When, Field(description="When it lands.")]
     with_: Annotated[dict[str, Any], Field(alias="with", description="The injector's parameters.")] = Field(
         default_factory=dict
     )
     for_: Annotated[
-        Seconds | None, Field(alias="for", description="Taken back after this long; else when the run ends.")
+        Seconds | None,
+        Field(alias="for", description="How long it lasts; without it, `limits.duration` or until the run ends."),
     ] = None
-    times: Annotated[Count, Field(description="How often it fires in all, restarts included.")] = 1
+    times: Annotated[Count, Field(description="How often it lands in total, restarts included.")] = 1
 
 
 class Never(Strict):
-    """What no fault may ever hit; a random target is drawn among the others."""
+    """What no fault may ever hit. A random target is drawn from the rest."""
 
     ranks: Annotated[list[Index], Field(description="These ranks.")] = Field(default_factory=list)
     nodes: Annotated[list[Index], Field(description="All ranks of these nodes.")] = Field(default_factory=list)
 
 
 class Limits(Strict):
-    """Blast radius: a plan that goes beyond it is refused, and a fault that would go beyond it does not land."""
+    """The blast radius: a plan that exceeds it is refused, and a fault that would exceed it does not land."""
 
-    ranks: Annotated[Count | None, Field(description="So many ranks at most, over all faults of the run.")] = None
-    nodes: Annotated[Count | None, Field(description="On so many nodes at most.")] = None
+    ranks: Annotated[Count | None, Field(description="The most ranks that the faults of a run may hit together.")] = (
+        None
+    )
+    nodes: Annotated[Count | None, Field(description="The most nodes that the faults of a run may hit together.")] = (
+        None
+    )
     percent: Annotated[
-        float | None, Field(gt=0, le=100, strict=False, description="So many percent of the job's ranks at most.")
+        float | None,
+        Field(gt=0, le=100, strict=False, description="The most ranks again, in percent of the job's ranks."),
     ] = None
-    duration: Annotated[Seconds | None, Field(description="No fault lasts longer; it is then taken back.")] = None
-    never: Annotated[Never, Field(description="Whom no fault may hit.")] = Field(default_factory=Never)
+    duration: Annotated[
+        Seconds | None, Field(description="The longest time that a fault may last; then it is undone.")
+    ] = None
+    never: Annotated[Never, Field(description="Ranks and nodes that no fault may hit.")] = Field(default_factory=Never)
 
 
 class Twin(Strict):
-    """The fault-free run that the faulted one is compared with; more than one only where the first differs."""
+    """The fault-free runs that the run is compared with. More than one twin is run only if the first one differs."""
 
-    runs: Annotated[int, Field(ge=0, le=5, description="So many at most; `twin: none` is 0.")] = 3
+    runs: Annotated[int, Field(ge=0, le=5, description="The largest number of twins; `twin: none` is 0.")] = 3
 
 
 class Repeat(Strict):
-    """How often the scenario is run, with seeds counted up, and how many of them must pass: all, unless said here."""
+    """How often the scenario is run, with the seed increased by 1 each time, and how many runs must pass: all, unless
+    `at_least` or `rate` is given."""
 
-    times: Annotated[Count, Field(description="How often; `repeat: 30` is the same.")]
-    at_least: Annotated[Count | None, Field(description="So many of them must pass.")] = None
+    times: Annotated[Count, Field(description="The number of runs; `repeat: 30` is the same.")]
+    at_least: Annotated[Count | None, Field(description="The number of runs that must pass.")] = None
     rate: Annotated[
-        float | None, Field(gt=0, lt=1, description="The share that passes must be shown to be at least this.")
+        float | None, Field(gt=0, lt=1, description="The runs must show that at least this share of runs passes.")
     ] = None
-    confidence: Annotated[float, Field(gt=0, lt=1, description="Of the bounds of that share.")] = 0.95
+    confidence: Annotated[float, Field(gt=0, lt=1, description="The confidence with which `rate` is shown.")] = 0.95
 
     @model_validator(mode="after")
     def _one_criterion(self) -> Repeat:
@@ -194,7 +218,7 @@ class Repeat(Strict):
 
 
 def _item(value: Any) -> Any:
-    """`name` or `{name: {parameter: value}}`, or `{name: }`."""
+    """Accepts the forms `name`, `{name: {parameter: value}}` and `{name: }`."""
     if isinstance(value, str):
         return {"name": value}
     if isinstance(value, dict) and len(value) == 1:
@@ -206,8 +230,8 @@ def _item(value: Any) -> Any:
 class Item(Strict):
     """An assertion or a condition."""
 
-    name: Annotated[str, Field(description="`torchaos list` shows all.")]
-    params: Annotated[dict[str, Any], Field(description="Its bounds, written as `name: {bound: value}`.")] = Field(
+    name: Annotated[str, Field(description="Its name; `torchaos list` shows all.")]
+    params: Annotated[dict[str, Any], Field(description="Its parameters, as `name: {parameter: value}`.")] = Field(
         default_factory=dict
     )
 
@@ -216,37 +240,40 @@ Items = list[Annotated[Item, BeforeValidator(_item)]]
 
 
 class Scenario(Strict):
-    """One experiment: a job, what goes wrong in it, and what must hold all the same."""
+    """One experiment: a job, the faults that hit it, and the assertions that must hold all the same."""
 
     scenario: Annotated[str, Field(pattern=NAME, description="Its name: small letters, digits, dots and dashes.")]
-    description: Annotated[str, Field(description="What it shows, for reports.")] = ""
-    seed: Annotated[Index, Field(description="Decides everything that is drawn.")] = 0
+    description: Annotated[str, Field(description="What it shows; for reports.")] = ""
+    seed: Annotated[Index, Field(description="Determines all random choices.")] = 0
     job: Annotated[Job, Field(description="The job that the faults hit.")]
-    faults: Annotated[list[Fault], Field(description="What goes wrong, each at its own moment.")] = Field(
+    faults: Annotated[list[Fault], Field(description="The faults, each with its own target and trigger.")] = Field(
         default_factory=list
     )
-    assert_: Annotated[Items, Field(alias="assert", min_length=1, description="What must hold all the same.")]
-    steady_state: Annotated[Items, Field(description="What must hold before any fault is injected.")] = Field(
+    assert_: Annotated[Items, Field(alias="assert", min_length=1, description="The assertions that must hold.")]
+    steady_state: Annotated[Items, Field(description="Conditions that must all hold before any fault is applied.")] = (
+        Field(default_factory=list)
+    )
+    stop: Annotated[Items, Field(description="Conditions; the run ends early if one of them holds.")] = Field(
         default_factory=list
     )
-    stop: Annotated[Items, Field(description="What ends the run early.")] = Field(default_factory=list)
-    until: Annotated[Items, Field(description="What ends the run on purpose: all of it together.")] = Field(
+    until: Annotated[Items, Field(description="Conditions; the run ends on purpose when all of them hold.")] = Field(
         default_factory=list
     )
-    limits: Annotated[Limits, Field(description="Blast radius.")] = Field(default_factory=Limits)
+    limits: Annotated[Limits, Field(description="The blast radius.")] = Field(default_factory=Limits)
     consent: Annotated[
         list[str],
-        Field(description="What may hurt the host, such as kmsg or clock; the command line must say it too."),
+        Field(
+            description="Consents for faults that may hurt the host, such as kmsg or clock; the command line must give "
+            "them as well."
+        ),
     ] = Field(default_factory=list)
     twin: Annotated[
         Twin, BeforeValidator(lambda value: {"runs": 0} if value == "none" else value),
-        Field(description="How often the job is run without its faults, to compare with; or none."),
+        Field(description="The fault-free runs to compare with; or `none`."),
     ] = Field(default_factory=Twin)  # fmt: skip
     repeat: Annotated[
         Repeat | None, BeforeValidator(lambda value: {"times": value} if isinstance(value, int) else value),
-        Field(description="How often it is run; a number, or with what is asked of the repetitions."),
+        Field(description="How often the scenario is run: a number, or a mapping that says how many must pass."),
     ] = None  # fmt: skip
-    launcher: Annotated[str, Field(description="Where the job's nodes are: local, netns, docker.")] = "local"
-    tags: Annotated[list[str], Field(description="Words of yours, for what reads the file.")] = Field(
-        default_factory=list
-    )
+    launcher: Annotated[str, Field(description="How the job's nodes are made: local, netns, docker.")] = "local"
+    tags: Annotated[list[str], Field(description="Your own words, for your own tools.")] = Field(default_factory=list)

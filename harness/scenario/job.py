@@ -1,4 +1,4 @@
-"""What may be written of the job, with its types."""
+"""The keys of a scenario's job, with their types."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torchaos.harness.scenario.strict import NAME, Count, Strict
 
 
 class Checkpoints(Strict):
-    """Where the job keeps its checkpoints: what is read, judged and damaged."""
+    """The job's checkpoints: torchaos reads, judges and damages them there."""
 
-    path: Annotated[str, Field(min_length=1, description="Folder under which the job keeps its checkpoints.")]
+    path: Annotated[str, Field(min_length=1, description="The folder below which the job keeps its checkpoints.")]
     size: Annotated[
-        Bytes | None, Field(ge=1, description="It is a file system of its own, in memory, of this size; needs {run}/.")
+        Bytes | None,
+        Field(ge=1, description="Makes the folder a file system in memory, of this size; it must be below {run}."),
     ] = None
 
     @model_validator(mode="after")
@@ -31,22 +32,24 @@ class Checkpoints(Strict):
 
 
 class Resubmit(Strict):
-    """The command is started again, as a scheduler in front of torchrun does."""
+    """Starts the command again after a failure, as a scheduler does with torchrun."""
 
     times: Annotated[Count, Field(description="How often the command is started again when it exits with an error.")]
-    delay: Annotated[Seconds, Field(description="How long after the exit.")] = 0.0
+    delay: Annotated[Seconds, Field(description="The time between the exit and the next start.")] = 0.0
 
 
 class Log(Strict):
-    """How steps and losses are read from the job's output where no agent can see them."""
+    """How steps and losses are read from the job's output, for a job whose steps the agent can't see."""
 
     format: Annotated[str | None, Field(description="A known format, such as torchtitan, megatron or hf.")] = None
-    regex: Annotated[str | None, Field(description="Your own, with the named groups step, loss and lr.")] = None
-    path: Annotated[str | None, Field(description="The file, where it is not the job's output.")] = None
+    regex: Annotated[
+        str | None, Field(description="Your own regular expression, with the named groups step, loss and lr.")
+    ] = None
+    path: Annotated[str | None, Field(description="The log file, if the job does not print to its output.")] = None
 
 
 class Container(Strict):
-    """What each node is made from, where the launcher makes containers."""
+    """The containers of the launcher docker: each node is a container."""
 
     image: Annotated[
         str, Field(description="An image that the engine has; host: this machine's own programs and Python, read-only.")
@@ -54,7 +57,7 @@ class Container(Strict):
     mounts: Annotated[
         list[Annotated[str, Field(pattern=r"^[^:]+:/[^:]*(:ro)?$")]],
         Field(description="Folders of this machine, SOURCE:TARGET or SOURCE:TARGET:ro. The run's own folder, the "
-              "working directory and the checkpoints are there without it."),
+              "working directory and the checkpoints are always mounted."),
     ] = Field(default_factory=list)  # fmt: skip
 
 
@@ -70,24 +73,28 @@ class Job(Strict):
     command: Annotated[
         str | list[str],
         Field(description="The torchrun command line, as you would type it. {run}: the run's own folder; {jobs}: the "
-              "jobs that come with torchaos; {here}: the folder of this file; {python}: the interpreter of torchaos."),
+              "jobs that come with torchaos; {here}: the folder of this file; {python}: torchaos's own Python."),
     ]  # fmt: skip
-    cwd: Annotated[str, Field(description="Working directory; relative to this file.")] = "."
-    env: Annotated[dict[str, str], Field(description="Added to the environment; values are text.")] = Field(
+    cwd: Annotated[str, Field(description="The working directory, relative to this file.")] = "."
+    env: Annotated[dict[str, str], Field(description="Variables to add to the environment; values are text.")] = Field(
         default_factory=dict
     )
-    checkpoints: Annotated[Checkpoints | None, Field(description="Where its checkpoints are.")] = None
+    checkpoints: Annotated[Checkpoints | None, Field(description="Where the checkpoints are.")] = None
     endpoints: Annotated[
         dict[Annotated[str, Field(pattern=NAME)], Annotated[str, AfterValidator(_address)]],
-        Field(description="What the job reaches by an address, host:port by name; {endpoint.NAME} in command and env "
-              "is that address, or of the proxy that a fault puts before it. rendezvous: where the nodes meet."),
+        Field(description="Addresses that the job uses: host:port by name. {endpoint.NAME} in command and env becomes "
+              "the address, or the address of a proxy if a fault hits the endpoint. rendezvous: where the nodes meet."),
     ] = Field(default_factory=dict)  # fmt: skip
     timeout: Annotated[Seconds, Field(description="The run is ended after this long.")] = 600.0
-    world_size: Annotated[Count | None, Field(description="How many ranks, where the command does not say it.")] = None
-    nodes: Annotated[Count | None, Field(description="How many nodes, where the command does not say it.")] = None
+    world_size: Annotated[Count | None, Field(description="The number of ranks, if the command does not show it.")] = (
+        None
+    )
+    nodes: Annotated[Count | None, Field(description="The number of nodes, if the command does not show it.")] = None
     replicas: Annotated[
-        Count, Field(description="The command is started so many times side by side, as torchft's replica groups are.")
+        Count, Field(description="How many times the command is started side by side, as for torchft's replica groups.")
     ] = 1
     container: Annotated[Container | None, Field(description="For launcher: docker.")] = None
-    log: Annotated[Log | None, Field(description="Where steps and losses are printed, and how.")] = None
-    resubmit: Annotated[Resubmit | None, Field(description="Without it a command that has ended stays ended.")] = None
+    log: Annotated[Log | None, Field(description="How to read steps and losses from the job's log.")] = None
+    resubmit: Annotated[
+        Resubmit | None, Field(description="Start the command again when it fails; without it, it is started once.")
+    ] = None

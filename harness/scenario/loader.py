@@ -1,4 +1,4 @@
-"""Loads scenarios. Whatever is wrong with one is said all at once, each with its place and what to do about it."""
+"""Loads scenarios. All mistakes in a file are reported at once, each with its place and advice."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
-    """Raises ScenarioError, a line per problem: `file:line:column: what; what to do`."""
+    """Loads a scenario file. `overrides`: texts `KEY=VALUE` that replace values. Raises ScenarioError with a line for
+    each mistake: `file:line:column: what is wrong; what to do`."""
     return load_as(Scenario, path, overrides, check)
 
 
 def load_as(model: type[Model], path: Path, overrides: Sequence[str], check: Callable[[Model, Tell], None]) -> Model:
-    """`model`: what such a file holds; `check` tells what must hold between its parts. Raises ScenarioError."""
+    """Loads a file as another type, such as a game day. `model`: the type; `check` reports mistakes between its parts.
+    Raises ScenarioError."""
     source = read(path)
     _check_kind(model, source)
-    set_in_file = [_override(source, text) for text in overrides]
+    overridden = [_override(source, text) for text in overrides]
     problems: list[Problem] = []
 
     def tell(keys: Keys, text: str, key: bool = False) -> None:
-        by_hand = next((".".join(map(str, at)) for at in set_in_file if keys[: len(at)] == at), None)
-        problems.append(Problem(source.place(keys, key), f"--set {by_hand}: {text}" if by_hand else text))
+        override = next((".".join(map(str, at)) for at in overridden if keys[: len(at)] == at), None)
+        problems.append(Problem(source.place(keys, key), f"--set {override}: {text}" if override else text))
 
     found = _typed(model, source, tell)
     if found is not None:
@@ -50,14 +52,14 @@ _OTHER_KINDS = {
 
 
 def _check_kind(model: type[BaseModel], source: Source) -> None:
-    """One line for a file that is of another command."""
+    """Raises ScenarioError with a single line for a file that belongs to another command."""
     kind = next((name for name in _OTHER_KINDS if name in source.data), None)
     if model is Scenario and kind and "scenario" not in source.data:
         raise ScenarioError(source.path, [Problem(source.place((kind,), True), f"this is {_OTHER_KINDS[kind]}")])
 
 
 def _override(source: Source, text: str) -> Keys:
-    """Put `key.sub=value` into the data; the grammar then judges it like all the rest."""
+    """Puts `key.sub=value` into the data, where it is checked like the rest. Raises UsageError if it has no place."""
     dotted, equals, raw = text.partition("=")
     keys: Keys = tuple(int(part) if re.fullmatch("[0-9]{1,6}", part) else part for part in dotted.split("."))
     if not equals or not all(part != "" for part in keys):

@@ -1,4 +1,4 @@
-"""Pydantic's errors in the words of a person who writes scenarios, one per place."""
+"""Turns pydantic's errors into messages for people who write scenarios, one for each place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchaos.harness import registry
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.yaml_source import Keys, Source
 
-# What pydantic calls a thing is not what a person calls it.
+# Plain words for pydantic's types.
 _EXPECTED = {
     "int_type": "a whole number", "string_type": "text; put it in quotes", "float_type": "a number",
     "bool_type": "true or false", "list_type": "a list", "dict_type": "a mapping", "model_type": "a mapping",
@@ -27,8 +27,8 @@ _BOUNDS = {
 
 
 def most_telling(source: Source, error: ValidationError, model: type[BaseModel]) -> dict[Keys, Any]:
-    """One error per place: where a value may be several things, that of the thing it was meant to be. A key that is
-    misspelt is not missing too."""
+    """The most useful error for each place. If a value may have several types, it is the error for the type that was
+    probably meant. A misspelt key is not also reported as missing."""
     best: dict[Keys, Any] = {}
     for found in error.errors():
         keys = _in_file(source, tuple(found["loc"]), found["type"])
@@ -43,17 +43,18 @@ def _rank_of(found: Any) -> int:
 
 
 def _in_file(source: Source, loc: Keys, kind: str) -> Keys:
-    """Pydantic's location without the parts that the file does not have (union members, normalised items)."""
+    """Pydantic's location without the parts that are not in the file (union members, normalised items)."""
     keys: Keys = ()
     for part in loc:
         if (*keys, part) in source.values or (*keys, part) in source.keys:
             keys = (*keys, part)
-    if kind in ("missing", "extra_forbidden") and keys[-1:] != loc[-1:]:  # not in the file, or put in by --set
+    if kind in ("missing", "extra_forbidden") and keys[-1:] != loc[-1:]:  # missing in the file, or added by --set
         return (*keys, loc[-1])
     return keys
 
 
 def words(found: Any, keys: Keys, model: type[BaseModel] = Scenario) -> str:
+    """The message for one of pydantic's errors. `keys`: its place in the file."""
     kind, name = found["type"], next((key for key in reversed(keys) if isinstance(key, str)), "scenario")
     if kind == "extra_forbidden":
         near = _near(found, model)
@@ -85,12 +86,12 @@ def _shown(value: Any) -> str:
 
 
 def _near(found: Any, model: type[BaseModel]) -> str | None:
-    """What an unknown key was meant to be."""
+    """The known key that an unknown key probably means; None if there is none."""
     return registry.suggest(str(found["loc"][-1]), _keys_beside(found["loc"], model))
 
 
 def _keys_beside(loc: Keys, whole: type[BaseModel]) -> list[str]:
-    """The keys that the grammar knows where the unknown one stands."""
+    """The keys that are allowed at the place of an unknown key."""
     model: Any = whole
     for part in loc[:-1]:
         if isinstance(part, str):

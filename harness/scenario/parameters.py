@@ -1,4 +1,4 @@
-"""The parameters of a plug-in: the fields of its dataclass, typed by their annotations."""
+"""The parameters of a plug-in: the fields of its dataclass, with the types of their annotations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from torchaos.harness.agent.fault import DRAWN
 from torchaos.harness.scenario.mistakes import words
 from torchaos.harness.scenario.yaml_source import Keys
 
-Tell = Callable[..., None]  # the place, the text, and whether the key is meant rather than its value
+Tell = Callable[..., None]  # reports a mistake: (place, text, whether the place is the key and not its value)
 
 
 def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell) -> dict[str, Any]:
-    """The parameters of a plug-in, typed. `tell` gets those that don't fit, or are missing, and what the plug-in itself
-    says of their values (a ValueError of its `__post_init__`)."""
+    """The parameters of a plug-in, converted to their types. `found`: its class; `at`: their place in the file.
+
+    Reported to `tell` are unknown, wrong and missing parameters, and values that the plug-in itself refuses by a
+    ValueError in its `__post_init__`."""
     known = {field.name: field for field in parameters_of(found)}
     values: dict[str, Any] = {}
     mistakes: list[tuple[Any, ...]] = []
@@ -48,7 +50,7 @@ def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell)
 
 
 def parameters_of(found: Any) -> list[Field[Any]]:
-    """Those that a scenario may give."""
+    """The fields that a scenario may set; fields that are drawn at random are left out."""
     return [field for field in fields(found) if field.init and not field.metadata.get(DRAWN)]
 
 
@@ -59,5 +61,6 @@ def schema_of(found: Any) -> dict[str, Any]:
 
 
 def _type(found: Any, field: Field[Any]) -> TypeAdapter[Any]:
-    """Evaluated in the plug-in's own module, and only for this field: the others may name types of type checkers."""
+    """The type of one field. Its annotation is evaluated in the plug-in's module, and only its own: other annotations
+    may name types that are imported only for type checkers."""
     return TypeAdapter(eval(str(field.type), vars(sys.modules[found.__module__])))

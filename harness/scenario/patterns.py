@@ -1,4 +1,4 @@
-"""Regular expressions, as a scenario gives them."""
+"""The type of a regular expression in a scenario."""
 
 from __future__ import annotations
 

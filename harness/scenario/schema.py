@@ -1,4 +1,4 @@
-"""The JSON Schema of scenario files, with what every plug-in adds to it."""
+"""The JSON Schema of scenario files, with the parameters of all installed plug-ins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchaos.harness.scenario.parameters import schema_of
 
 
 def json_schema() -> dict[str, Any]:
-    """For editors. The parameters of each injector, assertion and condition are described in `$defs`."""
+    """The schema, for editors. Parameters of assertions and conditions are in `properties`, of injectors in `$defs`."""
     schema = Scenario.model_json_schema(by_alias=True)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     for key, group in (("assert", "assertions"), ("steady_state", "conditions"), ("stop", "conditions")):

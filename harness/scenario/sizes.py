@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write them."""
+"""Sizes with units, such as 500MB, and their values in bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]i?B|B)")
 
 
 def parse_size(value: object) -> int:
-    """Bytes from `5GB`, `512MiB`; a number without a unit is refused. Raises ValueError."""
+    """The bytes of a size such as `5GB` or `512MiB`. Raises ValueError for anything else, also for a number without a
+    unit."""
     found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     unit = found and {"KB": "kB", "kiB": "KiB"}.get(found[2], found[2])
     if not found or unit not in _UNITS:
@@ -22,6 +23,7 @@ def parse_size(value: object) -> int:
 
 
 def size_in_words(size: float) -> str:
+    """A number of bytes with a suitable decimal unit, such as 1.5 GB."""
     for unit in ("TB", "GB", "MB", "kB"):
         if size >= _UNITS[unit]:
             return f"{size / _UNITS[unit]:.1f} {unit}"

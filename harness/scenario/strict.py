@@ -1,4 +1,4 @@
-"""What all grammars are made of."""
+"""The base class and small types of all grammars: scenarios, game days and gates."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ Index = Annotated[int, Field(ge=0)]
 
 
 class Strict(BaseModel):
-    """Unknown keys are refused, and nothing is converted: `"3"` is no number."""
+    """Refuses unknown keys, and converts no values: `"3"` is no number."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=False)

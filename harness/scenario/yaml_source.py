@@ -1,7 +1,7 @@
-"""YAML to plain data, with the place of every key and value, and without the traps of YAML 1.1.
+"""Reads YAML into plain data, with the place of each key and value, and without the traps of YAML 1.1.
 
-Only `true` and `false` are booleans, only decimal digits make an integer (`017`, `10:30` and dates are text), `1e-3` is
-a number, and a key that stands twice is an error, as are what is too large, too deep, or not UTF-8.
+Only `true` and `false` are booleans. Only decimal digits make an integer: `017`, `10:30` and dates are text. `1e-3` is
+a number. Errors are: a key that occurs twice, and a file that is too large, too deep, or not UTF-8.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Keys = tuple[str | int, ...]
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Counted from 1, as editors do."""
+    """A place in a file; lines and columns are counted from 1, as in editors."""
 
     line: int
     column: int
@@ -30,12 +30,14 @@ class Place:
 
 @dataclass(frozen=True, order=True)
 class Problem:
+    """One mistake in a file."""
+
     place: Place
     text: str  # what is wrong, and what to do
 
 
 class ScenarioError(UsageError):
-    """Everything that is wrong with one file, in order of position; a line each."""
+    """All mistakes in one file, in order of their places, with a line for each."""
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.problems = sorted(set(problems))
@@ -44,7 +46,7 @@ class ScenarioError(UsageError):
 
 @dataclass
 class Source:
-    """A document: its data, and where things stand in it."""
+    """A YAML document: its data, and the places of its values and keys."""
 
     path: Path
     data: dict[str, Any]
@@ -52,7 +54,8 @@ class Source:
     keys: dict[Keys, Place] = field(default_factory=dict)
 
     def place(self, keys: Keys, key: bool = False) -> Place:
-        """Of a value, or of its key; of the nearest thing around it where it is not there itself."""
+        """The place of a value, or of its key if `key`. If the file does not contain it, the place of what encloses
+        it."""
         for end in range(len(keys), -1, -1):
             at = keys[:end]
             found = (self.keys if key else self.values).get(at) or self.values.get(at)
@@ -72,7 +75,7 @@ class _Loader(yaml.SafeLoader):
     nodes = depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Bounded while it reads: a large or deep file is refused before it costs seconds or the stack."""
+        """Refuses a large or deep document while it is read, before it costs seconds or overflows the stack."""
         self.nodes, self.depth = self.nodes + 1, self.depth + 1
         if self.nodes > 2 * MAX_NODES or self.depth > MAX_DEPTH + 1:  # keys are nodes too
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
@@ -84,7 +87,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what either YAML 1.1 or `_Loader` takes for anything but text, and writes no aliases."""
+    """Quotes text that YAML 1.1 or `_Loader` would read as another type, and writes no aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -101,7 +104,8 @@ for _tag, _pattern, _first in (
 
 
 def read(path: Path) -> Source:
-    """Raises ScenarioError for anything that is not one mapping of plain data."""
+    """Reads a file. Raises UsageError if it can't be read, and ScenarioError if it is not a single mapping of plain
+    data."""
     return parse(path, _text(path))
 
 
@@ -122,6 +126,7 @@ def _text(path: Path) -> str:
 
 
 def parse(path: Path, text: str) -> Source:
+    """Parses the text of a file as `read` does. `path`: for messages."""
     source = Source(path, {})
     try:
         loader = _Loader(text)
@@ -201,13 +206,13 @@ class _Builder:
 
 
 def dumped(data: Any) -> str:
-    """As YAML that `parse` reads back as it was. Keys are in the order of `data`."""
+    """`data` as YAML that `parse` reads back unchanged. Keys keep their order."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=120)
     return text
 
 
 def value_of(text: str) -> Any:
-    """One value by the same rules, as `--set` takes it. Raises ValueError."""
+    """A single value, read by the same rules, for `--set`. Raises ValueError."""
     try:
         data = parse(Path("--set"), f"value: {text}\n").data
         if len(data) > 1:

@@ -1,9 +1,9 @@
-"""Let a CUDA build of torch run on the CPU without its CUDA libraries.
+"""Lets a CUDA build of torch run on the CPU without its CUDA libraries.
 
-Package indexes keep only CUDA builds of most torch releases. Their libraries (cuDNN, cuBLAS, NCCL, ...) are gigabytes
-that a job on the CPU never calls, yet the loader wants to see them. This makes a small shared library for each one that
-is missing, with the right SONAME and every symbol that torch's own libraries ask of it. Each function in it answers "no
-CUDA device" (100), as the real libraries do on a machine without a GPU. torch itself stays as its wheel has it.
+Package indexes keep only CUDA builds of most torch releases. Their libraries (cuDNN, cuBLAS, NCCL, ...) have gigabytes.
+A job on the CPU never calls them, but the loader requires them. This script makes a small shared library in place of
+each missing library, with the right SONAME and all symbols that torch's own libraries need from it. Each function
+returns "no CUDA device" (100), as the real libraries do on a machine without a GPU. torch itself is not changed.
 
 Usage: python3 ci/cuda_stubs.py SITE_PACKAGES/torch/lib. Needs gcc and readelf (Debian: gcc, which brings binutils).
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 CUDA = re.compile(r"(__cu|cu|nv|nccl)")
 PLAIN = ""  # the version name of a symbol that has none
-# Loaded only when a CUDA kernel is compiled at run time, and it wants the driver, which no wheel brings.
+# Loaded only when a CUDA kernel is compiled at run time; it needs the driver, which is in no wheel.
 LAZY = {"libcaffe2_nvrtc.so"}
 
 
@@ -29,12 +29,12 @@ def readelf(option: str, library: Path) -> list[list[str]]:
 
 
 def needed(library: Path) -> set[str]:
-    """The SONAMEs that `library` asks the loader for."""
+    """The SONAMEs of the libraries that `library` needs."""
     return {words[-1].strip("[]") for words in readelf("--dynamic", library) if "(NEEDED)" in words}
 
 
 def symbols(library: Path) -> tuple[dict[str, tuple[str, str]], set[str]]:
-    """What `library` asks of others (name -> version, type), and what it defines."""
+    """The symbols that `library` needs from others (name -> version, type), and the symbols that it defines."""
     wanted: dict[str, tuple[str, str]] = {}
     defined: set[str] = set()
     for words in readelf("--dyn-syms", library):

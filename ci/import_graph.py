@@ -1,10 +1,11 @@
-"""Prints which room of the harness imports which, and where that goes wrong: arrows up, and circles.
+"""Prints which room of the harness imports which, and what is wrong: arrows up, and circles.
 
     python ci/import_graph.py [TREE] [--arrows]
 
-TREE is a folder or a revision of git; without it, this checkout. A room is a package or a module right in harness/.
-An arrow goes from one room to another, and counts when the import runs: at the top of a module, in a function, or by a
-name in a string. What only type checkers read is counted apart. An arrow up goes against the layers in pyproject.toml.
+TREE is a folder or a revision of git; without it, this checkout. A room is a package or a module directly in harness/.
+An arrow goes from one room to another, and counts if the import is executed: at the top of a module, in a function, or
+by a name in a string. Imports only for type checkers are counted separately. An arrow up is against the layers in
+pyproject.toml.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def sources(tree: str) -> dict[str, str]:
 
 
 def imports(node: ast.AST, package: str, how: str = TOP) -> Iterator[tuple[str, str]]:
-    """The full names that the code below `node` imports, each with how."""
+    """Yields the full names that the code below `node` imports, each with the way of the import."""
     for child in ast.iter_child_nodes(node):
         inner = how
         if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
@@ -56,7 +57,7 @@ def imports(node: ast.AST, package: str, how: str = TOP) -> Iterator[tuple[str, 
 
 
 def arrows(files: Mapping[str, str]) -> Arrows:
-    """For each two rooms of which one imports the other: how, and in which files."""
+    """The imports between rooms: for each pair of rooms, the way of the import and the files."""
     found: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for path, text in files.items():
         if not path.endswith(".py") or path in ("harness/__init__.py", "harness/__main__.py"):
@@ -70,7 +71,7 @@ def arrows(files: Mapping[str, str]) -> Arrows:
 
 
 def circles(pairs: set[tuple[str, str]]) -> list[set[str]]:
-    """The sets of rooms that can all be reached from each other."""
+    """The sets of rooms in which each room can be reached from each other room."""
     reach = {room: {room} for pair in pairs for room in pair}
     for _ in reach:
         for one, other in pairs:
@@ -80,7 +81,7 @@ def circles(pairs: set[tuple[str, str]]) -> list[set[str]]:
 
 
 def floors(pyproject: str) -> dict[str, int]:
-    """The layer of each room, from 0 at the top; empty when the file lists none."""
+    """The layer of each room, from 0 at the top; empty if the file lists none."""
     listed = re.search(r'containers = \["torchaos\.harness"\]\n.*?layers = \[\n(.*?)\n\]', pyproject, re.DOTALL)
     layers = listed[1].splitlines() if listed else []
     return {room: floor for floor, layer in enumerate(layers) for room in re.findall(r"\w+", layer)}

@@ -1,4 +1,4 @@
-"""All benchmarks with short settings, which take some minutes: `make bench`. Each says in --help what it compares."""
+"""Runs all benchmarks with short settings, in some minutes: `make bench`. The --help of each says what it compares."""
 
 from __future__ import annotations
 

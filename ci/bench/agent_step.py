@@ -1,9 +1,10 @@
-"""The agent's cost per step: blocks of steps with the hooks on and off alternate within one process.
+"""Measures the agent's cost per step: blocks of steps with the hooks on and off alternate in one process.
 
-Separate runs of the same job differ by a quarter on a shared machine, so on and off are compared side by side: each
-pair of neighbouring blocks gives one ratio of median step times, and the mean of their logarithms a 95 % interval
-(Student's t). The job: a small model under DDP (gloo, one process), fed by a DataLoader with batches of 8 samples of
-1 KiB, padded to its length by a spin. Off, the hooks only look whether they are on; those of collectives are taken out.
+Separate runs of the same job differ by a quarter on a shared machine, so on and off are compared side by side. Each
+pair of neighbouring blocks gives one ratio of median step times; the mean of the logarithms of these ratios has a 95 %
+interval (Student's t). The job is a small model under DDP (gloo, one process) with batches of 8 samples of 1 KiB from a
+DataLoader; a spin makes each step as long as wanted. When off, the hooks only check a flag, and the hooks of
+collectives are removed.
 
 Usage: python ci/bench/agent_step.py [--ms 1 10 100] [--pairs 20] [--seconds 40]
 """
@@ -68,8 +69,8 @@ def steps(folder: Path, length_s: float) -> Iterator[float]:
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
     data = TensorDataset(torch.randn(512, 256), torch.randn(512))
     batches = (batch for loader in repeat(DataLoader(data, batch_size=8)) for batch in loader)
-    # What the job does by itself is measured once, and the spin fills up what is missing: it is the same with hooks and
-    # without, so that their cost comes on top.
+    # The job's own time is measured once, and the spin adds the rest. The spin is the same with and without hooks, so
+    # the cost of the hooks comes on top.
     spin = 0.0
     own: list[float] = []
     for number, (x, y) in enumerate(iter(batches)):
@@ -117,7 +118,7 @@ def measure(ms: float, hooks: tuple[str, ...], pairs: int, seconds: float) -> tu
 
         ratios, differences = [], []
         for pair in range(pairs):
-            first = bool(pair % 2)  # who goes first alternates, so that a drift cancels out
+            first = bool(pair % 2)  # on and off go first in turn, so that a drift cancels out
             found = {first: run(first)}
             found[not first] = run(not first)
             ratios.append(math.log(found[True] / found[False]))

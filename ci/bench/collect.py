@@ -1,8 +1,8 @@
-"""What loading the pytest plugin costs a project that does without it: `pytest --collect-only`. Aim: under 30 ms.
+"""Measures the cost of the pytest plugin for a project that does not use it: `pytest --collect-only`. Aim: under 30 ms.
 
-The same project (200 tests in 20 files, 20 files of YAML that are none of ours) is collected with the plugin and
-without it (`-p no:torchaos`), in turn, in processes of their own: each pair of neighbours gives one difference, and
-they a median and a mean with its 95 % interval.
+The same project (200 tests in 20 files, and 20 YAML files that are no scenarios) is collected with the plugin and
+without it (`-p no:torchaos`), in turn, in separate processes. Each pair of neighbours gives one difference; printed are
+the median and the mean of the differences, with its 95 % interval.
 
 Usage: python ci/bench/collect.py [--pairs 20]
 """
@@ -46,7 +46,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         project(folder)
-        collect(folder), collect(folder, "-p", "no:torchaos")  # what they compile is there from now on
+        collect(folder), collect(folder, "-p", "no:torchaos")  # from now on the byte code exists
         began = time.monotonic()
         pairs: list[tuple[float, float]] = []
         for number in range(given.pairs):

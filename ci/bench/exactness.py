@@ -1,15 +1,15 @@
-"""Whether a fault lands on exactly its rank, step and phase: many runs of the main job, each with another seed.
+"""Checks that a fault lands on exactly its rank, step and phase: many runs of the main job, each with another seed.
 
-A rank of the reference job dies (SIGKILL, a segmentation fault, an abort) in each phase in turn; the seed draws rank
-and step. Every run must pass, and what was planned is compared with witnesses that are not our agent:
+A rank of the reference job dies (SIGKILL, a segmentation fault, an abort) in each phase in turn; the seed determines
+rank and step. Each run must pass, and the plan is compared with witnesses other than torchaos's agent:
 
-- torchelastic: which rank it had started as the pid that failed, and with which exit code; where two ranks were gone by
-  the time it looked it names one of them, so the kernel's word (a pidfd held by the harness) is asked as well;
-- the job's own log: the last step that it printed is the one before the planned one (a rank that dies in its optimizer
-  has agreed to the step with all others, so rank 0 may still print it);
-- Python's faulthandler: the line of the trainer that a segfault or an abort happened in (SIGKILL leaves no stack);
-- the disk: the job goes on from the newest checkpoint that was complete when it started again, and from no other;
-- the plan: what was run is byte for byte what `torchaos plan --json` had printed for the same seed.
+- torchelastic: the exit code, and the rank that it had started with the pid that failed. If two ranks were gone when
+  torchelastic looked, it names only one of them, so the kernel (a pidfd held by the harness) is asked as well.
+- the job's own log: the last printed step is the step before the planned step. (A rank that dies in its optimizer has
+  completed the collectives of the step, so rank 0 may still print it.)
+- Python's faulthandler: the line of the trainer in which a segfault or an abort happened (SIGKILL leaves no stack).
+- the disk: the job resumes from the newest checkpoint that was complete when it started again.
+- the plan: the plan of the run is byte for byte the plan that `torchaos plan --json` had printed for the same seed.
 
 Usage: python ci/bench/exactness.py [--runs 30] [--first 0] [--out DIR]    (a run takes 12 s on a quiet machine)
 """
@@ -48,7 +48,7 @@ _TRAINER = re.compile(r'File "[^"]*/(gpt\.py)", line (\d+) in (step|train)\b')
 
 @dataclass
 class Found:
-    """One run: what was planned, what the witnesses say, and all that does not agree (`wrong`; empty: all does)."""
+    """One run: the plan, the reports of the witnesses, and all contradictions (`wrong`; empty: there are none)."""
 
     number: int
     inject: str
@@ -56,10 +56,10 @@ class Found:
     step: int
     phase: str
     verdict: str = ""
-    witness: str = ""  # who told the exit code and the pid
-    last_line: int | None = None
+    witness: str = ""  # which witness reported the exit code and the pid
+    last_line: int | None = None  # the last step in the job's log before the death
     resumed: int | None = None
-    line: str = ""  # of the trainer, where the stack was left
+    line: str = ""  # the line of the trainer in the stack
     seconds: float = 0.0
     folder: Path = Path()
     wrong: list[str] = field(default_factory=list)
@@ -88,7 +88,7 @@ def scenario_of(number: int) -> dict[str, Any]:
     phase = list(PHASES)[number % len(PHASES)]
     inject = list(CODES)[(number + number // len(PHASES)) % len(CODES)]
     step: int | dict[str, list[int]] = {"between": [5, 55]}
-    if phase == "checkpoint_write":  # a checkpoint is written once its step is over, hence during the next one
+    if phase == "checkpoint_write":  # a checkpoint is written after its step, hence during the next step
         step = random.Random(number).randrange(EVERY, 55, EVERY) + 1
     script = (
         f"{{jobs}}/gpt_ddp.py --steps {STEPS} --checkpoint-every {EVERY} --keep 9 --checkpoint-dir {{run}}/checkpoints"
@@ -111,8 +111,9 @@ def scenario_of(number: int) -> dict[str, Any]:
 
 
 def one_run(number: int, folder: Path, env: Mapping[str, str]) -> Found:
-    """Plan, run, and ask the witnesses. Scenarios lie in `folder` itself: a job's working directory is part of what its
-    twin is known by. `env` is the whole environment; its XDG_CACHE_HOME says where twins are kept."""
+    """Plans and runs one scenario, and asks the witnesses. All scenario files are in `folder` itself, because a job's
+    working directory is part of the key of its twin. `env`: the complete environment; XDG_CACHE_HOME in it is where
+    twins are kept."""
     file = folder / f"exactness-{number}.yaml"
     file.write_text(dumped(scenario_of(number)))
     planned = _torchaos(env, "plan", "--json", str(file)).stdout
@@ -146,22 +147,23 @@ def _torchaos(env: Mapping[str, str], *words: str) -> subprocess.CompletedProces
 
 
 def _ask_for_the_death(found: Found, log: str) -> None:
-    """The pid by torchelastic's own event of the start; its end by torchelastic's log line and by the kernel."""
+    """Checks the pid by torchelastic's start event, and its end by torchelastic's log line and by the kernel."""
     starts = [json.loads(line)["metadata"] for line in log.splitlines() if '"torchelastic.worker.status.START"' in line]
-    pids = {one["global_rank"]: int(one["worker_id"]) for one in starts if one["agent_restarts"] == 0}
+    pids = {start["global_rank"]: int(start["worker_id"]) for start in starts if start["agent_restarts"] == 0}
     pid, code = pids.get(found.rank), CODES[found.inject]
     exits = [event for event in _harness_events(found.folder, "rank.exited") if event["data"]["pid"] == pid]
     found.expect("the exit code that the kernel tells", exits[0]["data"]["exit_code"] if exits else None, code)
     failure = re.search(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)", log)
-    told = tuple(map(int, failure.groups())) if failure else ()
-    by = "torchelastic" if told == (code, found.rank, pid) else "kernel"
-    if by == "kernel" and not (told and told[2] in pids.values()):
-        found.wrong.append(f"torchelastic tells of (exit code, local rank, pid) {told}, of no rank that it started")
+    reported = tuple(map(int, failure.groups())) if failure else ()
+    by = "torchelastic" if reported == (code, found.rank, pid) else "kernel"
+    if by == "kernel" and not (reported and reported[2] in pids.values()):
+        found.wrong.append(f"torchelastic reports (exit code, local rank, pid) {reported}, no rank that it started")
     found.witness = f"{code}, {pid}, {by}"
 
 
 def _ask_the_job(found: Found, log: str) -> None:
-    """What it printed before it died, where it says that it went on, and what lay on the disk by then."""
+    """Checks the last step that the job printed before the death, the step from which it says that it resumed, and the
+    checkpoints on the disk at that time."""
     first, _, second = re.sub(r"^\d+ ranks on \w+, 0 of", "began, 0 of", log, count=1, flags=re.M).partition(
         " ranks on "
     )
@@ -175,7 +177,7 @@ def _ask_the_job(found: Found, log: str) -> None:
     manifests = (found.folder / "job" / "checkpoints").glob("step-*/manifest.json")
     whole = [int(path.parent.name[5:]) for path in manifests if path.stat().st_mtime < again]
     found.expect("the step that it went on from", found.resumed, max(whole, default=0))
-    # What is written in the background may be lost with the rank; the one before it may not.
+    # The newest checkpoint, written in the background, may be lost with the rank; the checkpoint before it may not.
     newest = (found.step - 1) // EVERY * EVERY
     torn = newest - EVERY if newest else 0
     found.expect(
@@ -184,7 +186,7 @@ def _ask_the_job(found: Found, log: str) -> None:
 
 
 def _ask_faulthandler(found: Found, log: str) -> None:
-    """The innermost lines of the trainer under `Fatal Python error`, in the thread that it happened in."""
+    """Checks the innermost line of the trainer in the stack of the thread with the `Fatal Python error`."""
     if found.inject == "process.kill":
         return
     stack = log.partition("Fatal Python error")[2].partition("Current thread")[2].partition("\n\n")[0]
@@ -202,7 +204,7 @@ def _source_line(number: int) -> str:
 
 
 def _harness_events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The harness's own file: nothing in it is the agent's."""
+    """The events of a kind in the harness's own file, which holds nothing from the agent."""
     lines = (folder / "events" / "harness.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
@@ -222,7 +224,7 @@ def main() -> int:
         for number in range(given.first, given.first + given.runs):
             runs.append(one_run(number, folder, env))
             print(runs[-1].row(), flush=True)
-    right = sum(not one.wrong for one in runs)
+    right = sum(not run.wrong for run in runs)
     print(f"{right} of {len(runs)} landed on their rank, step and phase by every witness, and passed")
     return 0 if right == len(runs) else 1
 

@@ -1,11 +1,11 @@
-"""The harness's own time beyond the job's, and the processor time it takes meanwhile. Aim: under 5 % plus 2 s.
+"""Measures the time that the harness adds to a job, and the processor time that it uses. Aim: under 5 % plus 2 s.
 
-The same command is run bare and under `torchaos run` (no faults, no twin, the assertions of the main job), in turn:
-each pair of neighbours gives one difference of wall-clock times, and they a median and a mean with its 95 % interval
-(Student's t). Where the time goes is told by the run's own stages, of the same runs: before the job (start-up,
-planning, the reaper), with it (its own time, and what it runs slower for being watched), and after it (collecting,
-healing, reading the checkpoints, judging). The processor time is that of torchaos and of its reaper, the job excluded,
-from /proc/PID/stat, as a share of one core.
+The same command is run bare and under `torchaos run` (no faults, no twin, the assertions of the main job), in turn.
+Each pair of neighbours gives one difference of wall-clock times; printed are the median and the mean of the
+differences, with its 95 % interval (Student's t). The stages of the same runs show where the time goes: before the job
+(start-up, planning, the reaper), during it (its own time, and its slowdown because it is watched), and after it
+(collecting, healing, reading the checkpoints, judging). The processor time is that of torchaos and its reaper without
+the job, from /proc/PID/stat, as a share of one core.
 
 Usage: python ci/bench/harness_cost.py [--pairs 6] [--steps 60]
 """
@@ -40,8 +40,8 @@ class Watched:
     before: float  # until the job was started
     job: float
     after: float
-    inventory: float  # of that: reading the checkpoints
-    processor: float  # while the job ran
+    inventory: float  # the part of `after` that reads the checkpoints
+    processor: float  # processor time while the job ran
 
 
 class Processor(threading.Thread):
@@ -51,7 +51,7 @@ class Processor(threading.Thread):
         super().__init__(daemon=True)
         self._pid, self._over = pid, threading.Event()
         self._by_pid: dict[int, float] = {}
-        self.samples: list[tuple[float, float]] = []  # CLOCK_MONOTONIC, seconds used in all
+        self.samples: list[tuple[float, float]] = []  # (CLOCK_MONOTONIC, processor seconds in total)
 
     def run(self) -> None:
         while not self._over.wait(POLL_S):
@@ -77,7 +77,8 @@ class Processor(threading.Thread):
 
 
 def _used(pid: int) -> float | None:
-    """User and system time of all its threads, its children excluded (proc(5), fields 14 and 15)."""
+    """User and system time of a process in seconds, with all its threads, without its children (proc(5), fields 14 and
+    15)."""
     try:
         found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -103,7 +104,7 @@ def watched(steps: int, folder: Path) -> Watched:
     command = command_of(steps, "{jobs}", "{run}/checkpoints")
     job = {"command": command, "checkpoints": {"path": "{run}/checkpoints"}, "timeout": "10m"}
     scenario = {"scenario": "cost", "job": job, "assert": ASSERTIONS, "twin": "none"}
-    file.write_text(json.dumps(scenario))  # every JSON text is YAML too
+    file.write_text(json.dumps(scenario))  # JSON is YAML
     begun = time.monotonic()
     command_line = [sys.executable, "-m", "torchaos.harness", "run", str(file), "--out", str(out)]
     process = subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -137,9 +138,9 @@ def main() -> int:
         f"{'pair':>4}  {'bare':>7}  {'watched':>8}  {'extra':>6}  {'before':>6}  {'job':>6}  {'after':>6}  {'core':>6}"
     )
     for pair in range(given.pairs):
-        for one in ("bare", "watched") if pair % 2 else ("watched", "bare"):
+        for way in ("bare", "watched") if pair % 2 else ("watched", "bare"):
             with tempfile.TemporaryDirectory() as name:
-                if one == "bare":
+                if way == "bare":
                     alone.append(bare(given.steps, Path(name)))
                 else:
                     under.append(watched(given.steps, Path(name)))
@@ -149,15 +150,15 @@ def main() -> int:
             f"{b.processor / b.job:6.1%}",
             flush=True,
         )
-    extra = [one.whole - job for one, job in zip(under, alone, strict=True)]
-    slower = [one.job - job for one, job in zip(under, alone, strict=True)]
+    extra = [run.whole - job for run, job in zip(under, alone, strict=True)]
+    slower = [run.job - job for run, job in zip(under, alone, strict=True)]
     base = statistics.median(alone)
     for name, differences in (("whole", extra), ("job alone", slower)):
         mean, low, high = interval(differences)
         median = statistics.median(differences)
         share = f"{median / base:+.1%} of the bare job"
         print(f"{name}: median {median:+.2f} s, mean {mean:+.2f} s [{low:+.2f}, {high:+.2f}], {share}")
-    parts = {part: statistics.median(getattr(one, part) for one in under) for part in ("before", "after", "inventory")}
+    parts = {part: statistics.median(getattr(run, part) for run in under) for part in ("before", "after", "inventory")}
     print(
         f"before the job {parts['before']:.2f} s, after it {parts['after']:.2f} s, of which {parts['inventory']:.2f} s "
         f"reads the checkpoints; allowed: {0.05 * base + 2:.2f} s in all"

@@ -1,4 +1,4 @@
-"""The little statistics that the benchmarks share."""
+"""Statistics that the benchmarks share."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest rank: the smallest value that at least so many percent of them do not exceed."""
+    """The percentile by nearest rank: the smallest value that at least `percent` percent of the values do not
+    exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

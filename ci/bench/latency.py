@@ -1,14 +1,14 @@
-"""How long from trigger to effect: in the agent, and from outside. Aims: p99 under 1 ms and under 5 ms.
+"""Measures the time from trigger to effect: in the agent, and from outside. Aims: p99 under 1 ms and under 5 ms.
 
-In the agent: a small training script with the agent in it has one order for each of its steps, each with a page of
-its own, as a scenario makes them. The fault stamps CLOCK_MONOTONIC. The time runs from the line before
-`loss.backward()` (or `optimizer.step()`) to that stamp, so all that the hooks do first is in it. Compared, within the
-same steps, with a fault that is written into the script: os.kill of itself, up to the handler's first line.
+In the agent: a small training script with the agent in it has an order for each of its steps, each with its own page,
+as a scenario has. The fault stamps CLOCK_MONOTONIC. The time runs from the line before `loss.backward()` (or
+`optimizer.step()`) to that stamp, so it includes everything that the hooks do first. It is compared, in the same steps,
+with a fault that is written into the script: os.kill of itself, until the first line of the handler.
 
-From outside: the reference job under `torchaos run`, with a freeze of 50 ms in every second step. The time runs from
-the pacer's own stamp of `fault.held` to the harness's of `fault.applied`, the signal having been sent; and to the
-moment that a poll of /proc/PID/stat shows the rank as stopped (state T). Compared with a bare os.kill(SIGSTOP) of a
-process that sleeps as a held rank does, seen by the same poll, one after each freeze.
+From outside: the reference job under `torchaos run`, with a freeze of 50 ms in every second step. One time runs from
+the pacer's stamp of `fault.held` to the harness's stamp of `fault.applied`, after the signal was sent; another until a
+poll of /proc/PID/stat shows the rank as stopped (state T). They are compared with a bare os.kill(SIGSTOP) of a process
+that sleeps as a held rank does, seen by the same poll, after each freeze.
 
 Usage: python ci/bench/latency.py [--firings 300] [--freezes 60]
 """
@@ -34,7 +34,8 @@ WARM_UP = 20  # steps
 
 
 class Stamp:
-    """The fault: says when it was reached. The agent loads it from this very file, in the process of the script."""
+    """The fault: it writes the time at which it is applied. The agent loads it from this file, in the script's
+    process."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -44,7 +45,7 @@ class Stamp:
 
 
 def train(folder: Path, steps: int) -> None:
-    """The script with the agent in it; leaves the times at which its lines were reached."""
+    """The training script with the agent in it. Writes the times at which its lines were reached."""
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -74,7 +75,7 @@ def train(folder: Path, steps: int) -> None:
 
 
 def in_the_agent(firings: int) -> dict[str, list[float]]:
-    """Milliseconds by what is measured."""
+    """Times in milliseconds, by the name of the measurement."""
     from torchaos.harness.agent.page import ControlPage
     from torchaos.harness.agent.plan import AgentPlan, Moment, Order
     from torchaos.harness.agent.wire import Phase
@@ -111,7 +112,8 @@ def in_the_agent(firings: int) -> dict[str, list[float]]:
 
 
 class Stops(threading.Thread):
-    """Polls the ranks for state T; after each, stops a bare process that sleeps as a held rank does, for comparison."""
+    """Polls the ranks for state T. After each stop it also stops a bare process that sleeps as a held rank does, for
+    comparison."""
 
     def __init__(self, out: Path) -> None:
         super().__init__(daemon=True)
@@ -137,7 +139,7 @@ class Stops(threading.Thread):
                     self._stop_bare()
 
     def _ranks(self) -> dict[int, int]:
-        """Found once, by the names of the agents' files."""
+        """The pids of the ranks, by the names of the agents' files; they are looked up once."""
         if not hasattr(self, "_pids"):
             names = [path.stem.split("-") for path in self._out.glob("*/events/rank*-a0-p*.jsonl")]
             if len(names) < 2:
@@ -162,7 +164,7 @@ def _state(pid: int) -> str:
 
 
 def from_outside(freezes: int) -> dict[str, list[float]]:
-    """Milliseconds by what is measured."""
+    """Times in milliseconds, by the name of the measurement."""
     first = 6
     steps = [first + 2 * number for number in range(freezes)]
     script = f"{{jobs}}/gpt_ddp.py --steps {steps[-1] + 10} --checkpoint-every 1000"
@@ -180,7 +182,7 @@ def from_outside(freezes: int) -> dict[str, list[float]]:
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         file, out = Path(name, "latency.yaml"), Path(name, "out")
-        file.write_text(json.dumps(scenario))  # every JSON text is YAML too
+        file.write_text(json.dumps(scenario))  # JSON is YAML
         stops = Stops(out)
         stops.start()
         run = [sys.executable, "-m", "torchaos.harness", "run", str(file), "--out", str(out)]

@@ -1,10 +1,11 @@
-"""How long from the writing of an Xid to its return from nvmlEventSetWait, in another process. Aim: p99 under 10 ms.
+"""Measures the time from the writing of an Xid to its return from nvmlEventSetWait in another process. Aim: p99 under
+10 ms.
 
 Usage: python ci/bench/nvml_xid.py [--events 300]
 
-The overlay serves simulated GPUs; both versions of the wait, half of the events each. The time runs from the line
-before the file is put in its place to the line after the wait, both on CLOCK_MONOTONIC. Compared with a bare poll of
-the same file's time of change every 2 ms, which is how the overlay looks.
+The overlay serves simulated GPUs. Each of the two versions of the wait gets half of the events. The time runs from the
+line before the file is renamed into place to the line after the wait, both on CLOCK_MONOTONIC. It is compared with a
+bare poll of the same file every 2 ms, which is how the overlay looks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ for number in range(int(sys.argv[1])):
 
 
 def measure(script: str, events: int, folder: Path, env: dict[str, str]) -> list[float]:
-    """Milliseconds, one per event."""
+    """The time for each event in milliseconds, sorted."""
     path, taken = folder / "orders.nvml", []
     words = [sys.executable, "-c", script, str(events), str(path)]
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as process:

@@ -1,9 +1,11 @@
-"""How long from "partition" to the first packet that is dropped, and from "heal" to the first that is delivered again.
+"""Measures the time from "partition" to the first dropped packet, and from "heal" to the first packet that is delivered
+again.
 
-Two nodes, each a network namespace; datagrams go from one to the other all the time, and the kernel stamps when each
-came. Compared in turns within one run: the harness (guarded on disk, applied, healed by the reaper and verified), plain
-nft that adds and deletes the same table, and plain tc (a token bucket that nothing fits into). With --docker also
-`network disconnect` and `connect` of a Docker engine, by its own client, between two containers.
+There are two nodes, each a network namespace. Datagrams go from one to the other all the time, and the kernel stamps
+the arrival of each. Compared in turn within a run are the harness (guarded on disk, applied, healed by the reaper and
+verified), plain nft that adds and deletes the same table, and plain tc (a token bucket that is too small for any
+packet). With --docker also `network disconnect` and `connect` of a Docker engine, by its own client, between two
+containers.
 
 Usage: python ci/bench/partition.py [--rounds 100] [--docker]
 """
@@ -32,13 +34,14 @@ from torchaos.harness.mechanics.network.meter import Meter
 from torchaos.harness.running.launchers.netns import Netns
 from torchaos.harness.undo.client import Reaper
 
-GAP_S = 0.0005  # from datagram to datagram
-REST_S = 0.06  # between "partition" and "heal", beyond the call
+GAP_S = 0.0005  # between two datagrams
+REST_S = 0.06  # between the end of "partition" and "heal"
 Way = tuple[Callable[[int], None], Callable[[int], None]]  # partition, heal
 
 
 def tick(peer: int, sender: str, receiver: str, record: Path) -> None:
-    """Run in the sender's network namespace, until the input ends; then what was sent and what came."""
+    """Sends and receives datagrams in the sender's network namespace until the input ends, then writes the times of all
+    that were sent and that arrived."""
     os.set_blocking(0, False)
     meter = Meter(peer, sender, receiver)
     print("ready", flush=True)
@@ -68,7 +71,7 @@ def ticking(space: Space, peer: Space, sender: str, receiver: str, record: Path)
 
 
 def measure(ways: dict[str, Way], rounds: int) -> list[tuple[str, float, float, float, float]]:
-    """When each began and its call was over, by name: partition, and heal (seconds since the epoch)."""
+    """(name, begin and end of "partition", begin and end of "heal") for each round and way, seconds since the epoch."""
     found = []
     for number in range(rounds):
         for name, (partition, heal) in ways.items():
@@ -83,7 +86,7 @@ def measure(ways: dict[str, Way], rounds: int) -> list[tuple[str, float, float, 
 
 
 def effects(marks: list[Any], record: Path) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds by name: to the first packet dropped, to the first delivered, and of the calls."""
+    """Times in milliseconds by name: to the first dropped packet, to the first delivered packet, and of the calls."""
     raw = json.loads(record.read_text())
     sent, came = raw["sent"], {int(number): delay for number, delay in raw["came"].items()}
     found: dict[str, dict[str, list[float]]] = {}
@@ -112,7 +115,7 @@ def by_harness(links: list[Link], reaper: Reaper) -> Way:
         cut(number).apply()
 
     def heal(number: int) -> None:
-        if not all(one.verified for one in reaper.heal("bench")):
+        if not all(undo.verified for undo in reaper.heal("bench")):
             sys.exit("the harness could not take its partition back")
 
     return partition, heal
@@ -143,7 +146,7 @@ def _call(command: list[str], text: str = "") -> None:
 
 
 def in_docker(rounds: int, folder: Path, run: str) -> dict[str, dict[str, list[float]]]:
-    """Between two containers that sleep, on the engine that DOCKER_HOST names."""
+    """The same times between two sleeping containers, on the engine that DOCKER_HOST names."""
     from docker.types import IPAMConfig, IPAMPool, Mount
 
     from torchaos.harness.machine.docker_engine import address, engine
@@ -163,7 +166,7 @@ def in_docker(rounds: int, folder: Path, run: str) -> dict[str, dict[str, list[f
                     client.create_container(image, ["sleep", "600"], host_config=config, networking_config=where)["Id"]
                 )
                 client.start(made[-1])
-            spaces = [Space.of(client.inspect_container(one)["State"]["Pid"]) for one in made]
+            spaces = [Space.of(client.inspect_container(container)["State"]["Pid"]) for container in made]
             way: Way = (
                 lambda _: client.disconnect_container_from_network(made[1], network),
                 lambda _: client.connect_container_to_network(made[1], network, ipv4_address="10.79.0.12"),
@@ -172,8 +175,8 @@ def in_docker(rounds: int, folder: Path, run: str) -> dict[str, dict[str, list[f
                 marks = measure({"docker network disconnect": way}, rounds)
             return effects(marks, folder / "docker.json")
         finally:
-            for one in made:
-                client.remove_container(one, force=True)
+            for container in made:
+                client.remove_container(container, force=True)
             client.remove_network(network)
             client.remove_image(image, force=True)
 
@@ -200,7 +203,7 @@ def main(rounds: int, docker: bool) -> None:
     print(f"{rounds} rounds; ms, p50 / p99; a datagram every {1e3 * GAP_S:g} ms or so\n")
     print("| | first packet dropped | partition call | first packet delivered | heal call |\n|---|---|---|---|---|")
     for name, ms in found.items():
-        cells = (f"{percentile(one, 50):.1f} / {percentile(one, 99):.1f}" for one in ms.values())
+        cells = (f"{percentile(times, 50):.1f} / {percentile(times, 99):.1f}" for times in ms.values())
         print(f"| {name} | {' | '.join(cells)} |")
 
 

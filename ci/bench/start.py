@@ -1,8 +1,9 @@
-"""How long command line and pytest plugin need to start. Aims: 150 ms for help and completion, 30 ms for pytest.
+"""Measures the start-up time of the command line and the pytest plugin. Aims: 150 ms for help and completion, 30 ms for
+pytest.
 
 In each round every command runs once, in turn: `python -c pass`, `torchaos --help`, the completion of a command, and
-pytest on one empty test without and with the plugin. Wall-clock time and processor time (user and system), medians; the
-pytest rows' difference is a mean of the rounds' differences with its 95 % interval (Student's t).
+pytest on one empty test without and with the plugin. Printed are medians of wall-clock time and processor time (user
+and system), and for pytest the mean of the rounds' differences with its 95 % interval (Student's t).
 
 Usage: python ci/bench/start.py [--rounds 20]
 """
@@ -34,7 +35,7 @@ ROWS: dict[str, tuple[list[str], dict[str, str]]] = {
 
 
 def measured(command: list[str], env: dict[str, str], folder: str) -> tuple[float, float]:
-    """Wall-clock and processor time in ms."""
+    """Wall-clock and processor time of a command in milliseconds."""
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     subprocess.run(command, env={**os.environ, **env}, cwd=folder, stdout=subprocess.DEVNULL, check=True)
     wall, after = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,15 +1,16 @@
-"""How fast `torchaos verify` reads, beside what else reads the same bytes, and what a manifest adds to a save.
+"""Measures how fast `torchaos verify` reads, compared with other readers of the same bytes, and what a manifest adds to
+a save.
 
 A checkpoint of torch.distributed.checkpoint and a safetensors file are saved under the agent, so that both have
-manifests. Then, with a warm page cache, each is read in turn, several times over, by cat, sha256sum, xxhsum or b3sum
-(where they are installed), by verify with one check alone and with all of them, and by torch's or safetensors' own
-loader. Rates are bytes of the checkpoint by the median of the times of the whole process, for verify and the loaders
-less the time to import them. Aim: digests at 0.7 of cat's rate, and under 300 MB at the most.
+manifests. Then, with a warm page cache, each is read several times in turn by cat, by sha256sum, xxhsum or b3sum (if
+they are installed), by verify with a single check and with all checks, and by the loader of torch or safetensors. A
+rate is the size of the checkpoint divided by the median time of the process, without the time for imports in verify and
+the loaders. Aim: digests at 0.7 of cat's rate, with at most 300 MB of memory.
 
-Saves under the agent are made in turn with it on and off, in one process: the page cache and the disk differ more from
-one process to the next than what is measured. What a save leaves to the background is over before the next one begins;
-how much processor time that takes is told. The share that the agent adds to the time for which a save blocks is that of
-the medians. Aim: under 2 %. On a machine that is busy, the processor time of the thread that saves tells more.
+Saves under the agent are made in turn with the agent on and off, in one process, because the page cache and the disk
+differ more between processes than the cost that is measured. The background work of a save ends before the next save
+begins, and its processor time is printed. The share that the agent adds to the time for which a save blocks is the
+ratio of the medians. Aim: under 2 %. On a busy machine, the processor time of the saving thread says more.
 
 Usage: python ci/bench/verify.py [--gb 4] [--repeats 5] [--pairs 20] [--only saves]
 """
@@ -131,7 +132,7 @@ def agent_environment(run: Path) -> dict[str, str]:
 
 
 def under_agent(run: Path, script: str, root: Path, *arguments: float) -> str:
-    """What the script prints last."""
+    """Runs the script under the agent, and returns the last line that it prints."""
     root.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-c", script, str(root), *map(str, arguments)]
     environment = {**agent_environment(run), "OMP_NUM_THREADS": "1"}
@@ -140,21 +141,21 @@ def under_agent(run: Path, script: str, root: Path, *arguments: float) -> str:
     return done.stdout.strip().rpartition("\n")[2]
 
 
-def timed(command: list[str], told: bool) -> tuple[float, int]:
-    """Seconds (those that it prints, if it tells them) and peak memory in bytes of one process."""
+def timed(command: list[str], prints: bool) -> tuple[float, int]:
+    """Seconds and peak memory in bytes of one process. `prints`: it measures its own time and prints the seconds."""
     begun = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout
-    output = process.stdout.read() if told else ""
+    output = process.stdout.read() if prints else ""
     _, status, usage = os.wait4(process.pid, 0)
     took = time.perf_counter() - begun
     process.returncode = status
     assert status == 0, command
-    return float(output) if told else took, usage.ru_maxrss * 1024
+    return float(output) if prints else took, usage.ru_maxrss * 1024
 
 
 def readers(path: Path, run: Path, size: float) -> dict[str, tuple[list[str], bool]]:
-    names = [str(one) for one in sorted(path.iterdir())] if path.is_dir() else [str(path)]
+    names = [str(file) for file in sorted(path.iterdir())] if path.is_dir() else [str(path)]
     shell = " ".join(names)
     found = {"cat > /dev/null": (["sh", "-c", f"cat {shell} > /dev/null"], False)}
     for tool in ("sha256sum", "b3sum", "xxh128sum", "xxhsum"):
@@ -192,13 +193,13 @@ def main() -> int:
 
 def read(path: Path, run: Path, size: float, repeats: int) -> None:
     listed = sorted(path.iterdir()) if path.is_dir() else [path]
-    total = sum(one.stat().st_size for one in listed)
+    total = sum(file.stat().st_size for file in listed)
     chosen = readers(path, run, size)
     times: dict[str, list[float]] = {name: [] for name in chosen}
     peaks = dict.fromkeys(chosen, 0)
-    for turn in range(repeats + 1):  # the first one warms the page cache
-        for name, (command, told) in chosen.items():
-            took, peak = timed(command, told)
+    for turn in range(repeats + 1):  # the first turn warms the page cache
+        for name, (command, prints) in chosen.items():
+            took, peak = timed(command, prints)
             if turn:
                 times[name].append(took)
                 peaks[name] = max(peaks[name], peak)

@@ -1,15 +1,16 @@
-"""Hangs and healthy moments of a modelled job, written as Flight Recorder dumps: whom does `torchaos diagnose` name?
+"""Tests whom `torchaos diagnose` names, in Flight Recorder dumps of a modelled job: hangs, and healthy moments.
 
     python ci/campaigns/blame.py [--hangs 400] [--healthy 400] [--seed 0] [--json FILE] [--keep FOLDER]
 
-The jobs (blame_job.py) have 2 to 32 ranks in data, tensor and pipeline groups. A hang is a host that stops, a rank that
-is gone with its dump, a device that stops before or inside a collective, or a collective left out, swapped, of another
-operation or size; of one rank or of two. A healthy job is recorded at any moment, its ranks up to half a second apart.
-The dumps have the forms of several versions (whole or only what is active, with device times or without, pickles or
-JSON, rings that went round), clocks that differ between hosts, and in half of the cases one or two are missing, empty
-or torn. Each is judged twice: with its files' true times, and as a copy that has lost them.
+The jobs (blame_job.py) have 2 to 32 ranks in data, tensor and pipeline groups. A hang, of one rank or of two, is a host
+that stops, a rank that is gone with its dump, a device that stops before or inside a collective, or a collective that
+is left out, swapped, or of another operation or size. A healthy job is recorded at a random moment, its ranks at most
+half a second apart. The dumps have the formats of several versions (all calls or only active calls, with or without
+device times, pickles or JSON, ring buffers that wrapped), clocks that differ between hosts, and in half of the cases
+one or two dumps are missing, empty or torn. Each case is judged twice: with the true times of its files, and as a copy
+without them.
 
-Exit code 1 where a rank is named in a healthy job whose files have their times.
+Exit code 1 if a rank is named in a healthy job whose files have their true times.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from blame_job import CALLS, STALLS, Fault, Item, Job, Layout, program
 EPOCH_S = 1_760_000_000.0
 LAYOUTS = ((1, 2, 1), (1, 4, 1), (1, 8, 1), (2, 2, 1), (4, 2, 1), (2, 2, 2), (1, 4, 2), (2, 2, 4), (4, 2, 2), (1, 2, 4),
            (2, 4, 4), (1, 32, 1))  # fmt: skip
-WATCHDOG_S = 0.1  # how often torch's watchdog looks for what is over
+WATCHDOG_S = 0.1  # the period of torch's watchdog, which looks for calls that have ended
 
 
 @dataclass
 class Form:
-    """How the recorder of this job writes."""
+    """The format in which the recorder of a job writes."""
 
     version: str = "2.9"
     as_json: bool = False
     only_active: bool = False
-    times: bool = False  # TORCH_NCCL_ENABLE_TIMING: when the device started is known
+    times: bool = False  # TORCH_NCCL_ENABLE_TIMING: the start on the device is recorded
     backend: str = "nccl"
     ring: int = 2000
     timeout_s: float = 600.0
@@ -64,7 +65,7 @@ class Form:
 
 
 def dump(job: Job, rank: int, at_s: float, form: Form, draw: random.Random) -> dict[str, Any]:
-    """What the recorder of a rank holds at a moment."""
+    """The dump of a rank at a time."""
     groups = {name: ranks for name, ranks in job.layout.groups.items() if rank in ranks}
     ids = {name: number for number, name in enumerate(sorted(groups, key=int))}
     looked_s = at_s - draw.uniform(0.0, WATCHDOG_S)
@@ -133,7 +134,7 @@ def _described(name: str, layout: Layout) -> str:
 
 def write(folder: Path, job: Job, moments: Mapping[int, float], form: Form, gone: set[int], draw: random.Random,
           damage: int) -> set[int]:  # fmt: skip
-    """The dumps of all ranks, with `damage` of them spoilt; those spoilt."""
+    """Writes the dumps of all ranks, of which `damage` are spoilt. Returns the ranks whose dumps are spoilt."""
     spoilt = set(draw.sample(range(job.layout.world), damage))
     for rank, at_s in moments.items():
         how = draw.choice(["missing", "empty", "torn"]) if rank in spoilt else ""
@@ -150,7 +151,7 @@ def write(folder: Path, job: Job, moments: Mapping[int, float], form: Form, gone
 
 
 def make(draw: random.Random, hang: bool) -> tuple[Job, Layout]:
-    """A job that hangs by its faults and by nothing else, or one that goes on."""
+    """A job that hangs only because of its faults, or a job that goes on."""
     while True:
         layout = Layout(*draw.choice(LAYOUTS), blocking=draw.random() < 0.25, overlap=draw.random() < 0.5)
         steps, pace, uneven = draw.randint(5, 12), 10 ** draw.uniform(-3, -1), draw.choice([0.02, 0.1, 0.4])
@@ -173,7 +174,7 @@ def judge(folder: Path) -> tuple[set[int], set[int]]:
 
     try:
         found = diagnose(read_folder(folder))
-    except UsageError:  # not one of them can be read
+    except UsageError:  # none of the dumps can be read
         return set(), set()
     json.dumps(found.to_json())
     return found.culprits, found.suspects

@@ -1,9 +1,9 @@
-"""A small model of a training job, for blame.py: what each rank calls and when, with a fault or none.
+"""A small model of a training job, for blame.py: the calls of each rank and their times, with or without a fault.
 
-A rank's host goes through its program: it hands work and collectives to its device and runs ahead until a `sync`. The
-device does them in order; a collective starts on a rank when all before it is over there, and ends everywhere a moment
-after the last member has started it. Nobody's collective ends where the members don't agree about operation and size.
-Where `overlap` is set the gradients' collectives have a stream of their own, as DDP's and Megatron's have.
+A rank's host executes its program: it gives work and collectives to its device and runs ahead until a `sync`. The
+device executes them in order. A collective starts on a rank when everything before it has ended there, and ends on all
+ranks shortly after the last member has started it. If the members disagree about operation or size, it never ends. With
+`overlap`, the gradients' collectives have their own stream, as in DDP and Megatron.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CALLS = ("skip", "operation", "size", "order")
 
 @dataclass
 class Item:
-    """One line of a program. `kind`: work, pause, sync, join (of the streams), send, recv, or a collective's name.
-    `seconds` of work; `peer` of a message."""
+    """One line of a program. `kind`: work, pause, sync, join (of the streams), send, recv, or the name of a collective;
+    `seconds`: the duration of work; `peer`: the other rank of a message."""
 
     kind: str
     group: str = ""
@@ -30,7 +30,7 @@ class Item:
     seconds: float = 0.0
     peer: int = -1
     stream: str = "main"
-    # What comes of it; NEVER: not yet, or never.
+    # The times at which it happens; NEVER: not yet, or never.
     called_s: float = NEVER
     ready_s: float = NEVER
     over_s: float = NEVER
@@ -56,12 +56,12 @@ class Fault:
 
 @dataclass
 class Layout:
-    """Ranks as Megatron counts them: tensor parallel the fastest, then data, then pipeline."""
+    """The ranks in Megatron's order: the tensor-parallel index varies fastest, then data, then pipeline."""
 
     tp: int
     dp: int
     pp: int
-    blocking: bool  # each call waits for its end, as with gloo
+    blocking: bool  # each call returns only when it has ended, as with gloo
     overlap: bool
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -91,14 +91,15 @@ class Layout:
         return tuple(self.rank(t, d, n) for n in range(self.pp))
 
     def group(self, name: str, rank: int) -> str:
-        """Names count as in torch: each line of ranks has its own, the same wherever it is made."""
+        """The name of the rank's group of this kind: a number, equal on all members, as torch counts groups."""
         lines = sorted({self._line(name, one) for one in range(self.world)})
         first = {"tp": 1, "dp": 1 + self.world, "pp": 1 + 2 * self.world}[name]
         return str(first + lines.index(self._line(name, rank)))
 
 
 def program(layout: Layout, rank: int, steps: int, pace_s: float, uneven: float, draw: random.Random) -> list[Item]:
-    """`pace_s`: a layer's work; `uneven`: its standard deviation as a share. Ranks' programs match; times differ."""
+    """The program of a rank. `pace_s`: seconds of work per layer; `uneven`: its relative standard deviation. The
+    programs of all ranks match; their times differ."""
     t, d, p = layout.place(rank)
     items: list[Item] = []
     shape = random.Random(f"{layout.world} {layout.tp} {layout.pp}")  # the same for all ranks
@@ -178,7 +179,7 @@ class Job:
         return self
 
     def _host(self, rank: int) -> bool:
-        """Whether it gets over the next line."""
+        """Executes the next line of a host's program; whether that was possible."""
         item, fault, newest = self.programs[rank][self._places[rank]], self._stop.get(rank), self._newest[rank]
         if fault and self._places[rank] == fault.at:
             fault.landed = True
@@ -208,18 +209,18 @@ class Job:
         return True
 
     def _about(self, rank: int, item: Item) -> tuple[object, ...]:
-        """What counts by itself: a group's collectives, or the messages from one rank to another."""
+        """The key by which calls are counted: a group, or the messages from one rank to another."""
         if not item.is_message:
             return (item.group,)
         return (item.group, rank, item.peer) if item.kind == "send" else (item.group, item.peer, rank)
 
     def _sides(self, rank: int, item: Item) -> dict[int, Item]:
-        """Those of the call that have been made, by rank."""
+        """The calls of this op that were made so far, by rank."""
         key = (*self._about(rank, item), item.seq)
         return self._met[key]
 
     def _device(self, rank: int, item: Item) -> bool:
-        """Whether anything has come of it."""
+        """Executes an item on a rank's device; whether its state changed."""
         if item.ready_s < NEVER:
             return False
         since, fault = max([item.called_s, *(one.over_s for one in item.before)]), self._stop.get(rank)
@@ -234,7 +235,7 @@ class Job:
         return True
 
     def _meet(self, here: Mapping[int, Item], item: Item) -> None:
-        """Once all are there it ends for all, where they agree."""
+        """Ends an op on all ranks, if all have started it and agree about it."""
         many = 2 if item.is_message else len(self.layout.groups[item.group])
         kinds = {("message" if one.is_message else one.kind, one.size) for one in here.values()}
         if len(here) == many and len(kinds) == 1 and all(one.ready_s < NEVER for one in here.values()):
@@ -253,12 +254,12 @@ class Job:
                    for one in items if one.is_call)  # fmt: skip
 
     def pauses(self, at_s: float) -> bool:
-        """Whether rank 0 writes its checkpoint then, and the others may wait for it."""
+        """Whether rank 0 writes its checkpoint at this time, so that the others may wait for it."""
         return any(one.kind == "pause" and one.called_s <= at_s <= one.over_s for one in self.programs[0])
 
     @property
     def moments(self) -> list[float]:
-        """Everything that happened, in order (seconds)."""
+        """The times of all events, in order, in seconds."""
         return sorted(t for items in self.programs.values() for one in items if one.is_call
                       for t in (one.called_s, one.over_s) if t < NEVER)  # fmt: skip
 

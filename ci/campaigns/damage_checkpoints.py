@@ -1,8 +1,9 @@
-"""Damages checkpoints that a job saved under the agent, and counts what `verify` finds, with and without the manifest.
+"""Damages checkpoints that a job saved under the agent, and counts the damages that `verify` finds, with and without
+the manifest.
 
-Each format gets so many damages, chosen by the seed: a flipped bit anywhere in any of its files, several flipped bits,
-a zeroed block, a cut end, a deleted file, a file of an older save. With the manifest every one must be found; without,
-the table says which share is. Then as many intact checkpoints are verified: no alarm may be raised.
+Each format is damaged --damages times, as the seed decides: a flipped bit anywhere in any file, several flipped bits, a
+zeroed block, a cut end, a deleted file, a file of an older save. With the manifest, every damage must be found; the
+table shows the share that is found without it. Then --intact intact checkpoints are verified: there may be no alarm.
 
 Usage: python ci/campaigns/damage_checkpoints.py [--damages 2000] [--intact 500] [--seed 1]
 """
@@ -87,7 +88,7 @@ def data_files(checkpoint: Path) -> list[Path]:
 
 
 def write(path: Path, at: int, data: bytes) -> bool:
-    """False where it changes nothing."""
+    """Writes bytes into a file; False if that changes nothing."""
     with open(path, "r+b") as file:
         file.seek(at)
         if file.read(len(data)) == data:
@@ -134,7 +135,7 @@ DAMAGES: dict[str, Callable[[Path, random.Random, Path], bool]] = {
 
 
 def campaign(run: Path, work: Path, form: str, count: int, draw: random.Random) -> Counter[tuple[str, str]]:
-    """How often each damage was made, found with the manifest, found without it, and named to the bit."""
+    """Counts how often each damage was made, found with the manifest, found without it, and located to the bit."""
     manifests, seen = Manifests.load(run), Counter[tuple[str, str]]()
     saves = sorted((run / "job" / form).iterdir())
     newest, older = saves[-1], saves[0]
@@ -164,7 +165,7 @@ def campaign(run: Path, work: Path, form: str, count: int, draw: random.Random) 
 
 
 def intact(runs: Path, count: int, seed: int) -> int:
-    """How many alarms are raised over so many intact checkpoints, with their manifests and without."""
+    """The number of alarms about `count` intact checkpoints, verified with and without their manifests."""
     alarms = checked = 0
     number = 0
     while checked < count:

@@ -1,7 +1,8 @@
-"""A small checkpoint of each format, saved and loaded by the library whose format it is.
+"""Saves and loads a small checkpoint of each format, with the library of that format.
 
-python damage_formats.py save FORMAT ROOT: two checkpoints, of steps 10 and 20, and whatever lies beside them.
-python damage_formats.py load FORMAT ROOT: for each line on standard input, what loading the newest one gives, as JSON.
+python damage_formats.py save FORMAT ROOT: saves two checkpoints, of steps 10 and 20, and the files beside them.
+python damage_formats.py load FORMAT ROOT: for each line on standard input, loads the newest checkpoint, and prints the
+result as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ STEPS = (10, 20)
 
 class Format(NamedTuple):
     label: str
-    loader: str  # what loads it, in words
+    loader: str  # the loading function, in words
     save: Callable[[Path, int], None]
     load: Callable[[Path], Any]
 
@@ -78,7 +79,7 @@ def load_dcp_safetensors(root: Path) -> Any:
 
 
 def flat(state: dict[str, Any]) -> dict[str, Any]:
-    """The tensors alone, by one name each."""
+    """The tensors alone, by name, without nesting."""
     found = {}
     for name, value in state.items():
         inner = value if isinstance(value, dict) else {"": value}
@@ -246,7 +247,7 @@ FORMATS = {
 
 
 def digest(value: Any) -> str:
-    """Of all values in it, whatever their nesting."""
+    """A digest of all values in a state, at any depth."""
     summary = hashlib.sha256()
 
     def add(name: str, value: Any) -> None:
@@ -267,7 +268,7 @@ def digest(value: Any) -> str:
 
 
 def attempt(load: Callable[[Path], Any], root: Path) -> dict[str, str]:
-    """{"loaded": digest} or {"raised": what}."""
+    """{"loaded": digest} or {"raised": the error}."""
     try:
         return {"loaded": digest(load(root))}
     except BaseException as error:  # CheckpointException is no Exception
@@ -288,7 +289,7 @@ def main(what: str, name: str, where: str) -> None:
             form.save(root, step)
         return
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     for _line in sys.stdin:
         print(json.dumps(attempt(form.load, root)), file=answers, flush=True)
 

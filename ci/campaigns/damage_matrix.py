@@ -1,11 +1,11 @@
-"""Every damage × every format: what the format's own loader does, and what `torchaos verify` says.
+"""Tests each damage in each format: what the format's own loader does, and what `torchaos verify` reports.
 
 python ci/campaigns/damage_matrix.py [--seeds 10] [--formats dcp,...] [--state FILE]
                                      [--out docs/measured/checkpoint-damage.md]
 
-Each format's checkpoints are saved under the agent, which takes the manifest; then, for each damage and seed, an
-injector damages the newest one, the loader loads it, `verify` looks at it with and without the manifest, and the
-injector's undo puts it back.
+Each format's checkpoints are saved under the agent, which writes the manifest. Then, for each damage and seed, an
+injector damages the newest checkpoint, the loader loads it, `verify` checks it with and without the manifest, and the
+injector's undo restores it.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ DAMAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 @dataclass
 class Cell:
-    """What became of all seeds of one damage in one format."""
+    """The results of all seeds of one damage in one format."""
 
     trials: int = 0
     loader: Counter[str] = field(default_factory=Counter)
     plain: Counter[str] = field(default_factory=Counter)  # verify without a manifest
-    known: Counter[str] = field(default_factory=Counter)  # and with one
+    known: Counter[str] = field(default_factory=Counter)  # verify with a manifest
     why_not: str = ""
 
 
 class Loader:
-    """The format's own loader, in a process that is started again where it dies."""
+    """The format's own loader, in a process that is started again if it dies."""
 
     def __init__(self, form: str, root: Path) -> None:
         self._argv = [sys.executable, str(HERE / "damage_formats.py"), "load", form, str(root)]
@@ -100,7 +100,8 @@ class Loader:
 
 
 def save(form: str, root: Path, run: Path) -> Manifests | None:
-    """Under the agent, as a rank of its own; the manifests that it left, if the agent saw any of it being written."""
+    """Saves the checkpoints of a format in a process with the agent. Returns the manifests; None if the agent saw none
+    of the saves."""
     (run / "agent").mkdir(parents=True)
     (run / "events").mkdir()
     AgentPlan("matrix", str(run / "events"), ("checkpoints", "manifests")).write(run / "agent" / "plan.json")
@@ -117,7 +118,8 @@ def save(form: str, root: Path, run: Path) -> Manifests | None:
 
 @contextmanager
 def damaged(name: str, params: Mapping[str, Any], seed: int, root: Path, undo: Path) -> Iterator[None]:
-    """Raises ChaosError where there is nothing that could be damaged so, or not all of it could be put back."""
+    """Damages the newest checkpoint for the duration of the block. Raises ChaosError if this damage is not possible,
+    and SystemExit if it could not be undone."""
     injector = registry.find("injectors", name)(**params).plan(Target(()), random.Random(seed))
 
     def emit(kind: Kind, data: Mapping[str, Any]) -> Event:
@@ -136,7 +138,7 @@ def damaged(name: str, params: Mapping[str, Any], seed: int, root: Path, undo: P
 
 
 def said(root: Path, newest: str, manifests: Manifests | None) -> str:
-    """What verify says of the newest checkpoint, and of the trackers beside it."""
+    """What `verify` reports about the newest checkpoint and the tracker files beside it, in a word."""
     files = Local()
     try:
         lost = any(one.target is None for one in formats.trackers(files, str(root)))
@@ -216,7 +218,7 @@ def _words(counts: Counter[str], cell: Cell) -> str:
 
 
 def _missed(table: Mapping[str, list[Cell]]) -> str:
-    """Totals, and by name what no manifest would leave unseen."""
+    """Sentences with the totals, and with the damages that are missed even with a manifest."""
     trials = sum(cell.trials for cells in table.values() for cell in cells)
     wrong = sum(cell.loader["loads wrong values"] for cells in table.values() for cell in cells)
     plain = sum(cell.plain["found"] for cells in table.values() for cell in cells)

@@ -1,11 +1,12 @@
-"""Kill the harness, its reaper and the job at every point of a run, and count what is left behind: it must be nothing.
+"""Kills the harness, its reaper and the job at every point of a run, and counts what is left behind: it must be
+nothing.
 
     python ci/campaigns/deaths.py [--count N] [--real N] [--seed S] [--jobs N] [--only FAMILY] [--minutes M]
 
---count deaths are of runs whose job is a stand-in: a small script that gives its ranks torchelastic's environment,
-drives the agent through a training loop, and imports no torch. --real deaths are of real torchrun jobs. Each is died
-in pid, mount and network namespaces of its own where the machine allows it, so that not one process, mount, device,
-rule or file in /dev/shm can be overlooked. Exit code 1 where anything was left.
+--count deaths are in runs with a stand-in job: a small script that gives its ranks torchelastic's environment, drives
+the agent through a training loop, and imports no torch. --real deaths are in runs of real torchrun jobs. If the machine
+allows it, each run has its own pid, mount and network namespaces, so that no process, mount, device, rule or file in
+/dev/shm can be overlooked. Exit code 1 if anything was left.
 """
 
 from __future__ import annotations
@@ -98,10 +99,11 @@ def stage(options: argparse.Namespace, count: int, real: bool, jobs: int, on_tol
 
 
 def missing(family: Family) -> list[str]:
-    """The capabilities that its faults need and this machine does not have."""
+    """The capabilities that the faults of a family need and this machine lacks."""
     known = registry.injectors()
-    found = [known[fault["inject"]] for fault in family.faults if fault["inject"] in known]  # one is the tests' own
-    needs = sorted({name for one in found for name in one.needs})
+    # An injector of the tests is not in the registry.
+    found = [known[fault["inject"]] for fault in family.faults if fault["inject"] in known]
+    needs = sorted({name for injector in found for name in injector.needs})
     return [name for name in needs if not capabilities.check(name).present]
 
 
@@ -112,13 +114,13 @@ def tell(table: TextIO, begun: float, death: Death, told: Told) -> None:
 
 
 def handles(done: Done) -> set[str]:
-    """Kinds of handles that a reaper took back in any of them."""
+    """The kinds of handles that reapers undid."""
     lines = (line.split() for _death, told in done for line in told.trace)
     return {words[3] for words in lines if words[:3] == ["reaper", "after", "restore"]}
 
 
 def compile_all() -> None:
-    """Once, since nobody who may be killed writes byte code."""
+    """Compiles all modules once: processes that may be killed must not write byte code."""
     packages = (torchaos.harness, torchaos.injectors, torchaos.assertions)
     for folder in (*(path for one in packages for path in one.__path__), Path(campaign.__file__).parent):
         compileall.compile_dir(folder, quiet=2)

@@ -1,14 +1,14 @@
-"""Predict the effective training time ratio from single faults, then measure it under sustained failure.
+"""Predicts the effective training time ratio (ETTR) from single faults, then measures it under sustained failure.
 
     python ci/campaigns/ettr.py [--mtbf S ...] [--minutes M ...] [--out DIR]
 
-First a game day with faults far apart tells how long a restart takes, how far apart checkpoints are, and what one
-costs. Then, before anything else is run, the faults of a day for each MTBF are drawn (`torchaos gameday --plan`), and
-its ratio is predicted by replaying them on paper. Beside it stands what is to be expected on the average of many such
-days: Meta's estimate E[ETTR] = (1 - (restart + interval / 2) / MTBF) / (1 + write / interval) (arXiv 2410.21680), which
-is for rare faults, and Daly's complete model (2006), in which a fault may hit a job that is just coming back. At last
-those days are run, for --minutes each (a number for all, or one for each), without waiting for recoveries. Aim: within
-5 points of what was predicted.
+First, a game day with rare faults shows how long a restart takes, how far apart checkpoints are, and what a checkpoint
+costs. Then the faults of a day are drawn for each MTBF (`torchaos gameday --plan`), and the ratio of that day is
+predicted by a replay of its faults on paper. Two expected values for the mean of many such days are printed beside it:
+Meta's estimate E[ETTR] = (1 - (restart + interval / 2) / MTBF) / (1 + write / interval) (arXiv 2410.21680), for rare
+faults, and Daly's complete model (2006), in which a fault may hit a job during its restart. Finally, the days are run,
+for --minutes each (one number for all, or a number for each), without waiting for recoveries. Aim: within 5 percentage
+points of the prediction.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ JOB = {
 
 @dataclass(frozen=True)
 class Single:
-    """What single faults tell, in seconds: from the fault to the first step; of training between two checkpoints; for
-    which training stands still to save one."""
+    """The times that single faults show, in seconds: from a fault to the first step after it, of training between two
+    checkpoints, and for which training stops to save a checkpoint."""
 
     restart: float
     interval: float
@@ -51,9 +51,10 @@ class Single:
         return self.interval / (mtbf * lost)
 
     def replayed(self, faults: Sequence[float]) -> float:
-        """Of the very faults that were drawn, in seconds since the launch: each takes away what was done since the last
-        checkpoint and begins the restart, or begins it anew. The day ends once the last one is made good."""
-        up = start = self.restart  # what the launch takes is no part of it
+        """The ratio for given faults, in seconds since the launch. Each fault removes the progress since the last
+        checkpoint and starts a restart, or starts it again. The day ends when the job has made up for the last
+        fault."""
+        up = start = self.restart  # the launch does not count
         kept = lost = 0.0
         for at in faults:
             if at > up:
@@ -96,7 +97,7 @@ def main() -> int:
 
 
 def singly(out: Path) -> Single:
-    """From a day on which the job catches up before the next fault comes."""
+    """Measures the times on a day on which the job always catches up before the next fault."""
     trace = {"trace": [f"{20 * n}s" for n in range(1, 9)]}
     alone = score_of(write(out, "alone", 200.0, trace, "recovered"))
     found = Single(alone["parts"]["first_step"]["mean"], alone["interval_s"], alone["checkpoint_s"]["mean"])
@@ -114,7 +115,7 @@ def measured(path: Path, predicted: float) -> float:
 
 
 def write(out: Path, name: str, seconds: float, arrivals: dict[str, Any], gate: str, seed: int = 0) -> Path:
-    """The file of a game day of kills."""
+    """Writes the file of a game day of kills."""
     path = out / f"{name}.yaml"
     whole = {
         "gameday": name, "seed": seed, "job": JOB, "duration": f"{seconds}s", "arrivals": arrivals, "gate": gate,
@@ -133,7 +134,7 @@ def drawn(path: Path) -> list[float]:
 
 
 def score_of(path: Path) -> dict[str, Any]:
-    """Of the day, which is run."""
+    """Runs the day, and returns its score."""
     done = torchaos("gameday", str(path), "--out", str(path.with_suffix("")))
     scores = sorted(path.with_suffix("").glob("*/score.json"), key=lambda one: one.stat().st_mtime)
     if not scores:

@@ -1,10 +1,11 @@
-"""Damage everything that the harness and the agent read, and see that nothing bad comes of it: no traceback, no hang,
-no harm outside the run directory.
+"""Damages all inputs of the harness and the agent, and checks that nothing bad happens: no traceback, no hang, no harm
+outside the run directory.
 
     python ci/campaigns/fuzz.py [--inputs N] [--seed S] [--jobs N] [--only TARGET] [--found FOLDER]
 
-In namespaces of their own where the machine allows it. An input that has done something bad is written to --found; put
-it into tests/fuzz/corpus/TARGET/, where it is tried again by every run of the tests. Exit code 1 where there was one.
+If the machine allows it, the work is done in separate namespaces. An input that did something bad is written to
+--found. Put it into tests/fuzz/corpus/TARGET/: each run of the tests tries it again. Exit code 1 if there was such an
+input.
 """
 
 from __future__ import annotations

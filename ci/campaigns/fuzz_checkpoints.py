@@ -1,8 +1,9 @@
-"""Mutates checkpoint files and verifies each: a verdict or a clear error every time, no crash, no hang, no code run.
+"""Mutates checkpoint files and verifies each: there must always be a verdict or a clear error, never a crash, a hang or
+executed code.
 
 Seeds are small checkpoints of each format, hostile pickles and hostile headers. A mutation flips, inserts, removes,
-repeats or replaces bytes, splices two files, or writes a large number where a length may be. Batches run in worker
-processes with a limit on their memory, so that a crash or a bomb is seen and its input is kept.
+repeats or replaces bytes, splices two files, or writes a large number at the place of a length. Batches run in worker
+processes with limited memory, so that a crash or a memory bomb is noticed and its input is kept.
 
 Usage: python ci/campaigns/fuzz_checkpoints.py [--files 20000] [--seed 1] [--keep DIR]
 """
@@ -25,8 +26,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 20.0  # for one file
-MEMORY = 2 << 30  # bytes of address space beyond what the worker has at its start
+LIMIT_S = 20.0  # for each file
+MEMORY = 2 << 30  # bytes of address space beyond the worker's size at its start
 BATCH = 250
 BIG = (
     0,
@@ -46,7 +47,7 @@ BIG = (
 
 
 class Trap:
-    """What hostile pickles do: it leaves a folder behind when it is run."""
+    """The code in hostile pickles: when it is executed, it creates a folder."""
 
     def __init__(self, what: Any, *args: Any) -> None:
         self._reduced = what, args
@@ -56,7 +57,7 @@ class Trap:
 
 
 def seeds(folder: Path, trap: Path) -> None:
-    """Writes one checkpoint per entry of `folder`."""
+    """Writes the seeds into `folder`, each in its own entry."""
     import torch
     from safetensors.torch import save_file
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -85,7 +86,7 @@ def seeds(folder: Path, trap: Path) -> None:
 
 
 def hostiles(trap: Path) -> list[bytes]:
-    """Pickles that would run something, or grow without bound, when they are loaded."""
+    """Pickles that would execute code or use unlimited memory when they are loaded."""
     make = str(trap)
     deep = b"\x80\x02" + b"(" * 1000 + b"t" * 1000 + b"."
     laughs = (
@@ -160,7 +161,8 @@ def mutate(data: bytes, other: bytes, draw: random.Random) -> bytes:
 
 
 def work(batch: int, count: int, seed: int, folder: Path, trap: Path, results: Any) -> None:
-    """Verifies so many mutants in this process; says before each which it is, so that a crash is known."""
+    """Verifies `count` mutants in this process. Before each it reports which mutant comes, so that a crash can be
+    attributed."""
     from torchaos.harness.checkpoints.files import Local
     from torchaos.harness.checkpoints.verify import verify
 

@@ -1,12 +1,12 @@
-"""Run a game day, and see whether the harness stays as small as it began and leaves nothing behind.
+"""Runs a game day, and checks that the harness does not grow in memory and leaves nothing behind.
 
     python ci/campaigns/gameday.py [FILE] [--every S] [--out DIR] [-- OPTIONS OF GAMEDAY ...]
 
-FILE: scenarios/gamedays/two-hours.yaml where none is given. While it runs, the resident memory of the game day's own
-process and of the round under way (each round is a process of its own) are read every S seconds; the table at the end
-sets the first half of the time against the second. What counts as left behind: processes that name the day's folder
-in their command or environment, and network namespaces that were not there before. Exit code: that of the game day,
-or 1 where the second half is more than a tenth larger than the first or something was left.
+FILE: without it, scenarios/gamedays/two-hours.yaml. During the day, the resident memory of the game day's process and
+of the current round (each round is a process) is read every S seconds; the table at the end compares the first half of
+the day with the second. Processes that name the day's folder in their command or environment, and new network
+namespaces, count as left behind. Exit code: that of the game day, or 1 if the memory in the second half is more than a
+tenth larger than in the first, or something was left behind.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ def main() -> int:
     what = [] if "--resume" in given else [str(options.file), "--out", str(options.out)]
     day = subprocess.Popen([sys.executable, "-m", "torchaos.harness", "gameday", *what, *given])
     samples = watched(day, options.every)
-    small = told(samples)
+    small = compared(samples)
     left = [*processes_of(str(options.out.absolute())), *sorted(namespaces() - before)]
     print(f"left behind: {', '.join(left) or 'nothing'}")
     return day.returncode or (0 if small and not left else 1)
 
 
 def watched(day: subprocess.Popen[bytes], every_s: float) -> list[tuple[float, int, int]]:
-    """(seconds since the start, bytes of the game day's process, of the round's), until the game day has ended."""
+    """Samples until the game day has ended: (seconds since the start, bytes of the game day's process, bytes of the
+    round's process)."""
     begun, samples = time.monotonic(), list[tuple[float, int, int]]()
     process = psutil.Process(day.pid)
     while True:
@@ -63,8 +64,8 @@ def resident(process: psutil.Process) -> int:
         return 0
 
 
-def told(samples: list[tuple[float, int, int]]) -> bool:
-    """Prints both halves, and says whether the second is no more than a tenth larger."""
+def compared(samples: list[tuple[float, int, int]]) -> bool:
+    """Prints both halves; whether the second is at most a tenth larger."""
     half = samples[-1][0] / 2 if samples else 0.0
     print("| MiB | first half, median | largest | second half, median | largest |")
     print("|---|---|---|---|---|")
@@ -84,7 +85,7 @@ def told(samples: list[tuple[float, int, int]]) -> bool:
 
 
 def processes_of(folder: str) -> list[str]:
-    """Processes that name the folder, other than this one and those that it was started from."""
+    """Processes that name the folder, except this process and its ancestors."""
     names = re.compile(rf"{re.escape(folder)}(?![^/:\s])")
     mine = {psutil.Process().pid, *(one.pid for one in psutil.Process().parents())}
     found = []

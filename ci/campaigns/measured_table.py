@@ -1,7 +1,7 @@
-"""Put what was asked of a network, and what was measured, into a page: measured_table.py PAGE.md RESULTS.json ...
+"""Writes the requested and the measured network faults into a page: measured_table.py PAGE.md RESULTS.json ...
 
-The results are those of `torchaos run SCENARIO --json RESULTS.json`. The table stands between the two marks of the
-page; a scenario that is not among the results keeps its lines.
+RESULTS.json is the output of `torchaos run SCENARIO --json RESULTS.json`. The table is between the two marks of the
+page; a scenario that is not in the results keeps its lines.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Random control files for the NVML overlay, in a build with address and undefined-behaviour sanitizers.
+"""Tests the NVML overlay with random control files, in a build with address and undefined-behaviour sanitizers.
 
     python ci/campaigns/nvml_control.py [--files 20000] [--seed 0]
 
-Each file is made of true lines, mutated and cut, and of bytes of no sense; after each, calls of every kind are made
-with structs of the right size. A crash or a report by a sanitizer ends it with exit code 1, and leaves the file.
+Each file consists of valid lines, mutated and cut, and of random bytes. After each file, calls of every kind are made
+with structs of the right size. A crash or a report of a sanitizer ends the test with exit code 1, and the file is kept.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def orders(draw: random.Random) -> bytes:
 
 
 def call_all(library: ctypes.CDLL) -> None:
-    """One round of calls; whatever they return is fine, as long as they return."""
+    """Makes one round of calls. They may return anything, but they must return."""
     device, events = ctypes.c_void_p(), ctypes.c_void_p()
     number, place = ctypes.c_ulonglong(), ctypes.create_string_buffer(4096)
     at = ctypes.byref(number)

@@ -1,13 +1,14 @@
-"""Run the bench of broken, healthy and noisy trainers; count how often the verdict was right: docs/measured/score.md.
+"""Runs the bench of broken, healthy and noisy trainers, and counts how often the verdict is right:
+docs/measured/score.md.
 
     python ci/campaigns/oracle.py [--only NAME ...] [--kind KIND ...] [--sample N] [--healthy N] [--first N]
                                   [--out DIR] [--minutes M] [--keep] [--again] [--write docs/measured/score.md]
 
-All results are lines in DIR/results.jsonl, and what is there is not run again: a call that was interrupted goes on
-where it was. --only and --kind choose trainers, --sample draws N of them; --healthy is the number of healthy runs in
-all, and --first the number at which they begin: another one draws other seeds and faults. The run directory of a
-verdict that was not the right one is kept, with --keep each; with --again those are judged anew first, by the
-assertions as they are now. Exit code 1 where a verdict was wrong.
+Each result is a line in DIR/results.jsonl, and is not run again: an interrupted call can be continued. --only and
+--kind choose trainers, --sample draws N of them. --healthy is the total number of healthy runs, and --first the number
+of the first of them: another number draws other seeds and faults. The run directory of a wrong verdict is kept, with
+--keep that of each verdict. With --again, runs that were kept are first judged again by the current assertions. Exit
+code 1 if a verdict was wrong.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Random bit flips in the reference job: which are found, by whom, after how many steps, and what the verdict says.
+"""Tests random bit flips in the reference job: which are found, by which witness, after how many steps, and with which
+verdict.
 
     python ci/campaigns/sdc.py [--flips 300] [--seed 0] [--folder FOLDER] [--by anybody|job]
 
-Each flip is of a random site, bit, element, step and rank. The trainings are in one long-lived job (see sdc_job.py);
-each is then judged by `sdc_detected` against the one without a flip, as a run is. Exit code 1 where one is passed
-although a checkpoint holds state that is not what it would be, or where the two trainings without a flip differ.
+Each flip has a random site, bit, element, step and rank. The trainings run in one long-lived job (see sdc_job.py). Then
+`sdc_detected` judges each of them against the training without a flip, as it judges a run. Exit code 1 if a training
+passes although a checkpoint holds corrupted state, or if the two trainings without a flip differ.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def draw(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def record(ranks: Sequence[Told]) -> Record:
-    """A training as the record of a run: the events that the agent and torchelastic would have left of it."""
+    """A training as the record of a run, with the events that the agent and torchelastic would have written."""
     found: list[Event] = []
 
     def emit(kind: Kind, at: float, data: Told, rank: int, attempt: int, step: int | None = None) -> None:
@@ -111,8 +112,8 @@ def record(ranks: Sequence[Told]) -> Record:
 
 
 def bad_checkpoints(ranks: Sequence[Told], clean: Sequence[Told]) -> bool:
-    """The truth, from the tensors themselves: whether any save of any rank, kept or not, differs from the clean
-    one's."""
+    """The truth, from the tensors: whether any save of any rank, kept or not, differs from the same save of the clean
+    training."""
     for told, other in zip(ranks, clean, strict=True):
         theirs = {one["step"]: one["tensors"] for one in other["saves"]}
         if any(one["tensors"] != theirs[one["step"]] for one in told["saves"]):

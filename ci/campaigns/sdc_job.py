@@ -1,9 +1,9 @@
-"""The job of sdc.py: the reference trainer, two ranks in one long-lived process group, one short training after
-another, all from the same state and with the same batches, each with one number corrupted. Started by torchrun.
+"""The job of sdc.py, started by torchrun: the reference trainer on two ranks in one long-lived process group. It runs
+short trainings one after another, all from the same state and with the same batches, each with one corrupted number.
 
-The agent is the one that torchaos puts into ranks, with the hooks it has there; the corruption is the injectors' own
-`apply`. What stands in for a real run: after the guard has stopped a step, the rank goes back to its last checkpoint by
-itself instead of dying and being started again; and a checkpoint is a digest of every tensor that would be in it.
+The agent is torchaos's agent with its usual hooks, and the corruption is the injectors' own `apply`. Two things differ
+from a real run: when the guard has stopped a step, the rank returns to its last checkpoint by itself, without a
+restart; and a checkpoint is a digest of each tensor that would be in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WARM_UP, STEPS, EVERY = 30, 20, 5
 
 
 def arm() -> Any:
-    """Before torch is imported, as in a rank."""
+    """Starts the agent, before torch is imported, as in a rank."""
     from torchaos.harness.agent import wire
     from torchaos.harness.agent.agent import Agent
     from torchaos.harness.agent.arming import identify
@@ -65,7 +65,8 @@ class Trial:
         self.run.optimizer.zero_grad()
 
     def __call__(self, flip: dict[str, Any] | None) -> dict[str, Any]:
-        """What this rank did: each step with its attempt, what was saved, and where the guard stopped it."""
+        """Runs one training. Returns what this rank did: each step with its attempt, the saves, and where the guard
+        stopped it."""
         self.put_back(self.start)
         steps: list[dict[str, Any]] = []
         saves: list[dict[str, Any]] = []
@@ -82,7 +83,7 @@ class Trial:
             try:
                 self.run.step(self.batches[done], False)
             except RuntimeError as error:
-                if "can't be right" not in str(error):  # not the guard's word
+                if "can't be right" not in str(error):  # not the guard's message
                     raise
                 watch.take()
                 stops.append({"step": at, "attempt": attempt, "at": _now(), "error": str(error)})
@@ -99,7 +100,7 @@ class Trial:
 
 
 class _Watch:
-    """Takes what the agent tells while a step runs, instead of its file."""
+    """Receives the agent's events of a step, in place of its file."""
 
     def __init__(self, told: list[dict[str, Any]]) -> None:
         self.told, self._steps = told, list[dict[str, Any]]()
@@ -113,7 +114,7 @@ class _Watch:
         return SimpleNamespace(seq=0)
 
     def take(self) -> dict[str, Any]:
-        """What the last step's event said. Its loss is the last one: a step that was stopped leaves its own before
+        """The data of the last step's event, with the last loss only: a step that was stopped leaves its loss before
         it."""
         taken, self._steps = self._steps, []
         if not taken:
@@ -123,7 +124,7 @@ class _Watch:
 
 
 def apply(flip: dict[str, Any], watch: _Watch) -> None:
-    """The injector's own `apply`, where its Moment would be."""
+    """Calls the injector's own `apply` at the place of its Moment."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     from torchaos.harness import registry

@@ -1,11 +1,11 @@
-"""Plant bugs that take one, two or three faults together, among others that they don't take, and shrink what fails.
+"""Tests `torchaos shrink` with planted bugs that need one, two or three faults together, hidden among other faults.
 
     python ci/campaigns/shrink.py [--bugs N] [--only FAULT] [--seed S] [--tries N] [--fails K]
 
-Each bug is planted in a stand-in trainer (shrink_job.py). A scenario of six or seven faults fails by it, and is shrunk
-by `torchaos shrink`: what is left has to be exactly the faults that the bug takes. Every fifth bug takes a checkpoint
-that is damaged when a rank is killed. --only: the bugs that take this fault. Exit code 1 where fewer than nine of ten
-bugs were shrunk so.
+Each bug is in a stand-in trainer (shrink_job.py). A scenario of six or seven faults fails because of it, and is shrunk
+by `torchaos shrink`: exactly the faults that the bug needs must be left. Every fifth bug needs a checkpoint that is
+damaged when a rank is killed. --only: only bugs that need this fault. Exit code 1 if fewer than nine of ten bugs were
+shrunk correctly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torchaos.harness.scenario.yaml_source import dumped
 
 STAND_IN = Path(__file__).parents[2] / "tests" / "support" / "dying" / "stand_in"
 JOB = Path(__file__).with_name("shrink_job.py")
-# What the trainer can tell apart, and the fault that makes it happen.
+# The events that the trainer can distinguish, and the fault that causes each.
 FAULTS: dict[str, dict[str, Any]] = {
     "killed0": {"inject": "process.kill", "target": {"rank": 0}},
     "killed1": {"inject": "process.kill", "target": {"rank": 1}},
@@ -35,8 +35,8 @@ FAULTS: dict[str, dict[str, Any]] = {
     "raised0": {"inject": "process.raise", "target": {"rank": 0}},
     "raised1": {"inject": "process.raise", "target": {"rank": 1}},
 }
-DAMAGED: dict[str, Any] = {"inject": "checkpoint.flip_bits"}  # seen by a job that starts again soon enough
-OFTEN, SELDOM = 20, 250  # steps between two checkpoints; seldom enough that a damaged one is still there
+DAMAGED: dict[str, Any] = {"inject": "checkpoint.flip_bits"}  # noticed by a job that restarts soon enough
+OFTEN, RARELY = 20, 250  # steps between two checkpoints; RARELY: a damaged checkpoint still exists at the restart
 
 
 def main() -> int:
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def drawn(number: int, draw: random.Random) -> set[str]:
-    """What a bug takes: one, two or three of the faults."""
+    """The events that a bug needs: one, two or three."""
     if number % 5 < 4:
         return set(draw.sample(sorted(FAULTS), 1 + number % 3))
     frozen = [f"frozen{draw.randrange(2)}"] if number % 2 else []
@@ -74,7 +74,7 @@ def drawn(number: int, draw: random.Random) -> set[str]:
 
 
 def shrunk(folder: Path, needs: set[str], draw: random.Random, options: argparse.Namespace) -> tuple[set[str], int]:
-    """What `torchaos shrink` leaves of a failing scenario, and how many sets of faults it tried."""
+    """The events that `torchaos shrink` leaves in a failing scenario, and how many sets of faults it tried."""
     path, output = folder / "many.yaml", folder / "shrunk.yaml"
     path.write_text(dumped(scenario(needs, draw)))
     done = torchaos("run", str(path), "--out", str(folder / "runs"))
@@ -97,20 +97,21 @@ def torchaos(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def scenario(needs: set[str], draw: random.Random) -> dict[str, Any]:
-    """Those that the bug takes, in random order among others, each once the one before was recovered from."""
+    """A scenario with the faults that the bug needs, in random order among other faults. Each fault comes when the job
+    has recovered from the fault before."""
     names = [*draw.sample(sorted(FAULTS), len(FAULTS))]
-    if "damaged" in needs:  # right before the death that makes the job look at it
+    if "damaged" in needs:  # right before the death after which the job reads the checkpoint
         names.insert(next(place for place, name in enumerate(names) if name in needs and "killed" in name), "damaged")
     known = {**FAULTS, "damaged": DAMAGED}
     faults: list[dict[str, Any]] = []
     for name in names:
         when: dict[str, Any] = {"time": "300ms"}
         if faults:
-            last = faults[-1]["id"]  # damage is there until the job has written enough newer checkpoints
+            last = faults[-1]["id"]  # the damage exists until the job has written enough newer checkpoints
             when |= {"after": last, "state": "applied" if last == "damaged" else "recovered", "delay": "700ms"}
         faults.append({"id": name, **known[name], "when": when})
     python = os.path.realpath(sys.executable)
-    every = SELDOM if "damaged" in needs else OFTEN
+    every = RARELY if "damaged" in needs else OFTEN
     train = f"{JOB} {{run}}/checkpoints {','.join(sorted(needs))} {every}"
     return {
         "scenario": "many",

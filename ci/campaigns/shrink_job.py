@@ -1,9 +1,10 @@
-"""A stand-in trainer with a bug that takes some of the things that can happen to it, together: once all of NEEDS have
-happened, in whatever order, it never trains again. It imports no torch; see tests/support/dying/stand_in/train.py.
+"""A stand-in trainer with a bug: when all events in NEEDS have happened, in any order, it never trains again. It
+imports no torch; see tests/support/dying/stand_in/train.py.
 
 shrink_job.py FOLDER NEEDS EVERY
 
-NEEDS: killed0,frozen1,raised0,damaged: what, and of which rank; EVERY: steps between two checkpoints.
+NEEDS: such as killed0,frozen1,raised0,damaged: events, with the number of the rank; EVERY: steps between two
+checkpoints.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ def main() -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     rank, alive = agent.who.rank, folder / f".alive{agent.who.rank}"
-    if alive.exists():  # its process of the attempt before said no farewell
+    if alive.exists():  # the rank's process of the attempt before did not end in order
         happened(folder, f"killed{rank}")
     signal.signal(signal.SIGTERM, lambda *_: (alive.unlink(missing_ok=True), os._exit(143)))
     alive.touch()
@@ -63,7 +64,7 @@ def main() -> None:
 
 
 def meet(agent: Any, folder: Path) -> None:
-    """No rank trains before all are there, as with a process group."""
+    """Waits until all ranks have started, as a process group does."""
     (folder / f".up-{agent.who.attempt}-{agent.who.rank}").touch()
     end = time.monotonic() + 20.0
     while len(list(folder.glob(f".up-{agent.who.attempt}-*"))) < agent.who.world_size and time.monotonic() < end:
@@ -75,7 +76,8 @@ def happened(folder: Path, what: str) -> None:
 
 
 def load(agent: Any, folder: Path, kind: Any) -> int:
-    """From the newest checkpoint that is as it was saved. It looks at all that there are."""
+    """Loads the newest checkpoint that is intact, and returns its step. It reads all checkpoints, so it notices
+    damage."""
     sound = []
     for path in sorted(folder.glob("step-*.safetensors"), key=lambda path: -int(path.stem[5:])):
         if path.read_bytes() == checkpoint(int(path.stem[5:])):

@@ -1,17 +1,18 @@
-"""Stalls of real jobs, and healthy jobs with long pauses: how soon our observers notice, whom they blame, false alarms.
+"""Tests the observers with stalls of real jobs and with healthy jobs that make long pauses: how soon they notice, whom
+they blame, and how many false alarms they raise.
 
-Small gloo jobs of 2 to 8 ranks, half of them without the agent. A stall is SIGSTOP of one rank, or user code of one
-rank that blocks: in a sleep, at a lock that nobody releases, in a read of a pipe that nobody writes. Each is taken back
-when it was declared (or after 15 s), and the same job goes on to the next one. The healthy jobs have slow first steps,
-checkpoints that rank 0 writes while the others wait, evaluations, one of them long, and a compiler that runs for
-seconds; the ranks of half of them spin while they wait.
+The jobs use gloo and have 2 to 8 ranks; half of them have no agent. A stall is a SIGSTOP of one rank, or user code of
+one rank that blocks: in a sleep, at a lock that is never released, or in a read of a pipe that is never written. Each
+stall ends when it was declared (or after 15 s), and the same job goes on to the next stall. The healthy jobs have slow
+first steps, checkpoints that rank 0 writes while the others wait, evaluations, one of them long, and a compiler that
+runs for seconds. In half of them, the ranks spin while they wait.
 
-A partition cuts two nodes apart, each a network namespace with one rank (as root), where the ranks sleep while they
-wait, and where they spin, as hosts of GPUs do. It is declared without py-spy, and nobody is to blame.
+A partition separates two nodes, each a network namespace with one rank (as root). There are jobs whose ranks sleep
+while they wait, and jobs whose ranks spin, as hosts of GPUs do. It is declared without py-spy, and no rank is to blame.
 
-The observers see the processes, the log and the stamps; what this script does to the job they are not told. All that
-they said is kept, so that the curve of detection time against false alarms is computed afterwards, for
-other values of k.
+The observers see the processes, the log and the stamps; they do not know what this script does to the job. All their
+opinions are recorded, so that the curve of detection time against false alarms can be computed later for other values
+of k.
 
 Usage: python ci/campaigns/stalls.py [--stalls 100] [--partitions 0] [--healthy-minutes 60] [--seed 1] [--json FILE]
 """
@@ -102,7 +103,7 @@ def _stall(order: Path, lock: threading.Lock, folder: Path) -> None:
 
 
 def _pause(step: int, rank: int, folder: Path) -> None:
-    """What healthy jobs stop for."""
+    """The pauses of healthy jobs."""
     import torch
 
     if step <= 3:
@@ -180,7 +181,7 @@ class Session:
         return self
 
     def watch(self) -> None:
-        """Observers that know nothing yet: a stall that was taken back would count as a pause that this job makes."""
+        """Starts new observers: the old ones would have learned the last stall as a usual pause of this job."""
         from torchaos.harness.watching.diagnosis import stacks
         from torchaos.harness.watching.observers import stagnation
         from torchaos.harness.watching.observers.watch import HangWatch, Watching
@@ -205,7 +206,8 @@ class Session:
         return not self.job.done
 
     def said(self, kind: str, since_s: float, until_s: float) -> Any:
-        """The first event of that kind after `since_s`."""
+        """The first event of a kind after `since_s`, waited for until `until_s` (CLOCK_MONOTONIC); None if there is
+        none."""
         found = lambda events: next((e for e in events if e.kind.value == kind and e.mono_s >= since_s), None)  # noqa: E731
         return self.journal.wait_for(found, max(0.0, until_s - time.monotonic()))
 
@@ -218,7 +220,7 @@ class Session:
 
 
 def stall(session: Session, kind: str, victim: int | None) -> dict[str, Any]:
-    """One stall, until it is declared; then it is taken back."""
+    """Makes a stall, and ends it when it was declared or after GIVE_UP_S seconds. `victim` None: a partition."""
     before, first_tick = session.steps(), len(session.ticks)
     at = time.monotonic()
     take_back = _cut(session) if victim is None else _hold(session, kind, victim)
@@ -241,7 +243,7 @@ def stall(session: Session, kind: str, victim: int | None) -> dict[str, Any]:
 
 
 def _hold(session: Session, kind: str, victim: int) -> Callable[[], None]:
-    """Have one rank stop. Returns what lets it go on."""
+    """Stops one rank. Returns the function that lets it go on."""
     process = session.job.ranks()[victim]
     order = session.folder / f"stall-{victim}"
     if kind == "sigstop":
@@ -253,7 +255,7 @@ def _hold(session: Session, kind: str, victim: int) -> Callable[[], None]:
 
 
 def _cut(session: Session) -> Callable[[], None]:
-    """Cut the two nodes apart. Returns what joins them again."""
+    """Separates the two nodes. Returns the function that joins them again."""
     from torchaos.harness.mechanics.network.cut import Cut
 
     links = [live.node.link for live in session.job.nodes()]
@@ -264,7 +266,7 @@ def _cut(session: Session) -> Callable[[], None]:
 
 
 def partitions(many: int) -> list[dict[str, Any]]:
-    """So many of each kind, a job for each: two nodes, and no py-spy."""
+    """Runs `many` partitions of each kind, each in its own job, with two nodes and without py-spy."""
     found = []
     for kind in PARTITIONS * many:
         with tempfile.TemporaryDirectory() as name:
@@ -283,7 +285,8 @@ SIZES = [(ranks, agent) for ranks in (2, 3, 4, 6, 8) for agent in (True, False)]
 
 
 def stalls(many: int, draw: random.Random, sizes: Sequence[tuple[int, bool]] = SIZES) -> list[dict[str, Any]]:
-    """`sizes`: how many ranks each job has, and whether the agent is in them; the kinds take turns."""
+    """Runs `many` stalls in total, all kinds in turn. `sizes`: for each job, its number of ranks, and whether it has
+    the agent."""
     found: list[dict[str, Any]] = []
     for number, (ranks, agent) in enumerate(sizes):
         share = many // len(sizes) + (number < many % len(sizes))
@@ -305,7 +308,7 @@ def stalls(many: int, draw: random.Random, sizes: Sequence[tuple[int, bool]] = S
 
 
 def healthy(minutes: float) -> dict[str, Any]:
-    """Jobs side by side for so many minutes of job time altogether."""
+    """Runs healthy jobs side by side, for `minutes` of job time in total."""
     seconds = minutes * 60 / PARALLEL
     with tempfile.TemporaryDirectory() as name:
         sessions = []
@@ -339,8 +342,8 @@ def healthy(minutes: float) -> dict[str, Any]:
 
 
 def curve(found: Sequence[dict[str, Any]], calm: dict[str, Any] | None) -> list[dict[str, float | None]]:
-    """What other values of k would have done with what the observers saw. In the stalls, quiet goes on where the
-    recorded time ends."""
+    """Detection time and false alarms for other values of k, from the recorded opinions. A stall is taken to go on
+    after its record ends."""
     from torchaos.harness.watching.observers.opinion import Opinion, Rule
 
     rows: list[dict[str, float | None]] = []

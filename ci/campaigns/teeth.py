@@ -1,10 +1,10 @@
-"""Run every ready scenario as it is, and with the defects and changes that it must fail: docs/measured/teeth.md.
+"""Runs each ready scenario as it is, and with the defects and changes that it must fail: docs/measured/teeth.md.
 
     python ci/campaigns/teeth.py [--only FAMILY/NAME ...] [--family FAMILY ...] [--kind as-is|teeth]
                                  [--out DIR] [--minutes M] [--write docs/measured/teeth.md]
 
-Results are lines in DIR/results.jsonl. A run that was right is not repeated: an interrupted call goes on where it was.
-Exit code 1 where a scenario did not pass as it is, or was not failed by the assertion that the table names.
+Each result is a line in DIR/results.jsonl. A run with the right result is not repeated: an interrupted call can be
+continued. Exit code 1 if a scenario did not pass as it is, or was not failed by the assertion that the table names.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def due(names: Sequence[str], kind: str | None, done: Sequence[Bite]) -> Iterator[tuple[str, Tooth | None]]:
-    """What is still to be run: all that has no right result yet, the scenario as it is before its teeth."""
+    """Yields the runs that have no right result yet: each scenario as it is, then with its teeth."""
     right = {(one.scenario, one.tooth) for one in done if one.right}
     table = teeth.table()
     for name in names:
@@ -73,7 +73,7 @@ def due(names: Sequence[str], kind: str | None, done: Sequence[Bite]) -> Iterato
 
 
 def read(path: Path) -> list[Bite]:
-    """The last result of each; a line that was cut off is none."""
+    """The last result of each run; an incomplete line is ignored."""
     found: dict[tuple[str, str], Bite] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         try:

@@ -1,7 +1,7 @@
-"""Put what scenarios came to into a page: verdict_table.py PAGE.md RESULTS.json ...
+"""Writes the results of scenarios into a page: verdict_table.py PAGE.md RESULTS.json ...
 
-The results are those of `torchaos run SCENARIO --json RESULTS.json`. The table stands between the two marks of the
-page; a scenario that is not among the results, or was not run to its end, keeps its line.
+RESULTS.json is the output of `torchaos run SCENARIO --json RESULTS.json`. The table is between the two marks of the
+page; a scenario that is not in the results, or was not run to its end, keeps its line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: adds the pages that are made from the code, and lists them on the page "Reference"."""
+"""A hook of mkdocs that adds the pages generated from the code, and lists them on the page "Reference"."""
 
 from __future__ import annotations
 

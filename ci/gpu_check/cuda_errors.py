@@ -1,5 +1,5 @@
-"""The words of a CUDA error that is really sticky: a kernel that fails, and what PyTorch then says in every call. They
-must be composed as agent/cuda.py composes those of errors that no program can cause."""
+"""Checks the text of a really sticky CUDA error: a kernel fails, and PyTorch reports it in every later call.
+agent/cuda.py must compose the texts of errors that no program can cause in the same way."""
 
 from __future__ import annotations
 

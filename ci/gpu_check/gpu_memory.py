@@ -1,4 +1,5 @@
-"""Out of memory by torch's limit for the process: the allocator's own error, in the rank, and not before its Moment."""
+"""Checks that torch's memory limit for the process leads to the allocator's own out-of-memory error, in the rank, and
+not before the Moment."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""One rank, one GPU, NCCL: the NVTX library stalls the one all-reduce that is meant, and PyTorch's watchdog reports
-what waits for it.
+"""Checks, with one rank, one GPU and NCCL, that the NVTX library stalls exactly the chosen all-reduce, and that
+PyTorch's watchdog reports the work that waits for it.
 
-The host is stalled inside ncclAllReduce, so that its own Work is not enqueued yet and the watchdog knows nothing of it.
-With one rank there is no peer to time out; so an earlier all-reduce is made to wait on the GPU for a word of memory
-that the host writes after the stalled call, as any GPU work does that waits for its host. That one the watchdog must
-report.
+The host is stalled inside ncclAllReduce, before its work is enqueued, so the watchdog does not know this call. With one
+rank there is no peer to time out. So an earlier all-reduce waits on the GPU for a word of memory that the host writes
+after the stalled call, as GPU work that waits for its host does. The watchdog must report that earlier all-reduce.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from typing import Any
 
 NOT_RUN = 77
 STALL_S, TIMEOUT_S = 2.0, 5.0
-COUNT, MEANT = 1000, 4  # floats in each all-reduce; the one that is meant
+COUNT, MEANT = 1000, 4  # floats in each all-reduce; the number of the chosen all-reduce
 
 
 def rank(watchdog: bool, folder: Path) -> None:
-    """What runs under torchrun."""
+    """The script that runs under torchrun."""
     import torch
     import torch.distributed as dist
 
@@ -50,7 +49,7 @@ def rank(watchdog: bool, folder: Path) -> None:
     for _ in range(6):
         begun = time.monotonic()
         dist.all_reduce(data, async_op=True)
-        dist.all_reduce(torch.ones(7, device="cuda"), async_op=True)  # of another size: not meant
+        dist.all_reduce(torch.ones(7, device="cuda"), async_op=True)  # of another size: not chosen
         took.append(time.monotonic() - begun)
     word.fill_(1)
     torch.cuda.synchronize()
@@ -63,7 +62,7 @@ def rank(watchdog: bool, folder: Path) -> None:
 
 
 def gate(torch: Any, word: Any) -> None:
-    """What comes on this stream waits until the word is 1 (cuStreamWaitValue32, flag 1: equal)."""
+    """Makes later work on this stream wait until the word is 1 (cuStreamWaitValue32, flag 1: equal)."""
     driver = ctypes.CDLL("libcuda.so.1")
     wait = getattr(driver, "cuStreamWaitValue32_v2", None) or driver.cuStreamWaitValue32
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)

@@ -1,5 +1,5 @@
-"""The NVML overlay above a real driver: all that is not ordered is what the driver says, in nvidia-ml-py and
-nvidia-smi, and what is ordered is laid over it."""
+"""Checks the NVML overlay above a real driver, in nvidia-ml-py and nvidia-smi: ordered values replace the driver's, all
+other values are the driver's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The reference of the site, made from the code: each page is a function that returns Markdown. Nothing of it is kept
-in the repository, so that none of it can be out of date."""
+"""Generates the reference of the documentation from the code. In: classes, docstrings and comments. Out: pages in
+Markdown, one function for each. The pages are not kept in the repository, so they are never out of date."""
 
 from __future__ import annotations
 

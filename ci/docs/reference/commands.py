@@ -1,4 +1,4 @@
-"""The command line, asked of click; and the exit codes."""
+"""Pages about the commands, read from click, and about the exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the source says of a name in comments: on its own lines, and in those just above it."""
+"""Reads the comments about a name in the source: on its own lines, and on the lines just above."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 def of_entries(module: ModuleType, name: str) -> dict[str, str]:
-    """The comments of the entries of a dict literal, or of the members of a class, by their last name."""
+    """The comments on the entries of a dict literal, or on the members of a class, by the last part of their name."""
     text = Path(str(module.__file__)).read_text()
     said = {token.start[0]: token for token in tokenize.generate_tokens(io.StringIO(text).readline)
             if token.type == tokenize.COMMENT}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The journal: every kind of event, and what it says."""
+"""The page about the journal: all kinds of events with their data."""
 
 from __future__ import annotations
 

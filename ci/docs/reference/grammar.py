@@ -1,4 +1,4 @@
-"""What may be written in a scenario and in a game day, from the models that read them."""
+"""The pages about the keys of scenarios and game days, from the models that read them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _page(title: str, about: str, model: type[BaseModel]) -> str:
 
 
 def _in_order(schema: Schema) -> list[str]:
-    """The parts as they are first mentioned, from the outside in."""
+    """The parts of a schema in the order in which they are first mentioned, from the outside in."""
     found: dict[str, None] = {}
     open_ = [schema]
     for part in open_:

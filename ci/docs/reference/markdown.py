@@ -1,4 +1,4 @@
-"""Tables, and JSON Schema in words."""
+"""Makes Markdown tables, and puts JSON Schema into words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-DURATION, SIZE = "ms|s|m|h|d", "[KMGT]"  # what tells them from other texts, in their patterns
+DURATION, SIZE = "ms|s|m|h|d", "[KMGT]"  # parts of their patterns by which they are recognized
 NOTHING = object()
 
 
@@ -24,12 +24,12 @@ def code(value: object) -> str:
 
 
 def doc(found: Any) -> str:
-    """The docstring in one paragraph for each of its own."""
+    """The docstring with each of its paragraphs on one line."""
     return inspect.cleandoc(found.__doc__ or "")
 
 
 def default(value: object) -> str:
-    """As it is written in YAML."""
+    """A default value as it is written in YAML."""
     if value is NOTHING:
         return "required"
     if isinstance(value, bool):
@@ -38,7 +38,7 @@ def default(value: object) -> str:
 
 
 def words(schema: Mapping[str, Any]) -> str:
-    """What a value may be, from its JSON Schema."""
+    """The allowed values in words, from a JSON Schema."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

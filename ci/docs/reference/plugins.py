@@ -1,4 +1,4 @@
-"""What comes with torchaos to be named in a scenario: injectors, assertions, conditions and launchers."""
+"""The pages about the injectors, assertions, conditions and launchers of torchaos."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchaos.harness.scenario.parameters import parameters_of, schema_of
 
 from .markdown import NOTHING, code, default, doc, table, words
 
-# Parameters that mean the same wherever they are; all others are told of in the docstring of the class.
+# Parameters that mean the same in all classes; the docstring of a class explains its other parameters.
 SHARED = {
     "newest": "how many of the newest complete checkpoints are hit",
     "seed": "decides what is drawn (file, tensor, byte); without it the scenario's seed does",
@@ -83,7 +83,7 @@ def _injector(name: str, found: type[Any]) -> str:
 
 
 def undo(found: type[Any]) -> str:
-    """Why it can't be taken back, as the injector itself says it; or that it is taken back."""
+    """Whether an injector can be undone; if not, the injector's own reason."""
     if "Irreversible" not in str(found.changes.__annotations__["return"]):
         return "taken back"
     one = found(**{field.name: 0 for field in parameters_of(found) if _default(field) is NOTHING})
@@ -134,12 +134,12 @@ def _parameters(found: type[Any]) -> str:
 
 
 def shared(found: type[Any], name: str) -> str:
-    """What is said of a parameter here, because its class does not."""
+    """The explanation of a parameter that its class does not explain."""
     return "" if code(name) in doc(found) else SHARED.get(name, "")
 
 
 def undescribed(plugins: Iterable[type[Any]]) -> list[str]:
-    """Parameters of which nobody says what they mean."""
+    """The parameters that are explained nowhere."""
     return [f"{found.__name__}.{field.name}" for found in plugins for field in parameters_of(found)
             if code(field.name) not in doc(found) and field.name not in SHARED]  # fmt: skip
 

@@ -60,8 +60,8 @@ def _check_placeholders(scenario: Scenario, tell: Tell) -> None:
         for name in unknown_placeholders(text, job.endpoints):
             near = registry.suggest(name, PLACEHOLDERS)
             known = ", ".join(f"{{{known}}}" for known in PLACEHOLDERS)
-            hint = f"did you mean {{{near}}}?" if near else f"there are {known}"
-            tell(keys, f"unknown placeholder {{{name}}}; {hint} A brace itself is written twice")
+            hint = f"did you mean {{{near}}}?" if near else f"there are {known}."
+            tell(keys, f"unknown placeholder {{{name}}}; {hint} To write a brace, double it")
 
 
 def _check_faults(scenario: Scenario, tell: Tell) -> None:
@@ -111,8 +111,8 @@ def _check_endpoint(scenario: Scenario, name: object, at: Keys, tell: Tell) -> N
     if not used and not (name == "rendezvous" and scenario.launcher != "local"):
         tell(
             (*at, "endpoint"),
-            f"nothing leads the job to the proxy before {name}; write {{{ENDPOINT}{name}}} in its command or env where "
-            f"{job.endpoints[str(name)]} stands now",
+            f"nothing leads the job to the proxy before {name}; in its command or env, write {{{ENDPOINT}{name}}} in "
+            f"place of {job.endpoints[str(name)]}",
         )
 
 
@@ -128,7 +128,7 @@ def _check_items(scenario: Scenario, tell: Tell) -> None:
         for number, item in enumerate(items):
             at: Keys = (key, number)
             if item.name in seen:
-                tell(at, f"{item.name} stands here a second time; put its bounds together")
+                tell(at, f"{item.name} occurs here a second time; write it once, with all its parameters")
             seen.add(item.name)
             found = _class(group, item.name, at, tell)
             if found is not None:

@@ -44,7 +44,7 @@ class Between(Strict):
     def _in_order(self) -> Between:
         if self.between[0] > self.between[1]:
             raise ValueError(
-                f"between {self.between[0]} and {self.between[1]} lies nothing; write the smaller one first"
+                f"no number is between {self.between[0]} and {self.between[1]}; write the smaller number first"
             )
         return self
 
@@ -129,7 +129,7 @@ class When(Strict):
                 f"{min(inside)} and {min(outside)} can't be combined: one is seen in the rank, one from outside"
             )
         if collective and self.phase not in (None, "collective"):
-            raise ValueError(f"{min(collective)} tells collectives apart; the phase {self.phase} is none")
+            raise ValueError(f"{min(collective)} selects collectives; the phase {self.phase} is not a collective")
         if "nth" in inside and self.phase is None and not collective:
             raise ValueError("nth counts a phase; name the phase too")
         if inside and self.step is None and self.attempt is None:

@@ -149,7 +149,7 @@ def parse(path: Path, text: str) -> Source:
         raise ScenarioError(path, [Problem(Place(line, column), bad)]) from None
     except (ValueError, OverflowError):  # "\\UFFFFFFFF": PyYAML hands it to chr
         mark = loader.get_mark()
-        raise ScenarioError(path, [Problem(_place(mark), "this escape stands for no character; mend it")]) from None
+        raise ScenarioError(path, [Problem(_place(mark), "this escape is no valid character; correct it")]) from None
     return source
 
 
@@ -181,7 +181,7 @@ class _Builder:
                 raise _wrong(key, "merge keys are not supported; use an alias for a whole value, or write it out")
             if name in found:
                 line = self._source.keys[inside].line
-                raise _wrong(key, f"the key {name!r} stands here a second time (first in line {line}); remove one")
+                raise _wrong(key, f"the key {name!r} occurs here a second time (first in line {line}); remove one")
             self._source.keys[inside] = _place(key.start_mark)
             found[name] = self.build(value, inside)
         return found

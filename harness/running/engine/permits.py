@@ -77,7 +77,7 @@ class Permits:
                 if members.get(pid) != start_ticks:
                     raise NotPermitted(f"process {pid} is not one of the job's, so it is left alone")
             if touches.run_id is not None and not touches.run_id.startswith(self.run_id):
-                raise NotPermitted(f"{touches.run_id} is another run, so what is its is left alone")
+                raise NotPermitted(f"{touches.run_id} is another run, so its resources are left alone")
             if touches.network is not None:
                 check_network(Path(f"/proc/{touches.network.pid}/ns/net"), self.plan.consent)
             if touches.path is not None:
@@ -114,6 +114,6 @@ def check_network(namespace: Path, consent: Iterable[str]) -> None:
         with suppress(PermissionError):  # process 1 of another user can't be inspected
             hosts.add(os.stat("/proc/1/ns/net").st_ino)
     except OSError as error:
-        raise NotPermitted(f"{namespace}: which network it is can't be told: {error.strerror}") from error
+        raise NotPermitted(f"{namespace}: this network can't be identified: {error.strerror}") from error
     if found in hosts and "host-network" not in consent:
         raise NotPermitted("this would change the network of the whole host; it needs the consent host-network")

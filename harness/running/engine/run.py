@@ -183,7 +183,7 @@ class Run:
         self._hangs.stop()
         stuck = [life.fault.id for life in self._lives if not life.join(10.0, self._is_hurried)]
         for name in stuck:
-            self.journal.emit(Kind.NOTE, {"text": f"fault {name} did not come to its end; it is rolled back now"})
+            self.journal.emit(Kind.NOTE, {"text": f"fault {name} has not ended; it is rolled back now"})
         reported = {
             event.data["fault"] for event in self.journal.snapshot() if event.kind in (Kind.APPLYING, Kind.MISSED)
         }

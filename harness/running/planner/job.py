@@ -147,7 +147,7 @@ def _size(job: Job, attach: int | None) -> int | None:
         raise UsageError("job.checkpoints.size: a job that runs already has its files open; leave size out")
     if size and size > (left := memory_left()):
         raise UsageError(
-            f"job.checkpoints.size: {size_in_words(size)} would lie in memory, and {size_in_words(left)} are to be had"
+            f"job.checkpoints.size: {size_in_words(size)} would be in memory, of which {size_in_words(left)} are free"
         )
     return size or None
 

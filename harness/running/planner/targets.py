@@ -64,7 +64,7 @@ def _of_replica(target: Aim, job: PlannedJob, where: str, draw: random.Random, w
         named = [target.rank] if isinstance(target.rank, int) else target.ranks
         if named:
             raise UsageError(
-                f"{where}: rank {named[0]} is one in each of {job.replicas} replicas; write {{replica: 0, rank: "
+                f"{where}: each of {job.replicas} replicas has a rank {named[0]}; write {{replica: 0, rank: "
                 f"{named[0]}}}"
             )
         return None

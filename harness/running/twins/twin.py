@@ -95,11 +95,11 @@ class Twins:
             if why:
                 self._forget(why)
             return True
-        self.refused = why or ("" if first == self._first else "twin 0 was made anew meanwhile, for another run")
+        self.refused = why or ("" if first == self._first else "twin 0 was made again meanwhile, for another run")
         return not self.refused
 
     def _forget(self, why: str) -> None:
-        self._tell(f"the twin is made anew: {why}")
+        self._tell(f"the twin is made again: {why}")
         for kept in self._home.glob("[0-9]*"):
             shutil.rmtree(kept)
 

@@ -47,9 +47,11 @@ def _read_end(end: set[Node], graph: Waits, calls: Calls, found: Diagnosis) -> N
 def _read_absent(rank: int, graph: Waits, calls: Calls, found: Diagnosis) -> None:
     """A rank that others wait for, and that itself waits for nothing."""
     if rank not in calls.ranks:
-        found.suspect([rank], *waited_for(rank, graph), "nothing was recorded of it: it is gone, or was not asked")
+        found.suspect([rank], *waited_for(rank, graph), "it has no record: it is gone, or its record was not collected")
     elif rank in graph.stale:
-        found.suspect([rank], "its record is older than the others': they are done with what it had not entered then")
+        found.suspect(
+            [rank], "its record is older than the others': they have finished calls that it had not entered then"
+        )
     elif calls.ranks[rank].torn:
         found.suspect([rank], *waited_for(rank, graph), "its record is torn: what it did last is not known")
     else:
@@ -65,7 +67,7 @@ def _read_late(rank: int, op: Op, stale: bool, found: Diagnosis) -> None:
     if stale:
         found.suspect([rank], f"{words}, but its record is older than the others': they have gone further since")
     else:
-        found.blame([rank], HIGH, words + ": on its own side nothing comes to an end any more")
+        found.blame([rank], HIGH, words + ": on this rank nothing ends any more")
 
 
 def _read_op(op: Op, graph: Waits, found: Diagnosis) -> None:
@@ -81,10 +83,10 @@ def _read_op(op: Op, graph: Waits, found: Diagnosis) -> None:
     if behind_hosts:
         found.blame(
             sorted(behind_hosts), MEDIUM,
-            f"it is in {op.name} like all of its group, but the others have called more after it, and it has not",
+            f"it is in {op.name} like all of its group, but the others have made later calls, and it has not",
         )  # fmt: skip
     found.suspect(
-        sorted(op.pending), f"it is in {op.name} with everybody else: it is in flight, or what carries it is broken"
+        sorted(op.pending), f"it is in {op.name} with all others: the data is on its way, or the network is broken"
     )
 
 
@@ -156,7 +158,7 @@ def _given_up(calls: Calls, found: Diagnosis) -> None:
             if _timed_out(calls, call):
                 found.blame(behind, MEDIUM, f"{words}: they gave it up")
             else:
-                found.suspect(behind, f"{words}: they gave it up, or it was recorded before them")
+                found.suspect(behind, f"{words}: they gave it up, or its record is older than theirs")
 
 
 def _timed_out(calls: Calls, call: Call) -> bool:

@@ -36,7 +36,7 @@ def weigh(calls: Calls, graph: Waits, ends: list[set[Node]], proven: bool, found
         _others_at_work(calls, graph, found)
         if found.culprits:
             found.problems.append(
-                "the times of the files don't tell for how long anybody has waited; if the job was going on when they "
+                "the times of the files don't show how long any rank has waited; if the job was going on when they "
                 "were written, nobody is to blame"
             )
 
@@ -108,8 +108,8 @@ def _in_motion(ends: list[set[Node]], graph: Waits, found: Diagnosis) -> None:
     if whole and found.culprits:
         _acquit(
             found,
-            f"{whole[0].name} is in flight on all of its ranks, so the job may well go on, and the times of the files "
-            "don't tell how long anybody has waited",
+            f"{whole[0].name} is under way on all of its ranks, so the job may be going on, and the times of the files "
+            "don't show how long any rank has waited",
         )
 
 
@@ -119,8 +119,8 @@ def _a_good_part(calls: Calls, found: Diagnosis) -> None:
     if len(found.culprits) > max(FEW, len(calls.world) // 8):
         _acquit(
             found,
-            f"so many ranks ({len(found.culprits)} of {len(calls.world)}) may just be at work, and the times of the "
-            "files don't tell how long the others have waited",
+            f"this many ranks ({len(found.culprits)} of {len(calls.world)}) may just be at work, and the times of the "
+            "files don't show how long the others have waited",
         )
 
 
@@ -134,7 +134,7 @@ def _others_at_work(calls: Calls, graph: Waits, found: Diagnosis) -> None:
     free = {rank for rank in near & calls.ranks.keys() if not calls.ranks[rank].torn}
     free -= waiting | found.suspects | found.culprits
     if len(free) > len(found.culprits):
-        _acquit(found, f"{ranges(sorted(free))} have nothing under way either, and nobody waits for that")
+        _acquit(found, f"{ranges(sorted(free))} have nothing under way either, and no rank waits for them")
     elif free:
         found.suspect(sorted(free), "it has nothing under way, and nobody waits for it: at work, or stuck by itself")
 

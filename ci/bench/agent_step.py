@@ -45,17 +45,17 @@ def arm(folder: Path, hooks: tuple[str, ...]) -> Any:
     wire = importlib.import_module("_torchaos_agent.wire")
     agents = importlib.import_module("_torchaos_agent.agent")
     plans = importlib.import_module("_torchaos_agent.plan")
-    os.environ[wire.ENV_PLAN] = str(folder / "plan.json")  # beside it go the stamps
+    os.environ[wire.ENV_PLAN] = str(folder / "plan.json")  # the stamps are written beside it
     who = importlib.import_module("_torchaos_agent.arming").Identity(0, 0, 1, 0, os.getpid())
     events = wire.EventFile(folder / "rank0.jsonl", "rank0", 0, 0)
     agent = agents.Agent(plans.AgentPlan("bench", str(folder), hooks), who, events)
-    agent.live.discard("collectives")  # those come and go, see below
+    agent.live.discard("collectives")  # they are installed and removed, see `measure`
     importlib.import_module("_torchaos_agent.hooks").install(agent)
     return agent
 
 
 def steps(folder: Path, length_s: float) -> Iterator[float]:
-    """Train for ever; each item is how many seconds a step took."""
+    """Trains without end; yields the time at the end of each step (time.perf_counter, seconds)."""
     import torch
     import torch.distributed as dist
     from torch.utils.data import DataLoader, TensorDataset
@@ -90,7 +90,7 @@ def steps(folder: Path, length_s: float) -> Iterator[float]:
 
 
 def measure(ms: float, hooks: tuple[str, ...], pairs: int, seconds: float) -> tuple[float, float, float, float]:
-    """Ratio on/off, the ends of its 95 % interval, and the difference in microseconds a step."""
+    """The ratio on/off, the ends of its 95 % interval, and the difference in microseconds per step."""
     with tempfile.TemporaryDirectory() as name:
         agent = arm(Path(name), hooks)
         clock = steps(Path(name), ms / 1000)

@@ -30,7 +30,7 @@ def project(folder: Path) -> None:
 
 
 def collect(folder: Path, *options: str) -> float:
-    """Seconds of processor time, which a busy machine disturbs less than the clock's."""
+    """Processor seconds of a collection; a busy machine disturbs them less than wall-clock time."""
     before = os.times()
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *options]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

@@ -84,7 +84,7 @@ HEAD = (
 
 
 def scenario_of(number: int) -> dict[str, Any]:
-    """The main job with another fault. 18 numbers in a row have each fault in each phase."""
+    """The scenario of the main job with a fault. 18 successive numbers give each fault in each phase."""
     phase = list(PHASES)[number % len(PHASES)]
     inject = list(CODES)[(number + number // len(PHASES)) % len(CODES)]
     step: int | dict[str, list[int]] = {"between": [5, 55]}

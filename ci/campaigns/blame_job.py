@@ -159,7 +159,7 @@ class Job:
         self._places = dict.fromkeys(programs, 0)  # where in its program each host is
         self._clocks = dict.fromkeys(programs, 0.0)
         self._newest: dict[int, dict[str, Item]] = {rank: {} for rank in programs}  # by stream
-        self._queues: dict[int, list[Item]] = {rank: [] for rank in programs}  # what each device has not ended
+        self._queues: dict[int, list[Item]] = {rank: [] for rank in programs}  # items that each device has not ended
         self._numbers: dict[tuple[object, ...], int] = defaultdict(int)
         self._met: dict[tuple[object, ...], dict[int, Item]] = defaultdict(dict)
         for one in faults:
@@ -265,7 +265,7 @@ class Job:
 
 
 def _miscall(items: list[Item], fault: Fault) -> None:
-    """Changes the next collective of the program from the fault's place on."""
+    """Skips, changes or swaps the next collective of the program after the fault's place."""
     at = next((n for n, one in enumerate(items) if n >= fault.at and one.is_call and not one.is_message), None)
     if at is None:
         return

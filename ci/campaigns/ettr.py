@@ -83,7 +83,7 @@ def main() -> int:
         single = singly(out)
         days = {}
         for mtbf, seconds in zip(options.mtbf, (60 * each for each in minutes), strict=True):
-            # Poisson, as the formulas have it: now and then a fault hits a job that is just coming back.
+            # A Poisson process, as in the formulas: sometimes a fault hits a job that is just coming back.
             path = write(out, f"mtbf-{mtbf:g}", seconds, {"mtbf": f"{mtbf}s"}, "none", options.seed)
             faults = drawn(path)
             found = seconds / max(1, len(faults))

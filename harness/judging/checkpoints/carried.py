@@ -83,8 +83,8 @@ def _same(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:
 
 
 def _as_saved(run: Record, saver: Attempt, step: int, restored: Mapping[int, str | None]) -> bool:
-    """Whether the restored parameters are those with which a save after the step began. The job may change its
-    parameters between the step and the save."""
+    """Whether the restored parameters equal those at the begin of a save after the step. They may differ from those
+    after the step itself, because a job may change its parameters before it saves them."""
     total, saved = over_all(list(restored.values())), sums_at_saves(run, saver.number, step)
     return total is not None and bool(saved) and plain(total) in saved
 

@@ -64,7 +64,7 @@ class Compared:
     rounded: float = 0.0  # the largest difference that rounding explains
     within: float = 0.0  # the largest difference that the given tolerance allows
     noisy: set[str] = field(default_factory=set)  # tensors that differ too much between twins to be judged
-    unsized: set[str] = field(default_factory=set)  # other entries that differ without a fault
+    unsized: set[str] = field(default_factory=set)  # other entries that differ between twins, or before any fault
     restarts: set[str] = field(default_factory=set)  # values that count restarts, and count them correctly
     ignored: set[str] = field(default_factory=set)
 
@@ -86,8 +86,8 @@ def compare(
         for clash in differing(ours, other):
             if not _is_any(clash.name, ignore):
                 theirs = _at_least(least, noise.get((kin, clash.name), 0.0))
-                smaller = usual.get((kin, clash.name), 0.0) / (_norm(other, clash.name) or 1.0)  # than usual, so often
-                rounded = min(CAP, rounding(history, ours.step) * max(1.0, smaller))
+                shrunk_by = usual.get((kin, clash.name), 0.0) / (_norm(other, clash.name) or 1.0)
+                rounded = min(CAP, rounding(history, ours.step) * max(1.0, shrunk_by))
                 _sort(clash, ours, theirs, rounded, tolerance, made)
     made.entries -= {entry for entry, size in noise.items() if size is None or LEARNED_FACTOR * size > CAP}
     return made

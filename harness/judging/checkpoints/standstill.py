@@ -1,7 +1,7 @@
-"""How long training stood still for each checkpoint, also if the job waits for a save in another thread. Pure.
+"""How long training stopped for each checkpoint, also if the job waits for a save in another thread.
 
-A save that returns at once is seen as the time that its call took. A job may still wait for it: the rank is then in no
-phase of a step from the save's begin to its end, and goes on when the save is over.
+A save that returns at once blocks only for the time of its call. But the job may still wait for its end: then the rank
+is in no phase of a step from the begin of the save to its end, and goes on when the save is over.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ Key = tuple[int, int]  # attempt, local steps before the save
 
 @dataclass(frozen=True)
 class Standstill:
-    """Seconds without training, by checkpoint. `possible`: if all the time in which a rank was in no phase of a step
-    while the checkpoint was written is counted."""
+    """Seconds without training, by checkpoint. `possible`: counted with all the time in which a rank was in no phase of
+    a step while the checkpoint was written."""
 
     blocked: Mapping[Key, float]
     possible: Mapping[Key, float]
 
 
 def standstill(history: History) -> Standstill:
+    """The seconds without training for each checkpoint, from the steps and saves of a run."""
     saves = [save for save in history.saves if save.ended_s is not None]
     called = blocked_by_step(saves)
     blocked, possible = dict(called), dict(called)
@@ -49,7 +50,7 @@ def standstill(history: History) -> Standstill:
 
 @dataclass(frozen=True)
 class _Gap:
-    """One rank between two steps. Times are CLOCK_MONOTONIC, durations in seconds."""
+    """The gap between two steps of a rank. Times are CLOCK_MONOTONIC, durations in seconds."""
 
     attempt: int
     step: int  # the local step that was over when the gap began

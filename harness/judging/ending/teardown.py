@@ -61,7 +61,7 @@ def has_aborted(events: Iterable[Event]) -> bool:
 
 
 def final_step(record: Record) -> int | None:
-    """The last global step of the job, before any abort at exit that is set aside."""
+    """The last global step of the job. Steps after an abort at exit that is not judged do not count."""
     aborts = teardown_aborts(record)
     return aborts[0].last_step if aborts else record.history.last_step
 

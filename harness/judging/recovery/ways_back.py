@@ -26,10 +26,10 @@ def way_back_s(run: RunSoFar, landing: Landing, *kinds: Kind) -> float | None:
 
 
 def growths(run: RunSoFar) -> dict[int, Landing]:
-    """The attempts that ended because a fault was over and the job grew, each with the landing of that fault.
+    """The attempts that ended because a fault was over and the job grew again, each with the landing of that fault.
 
-    The attempt after such an attempt has more ranks. Rollbacks are taken in order of time; each is matched with the
-    first such attempt that no earlier rollback explains."""
+    In such a case the next attempt has more ranks. Each rollback, in order of time, explains the first such attempt
+    that no earlier rollback explains."""
     landed = landings(run)
     hit = {landing.attempt for landing in landed}
     grown = [

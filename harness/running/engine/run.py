@@ -49,7 +49,7 @@ Watcher = Callable[[Journal, Plan], AbstractContextManager[object]]
 
 
 class Run:
-    """One run of one plan in one run directory. `stop` may be called from a signal handler or another thread."""
+    """A run of a plan in a run directory. `stop` may be called from a signal handler or another thread."""
 
     def __init__(
         self, plan: Plan, folder: RunDir, reproduce: Sequence[str] = (), watcher: Watcher | None = None,

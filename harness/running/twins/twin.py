@@ -38,7 +38,7 @@ _MADE = "made.json"  # when the twin was made, and what its job read
 
 
 class Twins:
-    """The twins of one plan. `execute` runs a plan in a run directory: the engine itself, handed in."""
+    """The twins of one plan. `execute`: the function that runs a plan in a run directory."""
 
     def __init__(
         self, plan: Plan, execute: Callable[[Plan, RunDir], None], cache: Path | None = None,
@@ -56,8 +56,8 @@ class Twins:
     def give(self, number: int, to: RunDir) -> bool:
         """Copies the record of the twin `number` (from 0) into a run directory. A twin that is not cached is run first.
 
-        False if the twin's job failed or was ended early, or if the twin would belong to another generation than the
-        twin 0 that was given; then `refused` says why. Raises ChaosError if the cache can't be written."""
+        False if the twin's job failed or was ended early. Also False if the cached twins have become stale or were
+        replaced since twin 0 was copied; then `refused` says why. Raises ChaosError if the cache can't be written."""
         try:
             with self._locked() as mine:
                 kept = self._home / str(number)
@@ -168,7 +168,7 @@ def forget_old(newest: Path) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Bytes on disk."""
+    """The bytes of a folder on disk."""
     found = 0
     for path in folder.rglob("*"):
         with suppress(OSError):

@@ -93,7 +93,7 @@ def read_circle(ranks: Sequence[int], ops: Sequence[Op], graph: Waits, found: Di
 
 
 def _swapped(ops: Iterable[Op]) -> dict[int, str]:
-    """The ranks that called two ops in the other order than most ranks, with a sentence each."""
+    """The few ranks that called two ops in the reverse order, each with a sentence about it."""
     found: dict[int, str] = {}
     for a, b in combinations([op for op in ops if len(op.key) == 2], 2):
         both = a.pending.keys() & b.pending.keys()
@@ -120,8 +120,8 @@ def _in_the_wrong_place(ranks: Sequence[int], ops: Sequence[Op], graph: Waits) -
 
 
 def _out_of_turn(ops: Iterable[Op]) -> frozenset[int]:
-    """The few ranks that had made another number of calls than the others when they came to an op: ranks that run the
-    same program have made the same number."""
+    """The ranks that came to an op after another number of calls than most ranks. Ranks that run the same program make
+    the same number of calls before an op."""
     odd: set[int] = set()
     for turn in [{rank: call.order for rank, call in op.pending.items()} for op in ops if len(op.pending) > 2]:
         usual, many = Counter(turn.values()).most_common(1)[0]

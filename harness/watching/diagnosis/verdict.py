@@ -27,7 +27,7 @@ class Diagnosis:
     summary: str = ""
 
     def blame(self, ranks: Iterable[int], confidence: str, *sentences: str) -> None:
-        """Adds culprits, with sentences of evidence. The lowest confidence of all calls is that of the diagnosis."""
+        """Adds culprits, with sentences of evidence. The diagnosis has the lowest confidence of all its culprits."""
         order = (NONE, HIGH, MEDIUM, LOW)
         self.confidence = max(self.confidence, confidence, key=order.index)
         for rank in ranks:

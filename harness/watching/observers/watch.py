@@ -104,14 +104,14 @@ class HangWatch:
 
 
 class Watching:
-    """Runs the probe in a thread of its own; without one it does nothing."""
+    """Runs the probe in a separate thread; without a probe it does nothing."""
 
     def __init__(self, probe: HangWatch | None, emit: Emit) -> None:
         self._probe, self._emit = probe, emit
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hangs", daemon=True)
         self._told: set[str] = set()
-        self.cpu_s = 0.0  # that the thread has used; what it starts (py-spy, ss) comes on top
+        self.cpu_s = 0.0  # CPU seconds of the thread, without the programs that it starts (py-spy, ss)
 
     def start(self) -> None:
         if self._probe:
@@ -126,7 +126,7 @@ class Watching:
         while self._probe and not self._ended.wait(self._probe.period_s):
             try:
                 self._probe.sample(self._emit)
-            except (OSError, ValueError, KeyError) as error:  # a process or file that just went
+            except (OSError, ValueError, KeyError) as error:  # a process or file that has just disappeared
                 if not self._ended.is_set():
                     self._note(f"the hang observers missed a look: {type(error).__name__}: {error}")
             self.cpu_s = time.thread_time()
@@ -138,7 +138,7 @@ class Watching:
 
 
 def hangs_of(plan: Plan, folder: RunDir, ranks: Callable[[], Mapping[int, RankProcess]], emit: Emit) -> Watching:
-    """What watches a run for hangs, where one of its assertions wants that."""
+    """The watch for hangs of a run; it does nothing if no assertion needs it."""
     if Need.HANGS not in plan.collect:
         return Watching(None, emit)
     stamps = folder.stamps if plan.job.attach_pid is None else None

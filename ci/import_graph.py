@@ -74,9 +74,9 @@ def circles(pairs: set[tuple[str, str]]) -> list[set[str]]:
     """The sets of rooms in which each room can be reached from each other room."""
     reach = {room: {room} for pair in pairs for room in pair}
     for _ in reach:
-        for one, other in pairs:
-            reach[one] |= reach[other]
-    together = {frozenset(other for other in reach[room] if room in reach[other]) for room in reach}
+        for above, below in pairs:
+            reach[above] |= reach[below]
+    together = {frozenset(below for below in reach[room] if room in reach[below]) for room in reach}
     return [set(rooms) for rooms in together if len(rooms) > 1]
 
 

@@ -69,23 +69,23 @@ def dump(job: Job, rank: int, at_s: float, form: Form, draw: random.Random) -> d
     groups = {name: ranks for name, ranks in job.layout.groups.items() if rank in ranks}
     ids = {name: number for number, name in enumerate(sorted(groups, key=int))}
     looked_s = at_s - draw.uniform(0.0, WATCHDOG_S)
-    calls = [one for one in job.programs[rank] if one.is_call and one.called_s <= at_s]
+    calls = [call for call in job.programs[rank] if call.is_call and call.called_s <= at_s]
     entries, messages, counted = [], Counter[str](), Counter[str]()
-    for number, one in enumerate(calls):
-        messages[one.group] += one.is_message
-        counted[one.group] += not one.is_message
-        entries.append(_entry(job, rank, one, number, at_s, looked_s, form, groups, ids, messages, counted))
+    for number, call in enumerate(calls):
+        messages[call.group] += call.is_message
+        counted[call.group] += not call.is_message
+        entries.append(_entry(job, rank, call, number, at_s, looked_s, form, groups, ids, messages, counted))
     status = {}
     for name, number in ids.items():
-        mine = [one for one in calls if one.group == name]
-        over = [n for n, one in enumerate(mine, 1) if one.over_s <= looked_s]
+        mine = [call for call in calls if call.group == name]
+        over = [n for n, call in enumerate(mine, 1) if call.over_s <= looked_s]
         status[str(number)] = {
             "last_enqueued_collective": len(mine) or -1, "last_started_collective": -1,
             "last_completed_collective": max(over, default=-1),
         }  # fmt: skip
     entries = entries[-form.ring :]
     if form.only_active and form.backend == "nccl":
-        entries = [one for one in entries if one["state"] != "completed"]
+        entries = [entry for entry in entries if entry["state"] != "completed"]
     found = {
         "version": form.version, "entries": entries,
         "pg_config": {
@@ -97,34 +97,35 @@ def dump(job: Job, rank: int, at_s: float, form: Form, draw: random.Random) -> d
 
 
 def _entry(
-    job: Job, rank: int, one: Item, number: int, at_s: float, looked_s: float, form: Form,
+    job: Job, rank: int, call: Item, number: int, at_s: float, looked_s: float, form: Form,
     groups: Mapping[str, tuple[int, ...]], ids: Mapping[str, int], messages: Counter[str], counted: Counter[str],
 ) -> dict[str, Any]:  # fmt: skip
-    members, over = groups[one.group], one.over_s <= at_s
-    name = one.kind
-    if one.is_message:
-        me, peer = members.index(rank), members.index(one.peer)
-        name = f"send {me}->{peer}" if one.kind == "send" else f"recv {me}<-{peer}"
+    members, over = groups[call.group], call.over_s <= at_s
+    name = call.kind
+    if call.is_message:
+        me, peer = members.index(rank), members.index(call.peer)
+        name = f"send {me}->{peer}" if call.kind == "send" else f"recv {me}<-{peer}"
     nccl = form.backend == "nccl"
-    state = "completed" if over and nccl else "started" if form.times and nccl and one.ready_s <= at_s else "scheduled"
-    stamp = int((EPOCH_S + one.called_s + form.skew_s[rank]) * 1e9)
+    state = "completed" if over and nccl else "started" if form.times and nccl and call.ready_s <= at_s else "scheduled"
+    stamp = int((EPOCH_S + call.called_s + form.skew_s[rank]) * 1e9)
     entry: dict[str, Any] = {
-        "record_id": number, "pg_id": ids[one.group], "process_group": (one.group, _described(one.group, job.layout)),
-        "collective_seq_id": counted[one.group], "p2p_seq_id": messages[one.group], "op_id": number,
+        "record_id": number, "pg_id": ids[call.group],
+        "process_group": (call.group, _described(call.group, job.layout)),
+        "collective_seq_id": counted[call.group], "p2p_seq_id": messages[call.group], "op_id": number,
         "profiling_name": f"{form.backend}:{'_' if name.endswith('_base') else ''}{name}", "time_created_ns": stamp,
-        "input_sizes": [[one.size]], "output_sizes": [[one.size]], "input_dtypes": ["Float"],
-        "output_dtypes": ["Float"], "state": state, "retired": one.over_s <= (looked_s if nccl else at_s),
+        "input_sizes": [[call.size]], "output_sizes": [[call.size]], "input_dtypes": ["Float"],
+        "output_dtypes": ["Float"], "state": state, "retired": call.over_s <= (looked_s if nccl else at_s),
         "time_discovered_started_ns": stamp if state == "started" else None,
         "time_discovered_completed_ns": stamp if state == "completed" else None,
-        "timeout_ms": int(form.timeout_s * 1000), "is_p2p": one.is_message, "frames": [],
+        "timeout_ms": int(form.timeout_s * 1000), "is_p2p": call.is_message, "frames": [],
     }  # fmt: skip
     if not nccl:
         entry.update(input_sizes=[], output_sizes=[], input_dtypes=[], output_dtypes=[])
     if form.version in ("1.5", "2.1"):
-        entry.pop("is_p2p" if form.version == "1.5" and not one.is_message else "frames")
+        entry.pop("is_p2p" if form.version == "1.5" and not call.is_message else "frames")
         entry.pop("timeout_ms")
     if form.version == "1.5":
-        entry["seq_id"] = entry.pop("collective_seq_id") + (messages[one.group] if one.is_message else 0)
+        entry["seq_id"] = entry.pop("collective_seq_id") + (messages[call.group] if call.is_message else 0)
     return entry
 
 
@@ -163,7 +164,7 @@ def make(draw: random.Random, hang: bool) -> tuple[Job, Layout]:
                 at = int(len(items[rank]) * draw.uniform(0.4, 0.7))
                 faults.append(Fault(kind, rank, at))
         job = Job(layout, items, faults).run()
-        if job.hangs == hang and all(one.landed for one in faults):
+        if job.hangs == hang and all(fault.landed for fault in faults):
             return job, layout
 
 

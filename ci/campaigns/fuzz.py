@@ -60,18 +60,18 @@ def main() -> int:
 def names() -> list[str]:
     from mutating.targets import TARGETS
 
-    return [one.name for one in TARGETS]
+    return [target.name for target in TARGETS]
 
 
 def hand_out(options: argparse.Namespace) -> dict[str, tuple[int, Counter[str]]]:
     from mutating.targets import TARGETS
 
-    chosen = [one for one in TARGETS if one.name in (options.only or [one.name])]
-    whole = sum(one.share for one in chosen)
-    shares = {one.name: round(options.inputs * one.share / whole) for one in chosen}
+    chosen = [target for target in TARGETS if target.name in (options.only or [target.name])]
+    whole = sum(target.share for target in chosen)
+    shares = {target.name: round(options.inputs * target.share / whole) for target in chosen}
     parts = [f"{name}/{options.seed + at}/{min(PART, count - at)}" for name, count in shares.items()
              for at in range(0, count, PART)]  # fmt: skip
-    sums: dict[str, tuple[int, Counter[str]]] = {one.name: (0, Counter()) for one in chosen}
+    sums: dict[str, tuple[int, Counter[str]]] = {target.name: (0, Counter()) for target in chosen}
     running: list[tuple[str, subprocess.Popen[str]]] = []
     prefix = NAMESPACES if alone() else ()
     arguments = ["--found", str(options.found)]
@@ -111,7 +111,7 @@ class Trial:
         from mutating.targets import TARGETS
 
         self.guard, self.found = Guard(), found / name
-        self.target = next(one for one in TARGETS if one.name == name)(folder, self.guard)
+        self.target = next(kind for kind in TARGETS if kind.name == name)(folder, self.guard)
         self.inputs, self.bad = 0, Counter[str]()
 
     def one(self, raw: bytes) -> None:

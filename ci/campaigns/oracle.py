@@ -42,19 +42,19 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table into this page")
     options = parser.parse_args()
     trainers = [
-        one for one in oracle.table()
-        if (not options.only or one.name in options.only) and (not options.kind or one.kind in options.kind)
+        trainer for trainer in oracle.table()
+        if (not options.only or trainer.name in options.only) and (not options.kind or trainer.kind in options.kind)
     ]  # fmt: skip
     if options.sample:
         trainers = random.Random(0).sample(trainers, min(options.sample, len(trainers)))
     options.out.mkdir(parents=True, exist_ok=True)
     results, end_s = options.out / "results.jsonl", time.monotonic() + 60 * options.minutes
     if options.again:
-        anew = [oracle.judged_again(one) for one in oracle.read(results)]
-        write_atomically(results, "".join(one.to_json() + "\n" for one in anew))
-    for absent in (one for one in trainers if one.lacks):
+        anew = [oracle.judged_again(result) for result in oracle.read(results)]
+        write_atomically(results, "".join(result.to_json() + "\n" for result in anew))
+    for absent in (trainer for trainer in trainers if trainer.lacks):
         print(f"{absent.name}: not run, {absent.lacks}", flush=True)
-    there = [one for one in trainers if not one.lacks]
+    there = [trainer for trainer in trainers if not trainer.lacks]
     for trainer, shot in oracle.due(there, oracle.read(results), options.healthy, options.first):
         if time.monotonic() > end_s:
             break
@@ -67,11 +67,11 @@ def main() -> int:
         print(
             f"{mark}  {trainer.name} #{shot.number}: {told.verdict} ({told.seconds:.0f} s)  {told.reason}", flush=True
         )
-    done = [one for one in oracle.read(results) if one.shot.trainer in {trainer.name for trainer in trainers}]
+    done = [result for result in oracle.read(results) if result.shot.trainer in {trainer.name for trainer in trainers}]
     print(summary(trainers, done))
     if options.write:
         options.write.write_text(page(options.write.read_text(), trainers, done))
-    return 1 if any(oracle.wrong(t, [one for one in done if one.shot.trainer == t.name]) for t in there) else 0
+    return 1 if any(oracle.wrong(t, [result for result in done if result.shot.trainer == t.name]) for t in there) else 0
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def record(ranks: Sequence[Told]) -> Record:
 
     for told in ranks:
         rank = told["rank"]
-        first = min(one["at"] for one in (*told["steps"], *told["stops"])) - 1.0
+        first = min(mark["at"] for mark in (*told["steps"], *told["stops"])) - 1.0
         starts = [(0, first)] + [(stop["attempt"] + 1, stop["at"] + 2e-3) for stop in told["stops"]]
         base = {0: 0}
         for stop in told["stops"]:
@@ -80,28 +80,28 @@ def record(ranks: Sequence[Told]) -> Record:
                     "numbers": {"step": base[attempt]},
                 }
                 emit(Kind.LOAD_END, at + 1e-4, loaded, rank, attempt, 0)
-        for one in told["steps"]:
+        for step in told["steps"]:
             empty = {"samples": None, "indices": None, "lr": [], "opt_step": None, "sched_step": None, "phases": {}}
             data = {
                 **empty,
                 "skipped": False,
-                "losses": one["losses"],
-                "parameters": one["parameters"],
-                "norm": one["norm"],
+                "losses": step["losses"],
+                "parameters": step["parameters"],
+                "norm": step["norm"],
             }
-            emit(Kind.STEP, one["at"], data, rank, one["attempt"], one["step"] - base[one["attempt"]])
-        for one in told["saves"]:
-            path = {"path": f"/saved/step-{one['step']}", "format": "x"}
-            local = one["step"] - base[one["attempt"]]
-            emit(Kind.SAVE_BEGIN, one["at"], path, rank, one["attempt"], local)
-            emit(Kind.SAVE_END, one["at"], {**path, "ok": True, "blocked_s": 0.0}, rank, one["attempt"], local)
-        for one in told["told"]:
-            attempt = sum(stop["at"] < one["at"] for stop in told["stops"])
-            kind = Kind.APPLYING if one["kind"] == "applying" else Kind(one["kind"])
-            about = {"fault": "flip", "phase": None, "global_step": None, "pid": rank} if kind is Kind.APPLYING else one
-            emit(kind, one["at"], about, rank, attempt)
+            emit(Kind.STEP, step["at"], data, rank, step["attempt"], step["step"] - base[step["attempt"]])
+        for save in told["saves"]:
+            path = {"path": f"/saved/step-{save['step']}", "format": "x"}
+            local = save["step"] - base[save["attempt"]]
+            emit(Kind.SAVE_BEGIN, save["at"], path, rank, save["attempt"], local)
+            emit(Kind.SAVE_END, save["at"], {**path, "ok": True, "blocked_s": 0.0}, rank, save["attempt"], local)
+        for event in told["told"]:
+            attempt = sum(stop["at"] < event["at"] for stop in told["stops"])
+            kind = Kind.APPLYING if event["kind"] == "applying" else Kind(event["kind"])
+            hit = {"fault": "flip", "phase": None, "global_step": None, "pid": rank}
+            emit(kind, event["at"], hit if kind is Kind.APPLYING else event, rank, attempt)
     kept = {
-        one["step"]: one["tensors"] for one in ranks[0]["saves"]
+        save["step"]: save["tensors"] for save in ranks[0]["saves"]
     }  # rank 0 writes; a step saved again replaces the first
     checkpoints = [
         {"path": f"step-{step}", "format": "x", "complete": True, "loadable": True, "step": step, "tensors": tensors}
@@ -115,8 +115,8 @@ def bad_checkpoints(ranks: Sequence[Told], clean: Sequence[Told]) -> bool:
     """The truth, from the tensors: whether any save of any rank, kept or not, differs from the same save of the clean
     training."""
     for told, other in zip(ranks, clean, strict=True):
-        theirs = {one["step"]: one["tensors"] for one in other["saves"]}
-        if any(one["tensors"] != theirs[one["step"]] for one in told["saves"]):
+        theirs = {save["step"]: save["tensors"] for save in other["saves"]}
+        if any(save["tensors"] != theirs[save["step"]] for save in told["saves"]):
             return True
     return False
 
@@ -165,16 +165,16 @@ def judge(trials: Sequence[Sequence[Told]], by: str) -> int:
             wrong += 1
             print(f"PASSED WITH A BAD CHECKPOINT: {flip}: {finding.reason}")
     total = len(flipped)
-    print(f"{total} flips: " + ", ".join(f"{verdicts[one]} {one}" for one in ("passed", "failed", "inconclusive")))
+    print(f"{total} flips: " + ", ".join(f"{verdicts[name]} {name}" for name in ("passed", "failed", "inconclusive")))
     print(f"a checkpoint held bad state in {saved_bad}; of those {wrong} were passed")
     print(f"rate of inconclusive: {100 * verdicts['inconclusive'] / total:.1f} %")
     for who, count in found_by.most_common():
         after = f", after {median(took[who]):g} steps (median; at most {max(took[who])})" if took[who] else ""
         print(f"  {who:10} {count:4}{after}")
     for site in SITES:
-        one = by_site[site]
-        told = ", ".join(f"{one[name]} {name}" for name in ("passed", "failed", "inconclusive"))
-        print(f"  {site:17} {sum(one.values()):4}: {told}")
+        counts = by_site[site]
+        told = ", ".join(f"{counts[name]} {name}" for name in ("passed", "failed", "inconclusive"))
+        print(f"  {site:17} {sum(counts.values()):4}: {told}")
     return 1 if wrong else 0
 
 

@@ -53,23 +53,23 @@ def main() -> int:
         )
         if bite.right:
             shutil.rmtree(Path(bite.folder).parents[1], ignore_errors=True)
-    done = [one for one in read(results) if one.scenario in names]
+    done = [bite for bite in read(results) if bite.scenario in names]
     print(summary(done))
     if options.write:
         before, _, rest = options.write.read_text().partition(BEGIN)
         options.write.write_text(f"{before}{BEGIN}\n{page(done)}\n{END}{rest.partition(END)[2]}")
-    return 1 if any(not one.right and one.verdict != "refused" for one in done) else 0
+    return 1 if any(not bite.right and bite.verdict != "refused" for bite in done) else 0
 
 
 def due(names: Sequence[str], kind: str | None, done: Sequence[Bite]) -> Iterator[tuple[str, Tooth | None]]:
     """Yields the runs that have no right result yet: each scenario as it is, then with its teeth."""
-    right = {(one.scenario, one.tooth) for one in done if one.right}
+    right = {(bite.scenario, bite.tooth) for bite in done if bite.right}
     table = teeth.table()
     for name in names:
         if kind != "teeth" and (name, "") not in right:
             yield name, None
         if kind != "as-is":
-            yield from ((name, one) for one in table[name] if (name, one.name) not in right)
+            yield from ((name, tooth) for tooth in table[name] if (name, tooth.name) not in right)
 
 
 def read(path: Path) -> list[Bite]:
@@ -77,34 +77,34 @@ def read(path: Path) -> list[Bite]:
     found: dict[tuple[str, str], Bite] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
-            one = Bite(**json.loads(line))
+            bite = Bite(**json.loads(line))
         except (ValueError, TypeError):
             continue
-        found[one.scenario, one.tooth] = one
+        found[bite.scenario, bite.tooth] = bite
     return list(found.values())
 
 
 def summary(done: Sequence[Bite]) -> str:
     lines = []
     for words, group in (
-        ("as they are", [one for one in done if not one.tooth]),
-        ("with a defect", [one for one in done if one.tooth]),
+        ("as they are", [bite for bite in done if not bite.tooth]),
+        ("with a defect", [bite for bite in done if bite.tooth]),
     ):
-        ran = [one for one in group if one.verdict != "refused"]
-        right = sum(one.right for one in ran)
+        ran = [bite for bite in group if bite.verdict != "refused"]
+        right = sum(bite.right for bite in ran)
         lines.append(f"{words}: {right} of {len(ran)} right; {len(group) - len(ran)} can't be run on this machine")
     return "\n".join(lines)
 
 
 def page(done: Sequence[Bite]) -> str:
     lines = ["| scenario | as it is | what it must fail | verdict | by |", "|---|---|---|---|---|"]
-    for name in sorted({one.scenario for one in done}):
-        own = [one for one in done if one.scenario == name]
-        plain = next((one.verdict for one in own if not one.tooth), "")
-        for place, one in enumerate([one for one in own if one.tooth] or [Bite(name, "", "", "", "")]):
-            by = ", ".join(case for case, verdict in one.cases.items() if verdict == "failed")
+    for name in sorted({bite.scenario for bite in done}):
+        own = [bite for bite in done if bite.scenario == name]
+        plain = next((bite.verdict for bite in own if not bite.tooth), "")
+        for place, bite in enumerate([bite for bite in own if bite.tooth] or [Bite(name, "", "", "", "")]):
+            by = ", ".join(case for case, verdict in bite.cases.items() if verdict == "failed")
             first = (f"`{name}`", plain) if not place else ("", "")
-            lines.append(f"| {' | '.join((*first, one.tooth, one.verdict, by))} |")
+            lines.append(f"| {' | '.join((*first, bite.tooth, bite.verdict, by))} |")
     return "\n".join([*summary(done).splitlines(), "", *lines])
 
 

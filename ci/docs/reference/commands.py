@@ -32,8 +32,9 @@ Of several scenarios the worst counts, in the order {order}.
 
 
 def commands() -> str:
-    rows = [(f"[{code(name)}](#{name})", one.get_short_help_str(200)) for name, one in all_commands()]
-    return "\n".join([ABOUT, table(["command", ""], rows), *(_section(name, one) for name, one in all_commands())])
+    named = list(all_commands())
+    rows = [(f"[{code(name)}](#{name})", command.get_short_help_str(200)) for name, command in named]
+    return "\n".join([ABOUT, table(["command", ""], rows), *(_section(name, command) for name, command in named)])
 
 
 def all_commands() -> Iterator[tuple[str, click.Command]]:
@@ -48,8 +49,8 @@ def _section(name: str, command: click.Command) -> str:
     context = click.Context(command, info_name=f"torchaos {name}")
     usage = context.get_usage().removeprefix("Usage: ")
     parts = [f"## {name}", f"```text\n{' '.join(usage.split())}\n```", inspect.cleandoc(command.help or "")]
-    options = [one for one in command.get_params(context) if isinstance(one, click.Option) and not one.hidden]
-    parts.append(table(["option", "", "default"], [_row(one, context) for one in options]))
+    options = [each for each in command.get_params(context) if isinstance(each, click.Option) and not each.hidden]
+    parts.append(table(["option", "", "default"], [_row(option, context) for option in options]))
     return "\n\n".join(parts)
 
 
@@ -63,12 +64,12 @@ def _row(option: click.Option, context: click.Context) -> tuple[str, str, str]:
 
 def exit_codes() -> str:
     said = comments.of_entries(result, "ExitCode")
-    rows = [f"| {one.value} | {said[one.name]} |" for one in result.ExitCode]
-    return CODES.format(rows="\n".join(rows), order=", ".join(str(one.value) for one in _worst_first()))
+    rows = [f"| {exit_code.value} | {said[exit_code.name]} |" for exit_code in result.ExitCode]
+    return CODES.format(rows="\n".join(rows), order=", ".join(str(exit_code.value) for exit_code in _worst_first()))
 
 
 def _worst_first() -> Iterator[result.ExitCode]:
     left = list(result.ExitCode)
     while left:
-        yield (one := result.worst(left))
-        left.remove(one)
+        yield (exit_code := result.worst(left))
+        left.remove(exit_code)

@@ -147,11 +147,11 @@ def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
 
 
 def _optimizer(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
-    return _counter(since, ours, theirs, "optimizer counter", "the optimizer's state", lambda one: one.opt_step)
+    return _counter(since, ours, theirs, "optimizer counter", "the optimizer's state", lambda step: step.opt_step)
 
 
 def _schedule(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
-    counted = _counter(since, ours, theirs, "learning rate", "the LR schedule", lambda one: one.sched_step)
+    counted = _counter(since, ours, theirs, "learning rate", "the LR schedule", lambda step: step.sched_step)
     if counted:
         return counted
     for step, run, twin in _pairs(since, ours, theirs):

@@ -89,17 +89,17 @@ class HangWatch:
             return
         if not self._suspected:
             self._suspected = True
-            one = max(suspects, key=lambda opinion: opinion.quiet_s)
-            data = {"observer": one.observer, "ranks": [], "since_s": now - one.quiet_s, "detail": one.detail}
+            first = max(suspects, key=lambda opinion: opinion.quiet_s)
+            data = {"observer": first.observer, "ranks": [], "since_s": now - first.quiet_s, "detail": first.detail}
             emit(Kind.HANG_SUSPECTED, data)
         agreed = self._rule.agree(opinions)
         if agreed and not self._declared:
             self._declared = True
-            found = live.diagnose({one.rank: one for one in ranks}, stamps=self._stamps, hangs=True).to_json()
-            since = now - max(one.quiet_s for one in agreed)
+            found = live.diagnose({rank.rank: rank for rank in ranks}, stamps=self._stamps, hangs=True).to_json()
+            since = now - max(opinion.quiet_s for opinion in agreed)
             emit(Kind.HANG_DECLARED, {
-                "observers": sorted(one.observer for one in agreed), "ranks": found["culprits"], "since_s": since,
-                "declared_s": now, "bound_s": max(self._rule.bound_s(one, opinions) for one in agreed), **found,
+                "observers": sorted(sure.observer for sure in agreed), "ranks": found["culprits"], "since_s": since,
+                "declared_s": now, "bound_s": max(self._rule.bound_s(sure, opinions) for sure in agreed), **found,
             })  # fmt: skip
 
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 from dying import campaign
 from dying.families import FAMILIES, Family
-from dying.scene import Death, Told
+from dying.scene import Aftermath, Death
 
 import torchaos.assertions
 import torchaos.harness
@@ -37,7 +37,7 @@ import torchaos.injectors
 from torchaos.harness import registry
 from torchaos.harness.running import capabilities
 
-Done = list[tuple[Death, Told]]
+Done = list[tuple[Death, Aftermath]]
 
 
 def main() -> int:
@@ -76,7 +76,7 @@ def parsed() -> argparse.Namespace:
     return options
 
 
-def stage(options: argparse.Namespace, count: int, real: bool, jobs: int, on_told: campaign.OnTold) -> Done:
+def stage(options: argparse.Namespace, count: int, real: bool, jobs: int, on_told: campaign.OnDeath) -> Done:
     families = []
     for one in FAMILIES.values():
         if one.real is real and one.name in (options.only or FAMILIES):
@@ -107,7 +107,7 @@ def missing(family: Family) -> list[str]:
     return [name for name in needs if not capabilities.check(name).present]
 
 
-def tell(table: TextIO, begun: float, death: Death, told: Told) -> None:
+def tell(table: TextIO, begun: float, death: Death, told: Aftermath) -> None:
     table.write(json.dumps({**asdict(death), **asdict(told)}) + "\n")
     for leak in told.leaks:
         print(f"LEAK after {time.monotonic() - begun:.0f} s: {death}: {leak}", flush=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from dying import campaign, worker
 from dying.families import FAMILIES
-from dying.scene import At, Death, Scene, Told
+from dying.scene import Aftermath, At, Death, Scene
 
 REPOSITORY = Path(__file__).parents[2]
 NOT_DIED = {"container": "a stand-in can't bring a Docker engine into its namespaces"}
@@ -102,11 +102,11 @@ def test_what_can_not_be_cleared_away_is_a_leak(tmp_path: Path, monkeypatch: pyt
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a tmpfs")
 
-    def leave_a_mount(scene: Scene, death: Death) -> Told:
+    def leave_a_mount(scene: Scene, death: Death) -> Aftermath:
         place = tmp_path / "stage" / "left"
         place.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(place)], check=True)
-        return Told(died=True)
+        return Aftermath(died=True)
 
     monkeypatch.setattr(Scene, "play", leave_a_mount)
     told = worker.die(tmp_path / "stage", False, SAMPLE[0], tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import oracle
 import pytest
 import scoring
-from oracle import Told, Trainer
+from oracle import BenchRun, Trainer
 
 from torchaos.harness import registry
 from torchaos.harness.judging.verdict.verdict import verdict_of
@@ -21,11 +21,11 @@ TABLE = oracle.table()
 ROWS = {one.name: one for one in TABLE}
 
 
-def told(trainer: Trainer, verdict: str, reason: str = "", number: int = 0) -> Told:
+def told(trainer: Trainer, verdict: str, reason: str = "", number: int = 0) -> BenchRun:
     """What came of a run that was never made."""
     failed = verdict == "failed"
     cases = {trainer.failed: verdict} if failed else {}
-    return Told(oracle.shot(trainer, number), trainer.kind, verdict, reason, cases, {trainer.failed: reason})
+    return BenchRun(oracle.shot(trainer, number), trainer.kind, verdict, reason, cases, {trainer.failed: reason})
 
 
 def test_the_table_is_whole() -> None:
@@ -164,7 +164,7 @@ def test_a_sample_of_the_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert badly.folder, badly
     twin = Record.load(RunDir(Path(well.folder) / "twins" / "0"))
     result = verdict_of(Record.load(RunDir(Path(badly.folder))), [twin], badly.folder)
-    found = oracle.told_of(broken, badly.shot, result.to_json(), 0.0)
+    found = oracle.bench_run(broken, badly.shot, result.to_json(), 0.0)
     assert oracle.is_right(broken, found), found
     assert found.cases["loss_continuity"] == "failed", found
 
@@ -177,7 +177,7 @@ def test_the_whole_bench_once(name: str, tmp_path: Path) -> None:
     trainer = ROWS[name]
     if trainer.lacks:
         pytest.skip(trainer.lacks)
-    runs: list[Told] = []
+    runs: list[BenchRun] = []
     for number in range(trainer.repeat):
         runs.append(oracle.run(trainer, oracle.shot(trainer, number), tmp_path))
         if trainer.kind == "broken" and oracle.is_right(trainer, runs[-1]):

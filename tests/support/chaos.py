@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: scenarios around a job, and what a run of the command line left."""
+"""Helpers of the end-to-end tests: scenarios around a job, and the results of a run by the command line."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class RunScenario(Protocol):
 
 
 def kill_rank(job: dict[str, Any], *, rank: int | str = 1, when: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The main scenario around another job."""
+    """The main scenario, with another job."""
     return {
         "scenario": "kill-rank",
         "description": "One rank dies without warning.",
-        # The working directory is part of what a twin is kept under: with the same one, tests share their twins.
+        # A twin's cache key contains the working directory, so with the same one, tests share their twins.
         "job": {"env": {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}, "timeout": "4m", "cwd": str(REPOSITORY), **job},
         "faults": [{"inject": "process.kill", "target": {"rank": rank}, "when": when}],
         "assert": ["recovery_time", "checkpoint_integrity", "loss_continuity", "sample_accounting", "completed"],
@@ -46,7 +46,7 @@ def kill_rank(job: dict[str, Any], *, rank: int | str = 1, when: dict[str, Any],
 
 
 def left_over(folder: Path) -> list[int]:
-    """Processes that still carry the mark of a run."""
+    """The pids of processes that still carry the mark of a run."""
     run_id = json.loads((folder / "agent" / "plan.json").read_text())["run_id"]
     mark, found = f"TORCHAOS_RUN_ID={run_id}".encode(), []
     for process in Path("/proc").glob("[0-9]*"):

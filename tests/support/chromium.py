@@ -1,4 +1,4 @@
-"""Pages in a real browser, and all that they complain of or ask for."""
+"""Pages in a real browser, with all errors and requests that they cause."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Skips the test where a part of it is missing."""
+    """A browser. Skips the test if playwright or chromium is missing."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     if not CHROMIUM:
         pytest.skip("needs chromium")
@@ -29,7 +29,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Opened:
-    """A page, and all that it complained of or asked for."""
+    """A page. `complaints`: what it wrote to the console, its errors, and the addresses that it requested."""
 
     def __init__(self, browser: Browser, path: Path, width: int = 1200, **more: Any) -> None:
         self.page: Page = browser.new_page(viewport={"width": width, "height": 900}, **more)

@@ -1,4 +1,4 @@
-"""A Docker engine of our own, in namespaces of its own: the machine's network, mounts and engine stay as they are."""
+"""A Docker engine for tests, in its own namespaces: the machine's network, mounts and engine stay unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ with suppress(ImportError):
     from docker.types import IPAMConfig, IPAMPool, Mount
 
 _UP_S = 60.0
-# Not `ip netns exec`: that remounts /sys, and without it the engine finds no cgroups.
+# Not `ip netns exec`, which mounts /sys again, without the cgroups that the engine needs.
 _START = 'ip link set lo up && exec setpriv --pdeathsig TERM dockerd "$@"'
 
 
@@ -43,8 +43,8 @@ def missing() -> str:
 
 @contextmanager
 def private_engine(folder: Path) -> Iterator[str]:
-    """Its address. It ends, with all that it runs, when this does, or whoever started it dies. The name of the folder
-    must be short: sockets are in it."""
+    """The engine's address. The engine ends, with all its containers, at the end of the block, or when its parent dies.
+    The folder's path must be short, because it contains sockets."""
     folder.mkdir(parents=True, exist_ok=True)
     where = f"unix://{folder / 'docker.sock'}"
     options = ["--data-root", folder / "data", "--exec-root", folder / "exec", "--pidfile", folder / "pid", "-H", where,
@@ -67,25 +67,25 @@ def private_engine(folder: Path) -> Iterator[str]:
 
 
 def _await(where: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    end, said = time.monotonic() + _UP_S, ""
+    end, answer = time.monotonic() + _UP_S, ""
     while time.monotonic() < end and process.poll() is None:
         try:
             version(where)
             return
         except EngineError as error:
-            said = str(error)
+            answer = str(error)
             time.sleep(0.05)
-    raise AssertionError(f"the engine did not come up: {said}; it says: {log.read_text()[-2000:]}")
+    raise AssertionError(f"the engine did not come up: {answer}; its log: {log.read_text()[-2000:]}")
 
 
 def network_of(client: Any, run_id: str) -> str:
-    """A network that bears the label of the run."""
+    """The id of a network with the run's label."""
     pool = IPAMConfig(pool_configs=[IPAMPool(subnet="10.78.0.0/24")])
     return str(client.create_network(f"test-{run_id}", ipam=pool, labels={RUN: run_id})["Id"])
 
 
 def sleeper(client: Any, run_id: str, network: str | None = None, owner: str = "", limits: Any = None) -> str:
-    """The id of a container that runs and does nothing, in an image of the run's own. `owner`: another run's id."""
+    """The id of a container that sleeps, in an image of the run. `owner`: the run id of its label, if another one."""
     image = make_host_image(client, run_id, f"test-{run_id}")
     mounts = [
         Mount(str(path), str(path), type="bind", read_only=True) for path in covering(host_mounts(["/bin/sleep"]))
@@ -101,13 +101,13 @@ def sleeper(client: Any, run_id: str, network: str | None = None, owner: str = "
 
 
 def in_engine(kind: str, where: str) -> Iterator[tuple[Handle, Callable[[], object]]]:
-    """A handle of that kind, and the change that it takes back; nothing is left afterwards."""
+    """A handle of that kind, and the change that it undoes. Nothing is left afterwards."""
     run_id = f"handle-{os.getpid()}-{time.monotonic_ns()}"
     try:
         with engine(where) as client:
             if kind == "container":
-                one = sleeper(client, run_id)
-                yield Container(where, run_id, one, "running"), lambda: client.pause(one)
+                container = sleeper(client, run_id)
+                yield Container(where, run_id, container, "running"), lambda: client.pause(container)
             else:
                 makes: dict[str, tuple[Handle, Callable[[], object]]] = {
                     "containers": (Containers(where, run_id), lambda: sleeper(client, run_id)),

@@ -1,7 +1,7 @@
-"""Scenarios that are wrong in one way each: what is written instead of what, and what the one error must say.
+"""Scenarios with one mistake each, and what the one error must say.
 
-`GOOD` is a whole scenario. A case replaces `old` by `new` in it; `at` is the place (line:column) of the error in the
-result, and `says` are words that the message has. Cases with `old=""` are whole files of their own.
+`GOOD` is a valid scenario. A case replaces `old` by `new` in it. `at` is the place of the error (line:column) in the
+result, and `says` are words in the message. Cases with `old=""` are complete files.
 """
 
 from __future__ import annotations

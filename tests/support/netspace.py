@@ -1,4 +1,4 @@
-"""A network namespace for a test of one handle: the handle, and the change that it takes back."""
+"""A network namespace for the test of one handle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS = {"nft_table": "nft", "link_up": "links", "qdisc": "tc", "queue_rule": "s
 
 
 def case_of(kind: str, spawn: Any, tmp_path: Path) -> tuple[Handle, Callable[[], None]]:
-    """Skips where this machine lacks what it takes."""
+    """The handle, and the change that it undoes. Skips if this machine lacks something for it."""
     for name in ("root", "links", KINDS[kind]):
         found = capabilities.check(name)
         if not found.present:
@@ -51,7 +51,7 @@ def case_of(kind: str, spawn: Any, tmp_path: Path) -> tuple[Handle, Callable[[],
 
 
 def space_of(spawn: Any) -> Space:
-    """Of a process that does nothing but keep it."""
+    """The namespace of a process that only keeps it."""
     process = spawn("unshare", "--net", "sleep", "600", start_new_session=True)
     end = time.monotonic() + 20
     own = os.readlink("/proc/self/ns/net")

@@ -1,4 +1,4 @@
-"""The bench of trainers in tests/oracle: the table, one run of a trainer, and whether the verdict was right."""
+"""The bench of trainers in tests/oracle: the table, a run of a trainer, and whether its verdict was right."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from torchaos.harness.scenario.yaml_source import dumped
 HOME = Path(__file__).parents[1] / "oracle"
 TRAINERS = HOME / "trainers"
 REPOSITORY = HOME.parents[1]
-STEPS, SEEDS_OF = 24, 20  # so many runs of a healthy trainer share a seed, and so a twin
+STEPS, SEEDS_OF = 24, 20  # steps of a run; runs of a healthy trainer that share a seed, and so a twin
 ASSERTIONS = (
     "recovery_time", "completed", "restarts", "loss_continuity", "lr_continuity", "sample_accounting",
     "checkpoint_integrity", "parameter_digest", "state_restored", "no_lost_work", "clean_exit",
 )  # fmt: skip
-# Those of the README's scenario, the smallest.
+# The assertions of the README's scenario, the smallest one.
 SMALLEST = ("recovery_time", "loss_continuity", "sample_accounting", "state_restored", "no_lost_work", "completed")
 Kind = Literal["broken", "healthy", "noisy", "unclear", "small"]
 
@@ -47,27 +47,27 @@ class Trainer:
     dir: str = "--dir"  # the option that takes the folder of the checkpoints
     failed: str = ""  # the assertion that must fail
     says: str = ""  # a part of its reason
-    passes: bool = False  # a noisy one of which even `passed` must be said
+    passes: bool = False  # a noisy trainer that must pass all the same
     faults: tuple[Mapping[str, Any], ...] = ()
     bounds: Mapping[str, Any] = field(default_factory=dict)  # of assertions, by name
     shrinks: bool = False  # the job is submitted again, with half as many ranks
     unseeded: bool = False  # it takes no --seed
     timeout: str = "90s"
     repeat: int = 1
-    needs: str | None = None  # a package
-    home: str | None = None  # of a script that is not ours: the environment variable that names its folder
-    about: str = ""  # and its defect
+    needs: str | None = None  # a package that must be installed
+    home: str | None = None  # environment variable with the folder of a script that is not ours
+    about: str = ""  # the trainer's defect
     launch: tuple[str, ...] = ("torchrun", "--nproc-per-node", "{ranks}", "--max-restarts", "3")
     ranks: int = 2
-    shell: str = ""  # a line for bash in which {job} stands for the command
+    shell: str = ""  # a line for bash; {job} becomes the command
     replicas: int = 1
-    smallest: bool = False  # judged by the assertions of the README's scenario, not by all ten
+    smallest: bool = False  # judged by the assertions of the README's scenario, not by all
     asserts: tuple[str, ...] = ASSERTIONS
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lacks(self) -> str | None:
-        """What has to be there for it, and is not."""
+        """What is missing on this machine to run it, or None."""
         if self.needs is not None and find_spec(self.needs) is None:
             return f"the package {self.needs} is not installed"
         if self.home is not None and not os.environ.get(self.home):
@@ -85,7 +85,7 @@ class Trainer:
 
 
 def table() -> list[Trainer]:
-    """The rows of all files in table/, sorted by kind. Raises ValueError where a name stands twice."""
+    """The rows of all files in table/, sorted by kind. Raises ValueError if two rows have the same name."""
     parts = [yaml.safe_load(path.read_text()) for path in sorted((HOME / "table").glob("*.yaml"))]
     rows = [
         Trainer(name=name, kind=kind, **{key: _frozen(value) for key, value in row.items()})
@@ -105,7 +105,7 @@ def _frozen(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Shot:
-    """One run of one trainer: what it is drawn from is its number alone."""
+    """Where one run of a trainer is hit. Drawn from the trainer's name and the run's number alone."""
 
     trainer: str
     number: int
@@ -116,7 +116,7 @@ class Shot:
 
 
 def shot(trainer: Trainer, number: int) -> Shot:
-    """Broken ones are always hit in the same place, the first run of any other too; the others are drawn."""
+    """The first run of each trainer, and every run of a broken one, is hit in the same place. All others are drawn."""
     if trainer.kind in ("broken", "unclear") or trainer.faults or not number:
         return Shot(trainer.name, number, 0, 1, 13, "backward")
     draw = random.Random(f"{trainer.name}/{number}")
@@ -124,8 +124,8 @@ def shot(trainer: Trainer, number: int) -> Shot:
     return Shot(trainer.name, number, number // SEEDS_OF, draw.randrange(trainer.ranks), draw.randrange(7, 23), phase)
 
 
-def scenario(trainer: Trainer, one: Shot) -> dict[str, Any]:
-    seed = [] if trainer.unseeded else ["--seed", str(one.seed)]
+def scenario(trainer: Trainer, hit: Shot) -> dict[str, Any]:
+    seed = [] if trainer.unseeded else ["--seed", str(hit.seed)]
     script = [trainer.path, *trainer.args, trainer.dir, "{run}/out", *seed]
     launch = (
         word.replace("{trainers}", str(TRAINERS)).replace("{ranks}", str(trainer.ranks)) for word in trainer.launch
@@ -143,12 +143,12 @@ def scenario(trainer: Trainer, one: Shot) -> dict[str, Any]:
     }  # fmt: skip
     if trainer.launch[0] != "torchrun" or trainer.shell:
         job |= {"world_size": trainer.ranks, "replicas": trainer.replicas}
-    if trainer.shrinks:  # as a scheduler that has only half of the GPUs left for the second submission
+    if trainer.shrinks:  # like a scheduler that has only half of the GPUs for the second submission
         ranks = f"n={trainer.ranks}; test -e {{run}}/shrunk && n={trainer.ranks // 2}; touch {{run}}/shrunk"
         line = f"{ranks}; exec torchrun --nproc-per-node $n --max-restarts 0 {' '.join(script)}"
         job |= {"command": ["bash", "-c", line], "world_size": trainer.ranks, "resubmit": {"times": 1}}
-    target = {"rank": one.rank} if trainer.replicas == 1 else {"replica": one.rank, "rank": 0}
-    kill = {"inject": "process.kill", "target": target, "when": {"step": one.step, "phase": one.phase}}
+    target = {"rank": hit.rank} if trainer.replicas == 1 else {"replica": hit.rank, "rank": 0}
+    kill = {"inject": "process.kill", "target": target, "when": {"step": hit.step, "phase": hit.phase}}
     faults = [dict(fault) for fault in trainer.faults] or [kill]
     kills = sum(fault["inject"] == "process.kill" for fault in faults)
     bounds = {"restarts": {"max": kills}, **trainer.bounds}
@@ -167,15 +167,15 @@ def _filled(word: str, places: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What came of a run."""
+class BenchRun:
+    """One run of the bench, and its result."""
 
     shot: Shot
     kind: Kind
     verdict: str  # passed, failed, inconclusive, error
     reason: str
-    cases: Mapping[str, str] = field(default_factory=dict)  # verdicts
-    reasons: Mapping[str, str] = field(default_factory=dict)  # of those that did not pass
+    cases: Mapping[str, str] = field(default_factory=dict)  # verdicts, by case
+    reasons: Mapping[str, str] = field(default_factory=dict)  # reasons of the cases that did not pass, by case
     seconds: float = 0.0
     folder: str = ""
 
@@ -183,18 +183,18 @@ class Told:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, line: str) -> Told:
+    def from_json(cls, line: str) -> BenchRun:
         raw = json.loads(line)
         return cls(**{**raw, "shot": Shot(**raw["shot"])})
 
 
-def run(trainer: Trainer, one: Shot, out: Path, keep: bool = False, **more: Any) -> Told:
-    """Run it as a user does, by the command line. The run directory is kept where the verdict is not the right one, or
-    all are to be kept. `more` goes into the scenario."""
+def run(trainer: Trainer, hit: Shot, out: Path, keep: bool = False, **more: Any) -> BenchRun:
+    """Run the trainer by the command line, as a user does. The run directory is kept with `keep`, and if the verdict is
+    wrong. `more`: further keys of the scenario."""
     out.mkdir(parents=True, exist_ok=True)
-    name = f"{trainer.name}-{one.number}"
+    name = f"{trainer.name}-{hit.number}"
     path, results = out / f"{name}.yaml", out / f"{name}.json"
-    path.write_text(dumped({**scenario(trainer, one), **more}))
+    path.write_text(dumped({**scenario(trainer, hit), **more}))
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "torchaos.harness", "run", str(path), "--out", str(out / name), "--json", str(results)],
@@ -203,79 +203,79 @@ def run(trainer: Trainer, one: Shot, out: Path, keep: bool = False, **more: Any)
     )  # fmt: skip
     seconds = round(time.monotonic() - begun, 1)
     if not results.exists():
-        return Told(one, trainer.kind, "error", (done.stdout + done.stderr)[-2000:], seconds=seconds)
+        return BenchRun(hit, trainer.kind, "error", (done.stdout + done.stderr)[-2000:], seconds=seconds)
     result = json.loads(results.read_text())["results"][0]
     folder = Path(result["run_dir"])
-    told = told_of(trainer, one, result, seconds)
-    if is_right(trainer, told) and not keep:
+    ran = bench_run(trainer, hit, result, seconds)
+    if is_right(trainer, ran) and not keep:
         shutil.rmtree(out / name, ignore_errors=True)
         path.unlink()
         results.unlink()
-        return told
-    return replace(told, folder=str(folder))
+        return ran
+    return replace(ran, folder=str(folder))
 
 
-def told_of(trainer: Trainer, one: Shot, result: Mapping[str, Any], seconds: float) -> Told:
+def bench_run(trainer: Trainer, hit: Shot, result: Mapping[str, Any], seconds: float) -> BenchRun:
     cases = {case["name"]: case["verdict"] for case in result["cases"]}
     reasons = {case["name"]: case["reason"] for case in result["cases"] if case["verdict"] != "passed"}
-    return Told(one, trainer.kind, result["verdict"], result["reason"], cases, reasons, seconds)
+    return BenchRun(hit, trainer.kind, result["verdict"], result["reason"], cases, reasons, seconds)
 
 
-def judged_again(told: Told) -> Told:
-    """By the assertions as they are now, where the run directory was kept and is whole."""
-    trainer = next((one for one in table() if one.name == told.shot.trainer), None)
+def judged_again(old: BenchRun) -> BenchRun:
+    """The run, judged again by the current assertions, if its run directory was kept and is complete."""
+    trainer = next((row for row in table() if row.name == old.shot.trainer), None)
     try:
-        result = judge(RunDir(Path(told.folder)).check()) if told.folder and trainer else None
+        result = judge(RunDir(Path(old.folder)).check()) if old.folder and trainer else None
     except ChaosError as error:
-        print(f"{told.folder}: not judged again: {error}")
+        print(f"{old.folder}: not judged again: {error}")
         result = None
     if result is None or trainer is None:
-        return told
-    return replace(told_of(trainer, told.shot, result.to_json(), told.seconds), folder=told.folder)
+        return old
+    return replace(bench_run(trainer, old.shot, result.to_json(), old.seconds), folder=old.folder)
 
 
-def is_right(trainer: Trainer, told: Told) -> bool:
+def is_right(trainer: Trainer, ran: BenchRun) -> bool:
     if trainer.kind == "healthy" or trainer.passes:
-        return told.verdict == "passed"
+        return ran.verdict == "passed"
     if trainer.kind == "noisy":
-        return told.verdict in ("passed", "inconclusive")
+        return ran.verdict in ("passed", "inconclusive")
     if trainer.kind == "unclear":
-        return told.verdict == "inconclusive" and trainer.says in told.reason
+        return ran.verdict == "inconclusive" and trainer.says in ran.reason
     if trainer.kind == "small":
-        return told.verdict != "error"
-    return told.verdict == "failed" and is_explained(trainer, told)
+        return ran.verdict != "error"
+    return ran.verdict == "failed" and is_explained(trainer, ran)
 
 
-def wrong(trainer: Trainer, told: Sequence[Told]) -> list[Told]:
-    """Those of a trainer's runs that got another verdict than they deserve. One that recovers by luck deserves to pass
-    now and then, as long as it is found once."""
-    bad = [one for one in told if not is_right(trainer, one)]
-    by_luck = trainer.kind == "broken" and trainer.repeat > 1 and len(bad) < len(told)
-    return [one for one in bad if not (by_luck and one.verdict == "passed")]
+def wrong(trainer: Trainer, runs: Sequence[BenchRun]) -> list[BenchRun]:
+    """The runs of a trainer with a wrong verdict. A broken trainer that sometimes recovers by luck may pass, if at
+    least one of its runs failed."""
+    bad = [each for each in runs if not is_right(trainer, each)]
+    by_luck = trainer.kind == "broken" and trainer.repeat > 1 and len(bad) < len(runs)
+    return [each for each in bad if not (by_luck and each.verdict == "passed")]
 
 
-def is_explained(trainer: Trainer, told: Told) -> bool:
-    """Whether the right assertion failed, with the right words."""
-    return told.cases.get(trainer.failed) == "failed" and trainer.says in told.reasons[trainer.failed]
+def is_explained(trainer: Trainer, ran: BenchRun) -> bool:
+    """Whether the expected assertion failed, for the expected reason."""
+    return ran.cases.get(trainer.failed) == "failed" and trainer.says in ran.reasons[trainer.failed]
 
 
-def read(path: Path) -> list[Told]:
-    """What an earlier call has left; a line that was cut off is done again."""
-    found = []
+def read(path: Path) -> list[BenchRun]:
+    """The runs that an earlier call has written. An incomplete line is ignored, so that run is repeated."""
+    runs = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
-            found.append(Told.from_json(line))
+            runs.append(BenchRun.from_json(line))
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return runs
 
 
 def due(
-    trainers: Sequence[Trainer], done: Sequence[Told], healthy: int, first: int = 0
+    trainers: Sequence[Trainer], done: Sequence[BenchRun], healthy: int, first: int = 0
 ) -> Iterator[tuple[Trainer, Shot]]:
-    """What is still to be run: broken and noisy ones first, then `healthy` runs of the healthy ones in turns. `first`:
-    where their numbers begin, and with them the seeds and faults, so that the assertions have never seen the like."""
-    ran = {(one.shot.trainer, one.shot.number) for one in done if one.verdict != "error"}
+    """The runs that are still to be done: broken and noisy trainers first, then `healthy` runs of the healthy ones in
+    turns. `first`: the number of the first healthy run. New numbers mean new seeds and faults."""
+    ran = {(old.shot.trainer, old.shot.number) for old in done if old.verdict != "error"}
     for trainer in trainers:
         if trainer.kind != "healthy":
             yield from ((trainer, shot(trainer, n)) for n in range(trainer.repeat) if (trainer.name, n) not in ran)

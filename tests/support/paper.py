@@ -1,4 +1,4 @@
-"""What a console writes on in the tests of the report."""
+"""A file for consoles in the tests of the report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 
 class Paper(io.StringIO):
-    """A file that a console takes for one of the given encoding."""
+    """A text file in memory that claims the given encoding."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""A real run as it was recorded (a rank is killed in step 12, the other stopped in step 13, 14 steps, a twin), to be
-copied and changed."""
+"""A recorded run to copy and change: 14 steps and a twin; a rank is killed in step 12, another stopped in 13."""
 
 from __future__ import annotations
 
@@ -17,19 +16,19 @@ RECORDED = Path(__file__).parents[1] / "fuzz" / "corpus" / "run"
 
 
 def recorded(to: Path) -> RunDir:
-    """A copy that may be changed. `to` must not be there yet."""
+    """A copy at `to`, which must not exist yet."""
     return RunDir(Path(shutil.copytree(RECORDED, to)))
 
 
 def judged(folder: RunDir) -> Result:
-    """Its result, also left in it as `torchaos run` would."""
+    """The run's result, also written into it as `torchaos run` does."""
     result = judge(folder)
     folder.result.write_text(json.dumps(result.to_json()))
     return result
 
 
 def change_events(folder: RunDir, source: str, change: Callable[[dict[str, Any]], None]) -> None:
-    """`change` is called with each event of the files whose names begin with `source`."""
+    """Call `change` with each event of the files whose names begin with `source`."""
     for path in folder.events.glob(f"{source}*.jsonl"):
         events = [json.loads(line) for line in path.read_text().splitlines()]
         for event in events:
@@ -38,7 +37,7 @@ def change_events(folder: RunDir, source: str, change: Callable[[dict[str, Any]]
 
 
 def lose(step: int, by: float = 0.5) -> Callable[[dict[str, Any]], None]:
-    """A loss that differs in that step of an attempt."""
+    """A change for `change_events`: the loss of that step of an attempt is higher by `by`."""
 
     def change(event: dict[str, Any]) -> None:
         if event["kind"] == "step" and event["step"] == step:

@@ -1,4 +1,4 @@
-"""The score of the verdicts: from the results of the bench (oracle.py) to the tables of docs/measured/score.md."""
+"""The score of the verdicts: turns the results of the bench (oracle.py) into the tables of docs/measured/score.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from oracle import Told, Trainer, is_explained, is_right
+from oracle import BenchRun, Trainer, is_explained, is_right
 
 from torchaos.harness.release.repeats.bounds import upper
 
@@ -16,18 +16,18 @@ CONFIDENCE = 0.95
 _PATH = re.compile(r"(?<![\w.}])/(?!dev/)(?:[\w.+-]+/)+([\w.+-]+)")
 
 
-def page(text: str, trainers: Sequence[Trainer], done: Sequence[Told]) -> str:
-    """The page with its tables made anew; what stands outside the two marks is left as it is."""
+def page(text: str, trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> str:
+    """The page with new tables. The text outside of the two marks stays."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{tables(trainers, done)}\n{END}{after}"
 
 
-def summary(trainers: Sequence[Trainer], done: Sequence[Told]) -> str:
+def summary(trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> str:
     return "\n".join(_rates(trainers, done))
 
 
-def tables(trainers: Sequence[Trainer], done: Sequence[Told]) -> str:
+def tables(trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> str:
     parts = [
         _rates(trainers, done), _broken(trainers, done), _healthy(trainers, done), _noisy(trainers, done),
         _unclear(trainers, done),
@@ -35,7 +35,7 @@ def tables(trainers: Sequence[Trainer], done: Sequence[Told]) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def _rates(trainers: Sequence[Trainer], done: Sequence[Told]) -> list[str]:
+def _rates(trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> list[str]:
     lines = [
         f"| | runs | right | wrong | inconclusive | the rate of wrong ones is below ({CONFIDENCE:.0%} confidence) |",
         "|---|---|---|---|---|---|",
@@ -46,23 +46,23 @@ def _rates(trainers: Sequence[Trainer], done: Sequence[Told]) -> list[str]:
         ("noisy", "passed", ("failed",), "noisy: passed is right, failed is wrong"),
         ("unclear", "inconclusive", ("passed", "failed"), "unclear: inconclusive is right, all else is wrong"),
     ):
-        told = [one for one in done if one.kind == kind and one.verdict != "error" and not _by_luck(trainers, one)]
-        if told:
-            by = Counter(one.verdict for one in told)
-            bad = sum(by[one] for one in wrong)
-            bound = upper(bad, len(told), CONFIDENCE)
+        runs = [run for run in done if run.kind == kind and run.verdict != "error" and not _by_luck(trainers, run)]
+        if runs:
+            by = Counter(verdict.verdict for verdict in runs)
+            bad = sum(by[verdict] for verdict in wrong)
+            bound = upper(bad, len(runs), CONFIDENCE)
             limit = "not known (SciPy is missing)" if bound is None else f"{bound:.1%}"
-            lines.append(f"| {words} | {len(told)} | {by[good]} | {bad} | {by['inconclusive']} | {limit} |")
+            lines.append(f"| {words} | {len(runs)} | {by[good]} | {bad} | {by['inconclusive']} | {limit} |")
     return lines
 
 
-def _broken(trainers: Sequence[Trainer], done: Sequence[Told]) -> list[str]:
-    rows = [one for one in trainers if one.kind == "broken"]
+def _broken(trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> list[str]:
+    rows = [trainer for trainer in trainers if trainer.kind == "broken"]
     lines = []
     for trainer in rows:
-        told = [one for one in done if one.shot.trainer == trainer.name and one.verdict != "error"]
-        if told:
-            lines.append(_broken_row(trainer, told))
+        runs = [run for run in done if run.shot.trainer == trainer.name and run.verdict != "error"]
+        if runs:
+            lines.append(_broken_row(trainer, runs))
     if not lines:
         return []
     right = sum("| yes |" in line for line in lines)
@@ -73,75 +73,75 @@ def _broken(trainers: Sequence[Trainer], done: Sequence[Told]) -> list[str]:
     ]  # fmt: skip
 
 
-def _broken_row(trainer: Trainer, told: Sequence[Told]) -> str:
-    best = next((one for one in told if is_explained(trainer, one)), told[0])
+def _broken_row(trainer: Trainer, runs: Sequence[BenchRun]) -> str:
+    best = next((run for run in runs if is_explained(trainer, run)), runs[0])
     verdict = best.verdict
     if trainer.repeat > 1:
-        verdict = ", ".join(f"{count} {what}" for what, count in sorted(Counter(one.verdict for one in told).items()))
+        verdict = ", ".join(f"{count} {what}" for what, count in sorted(Counter(run.verdict for run in runs).items()))
     right = "yes" if is_right(trainer, best) else "**no**"
-    said = best.reasons.get(trainer.failed) or best.reason
+    reason = best.reasons.get(trainer.failed) or best.reason
     also = ", ".join(name for name, what in best.cases.items() if what == "failed" and name != trainer.failed)
-    cells = (f"`{trainer.name}`", _about(trainer), verdict, right, f"{trainer.failed}: {said}", also)
+    cells = (f"`{trainer.name}`", _about(trainer), verdict, right, f"{trainer.failed}: {reason}", also)
     return _row(cells)
 
 
-def _healthy(trainers: Sequence[Trainer], done: Sequence[Told]) -> list[str]:
-    told = [one for one in done if one.kind == "healthy" and one.verdict != "error"]
-    if not told:
+def _healthy(trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> list[str]:
+    runs = [run for run in done if run.kind == "healthy" and run.verdict != "error"]
+    if not runs:
         return []
-    places = {(one.shot.trainer, one.shot.seed, one.shot.rank, one.shot.step, one.shot.phase) for one in told}
-    passed = sum(one.verdict == "passed" for one in told)
+    places = {(run.shot.trainer, run.shot.seed, run.shot.rank, run.shot.step, run.shot.phase) for run in runs}
+    passed = sum(run.verdict == "passed" for run in runs)
     lines = [
-        f"## Healthy trainers: {passed} of {len(told)} runs passed, "
+        f"## Healthy trainers: {passed} of {len(runs)} runs passed, "
         f"{len(places)} of them distinct in trainer, seed, rank, step and phase", "",
         "| trainer | runs | passed | failed | inconclusive | why not passed |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
-    return lines + [_row(cells) for cells in _by_trainer(trainers, told)]
+    return lines + [_row(cells) for cells in _by_trainer(trainers, runs)]
 
 
-def _noisy(trainers: Sequence[Trainer], done: Sequence[Told]) -> list[str]:
-    told = [one for one in done if one.kind == "noisy" and one.verdict != "error"]
-    small = [one for one in done if one.kind == "small" and one.verdict != "error"]
+def _noisy(trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> list[str]:
+    runs = [run for run in done if run.kind == "noisy" and run.verdict != "error"]
+    small = [run for run in done if run.kind == "small" and run.verdict != "error"]
     lines = []
-    if told:
+    if runs:
         lines += [
             "## Noisy trainers", "", "| trainer | runs | passed | failed | inconclusive | why not passed |",
-            "|---|---|---|---|---|---|", *(_row(cells) for cells in _by_trainer(trainers, told)),
+            "|---|---|---|---|---|---|", *(_row(cells) for cells in _by_trainer(trainers, runs)),
         ]  # fmt: skip
     if small:
         lines += ["", "## The smallest defect that is found under noise", ""]
         lines += ["| weights off by | runs | failed | passed | inconclusive |", "|---|---|---|---|---|"]
-        for trainer in (one for one in trainers if one.kind == "small"):
-            by = Counter(one.verdict for one in small if one.shot.trainer == trainer.name)
+        for trainer in (row for row in trainers if row.kind == "small"):
+            by = Counter(run.verdict for run in small if run.shot.trainer == trainer.name)
             counts = (str(by.total()), str(by["failed"]), str(by["passed"]), str(by["inconclusive"]))
             lines.append(_row((trainer.args[trainer.args.index("--off") + 1], *counts)))
     return lines
 
 
-def _unclear(trainers: Sequence[Trainer], done: Sequence[Told]) -> list[str]:
-    told = [one for one in done if one.kind == "unclear" and one.verdict != "error"]
-    if not told:
+def _unclear(trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> list[str]:
+    runs = [run for run in done if run.kind == "unclear" and run.verdict != "error"]
+    if not runs:
         return []
     return [
         "## Runs that can't be judged, and are said to be inconclusive", "",
         "| trainer | runs | passed | failed | inconclusive | why not passed |", "|---|---|---|---|---|---|",
-        *(_row(cells) for cells in _by_trainer(trainers, told)),
+        *(_row(cells) for cells in _by_trainer(trainers, runs)),
     ]  # fmt: skip
 
 
-def _by_trainer(trainers: Sequence[Trainer], told: Sequence[Told]) -> Iterator[tuple[str, ...]]:
+def _by_trainer(trainers: Sequence[Trainer], runs: Sequence[BenchRun]) -> Iterator[tuple[str, ...]]:
     for trainer in trainers:
-        own = [one for one in told if one.shot.trainer == trainer.name]
+        own = [run for run in runs if run.shot.trainer == trainer.name]
         if own:
-            by = Counter(one.verdict for one in own)
-            why = next((one.reason for one in own if one.verdict != "passed"), "")
+            by = Counter(run.verdict for run in own)
+            why = next((run.reason for run in own if run.verdict != "passed"), "")
             counts = (str(len(own)), str(by["passed"]), str(by["failed"]), str(by["inconclusive"]))
             yield (f"`{trainer.name}`", *counts, why)
 
 
-def _by_luck(trainers: Sequence[Trainer], told: Told) -> bool:
-    """One that recovers by luck is right to pass when it did: it tells nothing of the rate."""
-    return told.kind == "broken" and any(one.name == told.shot.trainer and one.repeat > 1 for one in trainers)
+def _by_luck(trainers: Sequence[Trainer], run: BenchRun) -> bool:
+    """Whether the run is of a broken trainer that may recover by luck. Such a run says nothing about the rate."""
+    return run.kind == "broken" and any(row.name == run.shot.trainer and row.repeat > 1 for row in trainers)
 
 
 def _about(trainer: Trainer) -> str:
@@ -152,6 +152,6 @@ def _about(trainer: Trainer) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
-    """Of a path of the machine that it was run on only the name is kept."""
+    """A row of a table. Paths of the machine that ran the bench are shortened to the file's name."""
     cells = [_PATH.sub(r"\1", cell) for cell in cells]
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "/") for cell in cells) + " |"

@@ -1,4 +1,4 @@
-"""The teeth of the ready scenarios: for each one, jobs and machines that it must fail (tests/teeth/table.yaml)."""
+"""The teeth of the ready scenarios: defects and changes that each scenario must fail (tests/teeth/table.yaml)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCRIPTS = ("gpt_ddp.py", "gpt_fsdp2.py", "gpt_s3.py", "gpt_tracker.py")
 
 @dataclass(frozen=True)
 class Tooth:
-    """One reason for which a scenario must be failed: a defect of the job, or changes to the scenario."""
+    """One reason why a scenario must fail: a defect of the job, or changes to the scenario."""
 
     scenario: str  # family/name
     fails: str  # the assertion that must fail
@@ -46,7 +46,7 @@ def table() -> dict[str, list[Tooth]]:
 
 
 def with_defect(text: str, defect: str) -> str:
-    """A scenario's text whose job has the defect: in the watcher of the GPUs where the defect is one of it."""
+    """The scenario's text with a job that has the defect. Defects of the GPU watcher go into health_agent.py."""
     scripts = ("health_agent.py",) if defect in ("hears_nothing", "is_jumpy") else _SCRIPTS
     found = [f"{{jobs}}/{script}" for script in scripts if f"{{jobs}}/{script}" in text]
     if not found:
@@ -59,12 +59,12 @@ def with_defect(text: str, defect: str) -> str:
 
 @dataclass(frozen=True)
 class Bite:
-    """What came of a scenario, as it is (no tooth) or with one."""
+    """The result of a scenario, with a tooth or (`tooth` empty) as it is."""
 
     scenario: str
-    tooth: str  # empty: as it is
+    tooth: str  # empty: without a tooth
     fails: str
-    verdict: str  # passed, failed, inconclusive, error; or refused: this machine can't carry it out
+    verdict: str  # or error; or refused: this machine can't carry it out
     reason: str
     cases: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
@@ -81,7 +81,7 @@ class Bite:
 
 
 def bite(name: str, tooth: Tooth | None, out: Path) -> Bite:
-    """Run a ready scenario, by the command line, as it is or with a tooth."""
+    """Run a ready scenario by the command line, as it is or with a tooth."""
     label = f"{name.replace('/', '-')}{'-' + tooth.name if tooth else ''}"[:100].replace("=", "-")
     folder = out / label
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,13 +101,13 @@ def bite(name: str, tooth: Tooth | None, out: Path) -> Bite:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     seconds = round(time.monotonic() - begun, 1)
-    found = json.loads(results.read_text())["results"] if results.exists() else []
-    if not found:
-        said = (done.stdout + done.stderr).strip()[-1000:]
+    runs = json.loads(results.read_text())["results"] if results.exists() else []
+    if not runs:
+        output = (done.stdout + done.stderr).strip()[-1000:]
         verdict = "refused" if done.returncode == 3 else "error"
-        return Bite(name, tooth.name if tooth else "", tooth.fails if tooth else "", verdict, said, {}, seconds)
-    cases = {case["name"]: case["verdict"] for case in found[0]["cases"]}
+        return Bite(name, tooth.name if tooth else "", tooth.fails if tooth else "", verdict, output, {}, seconds)
+    cases = {case["name"]: case["verdict"] for case in runs[0]["cases"]}
     return Bite(
-        name, tooth.name if tooth else "", tooth.fails if tooth else "", found[0]["verdict"], found[0]["reason"], cases,
-        seconds, found[0]["run_dir"],
+        name, tooth.name if tooth else "", tooth.fails if tooth else "", runs[0]["verdict"], runs[0]["reason"], cases,
+        seconds, runs[0]["run_dir"],
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A toxic on a proxy of a server of its own, for the contract that every handle keeps."""
+"""A toxic on a proxy of its own server, for the contract test of all handles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchaos.harness.undo.proxy import Toxic
 
 
 def on_a_proxy(folder: Path) -> Iterator[tuple[Handle, Callable[[], object]]]:
-    """The handle, and the change that it takes back. Skips where this machine lacks the server."""
+    """The handle, and the change that it undoes. Skips if this machine has no toxiproxy-server."""
     found = capabilities.check("toxiproxy")
     if not found.present:
         pytest.skip(f"no toxiproxy-server with its client ({found.detail}); {found.remedy}")

@@ -1,4 +1,4 @@
-"""The one way in which tests wait: for a condition, and never for a time."""
+"""How tests wait: for a condition, never for a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def wait_until(
     timeout_s: float = 60.0,
     state: Callable[[], object] | None = None,
 ) -> Any:
-    """What `look()` returns as soon as it fits. A time-out shows what `look()` returned last, or else `state()`."""
+    """Return `look()` as soon as it fits. A time-out shows the last value of `look()`, or else `state()`."""
     end = time.monotonic() + timeout_s
     while not fits(seen := look()):
         assert time.monotonic() < end, f"after {timeout_s} s it is still {state() if state else seen!r}"

@@ -1,6 +1,5 @@
-"""Killing the harness, its reaper and the job at every point of a run, and looking at what is left of it.
+"""Kills the harness, its reaper and the job at every point of a run, and checks what is left.
 
-`families` says what is run, `scene` runs it once and lets it die, `clean` looks at the machine, `worker` does many
-deaths in namespaces of its own, `campaign` chooses the deaths and hands them out. `mortal` is what makes a process die
-at a point.
+`families` has the scenarios, `scene` runs one and lets it die, `clean` checks the machine, `worker` plays many deaths
+in its own namespaces, and `campaign` chooses the deaths and distributes them. `mortal` makes a process die at a point.
 """

@@ -1,4 +1,4 @@
-"""What a machine must not have any more once a run is dead. Each check gives sentences; none of them: it is clean."""
+"""What must be gone from the machine when a run is dead. Each check returns sentences; without any, it is clean."""
 
 from __future__ import annotations
 
@@ -20,35 +20,34 @@ from torchaos.harness.machine import proc
 from torchaos.harness.undo import log
 from torchaos.harness.undo.mount import mounts
 
-SETTLED_S = 3.0  # what others make and remove beside us is gone by then
+SETTLED_S = 3.0  # seconds after which short-lived files of other processes are gone
 
 Tree = dict[str, tuple[int, int, str]]
-_OURS = re.compile("torchaos.*(first|second)")  # what the faults of our families are called: others may run, too
-_TORCHS_OWN = ("torchelastic_", "torchinductor_")  # torch leaves them in the temporary folder, whoever dies or doesn't
+_OURS = re.compile("torchaos.*(first|second)")  # names that our families' faults give, since other runs may be going on
+_TORCHS_OWN = ("torchelastic_", "torchinductor_")  # torch always leaves these in the temporary folder
 
 
 def processes(mark: str | None, but: set[int]) -> dict[int, str]:
-    """Living processes and what they are: all that /proc shows (None: it is ours alone), or those with a mark in their
-    environment."""
-    found = {}
+    """Living processes and their descriptions: with the mark in their environment, or (None) all that /proc shows."""
+    living = {}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         seen, image = proc.stat(pid), proc.image(pid)
         if pid in but or seen is None or seen.state in "ZX":
             continue
         if mark is None or (image and mark.encode() in image[1].split(b"\0")):
             line = image[0].replace(b"\0", b" ").decode(errors="replace")[:120] if image else ""
-            found[pid] = f"process {pid} in state {seen.state}: {line}"
-    return found
+            living[pid] = f"process {pid} in state {seen.state}: {line}"
+    return living
 
 
 def tree(folder: Path) -> Tree:
-    """Mode, time of change and digest of every file below."""
-    found: Tree = {}
+    """Mode, time of change and digest of every file below the folder."""
+    files: Tree = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        found[str(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns if digest else 0, digest)
-    return found
+        files[str(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns if digest else 0, digest)
+    return files
 
 
 def differences(before: Tree, after: Tree) -> list[str]:
@@ -57,7 +56,7 @@ def differences(before: Tree, after: Tree) -> list[str]:
 
 
 class Machine:
-    """Mounts, network devices and rules, cgroups, shared memory and temporary files as they were at first."""
+    """The state before the runs: mounts, network devices and rules, cgroups, shared memory and temporary files."""
 
     def __init__(self, temporary: Path, alone: bool) -> None:
         self._temporary, self._alone = temporary, alone
@@ -74,7 +73,7 @@ class Machine:
         return [f"{what}: {thing}" for what in after for thing in sorted(after[what] - self._before[what])]
 
     def _look(self) -> Iterator[tuple[str, set[str]]]:
-        if self._alone:  # in namespaces of our own nobody else makes any
+        if self._alone:  # in our own namespaces, only our runs make any
             yield "mount", set(Path("/proc/self/mountinfo").read_text().splitlines())
             yield "network device", {line.partition(":")[0] for line in _lines("/proc/net/dev")}
             yield "shared memory", set(os.listdir("/dev/shm"))
@@ -103,7 +102,7 @@ def _rules() -> set[str]:
 
 
 def _of_others(cgroup: str) -> bool:
-    """Of a run beside this one: a process of another pid namespace reads as 0."""
+    """Whether it belongs to a run beside this one: a process of another pid namespace reads as 0."""
     try:
         return "0" in Path(cgroup, "cgroup.procs").read_text().split()
     except OSError:  # gone meanwhile
@@ -116,23 +115,23 @@ def _cgroups() -> Iterator[str]:
 
 
 def unmount_all(stage: Path) -> list[str]:
-    """What is mounted below goes, so that a leak of one death is not in the way of the next; which could not go."""
+    """Unmount everything below `stage`, so that a leak of one death does not disturb the next. Returns the problems."""
     problems = []
-    for one in reversed([one.target for one in mounts() if Path(one.target).is_relative_to(stage)]):
-        done = subprocess.run(["umount", "-l", one], capture_output=True, text=True, check=False)
+    for target in reversed([mount.target for mount in mounts() if Path(mount.target).is_relative_to(stage)]):
+        done = subprocess.run(["umount", "-l", target], capture_output=True, text=True, check=False)
         problems += [f"mount that can't be unmounted: {done.stderr.strip()}"] if done.returncode else []
     return problems
 
 
 def undo_log(run_dir: Path) -> list[str]:
-    """Every record has been taken back and looked at, and no control page lets a rank fire."""
+    """Check that every record was undone and verified, and that no control page lets a rank fire."""
     problems = []
     if log.path_of(run_dir).exists():
         records, damaged = log.read(run_dir)
-        problems += [f"undo record {one.id}: {one.state.value}" for one in records if one.open]
+        problems += [f"undo record {record.id}: {record.state.value}" for record in records if record.open]
         problems += [f"undo log: line {number} can't be read" for number in damaged]
     for path in sorted((run_dir / "agent" / "pages").glob("*.page")):
-        with suppress(ValueError):  # never finished: no agent takes it for one
+        with suppress(ValueError):  # incomplete, so no agent uses it
             page = ControlPage(path)
             if page.read(ControlPage.ALLOWED) > page.read(ControlPage.FIRED):
                 problems.append(f"control page {path.name}: still armed")
@@ -141,7 +140,7 @@ def undo_log(run_dir: Path) -> list[str]:
 
 
 def journals(run_dir: Path) -> list[str]:
-    """Every line of the journal but a torn last one of a dead writer can be read."""
+    """Check that every line of the journal can be read, except a torn last line."""
     problems = []
     for path in sorted((run_dir / "events").glob("*.jsonl")):
         for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
@@ -153,10 +152,10 @@ def journals(run_dir: Path) -> list[str]:
 
 
 def checkpoints(run_dir: Path, kept: bool) -> list[str]:
-    """Each holds what the job saved, to the byte, and none is missing: damage to them has been taken back. Those that
-    lay in memory (not `kept`) may have gone with the harness."""
+    """Check that no checkpoint is missing and that each is as the job saved it, to the byte. Checkpoints in memory (not
+    `kept`) may be lost with the harness."""
     folder, problems = run_dir / "checkpoints", []
-    for path in folder.glob("step-*.safetensors"):  # a stand-in's
+    for path in folder.glob("step-*.safetensors"):  # of a stand-in
         if path.read_bytes() != checkpoint(int(path.stem[5:])):
             problems.append(f"checkpoint {path.name}: not as it was saved")
     for manifest in folder.glob("step-*[0-9]/manifest.json"):  # of a real job, which keeps digests of what it saves
@@ -171,7 +170,7 @@ def checkpoints(run_dir: Path, kept: bool) -> list[str]:
 
 
 def _saved(run_dir: Path) -> Iterator[Path]:
-    """What the job said it had saved."""
+    """The checkpoints that the job reported as saved."""
     for path in (run_dir / "events").glob("rank*.jsonl"):
         for line in path.read_bytes().split(b"\n"):
             with suppress(ValueError, KeyError):

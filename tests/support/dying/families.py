@@ -1,4 +1,4 @@
-"""What is run: one small scenario for each kind of fault and each way in which a run can go."""
+"""The scenarios: a small one for each kind of fault, and for each course that a run can take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 STAND_IN = Path(__file__).parent / "stand_in"
-# The stand-in runs under the interpreter that our own environment was made from: it has few packages to look through.
+# The stand-in uses the interpreter of our environment without its packages, since that starts faster.
 BARE_PYTHON = str(Path(sys.executable).resolve())
 REAL = "torchrun --nproc-per-node 2 --max-restarts 1 {jobs}/gpt_ddp.py --steps 14 --checkpoint-every 5 "
 REAL += "--checkpoint-dir {run}/checkpoints"
@@ -17,20 +17,20 @@ REAL += "--checkpoint-dir {run}/checkpoints"
 
 @dataclass(frozen=True)
 class Family:
-    """`job` and `more` are parts of a scenario. `attached`: the job is there before the harness, and goes on after."""
+    """`job` and `more` are parts of a scenario. `attached`: the job starts before the harness, and goes on after it."""
 
     name: str
     faults: tuple[Mapping[str, Any], ...]
     job: Mapping[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
     restarts: int = 1
-    steps: int = 24  # of 4 ms
+    steps: int = 24  # steps of 4 ms
     attached: bool = False
-    nodes: int = 1  # several: network namespaces, with one rank each
+    nodes: int = 1  # more than one: network namespaces with one rank each
     real: bool = False  # real torchrun and torch; else stand-ins
 
     def scenario(self, folder: Path) -> dict[str, Any]:
-        """`folder`: where `{stage}` in a text of the scenario is."""
+        """The whole scenario; `folder` replaces `{stage}` in its texts."""
         ranks = 2 if self.nodes == 1 else 1
         command = f"{BARE_PYTHON} {STAND_IN}/torchrun --nproc-per-node {ranks} --max-restarts {self.restarts} "
         command += f"{STAND_IN}/train.py {self.steps} --save {{run}}/checkpoints"
@@ -62,14 +62,14 @@ class Family:
 
 def _fill(value: Any, folder: Path) -> Any:
     if isinstance(value, dict):
-        return {key: _fill(one, folder) for key, one in value.items()}
+        return {key: _fill(item, folder) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_fill(one, folder) for one in value]
+        return [_fill(item, folder) for item in value]
     return value.replace("{stage}", str(folder)) if isinstance(value, str) else value
 
 
 def _fault(name: str, when: Mapping[str, Any], /, **more: Any) -> dict[str, Any]:
-    """At rank 1, where nothing else is said; `target=None`: it hits files."""
+    """A fault at rank 1, if `more` names no other target. `target=None`: a fault that hits files."""
     whole = {"inject": name, "target": {"rank": 1}, "when": dict(when), **more}
     return {key: value for key, value in whole.items() if value is not None}
 
@@ -80,7 +80,7 @@ def _of_nodes(family: str, name: str, /, **more: Any) -> Family:
 
 
 def _of_checkpoints(family: str, name: str, /, **more: Any) -> Family:
-    """Damage while the job is down: the ranks that come after it are held before their first line."""
+    """Damage while the job is down: the next ranks are held before their first line."""
     death = _fault("process.kill", {"step": 8, "phase": "backward"})
     return Family(family, (death, _fault(name, START, target=None, id="second", **more)))
 
@@ -89,14 +89,14 @@ STEP: Mapping[str, Any] = {"step": 8, "phase": "backward"}
 START: Mapping[str, Any] = {"attempt": 1, "phase": "start"}
 ALL_REDUCE: Mapping[str, Any] = {"step": 8, "operation": "all_reduce"}
 RESUBMIT: Mapping[str, Any] = {"resubmit": {"times": 1, "delay": "50ms"}}
-UP: Mapping[str, Any] = {"steady_state": ["ranks_up"]}  # whatever the machine's load, there is somebody to hit
+UP: Mapping[str, Any] = {"steady_state": ["ranks_up"]}  # so that there is a rank to hit, whatever the machine's load
 UNTIL_STUCK: Mapping[str, Any] = {"stop": [{"no_progress": {"longer_than": "1500ms"}}]}
 STORE: Mapping[str, Any] = {"checkpoints": {"path": "{stage}/store"}}
 ENDPOINT: Mapping[str, Any] = {"endpoints": {"store": "127.0.0.1:9"}, "env": {"STORE": "http://{endpoint.store}"}}
 
 FAMILIES = {
-    one.name: one
-    for one in (
+    family.name: family
+    for family in (
         Family("kill", (_fault("process.kill", STEP),)),
         Family("kill-from-outside", (_fault("process.kill", {"time": "200ms"}),), more=UP, steps=120),
         Family("kill-in-save", (

@@ -1,4 +1,4 @@
-"""One run that dies, in a folder of its own, and what is left of it when everything that could end has ended."""
+"""One run that dies, in its own folder, and what is left when everything that could end has ended."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torchaos.harness.machine import proc
 
 HERE = Path(__file__).parent
 LOOK_S = 0.02
-END_S, RECOVER_S = 120.0, 60.0  # on a busy machine; a quiet one needs a second or two
-LIVES_ON = {0, 1, 2, 4, 5}  # exit codes of a harness whose reaper or job died: never bad usage, never a signal's
+END_S, RECOVER_S = 120.0, 60.0  # seconds, on a busy machine; a quiet one needs one or two
+LIVES_ON = {0, 1, 2, 4, 5}  # exit codes of a harness whose reaper or job died: not bad usage, not a signal
 STORE = {"flipped": b"weights" * 100, "removed": b"optimizer", "replaced": b"rng" * 10}
 
 At = tuple[str, int, tuple[str, ...]]  # point, nth time, who dies
@@ -28,7 +28,7 @@ At = tuple[str, int, tuple[str, ...]]  # point, nth time, who dies
 
 @dataclass(frozen=True)
 class Death:
-    """`at`: one step, or two: the harness dies, and the reaper while it heals."""
+    """`at`: one death; or two: the harness dies, and then the reaper while it heals."""
 
     family: str
     at: tuple[At, ...]
@@ -42,8 +42,8 @@ class Death:
 
 
 @dataclass
-class Told:
-    """`died`: all of it came to pass. Where it did not, the run went to its end, and is looked at all the same."""
+class Aftermath:
+    """What a death left. `died`: all planned deaths happened. If not, the run is checked all the same."""
 
     died: bool
     leaks: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Told:
 
 
 class Scene:
-    """`stage`: a new folder. `alone`: nobody else is in our pid namespace. We are the subreaper of what we start."""
+    """`stage`: a new folder. `alone`: we have our own pid namespace. This process is a subreaper."""
 
     def __init__(self, stage: Path, alone: bool, recover: Callable[[Path, dict[str, str]], list[str]]) -> None:
         self._stage, self._alone, self._recover = stage, alone, recover
@@ -65,31 +65,31 @@ class Scene:
         for name, content in STORE.items():
             (stage / "store" / name).write_bytes(content)
 
-    def play(self, death: Death) -> Told:
+    def play(self, death: Death) -> Aftermath:
         begun, family = time.monotonic(), FAMILIES[death.family]
         machine, store = clean.Machine(self._stage / "tmp", self._alone), clean.tree(self._stage / "store")
         attached = self._start_attached() if family.attached else None
         spared = self._family_of(attached)
         harness = self._start(family, death, attached)
-        told = Told(died=False)
-        told.leaks += self._wait_for_the_end(harness, spared)
-        told.exit_code = self._codes.get(harness)
-        told.trace = (self._stage / "trace").read_text().splitlines() if (self._stage / "trace").exists() else []
-        told.died = 0 < sum(line.startswith("died ") for line in told.trace) == len(death.at)
+        aftermath = Aftermath(died=False)
+        aftermath.leaks += self._wait_for_the_end(harness, spared)
+        aftermath.exit_code = self._codes.get(harness)
+        aftermath.trace = (self._stage / "trace").read_text().splitlines() if (self._stage / "trace").exists() else []
+        aftermath.died = 0 < sum(line.startswith("died ") for line in aftermath.trace) == len(death.at)
         if attached:
-            struck = any(line.startswith("died ") and "job" in line for line in told.trace)
-            told.leaks += self._end_attached(spared, {attached} if struck else set())
-        told.leaks += machine.left()
-        if told.leaks:
+            struck = any(line.startswith("died ") and "job" in line for line in aftermath.trace)
+            aftermath.leaks += self._end_attached(spared, {attached} if struck else set())
+        aftermath.leaks += machine.left()
+        if aftermath.leaks:
             self._clear_away()
-        told.leaks += clean.differences(store, clean.tree(self._stage / "store"))
+        aftermath.leaks += clean.differences(store, clean.tree(self._stage / "store"))
         kept = "size" not in (family.job.get("checkpoints") or {})
         for run_dir in self._run_dirs():
-            told.leaks += [*clean.undo_log(run_dir), *clean.journals(run_dir), *clean.checkpoints(run_dir, kept)]
-        told.leaks += [f"registry entry {path.name}" for path in self._stage.glob("home/torchaos/runs/*")]
-        told.leaks += self._said(told)
-        told.seconds = time.monotonic() - begun
-        return told
+            aftermath.leaks += [*clean.undo_log(run_dir), *clean.journals(run_dir), *clean.checkpoints(run_dir, kept)]
+        aftermath.leaks += [f"registry entry {path.name}" for path in self._stage.glob("home/torchaos/runs/*")]
+        aftermath.leaks += self._console_problems(aftermath)
+        aftermath.seconds = time.monotonic() - begun
+        return aftermath
 
     def _start(self, family: Family, death: Death, attached: int | None) -> int:
         (self._stage / "scenario.yaml").write_text(json.dumps(family.scenario(self._stage), indent=1))
@@ -118,7 +118,7 @@ class Scene:
                 **python, **home, **more}  # fmt: skip
 
     def _wait_for_the_end(self, harness: int, spared: set[int]) -> list[str]:
-        """Until no process is left. Where harness and reaper are both dead, somebody must first say `recover`."""
+        """Wait until no process is left. If harness and reaper are both dead, run `torchaos recover` first."""
         deadline, recovered = time.monotonic() + END_S, False
         while (left := self._left(spared)) or harness not in self._codes:
             if not recovered and self._both_are_dead(harness, left):
@@ -136,7 +136,7 @@ class Scene:
         return self._codes.get(harness) == -signal.SIGKILL and not any("undo.reaper" in line for line in left.values())
 
     def _clear_away(self) -> None:
-        """What was left, and has been told, is not to be in the way of the next death, nor of reading files."""
+        """Remove what was left, and already reported, so that it does not disturb the next death."""
         for pid in self._left(set()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -152,7 +152,7 @@ class Scene:
                 self._codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
 
     def _start_attached(self) -> int:
-        """Its processes do not carry our tag's run: they are told by the tree."""
+        """Start the job to attach to. It has no run id, so its processes are found by their parent."""
         command = [BARE_PYTHON, str(STAND_IN / "torchrun"), "--nproc-per-node", "2", str(STAND_IN / "train.py"), "1"]
         pid, deadline = self._spawn(command, {}), time.monotonic() + END_S
         while len(self._family_of(pid)) < 3:
@@ -166,7 +166,7 @@ class Scene:
         return {top, *below} if top else set()
 
     def _end_attached(self, family: set[int], struck: set[int]) -> list[str]:
-        """But for what was struck by us, it must have been left alone: all there, none of them stopped."""
+        """End the attached job. Except for processes that we hit, all must be there, and none stopped."""
         states = {pid: seen.state if (seen := proc.stat(pid)) else "gone" for pid in family}
         for pid in family:
             with suppress(ProcessLookupError):
@@ -180,10 +180,10 @@ class Scene:
     def _run_dirs(self) -> list[Path]:
         return [path.parent.parent for path in self._stage.rglob("undo/undo.jsonl")]
 
-    def _said(self, told: Told) -> list[str]:
+    def _console_problems(self, aftermath: Aftermath) -> list[str]:
         console = (self._stage / "console").read_text(errors="replace")
         problems = ["a traceback on the console"] if "Traceback" in console else []
-        dead = any(line.startswith("died ") and "harness" in line for line in told.trace)
-        if not dead and told.exit_code not in LIVES_ON:
-            problems.append(f"the harness was not killed, and ended with exit code {told.exit_code}")
+        dead = any(line.startswith("died ") and "harness" in line for line in aftermath.trace)
+        if not dead and aftermath.exit_code not in LIVES_ON:
+            problems.append(f"the harness was not killed, and ended with exit code {aftermath.exit_code}")
         return problems

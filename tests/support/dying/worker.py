@@ -1,6 +1,6 @@
-"""Plays one death after another: reads deaths from stdin, a JSON array a line, and says on stdout what was left.
+"""Plays one death after another: reads deaths from stdin, one JSON array per line, and writes what was left to stdout.
 
-python worker.py FOLDER [alone]     `alone`: it is in pid, mount and network namespaces of its own
+python worker.py FOLDER [alone]     `alone`: it has its own pid, mount and network namespaces
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from dying import clean
-from dying.scene import Death, Scene, Told
+from dying.scene import Aftermath, Death, Scene
 
 PR_SET_CHILD_SUBREAPER = 36
 _COPIED = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
@@ -35,33 +35,33 @@ def main(folder: Path, alone: bool) -> None:
     for number, line in enumerate(sys.stdin):
         family, at = json.loads(line)
         death = Death(family, tuple((point, nth, tuple(who)) for point, nth, who in at))
-        told = die(folder / f"{os.getpid()}-{number}", alone, death, keep)
-        print(json.dumps(asdict(told)), flush=True)
+        aftermath = die(folder / f"{os.getpid()}-{number}", alone, death, keep)
+        print(json.dumps(asdict(aftermath)), flush=True)
 
 
-def die(stage: Path, alone: bool, death: Death, keep: Path) -> Told:
-    """Whatever goes wrong here, too, is told as a leak: nobody has seen then that the machine is clean."""
-    told = Told(died=False)
+def die(stage: Path, alone: bool, death: Death, keep: Path) -> Aftermath:
+    """Play a death. An error in here is reported as a leak too, because then nobody has checked the machine."""
+    aftermath = Aftermath(died=False)
     try:
-        told = Scene(stage, alone, recover).play(death)
-        if told.leaks:
+        aftermath = Scene(stage, alone, recover).play(death)
+        if aftermath.leaks:
             kept = Path(tempfile.mkdtemp(prefix=f"{death.family}-", dir=keep))
             shutil.copytree(stage, kept, symlinks=True, dirs_exist_ok=True, ignore=_no_files)
-            told.leaks.append(f"all of it is in {kept}")
+            aftermath.leaks.append(f"all of it is in {kept}")
         shutil.rmtree(stage)
     except Exception as error:
-        told.leaks += [f"the campaign itself failed: {error!r:.500}", *clean.unmount_all(stage)]
+        aftermath.leaks += [f"the campaign itself failed: {error!r:.500}", *clean.unmount_all(stage)]
         shutil.rmtree(stage, ignore_errors=True)
-    return told
+    return aftermath
 
 
 def _no_files(folder: str, names: list[str]) -> list[str]:
-    """Sockets and fifos can't be copied."""
+    """For shutil.copytree: sockets and fifos, which can't be copied."""
     return [name for name in names if stat.S_IFMT(os.lstat(os.path.join(folder, name)).st_mode) not in _COPIED]
 
 
 def recover(stage: Path, env: dict[str, str]) -> list[str]:
-    """What a user does after harness and reaper are both dead: `torchaos recover`."""
+    """Run `torchaos recover`, as a user does when harness and reaper are both dead."""
     command = [sys.executable, "-m", "torchaos.harness", "recover"]
     with open(stage / "console", "ab") as console:
         code = subprocess.run(command, cwd=stage, env=env, stdout=console, stderr=console, check=False).returncode

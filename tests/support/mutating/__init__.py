@@ -1,5 +1,5 @@
-"""Damaged input of every kind that the harness and the agent read, and a guard that sees what harm it does.
+"""Damaged input of every kind that the harness and the agent read, and a guard that detects harm.
 
-`mutate` damages bytes, `targets` feeds them to the product and knows what may come of it, `guard` refuses harm,
-`inputs` are the whole ones that the damaged ones are made from.
+`inputs` has the valid inputs, `mutate` damages bytes, `targets` feeds them to the product and knows which results are
+allowed, and `guard` refuses harm.
 """

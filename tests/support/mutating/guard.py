@@ -1,5 +1,5 @@
-"""Sees, by an audit hook, what the product does to the machine while it reads a bad input, and refuses what is harm:
-to write outside the given folder, to start a process, to open a socket, to signal a process that is not ours."""
+"""Watches, by an audit hook, what the product does to the machine while it reads a bad input, and refuses harm: writes
+outside the given folder, new processes, sockets, and signals to processes that are not ours."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _CALLS = {"mount", "umount", "umount2", "setns", "unshare", "kill", "reboot", "p
 
 
 class Refused(OSError):
-    """What the guard raises in the place of harm."""
+    """Raised instead of harm."""
 
 
 class Hung(BaseException):
-    """The input took longer than it may."""
+    """The input took longer than its limit."""
 
 
 class Guard:
-    """One per process, since an audit hook stays. `harm` is what was tried within the last `watching`."""
+    """One per process, since an audit hook can't be removed. `harm`: what was tried during the last `watching`."""
 
     def __init__(self) -> None:
         self.harm: list[str] = []
@@ -46,13 +46,13 @@ class Guard:
         self._alarm_before = signal.signal(signal.SIGALRM, self._alarm)
 
     def remove(self) -> None:
-        """All but the audit hook, which does nothing by itself."""
+        """Remove everything except the audit hook, which does nothing outside of `watching`."""
         signal.pidfd_send_signal = self._send
         signal.signal(signal.SIGALRM, self._alarm_before)
 
     @contextmanager
     def watching(self, folder: Path, limit_s: float, ours: set[int] = frozenset()) -> Iterator[None]:  # type: ignore[assignment]
-        """`ours`: processes that may be signalled. Raises Hung after `limit_s`."""
+        """`ours`: pids that may get signals. Raises Hung after `limit_s` seconds."""
         self.harm, self._spared, self._folder = [], set(ours), f"{folder}/"
         signal.setitimer(signal.ITIMER_REAL, limit_s)
         try:

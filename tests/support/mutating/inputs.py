@@ -1,4 +1,4 @@
-"""The whole inputs that damaged ones are made from: the repository's scenarios, and a recorded run with its twin."""
+"""The valid inputs that are damaged: the repository's scenarios, and a recorded run with its twin."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def scenarios() -> tuple[bytes, ...]:
 
 
 def regressions(target: str) -> tuple[bytes, ...]:
-    """Inputs that have once done harm."""
+    """Inputs that did harm once."""
     return tuple(path.read_bytes() for path in sorted((CORPUS / target).glob("*")))

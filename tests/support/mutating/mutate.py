@@ -1,4 +1,4 @@
-"""Damage to text and JSON, drawn from a `random.Random`, so that Hypothesis and plain loops can both draw it."""
+"""Damage to text and JSON, drawn from a `random.Random`, so that Hypothesis and plain loops can both use it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-# What has been a trap: control characters, escapes, tags, aliases, brackets, words of YAML 1.1, numbers.
+# Pieces that were traps: control characters, escapes, tags, aliases, brackets, words of YAML 1.1, numbers.
 PIECES = (
     b"\0", b"\t", b"\r", b"\n", b"\xff", b"\xc3", b"\xef\xbb\xbf", b"\n---\n", b"'", b'"', b'"\\UFFFFFFFF"',
     b'"\\ud800"', b"!!bool x", b"!!python/name:os.system x", b"!!set {a}", b"&a ", b"*a", b"&a [*a]", b"<<: *a",
@@ -26,7 +26,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def damaged(raw: bytes, draw: Random) -> bytes:
-    """One to three kinds of damage, of bytes or of values where it is JSON (of one line where it has one a line)."""
+    """One to three kinds of damage: to bytes, to a value of JSON, or to a value of one line of JSON."""
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         raw = draw.choice(WAYS)(raw, draw)
     return raw
@@ -53,20 +53,20 @@ def _repeat(raw: bytes, draw: Random) -> bytes:
 
 
 def _line(raw: bytes, draw: Random) -> bytes:
-    """Lines swapped, doubled, or left out."""
+    """Swap two lines, or double or delete one."""
     lines = raw.split(b"\n")
-    one, other = draw.randrange(len(lines)), draw.randrange(len(lines))
+    first, other = draw.randrange(len(lines)), draw.randrange(len(lines))
     if draw.random() < 0.5:
-        lines[one], lines[other] = lines[other], lines[one]
+        lines[first], lines[other] = lines[other], lines[first]
     elif draw.random() < 0.5:
-        lines.insert(other, lines[one])
+        lines.insert(other, lines[first])
     else:
-        del lines[one]
+        del lines[first]
     return b"\n".join(lines)
 
 
 def _value(raw: bytes, draw: Random) -> bytes:
-    """One value somewhere in the JSON is another; bytes that are no JSON get another kind of damage."""
+    """Change one value somewhere in the JSON. Flip a byte if it is not JSON."""
     try:
         return _dumped(_changed(json.loads(raw), draw))
     except (ValueError, RecursionError):
@@ -102,14 +102,14 @@ def _changed(value: Any, draw: Random) -> Any:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    found, open_ = [], [value]
+    places, open_ = [], [value]
     while open_:
-        one = open_.pop()
-        keys = list(one) if isinstance(one, dict) else range(len(one)) if isinstance(one, list) else ()
+        holder = open_.pop()
+        keys = list(holder) if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
         for key in keys:
-            found.append((one, key))
-            open_.append(one[key])
-    return found
+            places.append((holder, key))
+            open_.append(holder[key])
+    return places
 
 
 def _dumped(value: Any) -> bytes:

@@ -1,6 +1,6 @@
-"""What damaged input is given to, and what may come of it: work, or an error that is meant for the user.
+"""The parts of the product that get damaged input, and the results that are allowed: success, or an error for the user.
 
-A target is used within one folder and one process; `feed` gives it one input and raises whatever should not have come.
+A target is used in one folder and one process. `feed` gives it an input, and raises if the result is not allowed.
 """
 
 from __future__ import annotations
@@ -64,36 +64,36 @@ class Target(ABC):
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027
-        """What is made once."""
+        """Called once, before the first input."""
 
     def end(self) -> None:  # noqa: B027
-        """What `prepare` changed outside its folder is as it was."""
+        """Restore what `prepare` changed outside its folder."""
 
     @abstractmethod
     def bases(self) -> Sequence[bytes]:
-        """Whole inputs; all of them must be taken as they are."""
+        """Valid inputs, which must all be accepted."""
 
     @abstractmethod
     def feed(self, raw: bytes) -> None:
-        """Raises what it should not."""
+        """Give it an input. Raises an error that is not allowed."""
 
     def draw(self, draw: Random) -> bytes:
         return damaged(draw.choice(self.bases()), draw)
 
     def try_one(self, raw: bytes) -> list[str]:
-        """What was wrong with what came of it: nothing, as a rule. Raises as `feed`."""
+        """The harm that the input did; normally none. Raises as `feed` does."""
         with self._guard.watching(self.folder, LIMIT_S, self._ours):
             self.feed(raw)
         return self._guard.harm
 
 
 class ScenarioTarget(Target):
-    """`torchaos plan FILE`, less the printing."""
+    """`torchaos plan FILE`, without printing."""
 
     name, share = "scenario", 0.2
 
     def prepare(self) -> None:
-        """What the machine has and can do is looked at before: that may take a program."""
+        """Look up the machine's capabilities in advance, since that may start a program."""
         self._check, self._this = capabilities.check, Machine.this
         found, this = {name: capabilities.check(name) for name in capabilities.CHECKS}, Machine.this()
         vars(capabilities)["check"] = found.__getitem__
@@ -138,8 +138,7 @@ class OverrideTarget(Target):
 
 
 class _FileOfRun(Target):
-    """One file of a run directory is damaged; it is put back afterwards. An input says which: its name, a newline, and
-    what is in it."""
+    """One file of a run directory is damaged, and restored afterwards. An input: name, newline, contents."""
 
     files: ClassVar[Sequence[str]]
 
@@ -191,7 +190,7 @@ class JudgeTarget(_FileOfRun):
 
 
 class LiveTarget(_FileOfRun):
-    """Event files of the agent, as a run reads them while it goes on."""
+    """The agent's event files, as a run reads them while it is running."""
 
     name, share = "agent events", 0.2
     files = ("events/rank*.jsonl",)
@@ -267,8 +266,8 @@ class PageTarget(Target):
 
 
 class UndoTarget(_FileOfRun):
-    """An undo log, as whoever recovers reads it: whatever it says, nothing outside the run directory is touched, and no
-    process but those of the run is signalled."""
+    """An undo log, as recovery reads it. Whatever it says, nothing outside the run directory may change, and only
+    processes of the run may get signals."""
 
     name, share = "undo log", 0.15
     files = ("undo/undo.jsonl",)
@@ -307,9 +306,9 @@ class UndoTarget(_FileOfRun):
         (self.run / "job" / "hosts").write_text("")
         about = {"state": "planned", "owner": "x", "limit_s": 60.0, "irreversible": None}
         records = [
-            {"record": str(number), **about, "handles": [one]}
-            for number, one in enumerate(handles)
-            if one["kind"] in REGISTRY
+            {"record": str(number), **about, "handles": [handle]}
+            for number, handle in enumerate(handles)
+            if handle["kind"] in REGISTRY
         ]
         lines = [json.loads(line) for line in (self.run / "undo" / "undo.jsonl").read_text().splitlines()[:1]] + records
         (self.run / "undo" / "undo.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -328,8 +327,8 @@ class UndoTarget(_FileOfRun):
 
 
 class AgentPlanTarget(_FileOfRun):
-    """The agent's plan, as a rank reads it when it starts: the job must never notice. Its folder of events is taken at
-    its word, so that one is not damaged."""
+    """The agent's plan, as a rank reads it at its start. The job must never notice damage. The path of the events'
+    folder is not damaged, because the agent trusts it."""
 
     name, share = "agent plan", 0.1
     files = ("agent/plan.json",)
@@ -346,7 +345,7 @@ class AgentPlanTarget(_FileOfRun):
 
     @staticmethod
     def _install(agent: Any) -> None:
-        """As in a rank, up to the hooks, which would stay."""
+        """The same as in a rank, without the hooks, which could not be removed."""
         agent.started("2.13")
         agent.orders.load()
         for phase in ("data", "forward"):

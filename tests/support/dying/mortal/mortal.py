@@ -1,7 +1,7 @@
 """Points at which a process can die, and the death. DYING_AT is JSON: {"trace": PATH, "at": [[POINT, NTH, [WHO]]]}.
 
-A point is a place in the product with a name; each time that it is passed is a line in the trace: `ROLE POINT NTH`. The
-nth time at a chosen one, the named ones of harness, reaper and job get SIGKILL, and the trace says `died`.
+A point is a named place in the product. Each time that it is passed, the trace gets a line `ROLE POINT NTH`. At the nth
+time of a chosen point, the chosen ones of harness, reaper and job get SIGKILL, and the trace gets a line `died`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Points:
                 self._die([who for who in victims if who in self.pids])
 
     def _die(self, victims: list[str]) -> None:
-        """Others first, oneself last. One that isn't there (yet, or any more) is left out of what is said."""
+        """Kill the others first, and this process last. A process that does not exist is left out of the trace."""
         self._say(f"died {'+'.join(victims)}")
         for who in sorted(victims, key=lambda who: who == self.role):
             with suppress(ProcessLookupError):
@@ -48,7 +48,7 @@ class Points:
         os.write(self._trace, line.encode() + b"\n")
 
     def around(self, where: Any, name: str, called: Callable[..., str]) -> None:
-        """A point before and one after each call of `where.name`; `called` names it from its arguments."""
+        """Add a point before and a point after each call of `where.name`. `called` names it from the arguments."""
         original = getattr(where, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:

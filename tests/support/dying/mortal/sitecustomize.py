@@ -1,5 +1,5 @@
-"""Test only. On PYTHONPATH it makes the harness and its reaper die by SIGKILL at a point that the environment names:
-the product itself is not changed. In all other processes it does nothing."""
+"""For tests only: on PYTHONPATH, it makes the harness and its reaper die by SIGKILL at a point that the environment
+names, without a change to the product. In all other processes it does nothing."""
 
 import os
 import sys

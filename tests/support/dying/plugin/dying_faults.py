@@ -1,5 +1,5 @@
-"""An injector as another package would bring it: it harms files of the checkpoint folder, so that File handles are
-tried by death as well."""
+"""An injector as another package would bring it. It changes files in the checkpoint folder, so that File handles are
+tested by deaths too."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ MADE = b"put there by the fault"
 
 @dataclass(frozen=True)
 class Damage(Fault):
-    """In `folder`: flips a byte of `flipped`, removes `removed`, puts something in the place of `replaced`, and adds
-    `added`."""
+    """In `folder`: flips a byte of `flipped`, removes `removed`, replaces `replaced`, and adds `added`."""
 
     folder: str
 

@@ -1,4 +1,4 @@
-"""What a stand-in saves after a step, to the byte, so that anybody can tell whether a checkpoint is as it was saved."""
+"""The bytes that a stand-in saves after a step, so that everybody can check whether a checkpoint is as it was saved."""
 
 import json
 

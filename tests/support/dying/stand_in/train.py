@@ -1,5 +1,5 @@
-"""A stand-in for a trainer, which imports no torch: it drives the agent that sitecustomize loaded into it by hand,
-through the phases that torch's hooks would have told it of. Orders, holds and control pages are the agent's own.
+"""A stand-in for a trainer, without torch: it leads the agent that sitecustomize loaded through the phases that torch's
+hooks would report. Orders, holds and control pages are the agent's own.
 
 train.py STEPS [--save FOLDER]
 """
@@ -23,13 +23,13 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     parser.add_argument("--save", type=Path, default=Path("checkpoints"))
     options = parser.parse_args()
-    agent: Any = next((one for one in gc.get_objects() if type(one).__name__ == "Agent"), None)
+    agent: Any = next((item for item in gc.get_objects() if type(item).__name__ == "Agent"), None)
     if agent is None:  # a job that was attached to
         time.sleep(600)
     from _torchaos_agent.calls import Call  # type: ignore[import-not-found]
     from _torchaos_agent.wire import Kind, Phase  # type: ignore[import-not-found]
 
-    asked: list[int] = []  # to end, by SIGTERM: after the step, as a careful trainer does
+    asked: list[int] = []  # SIGTERM came: end after the step, as a careful trainer does
     signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
     agent.started("none: a stand-in")
     agent.orders.load()
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def meet(agent: Any, folder: Path) -> None:
-    """Ranks start together, as with a process group; one that is dead is not waited for too long."""
+    """Let the ranks start together, as a process group does. A dead rank is waited for only a short time."""
     (folder / f".up-{agent.who.attempt}-{agent.who.rank}").touch()
     end = time.monotonic() + 3.0
     while len(list(folder.glob(f".up-{agent.who.attempt}-*"))) < agent.who.world_size and time.monotonic() < end:
@@ -65,14 +65,14 @@ def meet(agent: Any, folder: Path) -> None:
 
 
 def load(agent: Any, folder: Path, kind: Any, phase: Any) -> int:
-    """How many steps were done before."""
+    """The number of steps done before."""
     found = sorted(folder.glob("step-*.safetensors"), key=lambda path: int(path.stem[5:]))
     if not found:
         return 0
     about = {"path": str(found[-1]), "format": "safetensors"}
     agent.emit(kind.LOAD_BEGIN, about)
     agent.enter(phase.CHECKPOINT_LOAD)
-    found[-1].read_bytes()  # whatever is in it: a job that loads damage without a word
+    found[-1].read_bytes()  # a job that loads damaged files without an error
     step = int(found[-1].stem[5:])
     agent.emit(kind.LOAD_END, {**about, "ok": True, "numbers": {"step": step}})
     agent.orders.loaded()

@@ -114,7 +114,7 @@ CASES = (
     Case("the start of a step", "step: 25, phase: backward", "step: 25, phase: start", "11:11", ("start", "attempt")),
     Case("a target for what hits files", "process.kill", "checkpoint.truncate", "10:5", ("hits files", "remove target")),
     Case("nth of nothing", "step: 25, phase: backward", "step: 25, nth: 2", "11:11", ("nth", "phase")),
-    Case("between the wrong way round", "step: 25", "step: {between: [30, 10]}", "11:18", ("smaller one first",)),
+    Case("between the wrong way round", "step: 25", "step: {between: [30, 10]}", "11:18", ("smaller number first",)),
     Case("after nobody", "step: 25, phase: backward", "after: first", "11:19", ("'first'", "none")),
     Case("after itself", "step: 25, phase: backward", "after: process.kill", "11:19", ("no earlier fault",)),
     Case("taking back a kill", "    when:", "    for: 5s\n    when:", "11:10", ("can't be taken back",)),

@@ -72,12 +72,12 @@ _SONAME = "libnvidia-ml.so.1"
 NVML = Library("the NVML overlay", _SONAME, _NATIVE / "nvml", (f"-Wl,-soname,{_SONAME}", "-ldl", "-lpthread"))
 NVTX = Library("the library that stalls NCCL calls", "torchaos_nvtx.so", _NATIVE / "nvtx")
 
-ENV_PATH = "TORCHAOS_NVML_PATH"  # the folder of the overlay, for LD_LIBRARY_PATH of the processes that are to see it
+ENV_PATH = "TORCHAOS_NVML_PATH"  # folder of the overlay, for LD_LIBRARY_PATH of the processes that should load it
 ENV_CONTROL = "TORCHAOS_NVML_CONTROL"  # a file of orders, or a folder of files *.nvml
-ENV_INJECTION = "NVTX_INJECTION64_PATH"  # NVTX loads the library that it names, at the first call
+ENV_INJECTION = "NVTX_INJECTION64_PATH"  # NVTX loads the library at this path at its first call
 
 
 def nvtx_environment(pages: Path) -> dict[str, str]:
-    """What the job's environment needs to load NVTX; `pages` is where the ranks' pages go. Raises UsageError."""
+    """What the job's environment needs to load NVTX; `pages`: the folder for the ranks' pages. Raises UsageError."""
     pages.mkdir(mode=0o700, exist_ok=True)
     return {ENV_INJECTION: str(NVTX.path()), ENV_NVTX: str(pages)}

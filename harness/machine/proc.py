@@ -135,7 +135,7 @@ def _sigkill(pidfd: int) -> bool:
 
 
 def _ended(fds: list[int], deadline: float) -> set[int]:
-    """Those of these pidfds whose processes have ended with all threads, reaped or not."""
+    """The pidfds whose processes have ended with all threads, also if not reaped. `deadline`: of CLOCK_MONOTONIC."""
     poll, gone = select.poll(), set[int]()
     for fd in fds:
         poll.register(fd, select.POLLIN)

@@ -48,7 +48,7 @@ def _rates(trainers: Sequence[Trainer], done: Sequence[BenchRun]) -> list[str]:
     ):
         runs = [run for run in done if run.kind == kind and run.verdict != "error" and not _by_luck(trainers, run)]
         if runs:
-            by = Counter(verdict.verdict for verdict in runs)
+            by = Counter(run.verdict for run in runs)
             bad = sum(by[verdict] for verdict in wrong)
             bound = upper(bad, len(runs), CONFIDENCE)
             limit = "not known (SciPy is missing)" if bound is None else f"{bound:.1%}"

@@ -1,2 +1,2 @@
-"""Faults of one endpoint that the job reaches by its address: a Toxiproxy server stands before a store, a rendezvous,
-anything."""
+"""Faults of an endpoint that the job reaches by its address, such as an object store or a rendezvous: a Toxiproxy
+server is put in front of it."""

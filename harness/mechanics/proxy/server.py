@@ -1,4 +1,5 @@
-"""Starts a Toxiproxy server with a proxy before each endpoint. It is guarded before it is started, by its mark."""
+"""Starts a Toxiproxy server with a proxy in front of each endpoint. The server is guarded, by its mark, before it
+starts."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from torchaos.harness.machine.toxiproxy.api import Api
 from torchaos.harness.mechanics.network.link import Link
 
 PROGRAM = "toxiproxy-server"
-START_S = 20.0
+START_S = 20.0  # seconds
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """What the job reaches at `upstream`, and is told to reach at `listen` (both host:port)."""
+    """An address that the job uses: the server is at `upstream`, and the job gets `listen` instead (both host:port)."""
 
     name: str
     upstream: str
@@ -33,12 +34,12 @@ class Endpoint:
 
 
 def mark_of_server(run_id: str) -> str:
-    """Of the server's process: not that of the job, which is ended before it."""
+    """The mark of the server's process. It differs from the job's mark, because the job is ended first."""
     return f"{run_id}.proxy"
 
 
 def start(upstreams: Mapping[str, str], run_id: str, folder: Path, link: Link | None) -> dict[str, Endpoint]:
-    """In the network of a node, or (None) in this machine's own, on its loopback. Raises ChaosError."""
+    """Start the server in the network of a node, or (None) on this machine's loopback. Raises ChaosError."""
     folder.mkdir(parents=True, exist_ok=True)
     host = link.address if link else "127.0.0.1"
     port, *ports = _ports(1 + len(upstreams)) if link is None else range(18474, 18475 + len(upstreams))
@@ -60,28 +61,28 @@ def start(upstreams: Mapping[str, str], run_id: str, folder: Path, link: Link | 
 
 
 def _await(api: Api, process: subprocess.Popen[bytes], names: set[str], link: Link | None, log: Path) -> None:
-    """Until the server says that all proxies are up. Raises ChaosError with what it said last."""
-    end, said = time.monotonic() + START_S, "nothing"
+    """Wait until the server reports that all proxies are up. Raises ChaosError with its last answer."""
+    end, state = time.monotonic() + START_S, "nothing"
     while time.monotonic() < end:
         if process.poll() is not None:
-            said = f"it ended with exit code {process.returncode}"
+            state = f"it ended with exit code {process.returncode}"
             break
         try:
             if link is None or os.path.samefile(f"/proc/{process.pid}/ns/net", f"/proc/{link.space.pid}/ns/net"):
-                found = api.ask()
-                if names <= {name for name, one in found.items() if one["enabled"]}:
+                proxies = api.ask()
+                if names <= {name for name, proxy in proxies.items() if proxy["enabled"]}:
                     return
-                said = f"its proxies are {dict(found)}"
+                state = f"its proxies are {dict(proxies)}"
         except OSError as error:
-            said = str(error)
+            state = str(error)
         time.sleep(0.02)
-    raise ChaosError(f"the proxies could not be put before the job's endpoints: {said}; see {log}")
+    raise ChaosError(f"the proxies could not be put before the job's endpoints: {state}; see {log}")
 
 
 def _ports(count: int) -> list[int]:
-    """That nobody listens on now; where one is taken meanwhile, the server says so, and the run is not started."""
+    """Free ports. If one is taken before the server starts, the server fails, and the run is not started."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [int(one.getsockname()[1]) for one in held]
-    for one in held:
-        one.close()
-    return found
+    numbers = [int(listener.getsockname()[1]) for listener in held]
+    for listener in held:
+        listener.close()
+    return numbers

@@ -1,6 +1,6 @@
-"""What `proxy.*` share: toxics on a proxy, or its being down, and what the kernel says of the job's connections.
+"""The base class of `proxy.*`: adds toxics to a proxy or takes it down, and watches the job's connections to it.
 
-Toxics are Toxiproxy's own, see "Toxics" in its README; times there are in ms, rates in KB/s.
+Toxics are Toxiproxy's own, see "Toxics" in its README; their times are in ms, their rates in KB/s.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ BOTH = ("upstream", "downstream")
 
 
 class ProxyFault(Fault):
-    """A toxic before one of the job's endpoints, or, without a toxic, its proxy is down."""
+    """Adds a toxic to the proxy of one of the job's endpoints, or, without a toxic, takes the proxy down."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     hits: ClassVar[Hits] = "endpoints"
     needs: ClassVar[frozenset[str]] = frozenset({"toxiproxy", "ss"})
-    toxic: ClassVar[str] = ""  # its type
-    proofs: ClassVar[tuple[str, ...]] = ("sent_bytes", "got_bytes")  # counts of traffic.py, any of them
+    toxic: ClassVar[str] = ""  # its type; empty: the proxy is taken down
+    proofs: ClassVar[tuple[str, ...]] = (
+        "sent_bytes",
+        "got_bytes",
+    )  # counters of traffic.py; any of them proves it
 
     endpoint: str
 
@@ -39,32 +42,31 @@ class ProxyFault(Fault):
         def stream(self) -> str: ...  # upstream: what the job sends; downstream: what it gets; both
 
     def attributes(self) -> Mapping[str, Any]:
-        """How much, in the units of Toxiproxy (ms, KB/s)."""
+        """The attributes of the toxic, in Toxiproxy's units (ms, KB/s)."""
         return {}
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        one = self._endpoint(site)
+        endpoint = self._endpoint(site)
         mark, down = mark_of(site.fault), not self.toxic
-        return [Toxic(one.api.pid, one.api.start_ticks, one.api.port, one.name, mark, down)]
+        return [Toxic(endpoint.api.pid, endpoint.api.start_ticks, endpoint.api.port, endpoint.name, mark, down)]
 
     def apply(self, site: NodeSite) -> None:
-        """Raises OSError where the server does not answer, ChaosError where it did not do what it was told."""
-        one, mark = self._endpoint(site), mark_of(site.fault)
+        """Raises OSError if the server does not answer, ChaosError if it did not carry out the order."""
+        endpoint, mark = self._endpoint(site), mark_of(site.fault)
         streams = (BOTH if self.stream == "both" else (self.stream,)) if self.toxic else ()
         toxics = [
             {"type": self.toxic, "name": f"{mark}_{stream}", "stream": stream, "attributes": dict(self.attributes())}
             for stream in streams
         ]
-        before = connections(one)
-        said = one.api.ask(proxy=one.name, **({"add": toxics} if toxics else {"enabled": False})).get(one.name, {})
-        if not {toxic["name"] for toxic in toxics} <= {*said.get("toxics", ())} or said.get("enabled") is not bool(
-            toxics
-        ):
-            raise ChaosError(f"Toxiproxy did not do what it was told before {one.name}: it says {said}")
-        site.emit(
-            Kind.EFFECT, {"fault": site.fault, "effect": f"{one.name} is reached by {one.listen}", "at": one.listen}
-        )
-        if not toxics and (ended := len(before.keys() - connections(one).keys())):
+        before = connections(endpoint)
+        order: dict[str, object] = {"add": toxics} if toxics else {"enabled": False}
+        answer = endpoint.api.ask(proxy=endpoint.name, **order).get(endpoint.name, {})
+        added = {toxic["name"] for toxic in toxics} <= {*answer.get("toxics", ())}
+        if not added or answer.get("enabled") is not bool(toxics):
+            raise ChaosError(f"Toxiproxy did not do what it was told before {endpoint.name}: it says {answer}")
+        effect = f"{endpoint.name} is reached by {endpoint.listen}"
+        site.emit(Kind.EFFECT, {"fault": site.fault, "effect": effect, "at": endpoint.listen})
+        if not toxics and (ended := len(before.keys() - connections(endpoint).keys())):
             site.emit(Kind.NETWORK, {"fault": site.fault, "counts": {"ended": ended}})
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
@@ -76,16 +78,16 @@ class ProxyFault(Fault):
         return [Watch(site.fault, (), proof, [traffic])]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """What the kernel counted on the job's connections to the proxy while the fault was on; for a fault that breaks
-        them, also that the job's log says of the proxy's address, which nobody else has, that it could not be used."""
-        found = counted(record, fault, *self._proofs())
-        if found or "ended" not in self.proofs:
-            return found
+        """Evidence from the kernel's counters of the job's connections to the proxy while the fault was on. If it
+        breaks connections, also a line of the job's log which says that the proxy's address could not be used."""
+        evidence = counted(record, fault, *self._proofs())
+        if evidence or "ended" not in self.proofs:
+            return evidence
         addresses = [str(event.data["at"]) for event in record.of_fault(fault, Kind.EFFECT) if "at" in event.data]
         return logged(record, fault, "endpoint", "the job could not use it", addresses)
 
     def _proofs(self) -> tuple[str, ...]:
-        """Of what flows only the direction that the toxic is on counts."""
+        """The counters that prove the fault: of the bytes, only the direction with the toxic counts."""
         hidden = {"upstream": {"got_bytes"}, "downstream": {"sent_bytes"}}.get(self.stream, set())
         return tuple(name for name in self.proofs if name not in hidden)
 

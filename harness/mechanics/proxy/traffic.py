@@ -1,4 +1,4 @@
-"""What goes through a proxy: the job's own connections to it, as the kernel counts them (TCP_INFO, by ss)."""
+"""Counts the job's traffic through a proxy, from the kernel's data about its connections (TCP_INFO, by ss)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _INFO = re.compile(r"\b(bytes_received|bytes_sent):(\d+)")
 
 
 class Traffic:
-    """Called, it says what has come about since it was made: bytes that the job sent and got, `unanswered` (bytes sent
-    while none came back), connections that were there, and those that `ended`. Nobody but the job knows the proxy's
-    port, so these are the job's. One that comes and goes between two looks is not seen."""
+    """A call returns the counts since it was made: bytes that the job sent and got, `unanswered` (bytes sent, if none
+    came back), connections seen, and connections that `ended`. They are the job's, since only the job knows the proxy's
+    port. A connection that begins and ends between two calls is not seen."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -39,15 +39,15 @@ class Traffic:
 
 
 def connections(endpoint: Endpoint) -> Mapping[str, tuple[int, int]]:
-    """The established ones, by peer: bytes that the proxy has got from it, and sent to it."""
+    """The established connections, by peer: bytes that the proxy has got from the peer, and sent to it."""
     port = endpoint.listen.rpartition(":")[2]
     try:
-        said = endpoint.api.run(["ss", "-tinHO", "state", "established", f"( sport = :{port} )"])
+        output = endpoint.api.run(["ss", "-tinHO", "state", "established", f"( sport = :{port} )"])
     except OSError:  # the server is gone: so are its connections
         return {}
-    found = {}
-    for line in said.splitlines():
+    counts = {}
+    for line in output.splitlines():
         info = {name: int(number) for name, number in _INFO.findall(line)}
         peer = line.split()[3] if len(line.split()) > 3 else line
-        found[peer] = (info.get("bytes_received", 0), info.get("bytes_sent", 0))
-    return found
+        counts[peer] = (info.get("bytes_received", 0), info.get("bytes_sent", 0))
+    return counts

@@ -122,7 +122,7 @@ class Transfer:
         self._later: Callable[[Callable[[bool], None]], None] | None = None
 
     def ends_later(self, when: Callable[[Callable[[bool], None]], None]) -> None:
-        """The call returns before the save ends. `when` gets a function, which it calls then with the success."""
+        """The call returns before the save ends. `when` gets a function, to be called at the end with the success."""
         self._later = when
 
     def __enter__(self) -> Transfer:

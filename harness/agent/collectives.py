@@ -79,7 +79,7 @@ class CollectiveHook:
         try:
 
             def handed_over() -> Any:
-                """Stamped when the rank really hands it to torch: after the faults, also if one of them delays it."""
+                """Start the collective. Its stamp begins here, after the faults, also if a fault delays the start."""
                 number = stamping.begin(call) if stamping is not None else None
                 result = through()
                 if stamping is not None and number is not None:
@@ -97,8 +97,8 @@ class CollectiveHook:
                 agent.phases.leave(Phase.COLLECTIVE)
 
     def _counts(self) -> bool:
-        """Whether the call counts for Moments: in the training thread and in autograd's threads. A background thread's
-        (an asynchronous save's) does not, because it comes at no fixed place between those of training."""
+        """Whether the call counts for Moments: it does in the training thread and in autograd's. In a background
+        thread (an asynchronous save's) it does not, because it comes at no fixed place between those of training."""
         thread = threading.current_thread()
         return thread.ident == self._agent.thread or isinstance(thread, threading._DummyThread)
 

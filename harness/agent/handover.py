@@ -1,4 +1,4 @@
-"""Sees when the training loop takes a batch, through a `queue.Queue`, from a thread of the job that fetches ahead."""
+"""Sees when the training loop takes a batch from the `queue.Queue` of a thread of the job that fetches ahead."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _READ = 1 << 20
 
 
 def spans_of_zip(file: BinaryIO, digests: dict[str, tuple[int, str]]) -> list[tuple[int, int, str]]:
-    """The spans (offset, bytes, digests) of the records of a torch.save file. Raises ValueError without one."""
+    """The (offset, bytes, digests) of each record of a torch.save file. Raises ValueError if one is missing."""
     spans = []
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():

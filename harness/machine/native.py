@@ -78,6 +78,6 @@ ENV_INJECTION = "NVTX_INJECTION64_PATH"  # NVTX loads the library at this path a
 
 
 def nvtx_environment(pages: Path) -> dict[str, str]:
-    """What the job's environment needs to load NVTX; `pages`: the folder for the ranks' pages. Raises UsageError."""
+    """The variables with which the job loads the NVTX library. `pages`: the ranks' folder. Raises UsageError."""
     pages.mkdir(mode=0o700, exist_ok=True)
     return {ENV_INJECTION: str(NVTX.path()), ENV_NVTX: str(pages)}

@@ -77,7 +77,7 @@ class FreezerCgroup(CpuCgroup):
 
 @dataclass(frozen=True)
 class MemoryCgroup(CpuCgroup):
-    """Our group of the memory controller. Its limit goes with it."""
+    """Our group of the memory controller. Its limit is removed together with the group."""
 
     kind: ClassVar[str] = "memory_cgroup"
 

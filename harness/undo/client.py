@@ -127,7 +127,8 @@ class Reaper:
     ) -> None:  # fmt: skip
         """Note that a fault is about to be applied (`maybe_applied`) or was applied (`applied`). From then on it may
         last at most `limit_s` seconds, and no longer than the limit of its guard. Raises UndoError if that can't be
-        written, or if the record was already healed. Then don't apply the fault; if it was applied, it is healed."""
+        written, or if the record was healed before. After an error of `maybe_applied`, don't apply the fault; after one
+        of `applied`, it is being healed."""
         self._ask(ANSWER_S, do="mark", record=record, state=state, limit_s=limit_s)
 
     def check(self) -> None:

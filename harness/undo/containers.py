@@ -173,7 +173,7 @@ class Container:
             return found is None or self._is_good(found)
 
     def _look(self, client: Any) -> Any:
-        """The container as the engine describes it. None if it does not run. Raises EngineError if another's."""
+        """The container as the engine describes it. None if it does not run. Raises EngineError if it is foreign."""
         from docker.errors import NotFound
 
         found = None

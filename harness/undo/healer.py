@@ -128,7 +128,7 @@ class Healer:
         return healed
 
     def _note(self, record: UndoRecord, state: State, why: str) -> None:
-        """Write a state to the log. Healing goes on if that fails; the next healer may then repeat it."""
+        """Write a state to the log. If that fails, healing goes on; the next healer repeats it, without harm."""
         if problem := _problem(lambda: self._append(record, state, why)):
             with suppress(OSError):  # stderr may be on the disk that is full
                 text = f"undo.jsonl: {record.id} {state.value} could not be written: {problem}"

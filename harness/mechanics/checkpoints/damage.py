@@ -109,7 +109,7 @@ class CheckpointFault(Fault):
     seed: int | None  # None until it is drawn
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        """The edits of one checkpoint. `others`: the complete ones, newest first. Raises ChaosError without any."""
+        """The edits of a checkpoint. `others`: complete ones, newest first. Raises ChaosError if it finds no place."""
         raise NotImplementedError
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:

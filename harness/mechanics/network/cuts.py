@@ -34,7 +34,7 @@ class CutFault(Fault):
         def percent(self) -> float: ...  # percent of the packets
 
     def asked(self) -> Mapping[str, float]:
-        """What a probe connection should measure."""
+        """The values that a probe connection should measure."""
         return {"loss_percent": self.percent}
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:

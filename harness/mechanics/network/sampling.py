@@ -66,8 +66,8 @@ def round_trips(link: Link) -> dict[str, float]:
 
 @dataclass
 class Watch:
-    """A probe that emits the changes of the counters since it was made as `network.sample` events. When `proof` first
-    finds a sentence in the counters, the fault was felt, and the sentence is emitted."""
+    """A probe that emits `network.sample` events with the changes of the counters since it was made. `proof` returns a
+    sentence if the counters prove the fault; the first sentence is emitted as an effect."""
 
     fault: str
     links: Sequence[Link]

@@ -50,7 +50,7 @@ class StorageFault(Fault):
         return replace(self, ranks=target.ranks)  # type: ignore[type-var]
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        """Undone in reverse order: first nothing fails any more, then it is unmounted, even while it is in use."""
+        """Undone in reverse order: first the failures stop, then the folder is unmounted, even while in use."""
         folder = _folder(site)
         switch = File.of(_switch(site), site.undo_copies, site.undo_copies, hashlib.sha256(_ON).hexdigest())
         return [Mount.of(folder, _tag(site)), switch]

@@ -80,7 +80,7 @@ def _of_nodes(family: str, name: str, /, **more: Any) -> Family:
 
 
 def _of_checkpoints(family: str, name: str, /, **more: Any) -> Family:
-    """Damage while the job is down: the next ranks are held before their first line."""
+    """Damage while the job is down: the ranks of the next attempt are held before they run any code."""
     death = _fault("process.kill", {"step": 8, "phase": "backward"})
     return Family(family, (death, _fault(name, START, target=None, id="second", **more)))
 

@@ -24,10 +24,11 @@ class Record:
     problem: str | None = None
 
 
-def records(files: Files, path: str, offset: int, length: int) -> dict[str, Record]:
-    """All records of the zip at `offset`, by name. Raises Unreadable (torn) if its directory is damaged."""
+def records(files: Files, path: str, offset: int, length: int, what: str = "torch.save file") -> dict[str, Record]:
+    """All records of the zip at `offset`, by name. `what` it should be is for messages. Raises Unreadable (torn) if its
+    directory is damaged."""
     if length >= 4 and files.read(path, offset, 4)[:2] != b"PK":
-        raise torn("it does not begin as a torch.save file does")
+        raise torn(f"it does not begin as a {what} does")
     window = Window(files, path, offset, length, _DIRECTORY)
     try:
         with zipfile.ZipFile(window) as archive:
@@ -35,7 +36,7 @@ def records(files: Files, path: str, offset: int, length: int) -> dict[str, Reco
     except OSError:
         raise
     except Exception as error:  # zipfile raises almost anything for a damaged directory
-        raise torn(f"not a whole torch.save file ({str(error) or type(error).__name__})") from error
+        raise torn(f"not a whole {what} ({str(error) or type(error).__name__})") from error
     made: dict[str, Record] = {}
     for info in infos:
         name = info.filename.partition("/")[2] or info.filename
@@ -53,7 +54,7 @@ def records(files: Files, path: str, offset: int, length: int) -> dict[str, Reco
         if called != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437", "replace"):
             problem = f"its record {name} has another name in front of it"
         if method or info.compress_type or info.compress_size != info.file_size:
-            problem = f"its record {name} is compressed, which torch.save never does"
+            problem = f"its record {name} is compressed, which a {what} never is"
         if name in made:
             problem = f"it has two records {name}"
         made[name] = Record(name, Extent(path, offset + start, info.file_size), info.CRC, problem)

@@ -108,7 +108,7 @@ class GameDay(Strict):
     consent: Annotated[list[str], Field(description="What may hurt the host; the command line must say it too.")] = (
         Field(default_factory=list)
     )
-    launcher: Annotated[str, Field(description="Where the job's nodes are: local, netns, docker.")] = "local"
+    launcher: Annotated[str, Field(description="What starts the job's nodes, see `torchaos list`.")] = "local"
     tags: Annotated[list[str], Field(description="Words of yours, for what reads the file.")] = Field(
         default_factory=list
     )

@@ -275,5 +275,5 @@ class Scenario(Strict):
         Repeat | None, BeforeValidator(lambda value: {"times": value} if isinstance(value, int) else value),
         Field(description="How often the scenario is run: a number, or a mapping that says how many must pass."),
     ] = None  # fmt: skip
-    launcher: Annotated[str, Field(description="How the job's nodes are made: local, netns, docker.")] = "local"
+    launcher: Annotated[str, Field(description="What makes the job's nodes, see `torchaos list`.")] = "local"
     tags: Annotated[list[str], Field(description="Your own words, for your own tools.")] = Field(default_factory=list)

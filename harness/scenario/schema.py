@@ -17,6 +17,7 @@ def json_schema() -> dict[str, Any]:
         schema["properties"][key]["items"] = {
             "anyOf": [_item_schema(name, found) for name, found in registry.all_of(group).items()]
         }
+    schema["properties"]["launcher"]["enum"] = list(registry.names("launchers"))
     injectors = registry.all_of("injectors")
     schema["$defs"]["Fault"]["properties"]["inject"]["enum"] = sorted(injectors)
     schema["$defs"]["Fault"]["allOf"] = [

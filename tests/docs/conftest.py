@@ -64,7 +64,8 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / name).write_text(text)
             (folder / name).parent.joinpath("__init__.py").touch()
         for block in blocks("toml", [page]):
-            _install(block, folder)
+            if block.name == "pyproject.toml":
+                _install(block, folder)
     return folder
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import shutil
+import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import yaml
 
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.mechanics.site import OutsideSite, Victim
 from torchaos.harness.undo.handles import from_json, to_json
 
@@ -24,11 +28,12 @@ MOST_LINES = 40
 
 
 def test_the_examples_are_short() -> None:
-    """An injector takes less than 40 lines, as the guide promises by showing one."""
-    files = [block for page in ("write-an-injector", "write-an-assertion")
-             for block in blocks("python", [GUIDES / f"{page}.md"]) if block.name]  # fmt: skip
-    assert [block.name for block in files] == ["straggler/faults.py", "strict/asserts.py"]
-    assert max(len(block.text.splitlines()) for block in files) < MOST_LINES
+    """An injector takes less than 40 lines, as the guide shows, and so do the others but for a checkpoint format."""
+    lengths = {block.name: len(block.text.splitlines()) for block in blocks("python", sorted(GUIDES.glob("*.md")))}
+    assert lengths.pop("arrays/formats.py") < 60
+    files = ["onsite/conditions.py", "polite/launchers.py", "straggler/faults.py", "strict/asserts.py"]
+    assert sorted(filter(None, lengths)) == files
+    assert max(lengths.values()) < MOST_LINES
 
 
 def test_list_shows_them(torchaos: Torchaos) -> None:
@@ -39,6 +44,9 @@ def test_list_shows_them(torchaos: Torchaos) -> None:
     assert "length = 2.0" in done.stdout
     assert "final_loss" in done.stdout
     assert "most (required)" in done.stdout
+    assert "Starts the command on this machine, with a lower priority." in " ".join(done.stdout.split())
+    assert "Files of numpy.savez." in done.stdout
+    assert "file_exists" in done.stdout
 
 
 def test_the_way_back_of_the_guide_is_one_that_can_be_guarded() -> None:
@@ -55,10 +63,56 @@ def test_the_way_back_of_the_guide_is_one_that_can_be_guarded() -> None:
         child.communicate(b"\n")
 
 
+def test_the_format_is_verified_to_the_bit(torchaos: Torchaos, tmp_path: Path) -> None:
+    """A file that NumPy wrote is whole; a flipped bit is named, and a file that was cut off is torn."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    weight = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for step in (10, 20, 30):
+        np.savez(folder / f"step-{step}.npz", weight=weight, steps=np.arange(4))
+    whole = (folder / "step-20.npz").read_bytes()
+    place = whole.index(weight.tobytes()) + 4 * 4 + 3  # the highest byte of element (1, 1), which is 4.0 = 0x40800000
+    (folder / "step-20.npz").write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
+    (folder / "step-30.npz").write_bytes(whole[:-100])
+
+    done = torchaos("verify", "--all", "--json", folder)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = {Path(one["path"]).name: one for one in json.loads(done.stdout)["checkpoints"]}
+    assert {name: (one["format"], one["step"], one["verdict"]) for name, one in found.items()} == {
+        "step-10.npz": ("npz", 10, "whole"),
+        "step-20.npz": ("npz", 20, "damaged"),
+        "step-30.npz": ("npz", 30, "damaged"),
+    }
+    (cut,) = found["step-30.npz"]["problems"]
+    assert cut["kind"] == "torn"
+    (flipped,) = found["step-20.npz"]["problems"]
+    assert (flipped["tensor"], flipped["element"], flipped["bits"]) == ("weight", [1, 1], [30])
+
+
+def test_the_condition_holds_when_its_probe_has_seen_the_file(
+    plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as nobody made the file, nothing is known; once it is there, the condition holds."""
+    monkeypatch.syspath_prepend(str(plugins))
+    condition = importlib.import_module("onsite.conditions").FileExists(str(tmp_path / "stop"))
+    (probe,) = condition.probes(None)
+    events: list[Event] = []
+
+    def emit(kind: Kind, data: Mapping[str, Any]) -> Event:
+        events.append(Event(kind, "it", len(events), 0.0, 0.0, data=data))
+        return events[-1]
+
+    probe.sample(emit)
+    assert condition.holds(events, 0.0) is None
+    (tmp_path / "stop").touch()
+    probe.sample(emit)
+    assert condition.holds(events, 0.0) is True
+
+
 @pytest.mark.job
 def test_they_work(torchaos: Torchaos, tmp_path: Path) -> None:
-    """A real job under the guide's injector: it lands and is felt, nothing restarts, and the guide's assertion judges,
-    once for and once against the same run."""
+    """A real job under the guide's launcher and injector: the fault lands and is felt, nothing restarts, and the
+    guide's assertion judges, once for and once against the same run."""
     run = _run(torchaos, tmp_path)
     assert run["exit_code"] == 0, run
     (fault,) = run["faults"]
@@ -69,6 +123,9 @@ def test_they_work(torchaos: Torchaos, tmp_path: Path) -> None:
     assert cases["restarts"]["measured"]["restarts"] == 0
     assert cases["final_loss"]["reason"].startswith("no rank's loss was above")
 
+    log = Path(run["run_dir"], "logs", "job-0.log").read_text()
+    assert f"niceness {os.nice(0) + 5}" in log
+
     plan = Path(run["run_dir"]) / "plan.json"
     plan.write_text(plan.read_text().replace('"most": 9.5', '"most": 0.0'))
     again = torchaos("judge", run["run_dir"], "--json", "again.json")
@@ -78,13 +135,16 @@ def test_they_work(torchaos: Torchaos, tmp_path: Path) -> None:
 
 
 def _run(torchaos: Torchaos, folder: Path) -> dict[str, Any]:
-    """The scenario of the guide to injectors, judged by the assertions of both guides."""
+    """The scenario of the guide to injectors, under the launcher of its guide, judged by the assertions of both guides,
+    and stopped by nobody."""
     both: list[dict[str, Any]] = [
         yaml.safe_load(blocks("yaml", [GUIDES / f"write-an-{name}.md"])[0].text) for name in ("injector", "assertion")
     ]
-    shutil.copy(REPOSITORY / "tests" / "trainers" / "plain_ddp.py", folder / "train.py")
+    trainer = (REPOSITORY / "tests" / "trainers" / "plain_ddp.py").read_text()
+    (folder / "train.py").write_text(f"{trainer}    print('niceness', os.nice(0), flush=True)\n")
     job = {"command": f"{both[0]['job']['command']} --steps 10 --dir {{run}}/out", "timeout": "2m"}
     scenario = {**both[0], "job": job, "assert": both[0]["assert"] + both[1]["assert"]}
+    scenario |= {"launcher": "polite", "stop": [{"file_exists": {"path": str(folder / "stop")}}]}
     (folder / "one-straggler.yaml").write_text(yaml.safe_dump(scenario, sort_keys=False))
     done = torchaos("run", "one-straggler.yaml", "--json", "all.json")
     assert (folder / "all.json").exists(), done.stdout + done.stderr

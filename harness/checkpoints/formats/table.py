@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from torchaos.harness import registry
+from torchaos.harness.contracts import UsageError
 
 from ..files import Files
 
@@ -22,8 +23,12 @@ _KNOWN = (".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".gz", ".zst", ".tar", ".z
 
 @cache
 def table() -> tuple[Format, ...]:
-    """All formats, the more special first. Raises UsageError if one can't be loaded."""
-    made = (found() for found in registry.all_of("formats").values())
+    """All formats, the more special first. Raises UsageError if one can't be loaded, or there is none."""
+    made = [found() for found in registry.all_of("formats").values()]
+    if not made:
+        raise UsageError(
+            "no checkpoint format is installed: the metadata of torchaos is older than its code; install it again"
+        )
     return tuple(sorted(made, key=lambda one: (one.asked, one.name)))
 
 

@@ -304,6 +304,8 @@ class Launcher(Protocol):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine
     cannot: ClassVar[Mapping[str, str]] = {}  # by injector, or by what it hits: what to write instead
+    replicas: ClassVar[bool] = False  # it starts the replicas of job.replicas, each with a torchrun of its own
+    sets_rendezvous: ClassVar[bool] = False  # its nodes' environment tells torchrun where they meet
 
     @staticmethod
     def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:

@@ -54,7 +54,7 @@ _GROUPS = {
     ),
     "launchers": _Group(
         "launcher", contracts.Launcher, ("name",), ("resources", "create"),
-        contracts.Launcher, ("needs", "cannot", "needs_of"),
+        contracts.Launcher, ("needs", "cannot", "needs_of", "replicas", "sets_rendezvous"),
     ),
     "formats": _Group(
         "checkpoint format", contracts.CheckpointFormat, ("name", "suffixes"), ("is_folder", "read_file", "read_folder")

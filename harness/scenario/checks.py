@@ -108,7 +108,8 @@ def _check_endpoint(scenario: Scenario, name: object, at: Keys, tell: Tell) -> N
         return
     words = [job.command] if isinstance(job.command, str) else job.command
     used = any(f"{{{ENDPOINT}{name}}}" in text for text in [*words, *job.env.values()])
-    if not used and not (name == "rendezvous" and scenario.launcher != "local"):
+    launcher = _class("launchers", scenario.launcher, ("launcher",), lambda *_: None)  # another check reports it
+    if not used and not (name == "rendezvous" and (launcher is None or launcher.sets_rendezvous)):
         tell(
             (*at, "endpoint"),
             f"nothing leads the job to the proxy before {name}; in its command or env, write {{{ENDPOINT}{name}}} in "

@@ -277,7 +277,7 @@ def test_a_target_names_the_replica(target: Any, ranks: Any, nodes: Any, tmp_pat
 @pytest.mark.parametrize(
     ("target", "more", "says"),
     [
-        ({"rank": 1}, {}, "one in each of 3 replicas; write {replica: 0, rank: 1}"),
+        ({"rank": 1}, {}, "each of 3 replicas has a rank 1; write {replica: 0, rank: 1}"),
         ({"replica": 3, "rank": 1}, {}, "no replica 3; the job has 3"),
         ({"replica": 0, "rank": 2}, {}, "no rank 2 in a replica; each has 2"),
         ({"replica": 1, "rank": 1}, {"job": {"replicas": 1}}, "there is no replica 1; the job has 1"),

@@ -99,6 +99,7 @@ class Docker(Launcher):
 
     name: ClassVar[str] = "docker"
     needs: ClassVar[frozenset[str]] = frozenset({"links", "docker"})
+    sets_rendezvous: ClassVar[bool] = True
     cannot: ClassVar[Mapping[str, str]] = {
         "network.link_down": "the other end of a container's link is the engine's; write container.disconnect",
         "endpoints": "a container does not reach a proxy of the harness's; write launcher: local or netns",

@@ -29,6 +29,7 @@ class Local(Launcher):
     guarded."""
 
     name: ClassVar[str] = "local"
+    replicas: ClassVar[bool] = True
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
         return ()

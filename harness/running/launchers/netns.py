@@ -44,6 +44,7 @@ class Netns(Launcher):
 
     name: ClassVar[str] = "netns"
     needs: ClassVar[frozenset[str]] = frozenset({"links"})
+    sets_rendezvous: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._links: list[Link] = []

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from torchaos.harness import registry
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.machine.native import NVML
 from torchaos.harness.mechanics.storage.own_disk import memory_left
@@ -124,7 +125,7 @@ def check_replicas(scenario: Scenario, file: Path) -> None:
     """Raises UsageError if a scenario with replicas uses a feature that counts the attempts of a single torchrun:
     replicas restart independently of each other."""
     wrong = {
-        f"launcher: {scenario.launcher}": scenario.launcher != "local",
+        f"launcher: {scenario.launcher}": not registry.find("launchers", scenario.launcher).replicas,
         "steady_state": any(item.name in ("ranks_up", "steps") for item in scenario.steady_state),
         "until": bool(scenario.until),
         "state: recovered": any(fault.when.state == "recovered" for fault in scenario.faults),

@@ -475,4 +475,3 @@ class Assertion(Protocol):
         )
 
 
-Draw = Callable[[str], random.Random]  # one random stream per fault: hash(seed, fault id)

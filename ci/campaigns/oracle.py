@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 import oracle
 from scoring import page, summary
 
-from torchaos.harness.record.result import write_atomically
+from torchaos.harness.machine.disk import write_atomically
 
 
 def main() -> int:

@@ -28,7 +28,8 @@ from torchaos.harness.gameday.loader import load
 from torchaos.harness.gameday.presets import mix_of, presets
 from torchaos.harness.gameday.score import RoundScore, Score, total
 from torchaos.harness.gameday.verdict import cases_of, not_finished, result_of, verdict_of
-from torchaos.harness.record.result import Case, ExitCode, write_atomically
+from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.record.result import Case, ExitCode
 from torchaos.harness.telling.trends import nights, store
 from torchaos.harness.telling.trends.database import path_of
 from torchaos.harness.telling.trends.nights import Night

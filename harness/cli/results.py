@@ -13,8 +13,9 @@ from rich.console import Console
 from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.record import Record
-from torchaos.harness.record.result import ExitCode, Result, write_atomically
+from torchaos.harness.record.result import ExitCode, Result
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling import html
 from torchaos.harness.telling.html import index

@@ -13,7 +13,8 @@ from torchaos.harness.cli.options import PATH, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.shrink import Shrink
 from torchaos.harness.judging.verdict.verdict import judge
-from torchaos.harness.record.result import ExitCode, write_atomically
+from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.scenario.yaml_source import dumped
 

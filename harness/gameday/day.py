@@ -30,8 +30,9 @@ from torchaos.harness.gameday.grammar import GameDay, Risk
 from torchaos.harness.gameday.outcomes import Outcome
 from torchaos.harness.gameday.rounds import scenario_of
 from torchaos.harness.gameday.score import RoundScore, score_round
+from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.record import Record
-from torchaos.harness.record.result import ExitCode, write_atomically
+from torchaos.harness.record.result import ExitCode
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.stored import read_as
 

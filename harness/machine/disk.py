@@ -21,6 +21,18 @@ def owner_only(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
+def write_atomically(path: Path, text: str, private: bool = False) -> None:
+    """Replace the file in one step, so that a reader sees the old or the new text and never half of it. `private`: only
+    its owner may read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(partial, "w", encoding="utf-8", opener=owner_only if private else None) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
 def born_ns(path: Path) -> int:
     """When the inode was made, in nanoseconds since the epoch, by statx(2); 0 if that is not known. An inode number
     alone identifies no file: file systems give the number of a removed file to the next one."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass, field
 from enum import Enum, IntEnum
-from pathlib import Path
 from typing import Any, Literal, Mapping, Sequence
 
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.machine.disk import owner_only
 from torchaos.harness.record.stored import made_as
 
 SCHEMA = 1  # of result.json: counted up when a reader of the old shape would misread the new one
@@ -176,15 +173,3 @@ def _as_json(value: Any) -> Any:
 def _as_text(value: object) -> str:
     text = str(value.value) if isinstance(value, Enum) else str(value)
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def write_atomically(path: Path, text: str, private: bool = False) -> None:
-    """Replace the file in one step, so that a reader sees the old or the new text and never half of it. `private`: only
-    its owner may read it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(partial, "w", encoding="utf-8", opener=owner_only if private else None) as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

@@ -26,6 +26,7 @@ from typing import Any, Literal, Sequence
 
 from torchaos.harness.agent.wire import ENV_ATTEMPT_BASE, ENV_PLAN, ENV_RUN_ID
 from torchaos.harness.contracts import ChaosError, Handle, Irreversible, UsageError
+from torchaos.harness.machine.disk import owner_only
 from torchaos.harness.undo import log, open_runs
 from torchaos.harness.undo.handles import to_json
 from torchaos.harness.undo.healer import BOUND_S, Healed, Healer
@@ -81,7 +82,7 @@ class Reaper:
         try:
             with theirs:
                 log.path_of(run_dir).parent.mkdir(mode=0o700, exist_ok=True)
-                with open(log.path_of(run_dir).with_name("reaper.log"), "ab", opener=_private) as output:
+                with open(log.path_of(run_dir).with_name("reaper.log"), "ab", opener=owner_only) as output:
                     process = subprocess.Popen(
                         argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", env=env,
                         pass_fds=[theirs.fileno()], start_new_session=True,
@@ -254,10 +255,6 @@ def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
         if writer:
             writer.close()
     return []
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _writer(run_dir: Path) -> log.UndoLog | None:

@@ -21,7 +21,7 @@ class Findings:
     def __init__(
         self, files: Files, layout: Checkpoint, manifests: Manifests | None, saved: Mapping[str, Saved]
     ) -> None:
-        self._files, self._layout, self._manifests, self._saved = files, layout, manifests, saved
+        self._files, self._manifests, self._saved = files, manifests, saved
         self._places = Places(layout)
         self._crcs: Sequence[tuple[Checksum, int]] = ()  # CRCs of the format that differ
 

@@ -19,11 +19,11 @@ from torchaos.harness.agent.wire import Kind
 from torchaos.harness.checkpoints import inventory
 from torchaos.harness.contracts import ChaosError, Handle, Need, Watched
 from torchaos.harness.judging.ending.teardown import has_aborted
+from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.mechanics.storage.own_disk import OwnDisk
 from torchaos.harness.record.environment import describe
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import ENDED_BEFORE, Plan
-from torchaos.harness.record.result import write_atomically
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.arming import Slots
 from torchaos.harness.running.engine.bases import BaseWriter

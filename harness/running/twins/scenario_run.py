@@ -14,11 +14,11 @@ from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.judging.twins import ages
 from torchaos.harness.judging.twins.agreement import wants_more
 from torchaos.harness.judging.verdict.verdict import records_of, verdict_of
-from torchaos.harness.machine.disk import owner_only
+from torchaos.harness.machine.disk import owner_only, write_atomically
 from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
-from torchaos.harness.record.result import ExitCode, Result, Verdict, write_atomically
+from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.guards import check_disk
 from torchaos.harness.running.engine.run import Run, Watcher

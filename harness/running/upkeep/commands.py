@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from torchaos.harness.machine import proc
-from torchaos.harness.machine.disk import owner_only
+from torchaos.harness.machine.disk import owner_only, write_atomically
 from torchaos.harness.undo import open_runs
 from torchaos.harness.undo.open_runs import Who
 
@@ -38,10 +38,7 @@ def at_work(scenarios: Sequence[str]) -> Iterator[None]:
     who = (os.getpid(), proc.ticks_of(os.getpid()))
     command = Command(who, proc.boot_id(), proc.host(), time.time(), tuple(scenarios))
     path = open_runs.private(open_runs.state_home() / "commands") / f"{who[0]}-{who[1]}"
-    partial = path.with_name(f".{path.name}")
-    with open(partial, "w", opener=owner_only) as file:
-        json.dump(asdict(command), file)
-    partial.rename(path)
+    write_atomically(path, json.dumps(asdict(command)), private=True)
     try:
         yield
     finally:

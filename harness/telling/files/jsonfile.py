@@ -30,7 +30,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torchaos.harness.record.result import SCHEMA, Result, write_atomically
+from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.record.result import SCHEMA, Result
 from torchaos.harness.release.repeats.judged import Repeats
 from torchaos.harness.telling.terminal.repeats import as_json
 from torchaos.harness.telling.terminal.text import masked_command

@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 
 from junit_xml import TestCase, TestSuite
 
-from torchaos.harness.record.result import Case, Result, Verdict, root_first, write_atomically
+from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.record.result import Case, Result, Verdict, root_first
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.release.repeats.judged import Repeats
 from torchaos.harness.telling.files.placeholder import placeholder_result

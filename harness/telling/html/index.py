@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from torchaos.harness.record.result import Verdict, write_atomically
+from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling.html.page import render
 from torchaos.harness.telling.trends.nights import Night

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from torchaos.harness.agent.wire import Kind
 from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.verdict.verdict import records_of
+from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import without_steps
-from torchaos.harness.record.result import Recovery, Result, root_first, write_atomically
+from torchaos.harness.record.result import Recovery, Result, root_first
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.words import seconds_in_words

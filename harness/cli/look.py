@@ -67,7 +67,7 @@ def _files_in(paths: Sequence[Path]) -> Iterator[Path]:
 
 @cli.command("list")
 def list_() -> None:
-    """List all injectors, assertions, conditions, launchers and checkpoint formats."""
+    """List all faults, assertions, conditions, launchers and formats."""
     show.catalogue({group: registry.all_of(group) for group in registry.GROUPS}, Console())
 
 

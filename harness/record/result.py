@@ -8,7 +8,6 @@ from enum import Enum, IntEnum
 from typing import Any, Literal, Mapping, Sequence
 
 from torchaos.harness.contracts import UsageError
-from torchaos.harness.record.stored import made_as
 
 SCHEMA = 1  # of result.json: counted up when a reader of the old shape would misread the new one
 
@@ -146,6 +145,8 @@ class Result:
                 raise UsageError(
                     f"this result has schema {raw['schema']}, and {SCHEMA} is the latest known: use a newer torchaos"
                 )
+            from torchaos.harness.record.stored import made_as  # here, since pydantic takes long to import
+
             return made_as(cls, {"decided_by": _decided_by(raw), **raw})  # older results lack this field
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise UsageError(f"this is not a result of torchaos: {error!r}") from error

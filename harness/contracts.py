@@ -473,5 +473,3 @@ class Assertion(Protocol):
         return inconclusive(
             f"{self.name} knows one torchrun's ranks, and can't judge a job of {run.plan.job.replicas} replicas"
         )
-
-

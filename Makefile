@@ -12,7 +12,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet --quiet
 ACTIVE := PATH="$(CURDIR)/$(BIN):$$PATH"
 TORCH_STAMP := $(VENV)/.$(subst =,,$(TORCH))
 SCENARIO ?= scenarios/process/kill-rank.yaml
-PACKAGES := harness injectors assertions scenarios
+PACKAGES := plugin harness injectors assertions scenarios
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

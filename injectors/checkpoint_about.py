@@ -5,14 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
-from torchaos.harness.agent.quantities import Count
-from torchaos.harness.mechanics.checkpoints.damage import CheckpointFault
-
-if TYPE_CHECKING:
-    from torchaos.harness.checkpoints.layout import Checkpoint
-    from torchaos.harness.mechanics.checkpoints.edits import Edit
+from torchaos.harness.checkpoints.layout import Checkpoint
+from torchaos.harness.mechanics.checkpoints import edits, spots
+from torchaos.harness.mechanics.checkpoints.edits import Edit
+from torchaos.plugin import CheckpointFault, Count
 
 
 @dataclass(frozen=True)
@@ -24,11 +22,9 @@ class Tracker(CheckpointFault):
     newest: Count = 1
     seed: int | None = None
 
-    name: ClassVar[str] = "checkpoint.tracker"
+    name = "checkpoint.tracker"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.mechanics.checkpoints import spots
-
         return [spots.tracker(one, others, self.how)]
 
 
@@ -39,9 +35,7 @@ class Permissions(CheckpointFault):
     newest: Count = 1
     seed: int | None = None
 
-    name: ClassVar[str] = "checkpoint.permissions"
+    name = "checkpoint.permissions"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.mechanics.checkpoints import edits, spots
-
         return [edits.Mode(spots.shard(one, draw), 0)]

@@ -6,14 +6,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
-from torchaos.harness.agent.quantities import Count
-from torchaos.harness.mechanics.checkpoints.damage import CheckpointFault
-
-if TYPE_CHECKING:
-    from torchaos.harness.checkpoints.layout import Checkpoint
-    from torchaos.harness.mechanics.checkpoints.edits import Edit
+from torchaos.harness.checkpoints.layout import Checkpoint
+from torchaos.harness.mechanics.checkpoints import spots
+from torchaos.harness.mechanics.checkpoints.edits import Edit
+from torchaos.plugin import CheckpointFault, Count
 
 
 @dataclass(frozen=True)
@@ -25,11 +23,9 @@ class FlipBits(CheckpointFault):
     newest: Count = 1
     seed: int | None = None
 
-    name: ClassVar[str] = "checkpoint.flip_bits"
+    name = "checkpoint.flip_bits"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.mechanics.checkpoints import spots
-
         return spots.flips(spots.stretch(one, self.place, draw), self.bits, draw)
 
 
@@ -41,11 +37,9 @@ class ZeroBlock(CheckpointFault):
     newest: Count = 1
     seed: int | None = None
 
-    name: ClassVar[str] = "checkpoint.zero_block"
+    name = "checkpoint.zero_block"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.mechanics.checkpoints import spots
-
         return [spots.zeros(spots.shard(one, draw), self.bytes, draw)]
 
 
@@ -58,9 +52,7 @@ class Nan(CheckpointFault):
     newest: Count = 1
     seed: int | None = None
 
-    name: ClassVar[str] = "checkpoint.nan"
+    name = "checkpoint.nan"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.mechanics.checkpoints import spots
-
         return spots.nan(one, self.fix_crc, draw)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
-from torchaos.harness.agent.quantities import Count, Share
-from torchaos.harness.mechanics.checkpoints.damage import CheckpointFault
-
-if TYPE_CHECKING:
-    from torchaos.harness.checkpoints.layout import Checkpoint
-    from torchaos.harness.mechanics.checkpoints.edits import Edit
+from torchaos.harness.checkpoints.layout import Checkpoint
+from torchaos.harness.mechanics.checkpoints import edits, spots
+from torchaos.harness.mechanics.checkpoints.edits import Edit
+from torchaos.plugin import CheckpointFault, Count, Share
 
 
 @dataclass(frozen=True)
@@ -23,11 +21,9 @@ class Truncate(CheckpointFault):
     newest: Count = 1
     seed: int | None = None
 
-    name: ClassVar[str] = "checkpoint.truncate"
+    name = "checkpoint.truncate"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.mechanics.checkpoints import spots
-
         return [spots.cut(spots.shard(one, draw), self.keep, draw)]
 
 
@@ -39,11 +35,9 @@ class TornWrite(CheckpointFault):
     newest: Count = 1
     seed: int | None = None
 
-    name: ClassVar[str] = "checkpoint.torn_write"
+    name = "checkpoint.torn_write"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.mechanics.checkpoints import spots
-
         return [spots.torn(spots.shard(one, draw), draw)]
 
 
@@ -55,11 +49,9 @@ class Delete(CheckpointFault):
     newest: Count = 1
     seed: int | None = None
 
-    name: ClassVar[str] = "checkpoint.delete"
+    name = "checkpoint.delete"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.mechanics.checkpoints import edits, spots
-
         find = spots.shard if self.what == "shard" else spots.metadata
         return [edits.Remove(find(one, draw))]
 
@@ -72,9 +64,7 @@ class Partial(CheckpointFault):
     newest: Count = 1
     seed: int | None = None
 
-    name: ClassVar[str] = "checkpoint.partial"
+    name = "checkpoint.partial"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.mechanics.checkpoints import spots
-
         return spots.partial(one, draw)

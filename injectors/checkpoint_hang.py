@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torchaos.injectors.waiting import WaitingFault
+from torchaos.plugin import WaitingFault
 
 
 @dataclass(frozen=True)
 class CheckpointHang(WaitingFault):
     """Waits where the rank begins to save, before anything is written. A save "after step 30" is made in step 31."""
 
-    name: ClassVar[str] = "checkpoint.hang"
-    phase: ClassVar[str | None] = "checkpoint_write"
+    name = "checkpoint.hang"
+    phase = "checkpoint_write"

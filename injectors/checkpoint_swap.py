@@ -5,14 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.quantities import Count
-from torchaos.harness.mechanics.checkpoints.damage import CheckpointFault
-
-if TYPE_CHECKING:
-    from torchaos.harness.checkpoints.layout import Checkpoint
-    from torchaos.harness.mechanics.checkpoints.edits import Edit
+from torchaos.harness.checkpoints.layout import Checkpoint
+from torchaos.harness.mechanics.checkpoints import spots
+from torchaos.harness.mechanics.checkpoints.edits import Edit
+from torchaos.plugin import CheckpointFault, Count
 
 
 @dataclass(frozen=True)
@@ -22,11 +19,9 @@ class StaleShard(CheckpointFault):
     newest: Count = 1
     seed: int | None = None
 
-    name: ClassVar[str] = "checkpoint.stale_shard"
+    name = "checkpoint.stale_shard"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.mechanics.checkpoints import spots
-
         return [spots.stale(one, others, draw)]
 
 
@@ -37,9 +32,7 @@ class ForeignShard(CheckpointFault):
     newest: Count = 1
     seed: int | None = None
 
-    name: ClassVar[str] = "checkpoint.foreign_shard"
+    name = "checkpoint.foreign_shard"
 
     def edits(self, one: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        from torchaos.harness.mechanics.checkpoints import spots
-
         return [spots.foreign(one, draw)]

@@ -5,40 +5,30 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Literal
 
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import DeathFault, RankSite
 
 
 @dataclass(frozen=True)
-class Crash(Fault):
+class Crash(DeathFault):
     """Hands the collective to torch, and dies at once: data may be on its way. `by`: SIGKILL, SIGABRT or SIGSEGV."""
 
     by: Literal["kill", "abort", "segfault"] = "kill"
 
-    name: ClassVar[str] = "collective.crash"
-    where: ClassVar[tuple[Where, ...]] = ("rank",)
-    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
-    lethal: ClassVar[bool] = True
-    phase: ClassVar[str | None] = "collective"
+    name = "collective.crash"
+    where = ("rank",)
+    needs = frozenset({"agent"})
+    phase = "collective"
 
-    def changes(self, site: Any) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
-        return Irreversible("a dead process can't be brought back; restarting it is the job's affair")
-
-    def apply(self, site: Any) -> None:
-        die = {"kill": lambda: site.signal(signal.SIGKILL), "abort": os.abort, "segfault": lambda: ctypes.string_at(0)}
+    def apply(self, site: RankSite) -> None:
+        die: dict[str, Callable[[], object]] = {
+            "kill": lambda: site.signal(signal.SIGKILL), "abort": os.abort, "segfault": lambda: ctypes.string_at(0),
+        }  # fmt: skip
         site.call.after = die[self.by]
 
-    def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.evidence import died
-
-        return died(
-            record, fault, -{"kill": signal.SIGKILL, "abort": signal.SIGABRT, "segfault": signal.SIGSEGV}[self.by]
-        )
+    @property
+    def code(self) -> int:
+        return -{"kill": signal.SIGKILL, "abort": signal.SIGABRT, "segfault": signal.SIGSEGV}[self.by]

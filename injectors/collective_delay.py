@@ -5,15 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.plan import Collectives
-from torchaos.harness.agent.quantities import Seconds
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Target, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import (
+    Collectives,
+    Evidence,
+    Fault,
+    Handle,
+    NodeSite,
+    RankSite,
+    Record,
+    Seconds,
+    Target,
+    slower,
+)
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,11 @@ class Delay(Fault):
     max_bytes: int | None = None
     seed: int = 0
 
-    name: ClassVar[str] = "collective.delay"
-    where: ClassVar[tuple[Where, ...]] = ("rank",)
-    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
-    lasting: ClassVar[bool] = True
-    phase: ClassVar[str | None] = "collective"
+    name = "collective.delay"
+    where = ("rank",)
+    needs = frozenset({"agent"})
+    lasting = True
+    phase = "collective"
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -43,10 +48,10 @@ class Delay(Fault):
     def plan(self, target: Target, draw: random.Random) -> Delay:
         return replace(self, seed=self.seed or draw.getrandbits(48))
 
-    def changes(self, site: Any) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         return ()  # the fault's own control page, which is guarded for every fault, is all that keeps it on
 
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         which = Collectives(self.operation, self.group, self.min_bytes, self.max_bytes)
         draw, seen = random.Random(self.seed), 0
 
@@ -60,6 +65,4 @@ class Delay(Fault):
         site.at_collectives(wait)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.waits import slower
-
         return slower(record, fault, self.time)

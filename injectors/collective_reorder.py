@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.agent.wire import Kind
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, RankSite, Record, Seconds, out_of_step
 
 
 @dataclass(frozen=True)
@@ -22,20 +16,18 @@ class Reorder(Fault):
 
     patience: Seconds = 2.0
 
-    name: ClassVar[str] = "collective.reorder"
-    where: ClassVar[tuple[Where, ...]] = ("rank",)
-    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
-    phase: ClassVar[str | None] = "collective"
+    name = "collective.reorder"
+    where = ("rank",)
+    needs = frozenset({"agent"})
+    phase = "collective"
 
-    def changes(self, site: Any) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
+    def changes(self, site: NodeSite) -> Irreversible:
         return Irreversible(f"what was kept back is started after the next one, or after {self.patience} s")
 
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         site.call.instead = lambda through: self._keep_back(site, through)
 
-    def _keep_back(self, site: Any, through: Any) -> Any:
+    def _keep_back(self, site: RankSite, through: Any) -> Any:
         def started(after: str | None) -> None:
             effect = f"started after {after}" if after else "nothing followed, so the order stayed as it was"
             site.emit(Kind.EFFECT, {"fault": site.fault, "effect": effect, "reordered": after is not None})
@@ -43,7 +35,5 @@ class Reorder(Fault):
         return site.call.kept_back(through, site, self.patience, started)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.waits import out_of_step
-
         effects = record.of_fault(fault, Kind.EFFECT)
         return out_of_step(record, fault) if any(event.data.get("reordered") for event in effects) else None

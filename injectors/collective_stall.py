@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torchaos.injectors.waiting import WaitingFault
+from torchaos.plugin import WaitingFault
 
 
 @dataclass(frozen=True)
@@ -13,5 +12,5 @@ class Stall(WaitingFault):
     """Waits in front of the one collective that the trigger names; its other threads run on. Without `for` it lasts
     until the run ends or the job's own watchdog ends the rank."""
 
-    name: ClassVar[str] = "collective.stall"
-    phase: ClassVar[str | None] = "collective"
+    name = "collective.stall"
+    phase = "collective"

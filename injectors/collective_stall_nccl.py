@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import Evidence, Fault, Handle, NodeSite, RankSite, Record, all_waited
 
 
 @dataclass(frozen=True)
@@ -23,22 +18,20 @@ class StallNccl(Fault):
     min_bytes: int | None = None
     max_bytes: int | None = None
 
-    name: ClassVar[str] = "collective.stall_nccl"
-    where: ClassVar[tuple[Where, ...]] = ("rank",)
-    needs: ClassVar[frozenset[str]] = frozenset({"agent", "nvtx"})
-    lasting: ClassVar[bool] = True
+    name = "collective.stall_nccl"
+    where = ("rank",)
+    needs = frozenset({"agent", "nvtx"})
+    lasting = True
 
     def __post_init__(self) -> None:
         if not self.call.startswith("nccl") or self.nth < 1:
             raise ValueError("call is the name of a function of NCCL, such as ncclAllReduce, and nth counts from 1")
 
-    def changes(self, site: Any) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         return ()  # the library looks at the fault's own control page, which is guarded for every fault
 
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         site.stall_nccl(self.call, self.nth, self.min_bytes, self.max_bytes)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.waits import all_waited
-
         return all_waited(record, fault)

@@ -4,43 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Probe, Where
-    from torchaos.harness.record.record import Record
+from torchaos.harness.mechanics.containers.faults import Held, limit
+from torchaos.plugin import ContainerFault, Hit, NodeSite, Probe
 
 
 @dataclass(frozen=True)
-class Limit(Fault):
+class Limit(ContainerFault):
     """The containers get `cpus` CPUs and `memory_mb` million bytes at most; 0: as much as before."""
 
     cpus: float = 0.5
     memory_mb: float = 0.0
 
-    name: ClassVar[str] = "container.limit"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"docker"})
-    hits: ClassVar[Hits] = "nodes"
+    name = "container.limit"
+    part = "limits"
+    reports = ("update",)
+    proof = "limited"
+    words = "the kernel held the container of node {nodes} back at its limit"
 
-    def changes(self, site: NodeSite) -> Sequence[Handle]:
-        from torchaos.harness.mechanics.containers.faults import changes
-
-        return changes(site, "limits")
-
-    def apply(self, site: NodeSite) -> None:
-        from torchaos.harness.mechanics.containers.faults import do, limit
-
-        do(site, lambda hit: limit(hit, self.cpus, round(self.memory_mb * 1e6)), "update")
+    def act(self, hit: Hit) -> None:
+        limit(hit, self.cpus, round(self.memory_mb * 1e6))
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        from torchaos.harness.mechanics.containers.faults import Held
-
         return [Held(site.fault, site.nodes)]
-
-    def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.mechanics.containers.faults import told
-
-        return told(record, fault, "limited", "the kernel held the container of node {nodes} back at its limit")

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import ContainerFault, Hit
 
 
 @dataclass(frozen=True)
-class Pause(Fault):
+class Pause(ContainerFault):
     """The cgroup of the containers is frozen: no process of them runs, and none can notice that it was stopped."""
 
-    name: ClassVar[str] = "container.pause"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"docker"})
-    hits: ClassVar[Hits] = "nodes"
+    name = "container.pause"
+    part = "running"
+    reports = ("pause",)
+    words = "the engine says that the container of node {nodes} was paused"
 
-    def changes(self, site: NodeSite) -> Sequence[Handle]:
-        from torchaos.harness.mechanics.containers.faults import changes
-
-        return changes(site, "running")
-
-    def apply(self, site: NodeSite) -> None:
-        from torchaos.harness.mechanics.containers.faults import do
-
-        do(site, lambda hit: hit.client.pause(hit.id), "pause")
-
-    def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.mechanics.containers.faults import told
-
-        return told(record, fault, "pause", "the engine says that the container of node {nodes} was paused")
+    def act(self, hit: Hit) -> object:
+        return hit.client.pause(hit.id)

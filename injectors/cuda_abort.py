@@ -7,35 +7,25 @@ import signal
 import threading
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchaos.harness.agent.cuda import Kind, text
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import DeathFault, RankSite
 
 
 @dataclass(frozen=True)
-class Abort(Fault):
+class Abort(DeathFault):
     """No exception reaches Python: no handler, no clean-up. What a broken device mostly looks like in a real job.
     `kind`: which of CUDA's errors its words name."""
 
     kind: Kind = "ecc"
 
-    name: ClassVar[str] = "cuda.abort"
-    where: ClassVar[tuple[Where, ...]] = ("rank",)
-    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
-    lethal: ClassVar[bool] = True
-    phase: ClassVar[str | None] = "backward"
+    name = "cuda.abort"
+    where = ("rank",)
+    needs = frozenset({"agent"})
+    code = -signal.SIGABRT
+    phase = "backward"
 
-    def changes(self, site: Any) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
-        return Irreversible("a dead process can't be brought back; restarting it is the job's affair")
-
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         rank = os.environ.get("RANK", "0")
         why = (
             f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}] Process group watchdog thread terminated with exception: "
@@ -51,8 +41,3 @@ class Abort(Fault):
             os.abort()
 
         threading.Thread(target=watchdog, name="watchdog").start()
-
-    def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.evidence import died
-
-        return died(record, fault, -signal.SIGABRT)

@@ -5,14 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 from torchaos.harness.agent.cuda import Kind, error, poison
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record, died
 
 
 @dataclass(frozen=True)
@@ -23,22 +19,18 @@ class Error(Fault):
 
     kind: Kind = "ecc"
 
-    name: ClassVar[str] = "cuda.error"
-    where: ClassVar[tuple[Where, ...]] = ("rank",)
-    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
-    phase: ClassVar[str | None] = "backward"
+    name = "cuda.error"
+    where = ("rank",)
+    needs = frozenset({"agent"})
+    phase = "backward"
 
-    def changes(self, site: Any) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
+    def changes(self, site: NodeSite) -> Irreversible:
         return Irreversible("a broken context stays broken until the process ends")
 
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         torch: Any = import_module("torch")
         poison(torch, self.kind)
         raise error(torch, self.kind)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.evidence import died
-
         return died(record, fault, *range(1, 256), -6)

@@ -6,13 +6,9 @@ import resource
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record, died
 
 _MORE = 64 << 20  # bytes: more than any allocator keeps in reserve under the limit
 
@@ -24,17 +20,15 @@ class OutOfMemory(Fault):
 
     spare: int = 1 << 20
 
-    name: ClassVar[str] = "cuda.out_of_memory"
-    where: ClassVar[tuple[Where, ...]] = ("rank",)
-    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
-    phase: ClassVar[str | None] = "forward"
+    name = "cuda.out_of_memory"
+    where = ("rank",)
+    needs = frozenset({"agent"})
+    phase = "forward"
 
-    def changes(self, site: Any) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
+    def changes(self, site: NodeSite) -> Irreversible:
         return Irreversible("the limit is the process's own, and goes with it")
 
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         torch: Any = import_module("torch")
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cuda":
@@ -51,6 +45,4 @@ class OutOfMemory(Fault):
         torch.empty(want, dtype=torch.uint8, device=device)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.evidence import died
-
         return died(record, fault, *range(1, 256), -6)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from torchaos.harness.mechanics.gpu.control import OverlayFault
+from torchaos.plugin import OverlayFault
 
 _REASONS = {"software": 0x20, "hardware": 0x40 | 0x8, "power_brake": 0x80 | 0x8}  # nvmlClocksEventReason*
 
@@ -21,7 +21,7 @@ class ThermalSlowdown(OverlayFault):
     celsius: int = 92
     gpu: int | None = None
 
-    name: ClassVar[str] = "gpu.thermal_slowdown"
+    name = "gpu.thermal_slowdown"
 
     def orders(self) -> Sequence[str]:
         return [f"clocks_event_reasons = {_REASONS[self.reason]}", f"temperature = {self.celsius}"]

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.wire import Kind
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record.record import Record
+from torchaos.harness.mechanics.gpu.effects import told
+from torchaos.plugin import ChaosError, Evidence, Fault, Irreversible, Kind, NodeSite, Record
 
 
 @dataclass(frozen=True)
@@ -23,19 +18,15 @@ class DcgmInject(Fault):
     value: int
     gpu: int = 0
 
-    name: ClassVar[str] = "gpu.dcgm"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"dcgmi"})
-    consent: ClassVar[str] = "dcgm"
+    name = "gpu.dcgm"
+    where = ("node",)
+    needs = frozenset({"dcgmi"})
+    consent = "dcgm"
 
-    def changes(self, site: Any) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
+    def changes(self, site: NodeSite) -> Irreversible:
         return Irreversible("DCGM replaces the value with the next one that it samples")
 
-    def apply(self, site: Any) -> None:
-        from torchaos.harness.contracts import ChaosError
-
+    def apply(self, site: NodeSite) -> None:
         gpu, field = str(self.gpu), str(self.field)
         done = _dcgmi("test", "--inject", "--gpuid", gpu, "-f", field, "-v", str(self.value))
         if done.returncode:
@@ -45,8 +36,6 @@ class DcgmInject(Fault):
             site.emit(Kind.EFFECT, {"fault": site.fault, "effect": f"DCGM shows {self.value} in field {field}"})
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.mechanics.gpu.effects import told
-
         return told(record, fault, "DCGM shows")
 
 

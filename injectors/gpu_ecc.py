@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torchaos.harness.mechanics.gpu.control import OverlayFault
+from torchaos.plugin import OverlayFault
 
 
 @dataclass(frozen=True)
@@ -16,7 +15,7 @@ class EccDoubleBit(OverlayFault):
     count: int = 1
     gpu: int | None = None
 
-    name: ClassVar[str] = "gpu.ecc_double_bit"
+    name = "gpu.ecc_double_bit"
 
     def orders(self) -> Sequence[str]:
         counts = [f"ecc.{kind}.uncorrected += {self.count}" for kind in ("volatile", "aggregate")]
@@ -30,7 +29,7 @@ class EccSingleBitStorm(OverlayFault):
     count: int = 100_000
     gpu: int | None = None
 
-    name: ClassVar[str] = "gpu.ecc_single_bit_storm"
+    name = "gpu.ecc_single_bit_storm"
 
     def orders(self) -> Sequence[str]:
         counts = [f"ecc.{kind}.corrected += {self.count}" for kind in ("volatile", "aggregate")]

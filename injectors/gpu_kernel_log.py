@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.wire import Kind
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Irreversible, Where
-    from torchaos.harness.record.record import Record
+from torchaos.harness.mechanics.gpu.effects import told
+from torchaos.harness.mechanics.gpu.xids import XIDS, pci_of
+from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, Record, UsageError
 
 DEVICE = "/dev/kmsg"
 
@@ -24,22 +20,17 @@ class KernelLog(Fault):
     gpu: int = 0
     journald: bool = False
 
-    name: ClassVar[str] = "gpu.kernel_log"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"root"})
-    consent: ClassVar[str] = "kmsg"
+    name = "gpu.kernel_log"
+    where = ("node",)
+    needs = frozenset({"root"})
+    consent = "kmsg"
 
-    def changes(self, site: Any) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible, UsageError
-        from torchaos.harness.mechanics.gpu.xids import XIDS
-
+    def changes(self, site: NodeSite) -> Irreversible:
         if self.number not in XIDS:
             raise UsageError(f"Xid {self.number} is none of those that are known: {', '.join(map(str, XIDS))}")
         return Irreversible("what was written to the kernel's log stays there")
 
-    def apply(self, site: Any) -> None:
-        from torchaos.harness.mechanics.gpu.xids import XIDS, pci_of
-
+    def apply(self, site: NodeSite) -> None:
         prefix = "NVRM: " if self.journald else ""
         with open(DEVICE, "w") as log:
             for line in XIDS[self.number].kernel_lines(pci_of(self.gpu)):
@@ -48,6 +39,4 @@ class KernelLog(Fault):
         site.emit(Kind.EFFECT, {"fault": site.fault, "effect": f"Xid {self.number} written to {DEVICE}"})
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.mechanics.gpu.effects import told
-
         return told(record, fault, "written to")

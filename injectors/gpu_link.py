@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torchaos.harness.mechanics.gpu.control import OverlayFault
+from torchaos.plugin import OverlayFault
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,7 @@ class NvlinkDown(OverlayFault):
     errors: int = 256
     gpu: int | None = None
 
-    name: ClassVar[str] = "gpu.nvlink_down"
+    name = "gpu.nvlink_down"
 
     def orders(self) -> Sequence[str]:
         lines = []

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torchaos.harness.mechanics.gpu.control import OverlayFault
+from torchaos.plugin import OverlayFault
 
 
 @dataclass(frozen=True)
@@ -15,7 +14,7 @@ class Lost(OverlayFault):
 
     gpu: int | None = None
 
-    name: ClassVar[str] = "gpu.lost"
+    name = "gpu.lost"
 
     def orders(self) -> Sequence[str]:
         return ["lost = 1", "recovery_action = 2", "xid = 79", "xid = 154"]

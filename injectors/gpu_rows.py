@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torchaos.harness.mechanics.gpu.control import OverlayFault
+from torchaos.plugin import OverlayFault
 
 
 @dataclass(frozen=True)
@@ -16,7 +15,7 @@ class RowRemapFailure(OverlayFault):
     banks: int = 1
     gpu: int | None = None
 
-    name: ClassVar[str] = "gpu.row_remap_failure"
+    name = "gpu.row_remap_failure"
 
     def orders(self) -> Sequence[str]:
         counts = ["remap.uncorrected += 8", "remap.failure = 1", f"remap.histogram.none += {self.banks}"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from torchaos.harness.mechanics.gpu.control import OverlayFault
+from torchaos.harness.mechanics.gpu.xids import XIDS, pci_of
+from torchaos.plugin import OverlayFault
 
 Number = Literal[48, 63, 64, 74, 79, 94, 95, 119, 120, 121, 140, 143, 144, 145, 146, 147, 148, 149, 150]
 
@@ -20,14 +21,10 @@ class Xid(OverlayFault):
     gpu: int | None = None
     kernel_log: bool = False
 
-    name: ClassVar[str] = "gpu.xid"
+    name = "gpu.xid"
 
     def orders(self) -> Sequence[str]:
-        from torchaos.harness.mechanics.gpu.xids import XIDS
-
         return XIDS[self.number].told()
 
     def kernel_lines(self, gpu: int) -> Sequence[str]:
-        from torchaos.harness.mechanics.gpu.xids import XIDS, pci_of
-
         return XIDS[self.number].kernel_lines(pci_of(gpu)) if self.kernel_log else ()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.mechanics.network.shapes import ShapedFault
+from torchaos.plugin import Seconds, ShapedFault
 
 
 @dataclass(frozen=True)
@@ -16,8 +14,8 @@ class Delay(ShapedFault):
     delay: Seconds = 0.05
     jitter: Seconds = 0.0
 
-    name: ClassVar[str] = "network.delay"
-    counter: ClassVar[str] = "rtt_ms"
+    name = "network.delay"
+    counter = "rtt_ms"
 
     @property
     def least(self) -> float:

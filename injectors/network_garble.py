@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.mechanics.network.shapes import ShapedFault
+from torchaos.plugin import Seconds, ShapedFault
 
 
 @dataclass(frozen=True)
@@ -15,9 +13,9 @@ class Duplicate(ShapedFault):
 
     percent: float = 10.0
 
-    name: ClassVar[str] = "network.duplicate"
-    counter: ClassVar[str] = "duplicates"
-    words: ClassVar[str] = "{n} segments of the job came twice"
+    name = "network.duplicate"
+    counter = "duplicates"
+    words = "{n} segments of the job came twice"
 
     def shape(self) -> dict[str, float]:
         return {"duplicate": self.percent}
@@ -33,9 +31,9 @@ class Reorder(ShapedFault):
     percent: float = 25.0
     delay: Seconds = 0.01
 
-    name: ClassVar[str] = "network.reorder"
-    counter: ClassVar[str] = "out_of_order"
-    words: ClassVar[str] = "{n} segments of the job came out of order"
+    name = "network.reorder"
+    counter = "out_of_order"
+    words = "{n} segments of the job came out of order"
 
     def shape(self) -> dict[str, float]:
         return {"reorder": self.percent, "delay": 1e3 * self.delay}
@@ -50,9 +48,9 @@ class Corrupt(ShapedFault):
 
     percent: float = 5.0
 
-    name: ClassVar[str] = "network.corrupt"
-    counter: ClassVar[str] = "bad_checksums"
-    words: ClassVar[str] = "{n} segments of the job came with a bad checksum"
+    name = "network.corrupt"
+    counter = "bad_checksums"
+    words = "{n} segments of the job came with a bad checksum"
 
     def shape(self) -> dict[str, float]:
         return {"corrupt": self.percent}

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.quantities import Seconds
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Probe, Where
-    from torchaos.harness.record.record import Record
+from torchaos.harness.mechanics.network.helper import helper_of
+from torchaos.harness.mechanics.network.link import link_of
+from torchaos.harness.mechanics.network.metering import measured, meter_handle
+from torchaos.harness.mechanics.network.probes import resent
+from torchaos.plugin import (
+    Evidence,
+    Fault,
+    Handle,
+    LinkUp,
+    NodeSite,
+    Probe,
+    Record,
+    Seconds,
+    counted,
+    late,
+)
 
 
 @dataclass(frozen=True)
@@ -22,26 +31,18 @@ class LinkDown(Fault):
     down: Seconds = 1.0
     up: Seconds = 0.0
 
-    name: ClassVar[str] = "network.link_down"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"links"})
-    hits: ClassVar[Hits] = "nodes"
-    on_collectives: ClassVar[bool] = True
+    name = "network.link_down"
+    where = ("node",)
+    needs = frozenset({"links"})
+    hits = "nodes"
+    on_collectives = True
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        from torchaos.harness.mechanics.network.helper import helper_of
-        from torchaos.harness.mechanics.network.link import link_of
-        from torchaos.harness.mechanics.network.metering import meter_handle
-        from torchaos.harness.undo.network import LinkUp
-
         links = [link_of(live) for live in site.nodes]
         ports = [LinkUp(link.switch.pid, link.switch.start_ticks, link.port) for link in links]
         return [*ports, *(helper_of(site.fault, link).handle for link in links), meter_handle(site)]
 
     def apply(self, site: NodeSite) -> None:
-        from torchaos.harness.mechanics.network.helper import helper_of
-        from torchaos.harness.mechanics.network.link import link_of
-
         for link in map(link_of, site.nodes):
             down = ["ip", "link", "set", "dev", link.port, "down"]
             link.switch.run(down)
@@ -51,9 +52,6 @@ class LinkDown(Fault):
                 helper_of(site.fault, link).start(link.switch, ["sh", "-c", loop])
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        from torchaos.harness.mechanics.network.metering import measured
-        from torchaos.harness.mechanics.network.probes import resent
-
         return [*resent(site), *measured(site, self.asked())]
 
     def asked(self) -> dict[str, float]:
@@ -61,6 +59,4 @@ class LinkDown(Fault):
         return {} if self.up else {"loss_percent": 100.0}
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.mechanics.network.evidence import counted, late
-
         return counted(record, fault, "timeouts", "resent") or late(record, fault, 0.8 * self.down)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from torchaos.harness.mechanics.network.cuts import CutFault
+from torchaos.plugin import CutFault
 
 
 @dataclass(frozen=True)
@@ -16,6 +15,6 @@ class Loss(CutFault):
     percent: float = 10.0
     peers: list[int] = field(default_factory=list)
 
-    name: ClassVar[str] = "network.loss"
-    direction: ClassVar[str] = "both"
-    ports: ClassVar[tuple[int, ...]] = ()
+    name = "network.loss"
+    direction = "both"
+    ports = ()

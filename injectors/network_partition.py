@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
-from torchaos.harness.mechanics.network.cuts import CutFault
+from torchaos.plugin import CutFault
 
 
 @dataclass(frozen=True)
@@ -17,5 +17,5 @@ class Partition(CutFault):
     direction: Literal["both", "out", "in"] = "both"
     ports: list[int] = field(default_factory=list)
 
-    name: ClassVar[str] = "network.partition"
-    percent: ClassVar[float] = 100.0
+    name = "network.partition"
+    percent = 100.0

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Probe, Where
-    from torchaos.harness.mechanics.network.link import Link
-    from torchaos.harness.record.record import Record
-    from torchaos.harness.undo.network import NftTable
+from torchaos.harness.mechanics.network.link import Link, link_of
+from torchaos.harness.mechanics.network.probes import refusals
+from torchaos.harness.undo.network import mark_of
+from torchaos.plugin import Evidence, Fault, Handle, NftTable, NodeSite, Probe, Record, counted
 
 
 @dataclass(frozen=True)
@@ -21,10 +17,10 @@ class Refuse(Fault):
 
     ports: list[int] = field(default_factory=list)
 
-    name: ClassVar[str] = "network.refuse"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"links", "nft"})
-    hits: ClassVar[Hits] = "nodes"
+    name = "network.refuse"
+    where = ("node",)
+    needs = frozenset({"links", "nft"})
+    hits = "nodes"
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
         return [_table(site.fault, link) for link in self._links(site)]
@@ -42,22 +38,14 @@ class Refuse(Fault):
             )  # fmt: skip
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        from torchaos.harness.mechanics.network.probes import refusals
-
         return refusals(site, [_table(site.fault, link) for link in self._links(site)])
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.mechanics.network.evidence import counted
-
         return counted(record, fault, "refused")
 
     def _links(self, site: NodeSite) -> list[Link]:
-        from torchaos.harness.mechanics.network.link import link_of
-
         return [link_of(live) for live in site.nodes]
 
 
 def _table(fault: str, link: Link) -> NftTable:
-    from torchaos.harness.undo.network import NftTable, mark_of
-
     return NftTable(link.space.pid, link.space.start_ticks, "inet", mark_of(fault))

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.wire import Kind
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Hits, Irreversible, NodeSite, Where
-    from torchaos.harness.record.record import Record
+from torchaos.harness.mechanics.network.cut import sides
+from torchaos.harness.mechanics.network.sampling import read
+from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, Record, counted
 
 
 @dataclass(frozen=True)
@@ -21,21 +17,16 @@ class Reset(Fault):
     peers: list[int] = field(default_factory=list)
     ports: list[int] = field(default_factory=list)
 
-    name: ClassVar[str] = "network.reset"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"links", "ss"})
-    hits: ClassVar[Hits] = "nodes"
-    on_collectives: ClassVar[bool] = True
+    name = "network.reset"
+    where = ("node",)
+    needs = frozenset({"links", "ss"})
+    hits = "nodes"
+    on_collectives = True
 
     def changes(self, site: NodeSite) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
         return Irreversible("a connection that was reset stays so; opening another one is the job's affair")
 
     def apply(self, site: NodeSite) -> None:
-        from torchaos.harness.mechanics.network.cut import sides
-        from torchaos.harness.mechanics.network.sampling import read
-
         inside, outside = sides(site.nodes, site.cluster, self.peers)
         others = " or ".join(f"dst {link.address}" for link in outside)
         ports = " or ".join(f"sport = :{port} or dport = :{port}" for port in self.ports)
@@ -49,6 +40,4 @@ class Reset(Fault):
         site.emit(Kind.EFFECT, {"fault": site.fault, "effect": effect})
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.mechanics.network.evidence import counted
-
         return counted(record, fault, "resets")

@@ -5,38 +5,28 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Where
-    from torchaos.harness.record.record import Record
+from torchaos.harness.mechanics.network.nodes import processes, resumed, send, stopped, tell
+from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
 
 
 @dataclass(frozen=True)
 class Freeze(Fault):
     """SIGSTOP to every process of the job on the target nodes, torchrun's keep-alive included; SIGCONT afterwards."""
 
-    name: ClassVar[str] = "node.freeze"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "proc"})
-    late: ClassVar[bool] = True  # the processes of a node come and go
-    hits: ClassVar[Hits] = "nodes"
+    name = "node.freeze"
+    where = ("node",)
+    needs = frozenset({"pidfd", "proc"})
+    late = True  # the processes of a node come and go
+    hits = "nodes"
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        from torchaos.harness.mechanics.network.nodes import resumed
-
         return resumed(site)
 
     def apply(self, site: NodeSite) -> None:
-        from torchaos.harness.mechanics.network.nodes import processes, send, tell
-
         targets = processes(site.nodes)
         send(targets, signal.SIGSTOP)
         tell(site, targets, "stopped")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.mechanics.network.nodes import stopped
-
         return stopped(record, fault)

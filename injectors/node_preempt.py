@@ -5,15 +5,9 @@ from __future__ import annotations
 import signal
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.agent.wire import Kind
-from torchaos.harness.mechanics.network.nodes import NodeDeath
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, NodeSite
-    from torchaos.harness.record.record import Record
+from torchaos.harness.mechanics.network.nodes import heads, kill, left, processes, send, tell
+from torchaos.plugin import Evidence, Kind, NodeDeath, NodeSite, Record, Seconds
 
 
 @dataclass(frozen=True)
@@ -22,11 +16,9 @@ class Preempt(NodeDeath):
 
     notice: Seconds = 30.0
 
-    name: ClassVar[str] = "node.preempt"
+    name = "node.preempt"
 
     def apply(self, site: NodeSite) -> None:
-        from torchaos.harness.mechanics.network.nodes import heads, kill, processes, send, tell
-
         targets = processes(site.nodes)
         send(heads(targets), signal.SIGTERM)
         tell(site, targets, "told to leave")
@@ -40,6 +32,4 @@ class Preempt(NodeDeath):
             kill(site)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.mechanics.network.nodes import left
-
         return left(record, fault)

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.agent.wire import Kind
-from torchaos.harness.mechanics.network.nodes import NodeDeath
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, NodeSite
-    from torchaos.harness.record.record import Record
+from torchaos.harness.judging.recovery.ways_back import BACK
+from torchaos.harness.mechanics.network.nodes import ended, kill
+from torchaos.plugin import Evidence, Kind, NodeDeath, NodeSite, Record, Seconds
 
 
 @dataclass(frozen=True)
@@ -21,13 +16,10 @@ class Reboot(NodeDeath):
 
     away: Seconds = 5.0
 
-    name: ClassVar[str] = "node.reboot"
-    irreversible: ClassVar[str] = "what was in memory is lost; the node itself comes back"
+    name = "node.reboot"
+    irreversible = "what was in memory is lost; the node itself comes back"
 
     def apply(self, site: NodeSite) -> None:
-        from torchaos.harness.judging.recovery.ways_back import BACK
-        from torchaos.harness.mechanics.network.nodes import kill
-
         for live in site.nodes:
             live.keep_place()
         try:
@@ -43,6 +35,4 @@ class Reboot(NodeDeath):
                 )
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.mechanics.network.nodes import ended
-
         return ended(record, fault)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Hits, NodeSite, Where
-    from torchaos.harness.record.record import Record
+from torchaos.harness.mechanics.network.nodes import resumed, slow_down, slow_helper, stopped
+from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
 
 
 @dataclass(frozen=True)
@@ -19,23 +15,17 @@ class Slow(Fault):
 
     share: float = 0.5
 
-    name: ClassVar[str] = "node.slow"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "proc"})
-    late: ClassVar[bool] = True  # the processes of a node come and go
-    hits: ClassVar[Hits] = "nodes"
+    name = "node.slow"
+    where = ("node",)
+    needs = frozenset({"pidfd", "proc"})
+    late = True  # the processes of a node come and go
+    hits = "nodes"
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        from torchaos.harness.mechanics.network.nodes import resumed, slow_helper
-
         return [*resumed(site), slow_helper(site).handle]
 
     def apply(self, site: NodeSite) -> None:
-        from torchaos.harness.mechanics.network.nodes import slow_down
-
         slow_down(site, self.share)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.mechanics.network.nodes import stopped
-
         return stopped(record, fault)

@@ -6,17 +6,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torchaos.harness.agent.check_sums import as_integers, local
-from torchaos.harness.agent.fault import Fault
 from torchaos.harness.agent.state import parameters
-from torchaos.harness.agent.wire import Kind
-
-if TYPE_CHECKING:
-    from torchaos.harness.agent.calls import Call
-    from torchaos.harness.contracts import Evidence, Irreversible, Target, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import Call, Evidence, Fault, Irreversible, Kind, NodeSite, RankSite, Record, Target
 
 Change = Literal["flip", "nan", "inf", "zero"]
 Self = TypeVar("Self")
@@ -27,18 +21,16 @@ class Corruption(Fault):
     """One number becomes another. Fields of each: `change`; `bit`, from the least significant one; `place`, from 0 to
     1, how far into the tensors. What is None is drawn."""
 
-    where: ClassVar[tuple[Where, ...]] = ("rank",)
-    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
-    hooks: ClassVar[tuple[str, ...]] = ("state",)
+    where = ("rank",)
+    needs = frozenset({"agent"})
+    hooks = ("state",)
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:
         drawn = {"bit": draw.randrange(32), "place": round(draw.random(), 6)}
         given = {name: value for name, value in vars(self).items() if name in drawn and value is not None}
         return replace(self, **{**drawn, **given})  # type: ignore[type-var]
 
-    def changes(self, site: Any) -> Sequence[Any] | Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
+    def changes(self, site: NodeSite) -> Sequence[Any] | Irreversible:
         return Irreversible("a number that was computed with can't be taken back; the job has to notice")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
@@ -52,7 +44,7 @@ class Corruption(Fault):
         return seen_by_twin(record, twins, fault)
 
 
-def corrupt(site: Any, what: str, tensors: Sequence[Any], injector: Any) -> None:
+def corrupt(site: RankSite, what: str, tensors: Sequence[Any], injector: Any) -> None:
     """Change one number of these tensors in place, and say which. What goes wrong in this is told, and never the job's
     to bear."""
     try:
@@ -88,7 +80,7 @@ def _corrupt(what: str, tensors: Sequence[Any], injector: Any) -> str:
     return f"{what} {number}, element {at}: {before!r} became {after!r}"
 
 
-def trained(site: Any) -> list[Any]:
+def trained(site: RankSite) -> list[Any]:
     """The parameters that this rank's optimizers train."""
     return parameters(site.optimizers)
 

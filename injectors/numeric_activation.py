@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 from torchaos.injectors.numeric import Change, Corruption, corrupt
+from torchaos.plugin import RankSite
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,10 @@ class Activation(Corruption):
     place: float | None = None
     nth: int = 4
 
-    name: ClassVar[str] = "numeric.activation"
-    phase: ClassVar[str | None] = "forward"
+    name = "numeric.activation"
+    phase = "forward"
 
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         modules: Any = import_module("torch.nn.modules.module")
         calls = 0
 

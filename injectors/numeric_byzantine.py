@@ -6,13 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from torchaos.harness.agent.wire import Kind
 from torchaos.injectors.numeric import Corruption, gradients
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Handle
+from torchaos.plugin import Handle, Kind, NodeSite, RankSite
 
 
 @dataclass(frozen=True)
@@ -21,17 +18,17 @@ class ScaledGradient(Corruption):
 
     factor: float = 10.0
 
-    name: ClassVar[str] = "numeric.scaled_gradient"
-    phase: ClassVar[str | None] = "collective"
-    lasting: ClassVar[bool] = True
+    name = "numeric.scaled_gradient"
+    phase = "collective"
+    lasting = True
 
     def plan(self, target: Any, draw: Any) -> Any:
         return self
 
-    def changes(self, site: Any) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         return ()  # its control page, which is guarded for every fault, is all that it lasts by
 
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         tell = _once(site, f"gradients are {self.factor} times what they should be")
 
         def scale(call: Any) -> None:
@@ -46,17 +43,17 @@ class ScaledGradient(Corruption):
 class StaleGradient(Corruption):
     """The rank gives the gradients of its first step under the fault again and again."""
 
-    name: ClassVar[str] = "numeric.stale_gradient"
-    phase: ClassVar[str | None] = "collective"
-    lasting: ClassVar[bool] = True
+    name = "numeric.stale_gradient"
+    phase = "collective"
+    lasting = True
 
     def plan(self, target: Any, draw: Any) -> Any:
         return self
 
-    def changes(self, site: Any) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         return ()
 
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         torch: Any = import_module("torch")
         tell = _once(site, "gradients are those of an earlier step")
         kept: list[Any] = []  # of the first step
@@ -79,7 +76,7 @@ class StaleGradient(Corruption):
         site.after_steps(step_over)
 
 
-def _once(site: Any, effect: str) -> Callable[[], None]:
+def _once(site: RankSite, effect: str) -> Callable[[], None]:
     """Tells of the effect when it is called first: not before a number was changed."""
     due = [effect]
 

@@ -4,9 +4,10 @@ one rank alone."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torchaos.injectors.numeric import Change, Corruption, corrupt, gradients, trained
+from torchaos.plugin import RankSite
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,10 @@ class Gradient(Corruption):
     bit: int | None = None
     place: float | None = None
 
-    name: ClassVar[str] = "numeric.gradient"
-    phase: ClassVar[str | None] = "collective"
+    name = "numeric.gradient"
+    phase = "collective"
 
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         done: list[bool] = []
 
         def once(call: Any) -> None:
@@ -42,8 +43,8 @@ class ReducedGradient(Corruption):
     bit: int | None = None
     place: float | None = None
 
-    name: ClassVar[str] = "numeric.reduced_gradient"
-    phase: ClassVar[str | None] = "optimizer"
+    name = "numeric.reduced_gradient"
+    phase = "optimizer"
 
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         corrupt(site, "reduced gradient", [one.grad for one in trained(site) if one.grad is not None], self)

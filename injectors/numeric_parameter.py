@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torchaos.injectors.numeric import Change, Corruption, corrupt, trained
+from torchaos.plugin import RankSite
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Parameter(Corruption):
     bit: int | None = None
     place: float | None = None
 
-    name: ClassVar[str] = "numeric.parameter"
+    name = "numeric.parameter"
 
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         corrupt(site, "parameter", trained(site), self)
 
 
@@ -30,9 +30,9 @@ class Moment(Corruption):
     bit: int | None = None
     place: float | None = None
 
-    name: ClassVar[str] = "numeric.moment"
+    name = "numeric.moment"
 
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         states = [
             state for optimizer in site.optimizers for state in optimizer.state.values() if isinstance(state, dict)
         ]

@@ -6,36 +6,21 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Irreversible, Site, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import DeathFault, RankSite
 
 
 @dataclass(frozen=True)
-class Abort(Fault):
+class Abort(DeathFault):
     """abort(3): no Python clean-up runs."""
 
-    name: ClassVar[str] = "process.abort"
-    where: ClassVar[tuple[Where, ...]] = ("rank",)
-    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
-    lethal: ClassVar[bool] = True
+    name = "process.abort"
+    where = ("rank",)
+    needs = frozenset({"agent"})
+    code = -signal.SIGABRT
 
-    def changes(self, site: Site) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
-        return Irreversible("a dead process can't be brought back; restarting it is the job's affair")
-
-    def apply(self, site: Site) -> None:
+    def apply(self, site: RankSite) -> None:
         os.abort()
 
     def signals(self, duration_s: float | None) -> Sequence[tuple[float, int]]:
         return [(0.0, signal.SIGABRT)]
-
-    def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.evidence import died
-
-        return died(record, fault, -signal.SIGABRT)

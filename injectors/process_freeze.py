@@ -5,26 +5,19 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, NodeSite, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Process, Record, stopped
 
 
 @dataclass(frozen=True)
 class Freeze(Fault):
     """SIGSTOP to the rank, SIGCONT when it is rolled back."""
 
-    name: ClassVar[str] = "process.freeze"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"pidfd"})
+    name = "process.freeze"
+    where = ("node",)
+    needs = frozenset({"pidfd"})
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        from torchaos.harness.undo.handles import Process
-
         return [Process.of(pid, "resume") for pid in site.pids]
 
     def apply(self, site: NodeSite) -> None:
@@ -34,6 +27,4 @@ class Freeze(Fault):
         return [(0.0, signal.SIGSTOP), *([(duration_s, signal.SIGCONT)] if duration_s is not None else [])]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.evidence import stopped
-
         return stopped(record, fault)

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.quantities import Seconds
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Irreversible, Site, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record, Seconds, stood_still
 
 
 @dataclass(frozen=True)
@@ -21,19 +15,15 @@ class HoldGil(Fault):
 
     time: Seconds = 5.0
 
-    name: ClassVar[str] = "process.hold_gil"
-    where: ClassVar[tuple[Where, ...]] = ("rank",)
-    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
+    name = "process.hold_gil"
+    where = ("rank",)
+    needs = frozenset({"agent"})
 
-    def changes(self, site: Site) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
+    def changes(self, site: NodeSite) -> Irreversible:
         return Irreversible(f"the lock is given back by itself after {self.time} s")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: RankSite) -> None:
         ctypes.PyDLL(None).usleep(int(self.time * 1e6))  # PyDLL, unlike CDLL, keeps the lock
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.evidence import stood_still
-
         return stood_still(record, fault, self.time)

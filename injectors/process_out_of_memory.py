@@ -5,15 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.wire import Kind
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Emit, Evidence, Handle, NodeSite, Probe, Where
-    from torchaos.harness.record.record import Record
-    from torchaos.harness.undo.cgroup import MemoryCgroup
+from torchaos.harness.undo.cgroup import MemoryCgroup, memory_for, memory_of, starve
+from torchaos.plugin import Emit, Evidence, Fault, Handle, Kind, NodeSite, Probe, Record, died
 
 
 @dataclass(frozen=True)
@@ -23,37 +17,28 @@ class OutOfMemory(Fault):
 
     spare: int = 1 << 20
 
-    name: ClassVar[str] = "process.out_of_memory"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "root"})
-    lethal: ClassVar[bool] = True
+    name = "process.out_of_memory"
+    where = ("node",)
+    needs = frozenset({"pidfd", "root"})
+    lethal = True
 
     def __post_init__(self) -> None:
         if self.spare < 0:
             raise ValueError("spare counts bytes; it is not negative")
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        from torchaos.harness.undo.cgroup import memory_for
-
         return [memory_for(pid, site.fault) for pid in site.pids]
 
     def apply(self, site: NodeSite) -> None:
-        from torchaos.harness.undo.cgroup import memory_for, starve
-
         site.check(groups := [memory_for(pid, site.fault) for pid in site.pids])
         for pid, group in zip(site.pids, groups, strict=True):
             starve(group, pid, self.spare)
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        from torchaos.harness.undo.cgroup import memory_of
-
         return [_Killed(site.fault, memory_of(pid)) for pid in site.pids]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         """SIGKILL alone says nothing of memory: the group's own counter does."""
-        from torchaos.harness.contracts import Evidence
-        from torchaos.harness.judging.proof.evidence import died
-
         death = died(record, fault, -signal.SIGKILL)
         told = next((event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("killed", 0) > 0), None)
         if death is None or told is None:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Irreversible, Site, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, Record, died
 
 
 @dataclass(frozen=True)
@@ -21,19 +16,15 @@ class Raise(Fault):
 
     text: str = "injected by torchaos"
 
-    name: ClassVar[str] = "process.raise"
-    where: ClassVar[tuple[Where, ...]] = ("rank",)
-    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
+    name = "process.raise"
+    where = ("rank",)
+    needs = frozenset({"agent"})
 
-    def changes(self, site: Site) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
+    def changes(self, site: NodeSite) -> Irreversible:
         return Irreversible("an exception that was raised can't be taken back")
 
-    def apply(self, site: Site) -> None:
+    def apply(self, site: RankSite) -> None:
         raise RuntimeError(self.text)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.evidence import died
-
         return died(record, fault, *range(1, 256), -signal.SIGABRT, -signal.SIGTERM)

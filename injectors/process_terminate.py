@@ -5,34 +5,21 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.agent.wire import Kind
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Hits, Irreversible, NodeSite, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import DeathFault, Evidence, Kind, NodeSite, Record, Seconds, gone
 
 
 @dataclass(frozen=True)
-class Terminate(Fault):
+class Terminate(DeathFault):
     """SIGTERM, and SIGKILL for what is still there after `grace`. With `target: {node: N}` it reaches the
     torchelastic agent, as a preemption notice reaches a container's first process; else the ranks themselves."""
 
     grace: Seconds = 30.0
 
-    name: ClassVar[str] = "process.terminate"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"pidfd"})
-    lethal: ClassVar[bool] = True
-    hits: ClassVar[Hits] = "as_targeted"
-
-    def changes(self, site: NodeSite) -> Irreversible:
-        from torchaos.harness.contracts import Irreversible
-
-        return Irreversible("a dead process can't be brought back; restarting it is the job's affair")
+    name = "process.terminate"
+    where = ("node",)
+    needs = frozenset({"pidfd"})
+    hits = "as_targeted"
 
     def apply(self, site: NodeSite) -> None:
         site.signal(signal.SIGTERM)
@@ -48,6 +35,4 @@ class Terminate(Fault):
         return [(0.0, signal.SIGTERM), (self.grace, signal.SIGKILL)]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.evidence import gone
-
         return gone(record, fault)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from torchaos.harness.agent.quantities import Count, Seconds
-from torchaos.harness.mechanics.proxy.toxics import ProxyFault
+from torchaos.plugin import Count, ProxyFault, Seconds
 
 
 @dataclass(frozen=True)
@@ -17,10 +16,10 @@ class Timeout(ProxyFault):
     endpoint: str
     after: Seconds = 0.0
 
-    name: ClassVar[str] = "proxy.timeout"
-    toxic: ClassVar[str] = "timeout"
-    stream: ClassVar[str] = "downstream"
-    proofs: ClassVar[tuple[str, ...]] = ("unanswered", "ended")
+    name = "proxy.timeout"
+    toxic = "timeout"
+    stream = "downstream"
+    proofs = ("unanswered", "ended")
 
     def attributes(self) -> dict[str, Any]:
         return {"timeout": round(1e3 * self.after)}
@@ -33,10 +32,10 @@ class ResetPeer(ProxyFault):
     endpoint: str
     after: Seconds = 0.0
 
-    name: ClassVar[str] = "proxy.reset_peer"
-    toxic: ClassVar[str] = "reset_peer"
-    stream: ClassVar[str] = "downstream"
-    proofs: ClassVar[tuple[str, ...]] = ("ended",)
+    name = "proxy.reset_peer"
+    toxic = "reset_peer"
+    stream = "downstream"
+    proofs = ("ended",)
 
     def attributes(self) -> dict[str, Any]:
         return {"timeout": round(1e3 * self.after)}
@@ -49,10 +48,10 @@ class SlowClose(ProxyFault):
     endpoint: str
     delay: Seconds = 10.0
 
-    name: ClassVar[str] = "proxy.slow_close"
-    toxic: ClassVar[str] = "slow_close"
-    stream: ClassVar[str] = "downstream"
-    proofs: ClassVar[tuple[str, ...]] = ("ended",)
+    name = "proxy.slow_close"
+    toxic = "slow_close"
+    stream = "downstream"
+    proofs = ("ended",)
 
     def attributes(self) -> dict[str, Any]:
         return {"delay": round(1e3 * self.delay)}
@@ -65,10 +64,10 @@ class LimitData(ProxyFault):
     endpoint: str
     bytes: Count = 1024
 
-    name: ClassVar[str] = "proxy.limit_data"
-    toxic: ClassVar[str] = "limit_data"
-    stream: ClassVar[str] = "downstream"
-    proofs: ClassVar[tuple[str, ...]] = ("ended",)
+    name = "proxy.limit_data"
+    toxic = "limit_data"
+    stream = "downstream"
+    proofs = ("ended",)
 
     def attributes(self) -> dict[str, Any]:
         return {"bytes": self.bytes}
@@ -80,6 +79,6 @@ class Down(ProxyFault):
 
     endpoint: str
 
-    name: ClassVar[str] = "proxy.down"
-    stream: ClassVar[str] = "both"
-    proofs: ClassVar[tuple[str, ...]] = ("ended",)
+    name = "proxy.down"
+    stream = "both"
+    proofs = ("ended",)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from torchaos.harness.agent.quantities import Count, Positive, Seconds
-from torchaos.harness.mechanics.proxy.toxics import ProxyFault
+from torchaos.plugin import Count, Positive, ProxyFault, Seconds
 
 Stream = Literal["both", "upstream", "downstream"]  # upstream: what the job sends; downstream: what it gets
 
@@ -20,8 +19,8 @@ class Latency(ProxyFault):
     jitter: Seconds = 0.0
     stream: Stream = "both"
 
-    name: ClassVar[str] = "proxy.latency"
-    toxic: ClassVar[str] = "latency"
+    name = "proxy.latency"
+    toxic = "latency"
 
     def attributes(self) -> dict[str, Any]:
         return {"latency": round(1e3 * self.latency), "jitter": round(1e3 * self.jitter)}
@@ -35,8 +34,8 @@ class Bandwidth(ProxyFault):
     rate: Positive = 100.0
     stream: Stream = "both"
 
-    name: ClassVar[str] = "proxy.bandwidth"
-    toxic: ClassVar[str] = "bandwidth"
+    name = "proxy.bandwidth"
+    toxic = "bandwidth"
 
     def attributes(self) -> dict[str, Any]:
         return {"rate": max(1, round(self.rate))}
@@ -51,8 +50,8 @@ class Slicer(ProxyFault):
     delay: Seconds = 0.0
     stream: Stream = "both"
 
-    name: ClassVar[str] = "proxy.slicer"
-    toxic: ClassVar[str] = "slicer"
+    name = "proxy.slicer"
+    toxic = "slicer"
 
     def attributes(self) -> dict[str, Any]:
         return {"average_size": self.size, "size_variation": self.size // 4, "delay": round(1e6 * self.delay)}

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
-from torchaos.harness.agent.fault import drawn
-from torchaos.harness.agent.quantities import Size
-from torchaos.harness.mechanics.storage.mounted import StorageFault
-
-if TYPE_CHECKING:
-    from torchaos.harness.mechanics.storage.rules import Rules
+from torchaos.harness.mechanics.storage import rules
+from torchaos.harness.mechanics.storage.rules import Rules
+from torchaos.plugin import Size, StorageFault, drawn
 
 
 @dataclass(frozen=True)
@@ -21,11 +18,9 @@ class Error(StorageFault):
     on: Literal["writes", "reads", "both"] = "writes"
     ranks: tuple[int, ...] = drawn()
 
-    name: ClassVar[str] = "storage.error"
+    name = "storage.error"
 
     def rules(self) -> Rules:
-        from torchaos.harness.mechanics.storage import rules
-
         return rules.Rules(rules.operations(self.on), self.ranks, self.error)
 
 
@@ -36,11 +31,9 @@ class FsyncError(StorageFault):
     error: Literal["EIO", "ENOSPC", "EDQUOT"] = "EIO"
     ranks: tuple[int, ...] = drawn()
 
-    name: ClassVar[str] = "storage.fsync_error"
+    name = "storage.fsync_error"
 
     def rules(self) -> Rules:
-        from torchaos.harness.mechanics.storage import rules
-
         return rules.Rules(tuple(sorted(rules.SYNCS)), self.ranks, self.error)
 
 
@@ -50,11 +43,9 @@ class ReadOnly(StorageFault):
 
     ranks: tuple[int, ...] = drawn()
 
-    name: ClassVar[str] = "storage.read_only"
+    name = "storage.read_only"
 
     def rules(self) -> Rules:
-        from torchaos.harness.mechanics.storage import rules
-
         return rules.Rules(rules.operations("writes"), self.ranks, "EROFS")
 
 
@@ -65,9 +56,7 @@ class Full(StorageFault):
     left: Size = 0
     ranks: tuple[int, ...] = drawn()
 
-    name: ClassVar[str] = "storage.full"
+    name = "storage.full"
 
     def rules(self) -> Rules:
-        from torchaos.harness.mechanics.storage import rules
-
         return rules.Rules(tuple(sorted(rules.GROWS)), self.ranks, "ENOSPC", left=self.left)

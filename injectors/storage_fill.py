@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torchaos.harness.agent.quantities import Size
-from torchaos.harness.mechanics.storage.ballast import FillFault
+from torchaos.plugin import FillFault, Size
 
 
 @dataclass(frozen=True)
@@ -16,4 +14,4 @@ class Fill(FillFault):
 
     left: Size = 0
 
-    name: ClassVar[str] = "storage.fill"
+    name = "storage.fill"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
-from torchaos.harness.agent.fault import drawn
-from torchaos.harness.agent.quantities import Positive, Seconds
-from torchaos.harness.mechanics.storage.mounted import StorageFault
-
-if TYPE_CHECKING:
-    from torchaos.harness.mechanics.storage.rules import Rules
+from torchaos.harness.mechanics.storage import rules
+from torchaos.harness.mechanics.storage.rules import Rules
+from torchaos.plugin import Positive, Seconds, StorageFault, drawn
 
 
 @dataclass(frozen=True)
@@ -22,11 +19,9 @@ class Slow(StorageFault):
     on: Literal["writes", "reads", "both"] = "writes"
     ranks: tuple[int, ...] = drawn()
 
-    name: ClassVar[str] = "storage.slow"
+    name = "storage.slow"
 
     def rules(self) -> Rules:
-        from torchaos.harness.mechanics.storage import rules
-
         return rules.Rules(rules.operations(self.on), self.ranks, delay_s=self.delay, rate=self.rate)
 
 
@@ -39,9 +34,7 @@ class Stall(StorageFault):
     on: Literal["writes", "reads", "all"] = "all"
     ranks: tuple[int, ...] = drawn()
 
-    name: ClassVar[str] = "storage.stall"
+    name = "storage.stall"
 
     def rules(self) -> Rules:
-        from torchaos.harness.mechanics.storage import rules
-
         return rules.Rules(rules.operations(self.on), self.ranks, stall=True)

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.wire import Kind
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Emit, Evidence, Handle, NodeSite, Probe, Where
-    from torchaos.harness.record.record import Record
-    from torchaos.harness.undo.cgroup import CpuCgroup
+from torchaos.harness.undo.cgroup import CpuCgroup, group_for, group_of, throttle
+from torchaos.plugin import Emit, Evidence, Fault, Handle, Kind, NodeSite, Probe, Record
 
 
 @dataclass(frozen=True)
@@ -21,34 +15,26 @@ class StraggleQuota(Fault):
 
     cpus: float = 0.3
 
-    name: ClassVar[str] = "straggle.quota"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "root"})
+    name = "straggle.quota"
+    where = ("node",)
+    needs = frozenset({"pidfd", "root"})
 
     def __post_init__(self) -> None:
         if not 0.1 <= self.cpus <= 64:
             raise ValueError("cpus is between 0.1 and 64")
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        from torchaos.harness.undo.cgroup import group_for
-
         return [group_for(pid, site.fault) for pid in site.pids]
 
     def apply(self, site: NodeSite) -> None:
-        from torchaos.harness.undo.cgroup import group_for, throttle
-
         site.check(groups := [group_for(pid, site.fault) for pid in site.pids])
         for pid, group in zip(site.pids, groups, strict=True):
             throttle(group, pid, self.cpus)
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        from torchaos.harness.undo.cgroup import group_of
-
         return [_Throttled(site.fault, group_of(pid)) for pid in site.pids]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.contracts import Evidence
-
         told = [event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("throttled", 0) > 0]
         if not told or not any(record.of_fault(fault, Kind.APPLYING)):
             return None

@@ -5,13 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Evidence, Handle, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import Evidence, Fault, Handle, NodeSite, RankSite, Record, slower
 
 
 @dataclass(frozen=True)
@@ -20,19 +15,19 @@ class StraggleSleep(Fault):
 
     factor: float = 3.0
 
-    name: ClassVar[str] = "straggle.sleep"
-    where: ClassVar[tuple[Where, ...]] = ("rank",)
-    needs: ClassVar[frozenset[str]] = frozenset({"agent"})
-    lasting: ClassVar[bool] = True
+    name = "straggle.sleep"
+    where = ("rank",)
+    needs = frozenset({"agent"})
+    lasting = True
 
     def __post_init__(self) -> None:
         if self.factor <= 1:
             raise ValueError("factor says how many times as long a step takes; it is more than 1")
 
-    def changes(self, site: Any) -> Sequence[Handle]:
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
         return ()  # the fault's own control page, which is guarded for every fault, is all that keeps it on
 
-    def apply(self, site: Any) -> None:
+    def apply(self, site: RankSite) -> None:
         since = time.monotonic()
 
         def sleep() -> None:
@@ -43,6 +38,4 @@ class StraggleSleep(Fault):
         site.after_steps(sleep)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.waits import slower
-
         return slower(record, fault, factor=self.factor)

@@ -6,14 +6,20 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
-from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.quantities import Seconds
-
-if TYPE_CHECKING:
-    from torchaos.harness.contracts import Emit, Evidence, Handle, NodeSite, Probe, Where
-    from torchaos.harness.record.record import Record
+from torchaos.plugin import (
+    Emit,
+    Evidence,
+    Fault,
+    Handle,
+    NodeSite,
+    Probe,
+    Process,
+    Record,
+    Seconds,
+    TargetGone,
+    took_turns,
+)
 
 
 @dataclass(frozen=True)
@@ -23,17 +29,15 @@ class StraggleStop(Fault):
     factor: float = 3.0
     period: Seconds = 0.02
 
-    name: ClassVar[str] = "straggle.stop"
-    where: ClassVar[tuple[Where, ...]] = ("node",)
-    needs: ClassVar[frozenset[str]] = frozenset({"pidfd"})
+    name = "straggle.stop"
+    where = ("node",)
+    needs = frozenset({"pidfd"})
 
     def __post_init__(self) -> None:
         if self.factor <= 1 or self.period <= 0:
             raise ValueError("factor is more than 1, and period more than 0")
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        from torchaos.harness.undo.handles import Process
-
         return [Process.of(pid, "resume") for pid in site.pids]
 
     def apply(self, site: NodeSite) -> None:
@@ -43,8 +47,6 @@ class StraggleStop(Fault):
         return (_Turns(site, self.period / self.factor, self.period * (1 - 1 / self.factor)),)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        from torchaos.harness.judging.proof.waits import took_turns
-
         return took_turns(record, fault)
 
 
@@ -53,8 +55,6 @@ class _Turns:
         self._site, self.period_s, self._off_s = site, on_s, off_s
 
     def sample(self, emit: Emit) -> None:
-        from torchaos.harness.mechanics.site import TargetGone
-
         try:
             self._site.signal(signal.SIGSTOP)
             time.sleep(self._off_s)

@@ -15,7 +15,7 @@ class Call:
         self.op, self.args, self.packet = op, args, packet
         self._group = group
         self.instead: Callable[[Callable[[], Any]], Any] | None = None
-        self.after: Callable[[], None] | None = None
+        self.after: Callable[[], object] | None = None
 
     @cached_property
     def group(self) -> Any:

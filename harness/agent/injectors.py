@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Iterator, Mapping
 
-from . import page, plan, wire
-
 
 def load(source: str, injector: str, params: Mapping[str, Any]) -> Any:
     """Make an instance of the class `injector` of the file `source`. Raises what import or constructor raise."""
@@ -29,22 +27,23 @@ def load(source: str, injector: str, params: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _our_names(folder: str) -> Iterator[None]:
-    """While an injector is imported, make `torchaos.harness.agent` this package, and let `torchaos.injectors` find its
-    modules in `folder`. Afterwards, restore sys.modules."""
+    """While an injector is imported, make `torchaos.harness.agent` this package, let `torchaos.plugin` be found beside
+    the harness, and let `torchaos.injectors` find its modules in `folder`. Afterwards, restore sys.modules."""
 
     def ours() -> dict[str, ModuleType]:
         return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torchaos"}
 
-    before, own = ours(), sys.modules[__name__.rpartition(".")[0]]
+    before, own = ours(), __name__.rpartition(".")[0]
+    agent = {name: module for name, module in sys.modules.items() if name == own or name.startswith(f"{own}.")}
+    root = os.path.dirname(os.path.dirname(agent[own].__path__[0]))
     try:
         for name in before:
             del sys.modules[name]
-        for name, path in (("torchaos", []), ("torchaos.harness", []), ("torchaos.injectors", [folder])):
+        for name, path in (("torchaos", [root]), ("torchaos.harness", []), ("torchaos.injectors", [folder])):
             sys.modules[name] = ModuleType(name)
             sys.modules[name].__path__ = path
-        sys.modules["torchaos.harness.agent"] = own
-        for module in (page, plan, wire):
-            sys.modules[f"torchaos.harness.agent.{module.__name__.rpartition('.')[2]}"] = module
+        for name, module in agent.items():
+            sys.modules[f"torchaos.harness.agent{name[len(own) :]}"] = module
         yield
     finally:
         for name in ours():

@@ -36,7 +36,7 @@ def reduced(op: str, *numbers: float) -> Any:
 
 def test_a_scaled_gradient_is_told_of_when_the_first_is_scaled() -> None:
     """An all_gather and a flag of one number reach no gradient; of all that are scaled, the first is told of."""
-    site = Site()
+    site: Any = Site()
     ScaledGradient(factor=-2.0).apply(site)
     site.call(reduced("all_gather", *[1.0] * 9))
     site.call(reduced("all_reduce", 1.0))
@@ -49,7 +49,7 @@ def test_a_scaled_gradient_is_told_of_when_the_first_is_scaled() -> None:
 
 def test_a_stale_gradient_is_told_of_when_the_first_takes_anothers_place() -> None:
     """In the step that is kept nothing is wrong yet."""
-    site = Site()
+    site: Any = Site()
     StaleGradient().apply(site)
     site.call(reduced("all_reduce", *[1.0] * 9))
     site.step_over()

@@ -12,8 +12,8 @@ import pytest
 from torchaos.harness import registry
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-AGENT = "torchaos.harness.agent"
-FOLDERS = ("harness", "injectors", "assertions", "scenarios")
+AGENT, PLUGIN = "torchaos.harness.agent", "torchaos.plugin"
+FOLDERS = ("plugin", "harness", "injectors", "assertions", "scenarios")
 SOURCES = sorted(path for folder in (*FOLDERS, "tests") for path in (REPOSITORY / folder).rglob("*.py"))
 
 
@@ -83,7 +83,9 @@ def in_ranks() -> list[Path]:
         for module in {found.__module__ for found in registry.injectors().values()}
         if all("rank" not in found.where for found in registry.injectors().values() if found.__module__ == module)
     }
-    return [path for path in modules("injectors") if f"torchaos.injectors.{path.stem}" not in outside]
+    return [path for path in modules("injectors") if f"torchaos.injectors.{path.stem}" not in outside] + modules(
+        "plugin"
+    )
 
 
 @pytest.mark.parametrize("path", in_ranks(), ids=relative)
@@ -91,5 +93,5 @@ def test_an_injector_loads_with_the_standard_library_and_the_agent(path: Path) -
     """The agent loads an injector's file by path in the job's Python, where nothing else need be installed: only what
     lies beside it."""
     for name in imported(executed(tree(path), functions=False)):
-        ours = name == AGENT or name.startswith((f"{AGENT}.", "torchaos.injectors."))
+        ours = name in (AGENT, PLUGIN) or name.startswith((f"{AGENT}.", "torchaos.injectors."))
         assert ours or name.partition(".")[0] in sys.stdlib_module_names, f"on import: {name}"

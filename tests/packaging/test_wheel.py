@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDERS = ("harness", "injectors", "assertions", "scenarios")
+FOLDERS = ("plugin", "harness", "injectors", "assertions", "scenarios")
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def names(wheel: Path) -> set[str]:
         return {name for name in archive.namelist() if not name.endswith("/")}
 
 
-def test_the_wheel_holds_every_file_of_the_four_folders(names: set[str], checkout: Path) -> None:
+def test_the_wheel_holds_every_file_of_our_folders(names: set[str], checkout: Path) -> None:
     """A folder missing from `packages` in pyproject.toml, or a kind of file from `package-data`, shows here."""
     files = [path for folder in FOLDERS for path in (checkout / folder).rglob("*") if path.is_file()]
     ours = {f"torchaos/{path.relative_to(checkout)}" for path in files if path.parent.name != "__pycache__"}

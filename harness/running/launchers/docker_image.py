@@ -72,7 +72,7 @@ def host_mounts(command: Sequence[str]) -> Iterator[Path]:
 
 def own_mounts() -> Iterator[Path]:
     """What the agent is, and the injectors that it loads; in any image."""
-    for name in ("harness", "injectors", "scenarios"):
+    for name in ("harness", "injectors", "plugin", "scenarios"):
         yield Path(str(files(f"torchaos.{name}")))
 
 

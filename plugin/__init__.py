@@ -1,0 +1,143 @@
+"""Everything that the author of a fault or an assertion imports, and of a launcher, a condition or a probe.
+
+Semantic versioning covers the names in `__all__`, and nothing deeper: modules of `torchaos.harness` may move at any
+time. A name is loaded when it is first asked for, from where the imports below say.
+
+In a rank, where the agent loads an injector by the path of its file, the harness is not there, and torchaos need not be
+installed. There a name that needs the harness is a stand-in. It can be imported and named in annotations; whoever uses
+it gets an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:  # also read when the module runs: see _places
+    from torchaos.harness.agent.calls import Call
+    from torchaos.harness.agent.fault import Fault, drawn
+    from torchaos.harness.agent.lasting import Lease
+    from torchaos.harness.agent.plan import Collectives
+    from torchaos.harness.agent.quantities import Count, Positive, Seconds, Share, Size
+    from torchaos.harness.agent.site import RankSite
+    from torchaos.harness.agent.wire import Event, Kind, Phase
+    from torchaos.harness.contracts import (
+        Assertion,
+        ChaosError,
+        Condition,
+        Emit,
+        Evidence,
+        Finding,
+        First,
+        Handle,
+        Harm,
+        Hits,
+        Injector,
+        Irreversible,
+        JobSpec,
+        Launcher,
+        LiveNode,
+        Need,
+        Node,
+        NodeSite,
+        Outcome,
+        Probe,
+        RankProcess,
+        Site,
+        Target,
+        UsageError,
+        Watched,
+        What,
+        Where,
+        failed,
+        inconclusive,
+        passed,
+    )
+    from torchaos.harness.judging.landing.landings import Landing, landings
+    from torchaos.harness.judging.proof.evidence import died, gone, stood_still, stopped
+    from torchaos.harness.judging.proof.waits import all_waited, out_of_step, slower, took_turns
+    from torchaos.harness.judging.replicas import as_one, each, each_hit
+    from torchaos.harness.mechanics.checkpoints.damage import CheckpointFault
+    from torchaos.harness.mechanics.containers.base import ContainerDeath, ContainerFault
+    from torchaos.harness.mechanics.containers.faults import Hit
+    from torchaos.harness.mechanics.gpu.control import OverlayFault
+    from torchaos.harness.mechanics.network.cuts import CutFault
+    from torchaos.harness.mechanics.network.evidence import counted, late, logged
+    from torchaos.harness.mechanics.network.nodes import NodeDeath
+    from torchaos.harness.mechanics.network.shapes import ShapedFault
+    from torchaos.harness.mechanics.proxy.toxics import ProxyFault
+    from torchaos.harness.mechanics.site import TargetGone
+    from torchaos.harness.mechanics.storage.ballast import FillFault
+    from torchaos.harness.mechanics.storage.mounted import StorageFault
+    from torchaos.harness.record.history import Attempt, Execution, History, Save
+    from torchaos.harness.record.record import Record
+    from torchaos.harness.scenario.patterns import Regex
+    from torchaos.harness.undo.file import File
+    from torchaos.harness.undo.handles import JobProcesses, Process
+    from torchaos.harness.undo.mount import Mount
+    from torchaos.harness.undo.network import LinkUp, Names, NftTable, Qdisc
+    from torchaos.plugin.faults import DeathFault, WaitingFault
+
+__all__ = [
+    "Assertion", "Attempt", "Call", "ChaosError", "CheckpointFault", "Collectives", "Condition", "ContainerDeath",
+    "ContainerFault", "Count", "CutFault", "DeathFault", "Emit", "Event", "Evidence", "Execution", "Fault", "File",
+    "FillFault", "Finding", "First", "Handle", "Harm", "History", "Hit", "Hits", "Injector", "Irreversible",
+    "JobProcesses", "JobSpec", "Kind", "Landing", "Launcher", "Lease", "LinkUp", "LiveNode", "Mount", "Names",
+    "Need", "NftTable", "Node", "NodeDeath", "NodeSite", "Outcome", "OverlayFault", "Phase", "Positive", "Probe",
+    "Process", "ProxyFault", "Qdisc", "RankProcess", "RankSite", "Record", "Regex", "Save", "Seconds",
+    "ShapedFault", "Share", "Site", "Size", "StorageFault", "Target", "TargetGone", "UsageError", "WaitingFault",
+    "Watched", "What", "Where", "all_waited", "as_one", "counted", "died", "drawn", "each", "each_hit", "failed",
+    "gone", "inconclusive", "landings", "late", "logged", "out_of_step", "passed", "slower", "stood_still",
+    "stopped", "took_turns",
+]  # fmt: skip
+
+_IN_RANKS = ("torchaos.harness.agent.", "torchaos.plugin.")
+
+
+def _named(name: str) -> Any:
+    """What that name stands for, here or in a rank. Raises AttributeError."""
+    place = _places().get(name)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    in_rank = getattr(sys.modules.get("torchaos.harness.agent"), "__name__", "torchaos.harness.agent")
+    is_there = in_rank == "torchaos.harness.agent" or place.startswith(_IN_RANKS)
+    found = getattr(import_module(place), name) if is_there else _Outside(name)
+    globals()[name] = found
+    return found
+
+
+if not TYPE_CHECKING:  # type checkers would take any name for one of ours
+    __getattr__ = _named
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+@cache
+def _places() -> dict[str, str]:
+    """The modules that the names come from, as the imports above say it to type checkers: so nothing is said twice."""
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    found = (node for node in block.body if isinstance(node, ast.ImportFrom))
+    return {alias.name: str(node.module) for node in found for alias in node.names}
+
+
+class _Outside:
+    """Stands in a rank for what is only there outside. A class that builds on it is a plain one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise RuntimeError(f"{self._name} of torchaos.plugin can't be used in a rank, where the harness is not there")
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        raise AttributeError(f"{self._name}.{attribute} can't be read in a rank, where the harness is not there")

@@ -71,8 +71,8 @@ def _add(texts: Mapping[int, str], complete: bool, values: Values) -> None:
 
 
 def sums_at_saves(run: Record, attempt: int, step: int) -> set[int]:
-    """The plain check sums of all parameters together, at the begin of each save in this attempt after this step. Only
-    saves in which all ranks reported, with sums that can be added up or are equal."""
+    """The check sums of all parameters together at the begin of each save, for saves of this attempt after this step.
+    A save counts only if all ranks reported, and their sums are equal or can be added up."""
     found = set()
     for number, after, world, of_ranks in _snapshots(run):
         if (number, after) == (attempt, step) and len(of_ranks) == world:

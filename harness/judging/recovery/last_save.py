@@ -9,9 +9,9 @@ from torchaos.harness.record.history.checkpoints import final_path
 
 
 def owed(history: History, at_s: float, twins: Sequence[History]) -> frozenset[str]:
-    """The files that the first twin saved after its last step and that this run had not saved by `at_s`
-    (CLOCK_MONOTONIC). Empty if the job had not done its last step by then, or made a step later: then steps show when
-    the job went on."""
+    """The files that the first twin saved after its last step and that this run had not completely saved at the time
+    `at_s` (CLOCK_MONOTONIC). Empty if the run had not done its last step at that time, or made a step after it: then
+    steps show when the job went on."""
     last = twins[0].last_step if twins else None
     if last is None or not last == history.highest_step(before_s=at_s) == history.highest_step():
         return frozenset()

@@ -21,8 +21,8 @@ class NotPermitted(ChaosError):
 
 
 def beyond(plan: Plan, ranks: Iterable[int], nodes: Iterable[int], world_size: int) -> str | None:
-    """Which limit of the plan would be exceeded if faults hit all of these ranks and nodes in one run, as a clause;
-    None: no limit. `world_size`: the number of ranks in the job."""
+    """A clause about the limit of the plan that would be exceeded if faults hit all of these ranks and nodes in a run;
+    None if no limit would be. `world_size`: the number of ranks in the job."""
     ranks, nodes = set(ranks), set(nodes)
     per_node = max(1, world_size // max(1, plan.job.busy_nodes or plan.job.nodes))
     hit = {rank // per_node for rank in ranks} | nodes

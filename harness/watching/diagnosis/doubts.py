@@ -68,9 +68,9 @@ def _still_moving(calls: Calls, graph: Waits, found: Diagnosis) -> None:
 
 
 def _usual_gap_s(calls: Calls) -> float:
-    """The longest usual gap in seconds between two calls of a rank. For each rank it is the third longest gap: the two
-    longest may be the first step and a checkpoint, which are not usual. A host may run ahead of its device by such a
-    gap."""
+    """The longest gap in seconds between two calls of a rank that counts as usual. For each rank this is the third
+    longest gap, because the two longest may be the first step and a checkpoint. A host may run ahead of its device by
+    such a gap."""
     worst = 0.0
     for record in calls.ranks.values():
         times = sorted(call.created_s for call in record.calls if call.created_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,9 @@ import numpy as np
 import pytest
 import yaml
 
+import torchaos.plugin as face
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.contracts import Injector
 from torchaos.harness.mechanics.site import OutsideSite, Victim
 from torchaos.harness.undo.handles import from_json, to_json
 
@@ -34,6 +37,21 @@ def test_the_examples_are_short() -> None:
     files = ["onsite/conditions.py", "polite/launchers.py", "straggler/faults.py", "strict/asserts.py"]
     assert sorted(filter(None, lengths)) == files
     assert max(lengths.values()) < MOST_LINES
+
+
+def test_the_examples_import_the_public_face_alone() -> None:
+    """Of torchaos, both guides import nothing but torchaos.plugin."""
+    text = "".join((GUIDES / f"write-an-{name}.md").read_text() for name in ("injector", "assertion"))
+    deeper = re.findall(r"torchaos\.(?:harness|injectors)[.\w]*", text)
+    assert set(deeper) <= {"torchaos.injectors"}  # the group of entry points
+
+
+def test_the_guide_explains_every_part() -> None:
+    """What an injector may declare and do, each base class, each handle and each proof that plug-ins get is named."""
+    text = (GUIDES / "write-an-injector.md").read_text()
+    parts = [name for name in {**vars(Injector), **Injector.__annotations__} if not name.startswith("_")]
+    ours = [name for name in face.__all__ if name.endswith(("Fault", "Death")) or hasattr(getattr(face, name), "kind")]
+    assert [name for name in (*parts, *ours) if f"`{name}" not in text] == []
 
 
 def test_list_shows_them(torchaos: Torchaos) -> None:

@@ -1,4 +1,5 @@
-"""Everything that the author of a fault or an assertion imports, and of a launcher, a condition or a probe.
+"""Everything that the author of a plug-in imports: of a fault, an assertion, a launcher, a condition, a probe or a
+checkpoint format.
 
 Semantic versioning covers the names in `__all__`, and nothing deeper: modules of `torchaos.harness` may move at any
 time. A name is loaded when it is first asked for, from where the imports below say.
@@ -25,6 +26,21 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
     from torchaos.harness.agent.quantities import Count, Positive, Seconds, Share, Size
     from torchaos.harness.agent.site import RankSite
     from torchaos.harness.agent.wire import Event, Kind, Phase
+    from torchaos.harness.checkpoints.archive import records
+    from torchaos.harness.checkpoints.files import Files
+    from torchaos.harness.checkpoints.formats.format import Format
+    from torchaos.harness.checkpoints.layout import (
+        ITEM_SIZES,
+        Checkpoint,
+        Checksum,
+        Extent,
+        Problem,
+        Shard,
+        TensorEntry,
+        Trouble,
+        Unreadable,
+        torn,
+    )
     from torchaos.harness.contracts import (
         Assertion,
         ChaosError,
@@ -75,6 +91,8 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
     from torchaos.harness.mechanics.storage.mounted import StorageFault
     from torchaos.harness.record.history import Attempt, Execution, History, Save
     from torchaos.harness.record.record import Record
+    from torchaos.harness.running.conditions.observed import last_answer
+    from torchaos.harness.running.launchers.elastic_env import elastic_env
     from torchaos.harness.scenario.patterns import Regex
     from torchaos.harness.undo.file import File
     from torchaos.harness.undo.handles import JobProcesses, Process
@@ -83,16 +101,17 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
     from torchaos.plugin.faults import DeathFault, WaitingFault
 
 __all__ = [
-    "Assertion", "Attempt", "Call", "ChaosError", "CheckpointFault", "Collectives", "Condition", "ContainerDeath",
-    "ContainerFault", "Count", "CutFault", "DeathFault", "Emit", "Event", "Evidence", "Execution", "Fault", "File",
-    "FillFault", "Finding", "First", "Handle", "Harm", "History", "Hit", "Hits", "Injector", "Irreversible",
-    "JobProcesses", "JobSpec", "Kind", "Landing", "Launcher", "Lease", "LinkUp", "LiveNode", "Mount", "Names",
-    "Need", "NftTable", "Node", "NodeDeath", "NodeSite", "Outcome", "OverlayFault", "Phase", "Positive", "Probe",
-    "Process", "ProxyFault", "Qdisc", "RankProcess", "RankSite", "Record", "Regex", "Save", "Seconds",
-    "ShapedFault", "Share", "Site", "Size", "StorageFault", "Target", "TargetGone", "UsageError", "WaitingFault",
-    "Watched", "What", "Where", "all_waited", "as_one", "counted", "died", "drawn", "each", "each_hit", "failed",
-    "gone", "inconclusive", "landings", "late", "logged", "out_of_step", "passed", "slower", "stood_still",
-    "stopped", "took_turns",
+    "Assertion", "Attempt", "Call", "ChaosError", "Checkpoint", "CheckpointFault", "Checksum", "Collectives",
+    "Condition", "ContainerDeath", "ContainerFault", "Count", "CutFault", "DeathFault", "Emit", "Event", "Evidence",
+    "Execution", "Extent", "Fault", "File", "Files", "FillFault", "Finding", "First", "Format", "Handle", "Harm",
+    "History", "Hit", "Hits", "ITEM_SIZES", "Injector", "Irreversible", "JobProcesses", "JobSpec", "Kind", "Landing",
+    "Launcher", "Lease", "LinkUp", "LiveNode", "Mount", "Names", "Need", "NftTable", "Node", "NodeDeath", "NodeSite",
+    "Outcome", "OverlayFault", "Phase", "Positive", "Probe", "Problem", "Process", "ProxyFault", "Qdisc",
+    "RankProcess", "RankSite", "Record", "Regex", "Save", "Seconds", "ShapedFault", "Shard", "Share", "Site", "Size",
+    "StorageFault", "Target", "TargetGone", "TensorEntry", "Trouble", "Unreadable", "UsageError", "WaitingFault",
+    "Watched", "What", "Where", "all_waited", "as_one", "counted", "died", "drawn", "each", "each_hit", "elastic_env",
+    "failed", "gone", "inconclusive", "landings", "last_answer", "late", "logged", "out_of_step", "passed", "records",
+    "slower", "stood_still", "stopped", "took_turns", "torn",
 ]  # fmt: skip
 
 _IN_RANKS = ("torchaos.harness.agent.", "torchaos.plugin.")

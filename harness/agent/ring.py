@@ -44,7 +44,7 @@ class Ring:
         return bool(self._fetched)
 
     def hand_over(self, views: Sequence[View]) -> None:
-        """The loop takes the batch with these tensors from a thread."""
+        """The loop takes a batch from a thread: the batch with these tensors."""
         batch = _of_all(views, list(self._fetched))
         if batch is not None:
             self._handed_over = True

@@ -214,7 +214,7 @@ def _marked(pid: int, variable: str, value: str) -> bool:
 
 
 def image(pid: int) -> tuple[bytes, bytes] | None:
-    """Command line and environment, which a process gets at its exec and its forks inherit. None if unreadable."""
+    """Command line and environment of a process, as set by its last exec; forks have the same. None if unreadable."""
     try:
         return _image(pid)
     except OSError:

@@ -84,7 +84,7 @@ def tell(site: NodeSite, targets: Iterable[int], what: str) -> None:
 
 
 def resumed(site: NodeSite) -> list[Handle]:
-    """Handles that let all processes run on that are there now."""
+    """Handles that resume all processes of the job that are on the nodes now."""
     return [Process(pid, ticks, "resume", proc.boot_id()) for pid, ticks in processes(site.nodes).items()]
 
 

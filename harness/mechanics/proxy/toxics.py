@@ -87,7 +87,7 @@ class ProxyFault(Fault):
         return logged(record, fault, "endpoint", "the job could not use it", addresses)
 
     def _proofs(self) -> tuple[str, ...]:
-        """The counters that prove the fault: of the bytes, only the direction with the toxic counts."""
+        """The counters that prove the fault. Bytes in the direction without the toxic prove nothing."""
         hidden = {"upstream": {"got_bytes"}, "downstream": {"sent_bytes"}}.get(self.stream, set())
         return tuple(name for name in self.proofs if name not in hidden)
 

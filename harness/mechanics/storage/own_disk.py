@@ -35,7 +35,7 @@ class OwnDisk:
         return cls(folder.resolve(), size, Mount.of(folder, f"torchaos-{run_id}"))
 
     def mount(self) -> None:
-        """Raises ChaosError."""
+        """Mount the tmpfs. Raises ChaosError."""
         libc, options = ctypes.CDLL(None, use_errno=True), f"size={self.size},mode=755".encode()
         target = os.fsencode(self.folder)
         if libc.mount(os.fsencode(self.way_back.tag), target, b"tmpfs", ctypes.c_ulong(_NO_SUID_NO_DEV), options) != 0:

@@ -1,4 +1,4 @@
-"""What must be gone from the machine when a run is dead. Each check returns a sentence for each leak."""
+"""What must be gone from the machine when a run is dead. The checks return a sentence for each leak."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.contracts import Assertion, Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.bookkeeping import may_be_a_clock
 from torchaos.harness.judging.checkpoints.claimed import claimed_whole
 from torchaos.harness.judging.checkpoints.clashes import compare, in_order, strays
@@ -25,13 +24,24 @@ from torchaos.harness.judging.checkpoints.points import points_of
 from torchaos.harness.judging.checkpoints.schedule import saves_vary
 from torchaos.harness.judging.ending.teardown import teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced
-from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.twins.agreement import differences, history_of
 from torchaos.harness.judging.twins.clash_words import also, but, left_out, listed, meaning, words
 from torchaos.harness.judging.twins.losses import apart_before
-from torchaos.harness.record.history import Attempt
 from torchaos.harness.record.history.checkpoints import final_path
-from torchaos.harness.record.record import Record
+from torchaos.plugin import (
+    Assertion,
+    Attempt,
+    Finding,
+    First,
+    Harm,
+    Need,
+    Record,
+    What,
+    failed,
+    inconclusive,
+    landings,
+    passed,
+)
 
 _BLIND = "without a twin, contents that are whole and wrong can't be told"
 

@@ -6,11 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.standstill import standstill
-from torchaos.harness.record.history import History, Save
-from torchaos.harness.record.record import Record
+from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, Save, Seconds, failed, inconclusive, passed
 
 
 @dataclass(frozen=True)

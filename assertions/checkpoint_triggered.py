@@ -6,10 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchaos.harness import registry
-from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
-from torchaos.harness.judging.landing.landings import Landing, landings
-from torchaos.harness.record.record import Record
+from torchaos.plugin import (
+    Assertion,
+    Finding,
+    Harm,
+    Kind,
+    Landing,
+    Need,
+    Record,
+    failed,
+    inconclusive,
+    landings,
+    passed,
+)
 
 
 @dataclass(frozen=True)

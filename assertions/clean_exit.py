@@ -6,11 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.ending.teardown import final_step
-from torchaos.harness.judging.replicas import as_one
-from torchaos.harness.record.record import Record
+from torchaos.plugin import Assertion, Event, Finding, Harm, Kind, Need, Record, as_one, failed, inconclusive, passed
 
 _GRACE_S = 5.0  # more than the twin took, before a job that is done and still there is said not to end
 

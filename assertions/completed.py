@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Assertion, Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.ending.ending import failed_rank
 from torchaos.harness.judging.ending.teardown import TeardownAbort, aborts_at_exit, final_step, teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.replicas import each
 from torchaos.harness.judging.twins.agreement import history_of
-from torchaos.harness.record.history import History
-from torchaos.harness.record.record import Record
+from torchaos.plugin import (
+    Assertion,
+    Finding,
+    First,
+    Harm,
+    History,
+    Kind,
+    Need,
+    Record,
+    What,
+    each,
+    failed,
+    inconclusive,
+    passed,
+)
 
 
 @dataclass(frozen=True)

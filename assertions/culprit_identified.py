@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.ending.stalls import Stall, stalls_of
-from torchaos.harness.record.record import Record
+from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Record, failed, inconclusive, passed
 
 
 @dataclass(frozen=True)

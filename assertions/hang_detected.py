@@ -6,13 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.ending.stalls import Stall, stalls_of
-from torchaos.harness.record.record import Record
-from torchaos.harness.scenario.patterns import Regex
 from torchaos.harness.watching.probes.causes import BY_NAME
+from torchaos.plugin import (
+    Assertion,
+    Event,
+    Finding,
+    Harm,
+    Kind,
+    Need,
+    Record,
+    Regex,
+    Seconds,
+    failed,
+    inconclusive,
+    passed,
+)
 
 _LATE_S = 1.0  # so long after the death of a rank may a line of it still come
 

@@ -6,12 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness import registry
-from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
-from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.judging.landing.whom import Gpu, gpus_of, ranks_on
-from torchaos.harness.record.record import Record
+from torchaos.plugin import (
+    Assertion,
+    Finding,
+    Harm,
+    Kind,
+    Landing,
+    Need,
+    Record,
+    Seconds,
+    failed,
+    inconclusive,
+    landings,
+    passed,
+)
 
 _PARTS = {
     "noticed": "anybody who watches the GPUs was told of it",

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps
+from torchaos.harness.judging.replicas import absent_in_words, why_no_steps
 from torchaos.harness.judging.twins.agreement import differences, history_of
 from torchaos.harness.judging.twins.causes import likeliest_cause
 from torchaos.harness.judging.twins.losses import Comparison, first_of, in_words, measured_of
-from torchaos.harness.record.history import History
-from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
+from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, each, failed, inconclusive, passed
 
 _BLIND = "without a twin, steps that were done only once were compared with nothing"
 

@@ -7,17 +7,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from torchaos.harness.contracts import Assertion, Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
 from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.noise.quantities import RATE, Steps, relative
 from torchaos.harness.judging.noise.tolerance import CERTAIN, LEARNED_FACTOR, Tolerance, learned
-from torchaos.harness.judging.replicas import each
 from torchaos.harness.judging.twins.agreement import before, history_of, uneven, unreported, until
-from torchaos.harness.record.history import Execution, History
-from torchaos.harness.record.record import Record
+from torchaos.plugin import (
+    Assertion,
+    Execution,
+    Finding,
+    First,
+    Harm,
+    History,
+    Need,
+    Record,
+    What,
+    each,
+    failed,
+    inconclusive,
+    landings,
+    passed,
+)
 
 _ROUNDING = RATE.floor
 _FEW = 4  # steps that show of which other steps the rates are

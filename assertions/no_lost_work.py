@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.contracts import Assertion, Finding, Harm, Need, Outcome, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.contents import checkpoints_of
 from torchaos.harness.judging.checkpoints.resumes import Resume, name_of, resumes
 from torchaos.harness.judging.ending.unrestarted import not_restarted
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.replicas import each, why_no_steps
-from torchaos.harness.record.record import Record
+from torchaos.harness.judging.replicas import why_no_steps
 from torchaos.harness.record.replicas import records_of
+from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, each, failed, inconclusive, passed
 
 
 @dataclass(frozen=True)

@@ -6,30 +6,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness.agent.check_sums import is_whole
-from torchaos.harness.contracts import (
-    Assertion,
-    Finding,
-    First,
-    Harm,
-    Need,
-    Outcome,
-    What,
-    failed,
-    inconclusive,
-    passed,
-)
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
 from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.noise.quantities import relative
 from torchaos.harness.judging.noise.rounding import ROUNDING
-from torchaos.harness.judging.replicas import absent_in_words, each, why_no_steps
+from torchaos.harness.judging.replicas import absent_in_words, why_no_steps
 from torchaos.harness.judging.twins.agreement import before, history_of, until
 from torchaos.harness.judging.twins.parameters import AgainstTwins
-from torchaos.harness.record.history import Execution, History
-from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
+from torchaos.plugin import (
+    Assertion,
+    Execution,
+    Finding,
+    First,
+    Harm,
+    History,
+    Need,
+    Outcome,
+    Record,
+    What,
+    each,
+    failed,
+    inconclusive,
+    landings,
+    passed,
+)
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.contracts import Assertion, Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.standstill import standstill
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.recovery.recovery import never_in_words, recoveries, why_moot
-from torchaos.harness.judging.replicas import each_hit
-from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
+from torchaos.plugin import (
+    Assertion,
+    Finding,
+    First,
+    Harm,
+    Need,
+    Record,
+    Seconds,
+    What,
+    each_hit,
+    failed,
+    inconclusive,
+    passed,
+)
 
 # Field of the assertion -> part of the recovery, and what it means when it is over.
 _PARTS = {

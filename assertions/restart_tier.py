@@ -10,13 +10,22 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.judging.recovery.recovery import end_of, why_moot
-from torchaos.harness.record.history import Attempt
-from torchaos.harness.record.record import Record
+from torchaos.plugin import (
+    Assertion,
+    Attempt,
+    Finding,
+    Harm,
+    Kind,
+    Landing,
+    Need,
+    Record,
+    failed,
+    inconclusive,
+    landings,
+    passed,
+)
 
 Tier = Literal["none", "in_place", "node_replaced", "resubmitted"]
 TIERS: tuple[Tier, ...] = ("none", "in_place", "node_replaced", "resubmitted")

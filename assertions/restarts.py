@@ -7,14 +7,21 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from torchaos.harness.agent.quantities import Seconds
-from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Assertion, Finding, Harm, failed, inconclusive, passed
 from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
-from torchaos.harness.judging.landing.landings import landings
-from torchaos.harness.judging.replicas import each
-from torchaos.harness.record.history import Attempt
-from torchaos.harness.record.record import Record
+from torchaos.plugin import (
+    Assertion,
+    Attempt,
+    Finding,
+    Harm,
+    Kind,
+    Record,
+    Seconds,
+    each,
+    failed,
+    inconclusive,
+    landings,
+    passed,
+)
 
 Who = Literal["torchelastic", "resubmission"]
 

@@ -6,27 +6,29 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torchaos.harness.contracts import (
+from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
+from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
+from torchaos.harness.judging.noise.quantities import Steps
+from torchaos.harness.judging.replicas import absences, absent_in_words, why_no_steps
+from torchaos.harness.judging.twins.agreement import before, history_of, unreported, until
+from torchaos.harness.record.replicas import records_of
+from torchaos.plugin import (
     Assertion,
+    Execution,
     Finding,
     First,
     Harm,
+    History,
     Need,
     Outcome,
+    Record,
     What,
+    each,
     failed,
     inconclusive,
+    landings,
     passed,
 )
-from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
-from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.landing.landings import landings
-from torchaos.harness.judging.noise.quantities import Steps
-from torchaos.harness.judging.replicas import absences, absent_in_words, each, why_no_steps
-from torchaos.harness.judging.twins.agreement import before, history_of, unreported, until
-from torchaos.harness.record.history import Execution, History
-from torchaos.harness.record.record import Record
-from torchaos.harness.record.replicas import records_of
 
 Samples = Counter[Hashable]  # how often each was consumed; a sample is an index, or a digest
 Read = Callable[[Execution], tuple[Hashable, ...]]

@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torchaos.harness import registry
-from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.clashes import clashes
 from torchaos.harness.judging.checkpoints.contents import Clash, checkpoints_of
-from torchaos.harness.judging.landing.landings import Landing, landings
 from torchaos.harness.judging.proof.corruption import Sighting, Step, bad_steps, sightings
-from torchaos.harness.record.record import Record
+from torchaos.plugin import Assertion, Finding, Harm, Landing, Need, Record, failed, inconclusive, landings, passed
 
 _WHO = {
     "replicas": "comparing the replicas' parameters", "norm": "the gradient norm, over 10 times its rolling mean",

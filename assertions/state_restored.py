@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.contracts import Assertion, Finding, First, Harm, Need, What, failed, inconclusive, passed
 from torchaos.harness.judging.checkpoints.carried import Carried, resumes_carried
 from torchaos.harness.judging.ending.unrestarted import not_restarted
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
-from torchaos.harness.judging.replicas import each
-from torchaos.harness.record.record import Record
+from torchaos.plugin import Assertion, Finding, First, Harm, Need, Record, What, each, failed, inconclusive, passed
 
 
 @dataclass(frozen=True)

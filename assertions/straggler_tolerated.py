@@ -6,11 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from torchaos.harness.agent.wire import Kind
-from torchaos.harness.contracts import Assertion, Finding, Harm, Need, failed, inconclusive, passed
 from torchaos.harness.judging.gaps.unseen import why_unseen
-from torchaos.harness.record.history import History
-from torchaos.harness.record.record import Record
+from torchaos.plugin import Assertion, Finding, Harm, History, Kind, Need, Record, failed, inconclusive, passed
 
 _CALM = 5  # so many steps before the fault show whether run and twin were equally fast without it
 Times = Mapping[tuple[int, int], float]  # seconds that a step took, by (global step, rank)

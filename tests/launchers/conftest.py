@@ -17,10 +17,10 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import JobSpec, RankProcess
 from torchaos.harness.machine import proc
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.running.launchers.attach import Attached
 from torchaos.harness.running.launchers.job import Job
 from torchaos.harness.running.launchers.job_env import job_env
 from torchaos.harness.running.launchers.local import Local
+from torchaos.harness.running.launchers.running_job import RunningJob
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Bench:
         job.start()
         return job
 
-    def ranks(self, job: Job | Attached, attempt: int = 0) -> dict[int, RankProcess]:
+    def ranks(self, job: RunningJob, attempt: int = 0) -> dict[int, RankProcess]:
         """Both ranks of the attempt, once each of them is in its loop and known to the job."""
         self.wait_until(lambda: all(self.up(rank, attempt).exists() for rank in (0, 1)))
         found: dict[int, RankProcess] = self.wait_until(

@@ -28,8 +28,7 @@ from torchaos.harness.running.engine.arming import Slots
 from torchaos.harness.running.engine.permits import Permits
 from torchaos.harness.running.engine.throttle import Throttle
 from torchaos.harness.running.engine.victims import ranks_now, victims_of
-from torchaos.harness.running.launchers.attach import Attached
-from torchaos.harness.running.launchers.job import Job
+from torchaos.harness.running.launchers.running_job import RunningJob
 from torchaos.harness.undo.client import Reaper, UndoError
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import PageSlot
@@ -46,7 +45,7 @@ class Context:
     """What all faults of a run share."""
 
     journal: Journal
-    job: Job | Attached
+    job: RunningJob
     reaper: Reaper
     limit_s: float  # the reaper undoes a fault by itself this long after it was guarded
     undo_copies: Path = OutsideSite.undo_copies

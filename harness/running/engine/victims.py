@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from torchaos.harness.contracts import ChaosError, Hits
 from torchaos.harness.mechanics.site import Victim
 from torchaos.harness.record.plan import PlannedFault
-from torchaos.harness.running.launchers.attach import Attached
-from torchaos.harness.running.launchers.job import Job
+from torchaos.harness.running.launchers.running_job import RunningJob
 
 
-def ranks_now(fault: PlannedFault, job: Job | Attached) -> Sequence[int]:
+def ranks_now(fault: PlannedFault, job: RunningJob) -> Sequence[int]:
     """The ranks to hit. If the target is a node, the ranks that it has now: after a restart, or with a standby node,
     they may differ from the plan. A fault in the rank always hits the planned ranks, in which it was armed."""
     target = fault.target
@@ -20,7 +19,7 @@ def ranks_now(fault: PlannedFault, job: Job | Attached) -> Sequence[int]:
     return sorted(rank for rank, process in job.ranks().items() if process.node in target.nodes)
 
 
-def victims_of(fault: PlannedFault, hits: Hits, job: Job | Attached) -> list[Victim]:
+def victims_of(fault: PlannedFault, hits: Hits, job: RunningJob) -> list[Victim]:
     """The processes to hit; none if the fault hits nodes, files or endpoints. Raises ChaosError if a target has no
     process now."""
     if hits in ("nodes", "files", "endpoints"):

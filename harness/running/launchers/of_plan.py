@@ -16,13 +16,14 @@ from torchaos.harness.running.launchers.attach import Attached
 from torchaos.harness.running.launchers.fronted import Fronted
 from torchaos.harness.running.launchers.job import Job
 from torchaos.harness.running.launchers.job_env import job_env
+from torchaos.harness.running.launchers.running_job import RunningJob
 from torchaos.harness.watching.probes.log_adapters import LIGHTNING, adapter_for
 
 
 def job_for(
     plan: Plan, folder: RunDir, run_id: str, journal: Journal,
     guard: Callable[[Sequence[Handle], int], None] | None = None,
-) -> Job | Attached:  # fmt: skip
+) -> RunningJob:  # fmt: skip
     """Not yet started. Raises UsageError where the log's format or the launcher is unknown, or there is nothing to
     attach to."""
     job, adapter = plan.job, adapter_for(plan.job.log)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.plugin import Evidence, Fault, Handle, NodeSite, RankSite, Record, all_waited
+from torchaos.plugin import Evidence, Fault, Handle, Kind, NodeSite, RankSite, Record, all_waited
 
 
 @dataclass(frozen=True)
@@ -34,4 +34,10 @@ class StallNccl(Fault):
         site.stall_nccl(self.call, self.nth, self.min_bytes, self.max_bytes)
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
+        held = {(e.attempt, e.rank) for e in record.of_fault(fault, Kind.NOTE)}
+        hits = list(record.of_fault(fault, Kind.APPLYING))
+        went_on = {(e.attempt, e.rank) for hit in hits for e in record.of_kind(Kind.STEP) if e.mono_s > hit.mono_s}
+        # A rank that dies while its call is held reports nothing any more.
+        if any((hit.attempt, hit.rank) in went_on - held for hit in hits):
+            return None
         return all_waited(record, fault)

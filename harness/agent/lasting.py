@@ -7,7 +7,7 @@ else to go on. The lease is for the case that none of them is alive.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Callable, Protocol
 
 from .page import ControlPage
 
@@ -39,12 +39,23 @@ class Lease:
             time.sleep(min(_STEP_S, left))
 
 
+class On(Protocol):
+    @property
+    def on(self) -> bool: ...
+
+
+class Once:
+    """On until somebody says that it is over."""
+
+    on = True
+
+
 class Lasting:
     """The functions that lasting faults run at each collective and after each step."""
 
     def __init__(self) -> None:
-        self.on_calls: list[tuple[Lease, Callable[[Call], None]]] = []
-        self.on_steps: list[tuple[Lease, Callable[[], None]]] = []
+        self.on_calls: list[tuple[On, Callable[[Call], None]]] = []
+        self.on_steps: list[tuple[On, Callable[[], None]]] = []
 
     def enter(self, call: Call) -> None:
         self.on_calls = [entry for entry in self.on_calls if entry[0].on]

@@ -76,6 +76,12 @@ class NvtxPage:
         words[MATCHED] = 0
         words[ORDER] = words[STALLED] + 1
 
+    @property
+    def held_s(self) -> float | None:
+        """How long the newest order held a call, in seconds; None: it has held none, or still holds it."""
+        begun, ended = self.read(BEGUN_NS), self.read(ENDED_NS)
+        return (ended - begun) / 1e9 if self.read(STALLED) == self.read(ORDER) and ended >= begun else None
+
     def _text(self, at: int, size: int, text: str) -> None:
         raw = text.encode()
         if len(raw) >= size:

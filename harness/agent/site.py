@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Callable, Mapping
 
 from . import wire
-from .lasting import Lease
+from .lasting import Lease, Once
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -46,11 +46,20 @@ class RankSite:
         self._agent.lasting.on_calls.append((self.lease, then))
 
     def stall_nccl(self, name: str, nth: int, min_bytes: int | None, max_bytes: int | None) -> None:
-        """Stall the nth call, from now on, of the NCCL function `name` with `min_bytes` to `max_bytes` bytes."""
+        """Stall the nth call, from now on, of the NCCL function `name` with `min_bytes` to `max_bytes` bytes. An event
+        reports afterwards for how long the call was held."""
         from .nvtx import NcclCall, NvtxPage
 
-        call = NcclCall(name, nth, min_bytes, max_bytes)
-        NvtxPage.of_this_process().order(call, self.lease.control, self.lease.number, self.lease.left_s)
+        page, waiting = NvtxPage.of_this_process(), Once()
+        page.order(NcclCall(name, nth, min_bytes, max_bytes), self.lease.control, self.lease.number, self.lease.left_s)
+
+        def report() -> None:
+            if (held_s := page.held_s) is not None:
+                waiting.on = False
+                text = f"{name} was held for {held_s:.2f} s"
+                self.emit(wire.Kind.NOTE, {"text": text, "fault": self.fault, "held_s": held_s})
+
+        self._agent.lasting.on_steps.append((waiting, report))
 
     def after_steps(self, then: Callable[[], None]) -> None:
         """Call `then` after each step while the fault lasts."""

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ import pytest
 from chaos import REPOSITORY, TRAINERS, RunScenario, left_over
 
 from torchaos.harness.agent.wire import Event, Kind
+from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.running import capabilities
 
 SCENARIOS = sorted((REPOSITORY / "scenarios" / "collective").glob("*.yaml"))
 SHORT = {"stall-all-reduce"}
 BROKEN = {"drop-all-reduce", "reorder-all-reduces"}  # to be survived by a restart only
 NEEDS = {"straggler-quota": "root", "uninterruptible-rank": "freezer"}
+
+ENV = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 pytestmark = pytest.mark.job
 
@@ -43,6 +47,35 @@ def test_the_reference_job_bears_it(torchaos: RunScenario, path: Path) -> None:
         return
     assert run.exit_code == 0, run
     assert all(fault["evidence"] for fault in run.result["faults"]), run
+
+
+def test_calls_of_a_real_nccl(torchaos: RunScenario) -> None:
+    """Without a GPU: three calls of NVIDIA's own NCCL, chosen by name, size and number, stall a job that makes them.
+    Each stall is reported by the library in the rank, felt by the other rank, and taken back."""
+    if find_spec("nvidia") is None:
+        pytest.skip("libnccl.so.2 is missing: pip install nvidia-nccl-cu12")
+    calls = [
+        {"call": "ncclAllGather", "min_bytes": 100_000},
+        {"call": "ncclReduceScatter", "nth": 3},
+        {"call": "ncclSend", "max_bytes": 4_000},
+    ]
+    command = "torchrun --nproc-per-node 2 scenarios/jobs/gpt_nccl.py --steps 60 --checkpoint-dir {run}/checkpoints"
+    run = torchaos({
+        "scenario": "nccl-calls",
+        "description": "A rank stops in three calls of NCCL.",
+        "job": {"command": command, "env": ENV, "timeout": "4m", "cwd": str(REPOSITORY)},
+        "twin": "none",
+        "faults": [
+            {"inject": "collective.stall_nccl", "id": f"stall-{step}", "target": {"rank": 1}, "when": {"step": step},
+             "with": call, "for": "2s"}
+            for step, call in zip((20, 30, 40), calls, strict=True)
+        ],
+        "assert": ["completed", {"restarts": {"max": 0}}],
+    })  # fmt: skip
+    assert run.exit_code == 0, run
+    notes = [event.data for event in read_events(run.folder / "events") if event.kind is Kind.NOTE]
+    held = [note["text"].partition(" was held")[0] for note in notes if "held_s" in note]
+    assert held == [call["call"] for call in calls], run
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torchaos.harness.judging.ending.teardown import final_step
 from torchaos.harness.judging.noise.quantities import Steps, relative
 from torchaos.harness.judging.noise.tolerance import LEARNED_FACTOR, Tolerance, Tolerances
 from torchaos.harness.judging.replicas import absences
+from torchaos.harness.judging.twins.midway import with_first_parts
 from torchaos.harness.record.history import Execution, History
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
@@ -33,9 +34,12 @@ class Difference:
 
 
 def history_of(run: Record, twins: Sequence[Record]) -> History:
-    """The run's history. The first twin helps only if the run's own witnesses can't give global numbers to the steps of
-    an attempt."""
-    return History.of(run.events, twins[0].history) if twins and run.history.unplaced else run.history
+    """The run's history. The first twin helps if the run's own witnesses can't give global numbers to the steps of an
+    attempt, and has the first part of a step of which an attempt did the rest."""
+    if not twins:
+        return run.history
+    history = History.of(run.events, twins[0].history) if run.history.unplaced else run.history
+    return with_first_parts(history, twins[0].history)
 
 
 def until(steps: Steps, last: int | None) -> Steps:

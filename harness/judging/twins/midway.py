@@ -1,0 +1,63 @@
+"""Steps of which an attempt did only the rest: a job may save amid an accumulation, with its gradients. Pure.
+
+The losses and samples of such a step are then the last ones of the twin's step, and what follows is as in the twin: so
+the gradients of the first ones came from the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from torchaos.harness.judging.noise.quantities import Steps
+from torchaos.harness.record.history import Execution, History
+
+
+def with_first_parts(history: History, twin: History) -> History:
+    """The history, where each such step has the losses and samples of the twin's whole step."""
+    theirs = twin.by_step()
+    whole = {id(old): new for old, new in _completed(history, theirs)}
+    if not whole:
+        return history
+    return replace(history, executions=tuple(whole.get(id(one), one) for one in history.executions))
+
+
+def _completed(history: History, theirs: Steps) -> Iterator[tuple[Execution, Execution]]:
+    of_segments: dict[tuple[int, int], dict[int, dict[int, Execution]]] = defaultdict(lambda: defaultdict(dict))
+    for one in history.executions:
+        if one.attempt and one.global_step is not None:
+            of_segments[one.attempt, one.segment][one.global_step][one.rank] = one
+    for steps in of_segments.values():
+        first = min(steps)
+        own, twins = steps[first], theirs.get(first, {})
+        if own.keys() != twins.keys() or not all(_is_rest(own[rank], twins[rank]) for rank in own):
+            continue
+        if _led_to_the_same(own, twins, steps.get(first + 1, {}), theirs.get(first + 1, {})):
+            for rank, one in own.items():
+                other = twins[rank]
+                yield one, replace(one, losses=other.losses, samples=other.samples, indices=other.indices)
+
+
+def _is_rest(own: Execution, twin: Execution) -> bool:
+    """Whether all that the rank did in the step is the end of what the twin's did, and not the whole."""
+    if not 0 < len(own.losses) < len(twin.losses):
+        return False
+    return all(
+        mine == others[len(others) - len(mine) :]
+        for mine, others in ((own.losses, twin.losses), (own.samples, twin.samples), (own.indices, twin.indices))
+    )
+
+
+def _led_to_the_same(
+    own: Mapping[int, Execution], twins: Mapping[int, Execution],
+    next_own: Mapping[int, Execution], next_twins: Mapping[int, Execution],
+) -> bool:  # fmt: skip
+    """By the parameters after the step, if both were seen, else by the losses of the next one."""
+    pairs = [(own[rank].parameters, twins[rank].parameters) for rank in own]
+    if None not in [one for pair in pairs for one in pair]:
+        return all(mine == other for mine, other in pairs)
+    losses = [
+        (next_own[rank].losses, next_twins[rank].losses) for rank in own if rank in next_own and rank in next_twins
+    ]
+    return len(losses) == len(own) and all(mine and mine == other for mine, other in losses)

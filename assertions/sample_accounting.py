@@ -112,12 +112,12 @@ def _against(history: History, ours: Steps, theirs: Steps, early: Steps, blind: 
             f"{invalid}. Give the job a fixed seed.",
             step=invalid,
         )
-    unseen = None
+    unseen, times = None, Counter(map(_in_order, theirs.values()))
     for step in sorted(ours.keys() | theirs.keys()):
         mine, twins = ours.get(step, {}), theirs.get(step, {})
         if step in blind or not (_all_seen(mine) and _all_seen(twins)):
             unseen = unseen or inconclusive(f"the samples of step {step} were not all seen")
-        elif not _same(mine, twins):
+        elif not _same(mine, twins) and not (_in_order(mine) == _in_order(twins) and times[_in_order(twins)] == 1):
             return _uneven(theirs) or _differs(history, ours, theirs, step)
     total = _total(ours.values(), _reader(ours)).total()
     return unseen or passed(
@@ -298,6 +298,12 @@ def _same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> boo
     if not all(one.indices for one in every) or all(len(one.indices) == len(one.samples) for one in every):
         return True
     return _count(mine, _indices) == _count(others, _indices)
+
+
+def _in_order(by_rank: Mapping[int, Execution]) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:
+    """All contents of a step. If no other step of the twin has them, they say which samples these were: an index may
+    count from another sample after a resume, as in a Subset of what is left of an epoch."""
+    return tuple((rank, _digests(one)) for rank, one in sorted(by_rank.items()))
 
 
 def _count(by_rank: Mapping[int, Execution], read: Read = _digests) -> Samples:

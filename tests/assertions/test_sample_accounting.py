@@ -269,3 +269,21 @@ def test_steps_without_indices_hide_none_of_the_others(trainer: Any) -> None:
     finding = SampleAccounting().judge(run, [fed(trainer().record(), "d")])
     assert finding.outcome is Outcome.FAILED
     assert "samples 0-7 in step 16" in finding.reason
+
+
+@pytest.mark.parametrize(("all_alike", "outcome"), [(False, Outcome.PASSED), (True, Outcome.FAILED)])
+def test_indices_that_count_from_another_sample(trainer: Any, all_alike: bool, outcome: Outcome) -> None:
+    """A resume takes a Subset of what is left of an epoch, and the indices of its packed batches begin at 0 again. The
+    contents show that they are the twin's samples, unless all steps have the same contents."""
+
+    def packed(run: Any, subset: bool) -> Any:
+        def moved(e: Any) -> Any:
+            samples = [f"{0 if all_alike else index}{part}" for index in e.data["indices"] for part in "ab"]
+            by = 150 if subset and e.attempt else 0
+            return replace(e, data={**e.data, "samples": samples, "indices": [i - by for i in e.data["indices"]]})
+
+        return replace(run, events=tuple(moved(e) if e.kind is Kind.STEP else e for e in run.events))
+
+    run, twin = packed(trainer(kills=KILL).record(), True), packed(trainer().record(), False)
+    finding = SampleAccounting().judge(run, [twin])
+    assert finding.outcome is outcome, finding.reason

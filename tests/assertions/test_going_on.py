@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -255,8 +256,9 @@ def test_a_reboot_tells_when_its_node_is_back(monkeypatch: pytest.MonkeyPatch) -
 
     node = SimpleNamespace(node=SimpleNamespace(index=2), keep_place=lambda: None, start_again=lambda: 7)
     site = SimpleNamespace(fault="f", nodes=(node,), emit=emit, release=lambda: None)
-    monkeypatch.setattr(nodes, "kill", lambda site: nodes.tell(site, [5], "killed"))
-    registry.find("injectors", "node.reboot")(away=0.0).apply(site)
+    reboot = registry.find("injectors", "node.reboot")
+    monkeypatch.setattr(sys.modules[reboot.__module__], "kill", lambda site: nodes.tell(site, [5], "killed"))
+    reboot(away=0.0).apply(site)
     run = SimpleNamespace(events=told)
     landing = Landing("f", 9.0, 0, frozenset(), frozenset())
     assert way_back_s(run, landing, Kind.EFFECT) == 11.0

@@ -64,7 +64,7 @@ def recover_(folders: Sequence[Path], forget: bool, any_host: bool) -> None:
     if not folders:
         await_reapers(lambda: find(())[0], _REAPERS_S)
     runs, bad = find([folder.absolute() for folder in folders])
-    # Without a name, those that somebody takes care of, or of another machine, are no affair of this call.
+    # Without a name, this call leaves out runs whose harness lives, and runs of other machines.
     chosen = [run for run in runs if folders or (not run.lives(run.harness) and (run.here or any_host))]
     done = [*bad, *(recover(run, any_host) for run in chosen)]
     code = _tell(done)

@@ -41,7 +41,7 @@ def exec_(folder: Path, scenario: Path | None, node: int | None, command: Sequen
 
 def make(run: RunDir, scenario: Path) -> None:
     """A run directory of a job that somebody else starts; one that was left half made is finished. Raises
-    UsageError where the scenario has faults: those are injected by `torchaos run`, which starts the job itself."""
+    UsageError if the scenario has faults: those are injected by `torchaos run`, which starts the job itself."""
     plan = replace(make_plan(load(scenario), scenario, 0), twin={})  # which the harness would have to run
     if plan.faults:
         raise UsageError(f"{scenario}: exec records, and injects nothing; use `torchaos run`, or remove the faults")

@@ -125,7 +125,7 @@ def _run(
 
 
 def _tell(text: str) -> None:
-    """The day goes on, and its verdict is the same, where nobody reads any more."""
+    """If the reader of the output is gone, the day goes on, and its verdict is the same."""
     with suppress(*GONE):
         click.echo(text)
 

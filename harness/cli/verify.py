@@ -63,7 +63,7 @@ def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None
 
 
 def _chosen(files: Files, where: str, every: bool) -> Sequence[str]:
-    """The newest is the one of the highest step among those whose names don't call them unfinished."""
+    """The checkpoint of the highest step, without those whose names say that they are unfinished."""
     found = formats.find(files, where)
     if every or len(found) < 2:
         return found

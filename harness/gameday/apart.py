@@ -14,7 +14,7 @@ _FORK = get_context("fork")  # the caller has one thread; nothing has to be impo
 
 
 def apart(work: Callable[[], T]) -> T:
-    """What `work` returns. Raises what it raises, and ChaosError where its process died."""
+    """What `work` returns. Raises what it raises, and ChaosError if its process died."""
     ours, theirs = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=_send, args=(theirs, work))
     process.start()

@@ -46,7 +46,7 @@ class Child:
     ) -> Ran:
         """In the new folder `home`: scenario.yaml, console.log, results.json, and in run/ its run directory.
 
-        `fds`: what it holds open too. Raises ChaosError where it left no result."""
+        `fds`: what it holds open too. Raises ChaosError if it left no result."""
         home.mkdir(parents=True, mode=0o700)
         path = home / "scenario.yaml"
         path.write_text(dumped(scenario))

@@ -57,7 +57,7 @@ class Day:
 
     @classmethod
     def read(cls, folder: Path) -> Day:
-        """Raises UsageError where there is none, or it is damaged."""
+        """Raises UsageError if there is none, or it is damaged."""
         try:
             return read_as(cls, (folder / "day.json").read_bytes())
         except OSError as error:
@@ -85,7 +85,7 @@ class DayRun:
 
     def __call__(self) -> tuple[list[RoundScore], str]:
         """The scores of all rounds so far, and why the day ended before its time (empty: it did not). Raises ChaosError
-        where a round can't be carried out, UsageError where somebody else is at this day."""
+        where a round can't be carried out, UsageError if somebody else is at this day."""
         with self._locked() as lock:
             done, elapsed_s = self._earlier()
             why = ""

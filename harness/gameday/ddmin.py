@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """`fails` is true of `items`. It may be dear, and is asked of no part twice."""
+    """`fails` is true of `items`. It may be costly, and is called at most once for each part."""
     known: dict[tuple[int, ...], bool] = {}
 
     def still(part: Sequence[int]) -> bool:

@@ -57,7 +57,7 @@ def arrivals(when: Arrivals, duration_s: float, random_stream: random.Random) ->
 
 
 def cut(day: GameDay, faults: Sequence[Drawn]) -> list[Round]:
-    """Into rounds: a new one after so many faults, or so much time. A quiet one still trains for its length."""
+    """Into rounds: a new round after a number of faults or a time. A round without faults trains for its length."""
     found: list[Round] = []
     start_s, mine = 0.0, list[Drawn]()
     for fault in [*faults, None]:

@@ -52,7 +52,7 @@ def presets() -> Presets:
 
 
 def mix_of(day: GameDay) -> Mix:
-    """What may be drawn here. Raises UsageError where there is no such preset, or nothing in it can be done here."""
+    """What may be drawn here. Raises UsageError if there is no such preset, or nothing in it can be done here."""
     if day.preset is None:
         return Mix(tuple(day.faults))
     known = presets()
@@ -93,7 +93,7 @@ def _reasons(without: Sequence[tuple[str, float, str]]) -> str:
 
 
 def _why_not(risk: Risk, day: GameDay) -> str:
-    """Why a fault can't be done to this job on this machine; empty where it can."""
+    """Why a fault can't be done to this job on this machine; empty if it can."""
     injector = registry.find("injectors", risk.inject)
     launcher = registry.find("launchers", day.launcher)
     offered: frozenset[str] = launcher.needs

@@ -93,11 +93,11 @@ class Spread:
 class Score:
     rounds: int
     clock: Clock
-    outcomes: Mapping[str, int]  # how many faults came to what
+    outcomes: Mapping[str, int]  # number of faults by outcome
     kinds: Mapping[str, Mapping[str, int]]  # the same, by injector
     parts: Mapping[str, Spread | None]  # of the recoveries, in seconds since the fault
     lost_steps: Spread | None
-    lost_unknown: int  # recoveries of which nobody can say how many steps were done again
+    lost_unknown: int  # recoveries whose number of repeated steps is not known
     checkpoint_s: Spread | None  # for which training stood still, of each checkpoint
     gpu_hours_lost: float
     mtbf_s: float | None  # of wall-clock time, by faults that the job had to come back from

@@ -45,7 +45,7 @@ class Shrink:
 
     @classmethod
     def of(cls, folder: RunDir, result: Result, home: Path, n: int, k: int, tell: Tell) -> Shrink:
-        """Raises UsageError where that run did not fail, or its scenario is damaged."""
+        """Raises UsageError if that run did not fail, or its scenario is damaged."""
         if result.verdict is not Verdict.FAILED:
             raise UsageError(
                 f"{folder.root}: that run is {result.verdict.value}, not failed: there is nothing to shrink"
@@ -62,14 +62,14 @@ class Shrink:
         return cls(scenario, plan.seed, plan.consent, wrong, home, n, k, tell)
 
     def __call__(self) -> dict[str, Any] | None:
-        """The smallest scenario; None where not even all the faults together failed again k times of n."""
+        """The smallest scenario; None if not even all the faults together failed again k times of n."""
         faults = self.scenario["faults"]
         if not self._fails(faults):
             return None
         return with_faults(self.scenario, ddmin(faults, self._fails))
 
     def _fails(self, faults: Sequence[dict[str, Any]]) -> bool:
-        """Tried until k have failed, or so many have not that they can't any more."""
+        """Tried until k runs have failed, or until k failures are no longer possible."""
         names = tuple(name_of(fault) for fault in faults)
         failed = tries = 0
         while failed < self.k and self.n - tries >= self.k - failed:

@@ -44,7 +44,7 @@ class Inconclusive(Failed):
 
 @dataclass(frozen=True)
 class Recovered:
-    """One recovery. `parts`: seconds since the fault hit, by name, None where it was not seen: felt, detected,
+    """One recovery. `parts`: seconds since the fault hit, by name, None if it was not seen: felt, detected,
     torn_down, rendezvous, workers_up, imported, set_up, restored, first_step, caught_up."""
 
     fault: str
@@ -58,7 +58,7 @@ class Recovered:
 
 @dataclass(frozen=True)
 class Run:
-    """`result`: as in result.json; empty where nothing could be run, and `output` says why."""
+    """`result`: as in result.json; empty if nothing could be run, and `output` says why."""
 
     scenario: Path
     exit_code: int
@@ -87,7 +87,7 @@ class Run:
         return tuple(self.result.get("cases", ()))
 
     def case(self, name: str) -> Mapping[str, Any]:
-        """An assertion's, or `faults`, or `rollback`. Raises LookupError where there is none of that name."""
+        """An assertion's, or `faults`, or `rollback`. Raises LookupError if there is none of that name."""
         found = next((one for one in self.cases if one["name"] == name), None)
         if found is None:
             raise LookupError(f"{name}: this run has {', '.join(one['name'] for one in self.cases)}")
@@ -101,7 +101,7 @@ class Run:
 
     @property
     def recovery(self) -> Recovered:
-        """The only one. Raises LookupError where there is none, or several."""
+        """The only one. Raises LookupError if there is none, or several."""
         if len(self.recoveries) != 1:
             raise LookupError(f"there are {len(self.recoveries)} recoveries; choose one of `recoveries`")
         return self.recoveries[0]
@@ -132,7 +132,7 @@ class Run:
         return self.twins[0] if self.twins else None
 
     def proves_nothing(self) -> str:
-        """Why no assertion of this run may count as passed, whatever it says itself; empty where they may. An assertion
+        """Why no assertion of this run may count as passed, whatever it says itself; empty if they may. An assertion
         that is inconclusive by itself says nothing about the others."""
         if not self.result:
             return f"nothing was run: {self.reason}"

@@ -142,7 +142,7 @@ def _session_folder(config: pytest.Config) -> Path:
 
 
 def _result(path: Path) -> dict[str, Any]:
-    """Empty where nothing was run, or it was not finished. Of a scenario that was repeated, what all came to: one case
+    """Empty if nothing was run, or it was not finished. Of a scenario that was repeated, what all came to: one case
     for the repetitions and one for the rollback, with all else of the first that did not pass."""
     try:
         raw = json.loads(path.read_text())

@@ -15,13 +15,13 @@ _OPTIONS = {"seeds": "seed", "ranks": "rank", "phases": "phase", "steps": "step"
 
 @dataclass(frozen=True)
 class Variation:
-    name: str  # as it stands in brackets behind the test's name; empty where there is only one
+    name: str  # as it stands in brackets behind the test's name; empty if there is only one
     seed: int | None
     overrides: tuple[str, ...]  # as `--set` takes them
 
 
 def of_options(config: pytest.Config) -> list[Variation]:
-    """Raises pytest.UsageError where an option can't be read."""
+    """Raises pytest.UsageError if an option can't be read."""
     axes: list[tuple[str, Sequence[Any]]] = []
     if seeds := config.getoption("--torchaos-seeds"):
         axes.append(("seed", _split("--torchaos-seeds", seeds)))
@@ -34,7 +34,7 @@ def of_options(config: pytest.Config) -> list[Variation]:
 
 
 def of_marker(given: Mapping[str, Any]) -> list[Variation]:
-    """Raises pytest.UsageError where the marker has an argument that there is none of."""
+    """Raises pytest.UsageError if the marker has an argument that there is none of."""
     unknown = given.keys() - {*_OPTIONS, "each", "set", "judge"}
     if unknown:
         raise pytest.UsageError(f"the marker torchaos has no {min(unknown)}; it has seeds, ranks, phases, steps, each, "

@@ -20,7 +20,7 @@ from torchaos.harness.record.plan import Plan
 
 def resolve_program(name: str, cwd: Path) -> str:
     """The absolute path of a command's program: as the shell would find it, else beside our own Python (a virtual
-    environment that was not activated). Raises UsageError when there is none."""
+    environment that was not activated). Raises UsageError if there is none."""
     found = shutil.which(name if "/" not in name else str(cwd / name)) or shutil.which(
         name, path=str(Path(sys.executable).parent)
     )
@@ -102,7 +102,7 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 
 def commit_of(folder: Path) -> str:
-    """The commit that a folder is checked out at, with `-dirty` where tracked files were changed; empty where it can't
+    """The commit that a folder is checked out at, with `-dirty` where tracked files were changed; empty if it can't
     be told."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:

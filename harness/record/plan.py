@@ -71,7 +71,7 @@ class PlannedJob:
     container: Mapping[str, Any] = field(
         default_factory=dict
     )  # what the nodes are made from, where they are containers
-    busy_nodes: int = 0  # so many have ranks at first, and the others are spare; 0: all have
+    busy_nodes: int = 0  # how many have ranks at first (the others are spare); 0: all have
 
     @property
     def per_node(self) -> int:

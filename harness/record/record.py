@@ -25,7 +25,7 @@ class Record:
     plan: Plan
     events: tuple[Event, ...]  # merged, in order of time
     artifacts: Mapping[str, Any]  # by file name without .json: "inventory", "environment"
-    damaged: tuple[str, ...] = ()  # whole lines of the journal that can't be read: nobody knows what they said
+    damaged: tuple[str, ...] = ()  # whole lines of the journal that can't be read
     gaps: tuple[str, ...] = ()  # events that are missing, in words
     log_end: tuple[str, ...] = ()  # the last lines of the job's log, without secrets
 
@@ -61,7 +61,7 @@ class Record:
 
     @classmethod
     def load(cls, folder: RunDir) -> Record:
-        """Raises UsageError where the folder lacks what a record needs, or where that is damaged."""
+        """Raises UsageError if the folder lacks what a record needs, or where that is damaged."""
         try:
             artifacts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.artifacts.glob("*.json"))}
             damaged, gaps = list[str](), Gaps()
@@ -73,7 +73,7 @@ class Record:
 
 
 def _log_end(folder: RunDir) -> tuple[str, ...]:
-    """Of the last submission's log; empty where there is none."""
+    """Of the last submission's log; empty if there is none."""
     logs = sorted(folder.logs.glob("job-*.log"), key=lambda path: (len(path.name), path.name))
     if not logs:
         return ()

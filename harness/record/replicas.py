@@ -25,7 +25,7 @@ def ranks_of(job: PlannedJob, replica: int) -> range:
 
 
 def events_of(events: Iterable[Event], job: PlannedJob, replica: int) -> Iterator[Event]:
-    """Those of one replica, and those that are of none."""
+    """The events of one replica, and the events that belong to no replica."""
     ranks = ranks_of(job, replica)
     for event in events:
         if event.rank is not None:

@@ -73,7 +73,7 @@ class Case:
 
 
 def root_first(cases: Sequence[Case]) -> list[Case]:
-    """As they are told: what follows from another case stands right after it."""
+    """In the order of reports: a case that follows from another case stands right after it."""
     found = [case for case in cases if case.follows is None]
     for case in (case for case in reversed(cases) if case.follows is not None):
         at = next((place for place, one in enumerate(found, 1) if one.name == case.follows), len(found))
@@ -128,7 +128,7 @@ class Result:
     reproduce: str = ""  # the command line that runs it again
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # recognised causes in torch or gloo, hooks that failed, what can't be seen
-    decided_by: str = ""  # the case that decided; empty where none did: passed, ended early, a damaged journal
+    decided_by: str = ""  # the case that decided; empty if none did: passed, ended early, a damaged journal
 
     schema: int = SCHEMA
 

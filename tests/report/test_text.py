@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchaos.harness.record.secrecy import mask, mask_env
 from torchaos.harness.telling.terminal import text
 
 
@@ -32,7 +33,7 @@ def test_shortened_keeps_to_its_limit(raw: str, limit: int) -> None:
 )
 def test_secrets_are_masked(name: str) -> None:
     """Values of variables whose names look like secrets are never shown."""
-    assert text.masked({name: "abc", "OMP_NUM_THREADS": "1"}) == {name: "***", "OMP_NUM_THREADS": "1"}
+    assert mask_env({name: "abc", "OMP_NUM_THREADS": "1"}) == {name: "***", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_secrets_are_masked(name: str) -> None:
 )
 def test_secrets_in_commands_are_masked(command: str, shown: str) -> None:
     """An assignment to a secret is masked wherever it stands in a command; other words stay."""
-    assert text.masked_command(command) == shown
+    assert mask(command) == shown
 
 
 @pytest.mark.parametrize(

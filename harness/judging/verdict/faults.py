@@ -18,7 +18,7 @@ from torchaos.harness.registry import injector_of
 
 
 def fault_result(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:
-    """In a job of replicas: in those that it was to hit, the worst; and the others have to end well all the same."""
+    """In a job of replicas: the worst of the replicas that it was to hit; the other replicas have to end well."""
     if run.plan.job.replicas == 1:
         return _judge_fault(run, twins, fault, must_recover)
     theirs, found, others = [replicas_of(twin) for twin in twins], {}, []

@@ -17,7 +17,7 @@ Group = tuple[str, int]  # the store's address, and the attempt
 
 
 def split_brain(run: Record) -> str | None:
-    """A sentence about the first two groups that wrote at the same time. None where there are none, or where nothing
+    """A sentence about the first two groups that wrote at the same time. None if there are none, or where nothing
     shows who wrote: no agent, or no watch on checkpoints."""
     groups = {
         event.source: (str(event.data["group"]), event.attempt or 0)

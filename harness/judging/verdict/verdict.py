@@ -34,13 +34,13 @@ SPLIT_BRAIN = "split_brain"  # said of the run whatever was asserted, when there
 
 
 def judge(folder: RunDir) -> Result:
-    """Judge what lies in a run directory. Raises ChaosError where it is not whole."""
+    """Judge what lies in a run directory. Raises ChaosError if it is not whole."""
     run, twins = records_of(folder)
     return verdict_of(run, twins, str(folder.root))
 
 
 def records_of(folder: RunDir) -> tuple[Record, list[Record]]:
-    """The records of a run and of its twins. Raises ChaosError where one is not whole."""
+    """The records of a run and of its twins. Raises ChaosError if one is not whole."""
     twins = sorted(folder.twins.iterdir()) if folder.twins.is_dir() else []
     return Record.load(folder), [Record.load(RunDir(path)) for path in twins]
 
@@ -184,7 +184,7 @@ def _about_twins(plan: Plan, twins: Sequence[Record]) -> str:
 
 
 def _environment(run: Record) -> Mapping[str, Any]:
-    """The artifact; empty where it is missing or is no longer one."""
+    """The artifact; empty if it is missing or is no longer one."""
     found = run.artifacts.get("environment")
     return {} if not isinstance(found, dict) or not isinstance(found.get("reproduce", []), list) else found
 

@@ -68,7 +68,7 @@ class Clock:
                 return
 
     def _exchange(self) -> tuple[float, float] | None:
-        """The bound of the error and the offset in seconds; None where no answer came."""
+        """The bound of the error and the offset in seconds; None if no answer came."""
         self._asked += 1
         answer = self._folder / f"answer-{self._node}"
         with suppress(OSError):

@@ -66,7 +66,7 @@ class Journal:
         self._pids = OuterPids()
         self._grown = threading.Condition()
         self._closed, self._closed_file = threading.Event(), False
-        self.failed = ""  # why what is told is not all recorded, once it is so
+        self.failed = ""  # why the record is not complete; empty as long as it is
         self._listeners: list[Callable[[Event], None]] = []
         self._follower = threading.Thread(target=self._follow, name="journal", daemon=True)
         self._follower.start()
@@ -84,7 +84,7 @@ class Journal:
             }
             try:
                 event = self._own.emit(kind, clean, rank=rank, attempt=attempt, mono_s=mono_s)
-            except OSError as error:  # healing goes on all the same; whoever runs this ends it
+            except OSError as error:  # healing goes on; the caller ends the run
                 self.failed = self.failed or f"the journal can't be written: {error.strerror}"
                 event = Event(kind, "harness", -1, time.time(), time.monotonic(), rank, attempt, None, clean)
             self._add([event])

@@ -1,4 +1,4 @@
-"""Ranks in a container tell pids of its pid namespace; everybody else means those of the harness's own."""
+"""Ranks in a container report pids of its pid namespace; all other events have pids of the harness's namespace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class OuterPids:
             self._known[event.rank, event.attempt, event.data["inner_pid"]] = event.data["pid"]
 
     def outside(self, event: Event) -> Event:
-        """The event with the pid that everybody else means."""
+        """The event with the pid in the harness's namespace."""
         pid = event.data.get("pid") if self._known and event.source.startswith("rank") else None
         if not isinstance(pid, int) or (known := self._known.get((event.rank, event.attempt, pid))) is None:
             return event

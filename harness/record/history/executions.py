@@ -116,7 +116,7 @@ def placed(one: Execution, base: int | None, segment: int) -> Execution:
 
 
 def counted_from(one: Execution, segment: int) -> Execution:
-    """As if its attempt had begun after so many local steps."""
+    """As if its attempt had begun after this many local steps."""
     return _with(one, {"local_step": one.local_step - segment})
 
 

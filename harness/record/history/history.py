@@ -32,7 +32,7 @@ class History:
     executions: tuple[Execution, ...]  # in order of attempt, then of time
     saves: tuple[Save, ...]
     loads: tuple[Load, ...]
-    source: Literal["agent", "log", "none"]  # who told of the steps
+    source: Literal["agent", "log", "none"]  # who reported the steps
     uneven: tuple[
         int, ...
     ] = ()  # steps by rank in an attempt that ended well, where they differ: none has a global step

@@ -10,7 +10,7 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.history.history import History
 
 _DEATHS = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE, Kind.NODE_EXITED, Kind.JOB_EXITED)
-_LONG, _LEAST_S = 3.0, 10.0  # a halt: so many times the longest step, and at least so long (a machine may be busy)
+_LONG, _LEAST_S = 3.0, 10.0  # a halt: times the longest step, and at least seconds (a machine may be busy)
 
 
 def is_down(history: History, events: Sequence[Event], at_s: float = math.inf) -> bool:

@@ -153,7 +153,7 @@ def _name(load: Load, saves: Sequence[Save]) -> Said | None:
 
 
 def _ahead(saves: Sequence[Save]) -> int | None:
-    """How far the numbers in names are ahead of the steps at which they were saved; None where they count no steps."""
+    """How far the numbers in names are ahead of the steps at which they were saved; None if they count no steps."""
     named = _named(saves)
     ahead = {told - done for told, done in named}
     plain = len(named) > 1 or ahead <= {-1, 0, 1}

@@ -71,7 +71,7 @@ def judge_gate(loaded: Loaded, environment: str, runs: Sequence[Found], terms: T
 
 
 def _together(wanted: Wanted, results: Sequence[Result], ask: Ask) -> Repeats:
-    """Where there are more than were asked for, no more of them may fail than of those."""
+    """If there are more repetitions than were asked for, the number that may fail stays the same."""
     more = len(results) - ask.times
     ask = replace(ask, times=len(results), at_least=None if ask.at_least is None else ask.at_least + more)
     return judge_repeats(wanted.name, wanted.scenario.description, results, ask, "done",
@@ -79,7 +79,7 @@ def _together(wanted: Wanted, results: Sequence[Result], ask: Ask) -> Repeats:
 
 
 def _codes(results: Sequence[Result], together: Repeats | None) -> list[ExitCode]:
-    """One that can't be judged at all is no repetition that failed: it closes the gate by itself."""
+    """A run that can't be judged is not a failed repetition: it closes the gate by itself."""
     alone = [one for one in results if together is None or one.verdict is Verdict.ERROR]
     return [*([ExitCode(together.exit_code)] if together else []), *(ExitCode(one.exit_code) for one in alone)]
 

@@ -59,7 +59,7 @@ def load(path: Path) -> Loaded:
 
 
 def _files(gate: Gate, file: Path, tell: Tell) -> list[Path]:
-    """In the order of the gate. It may lie beside its scenarios, and is none itself."""
+    """In the order of the gate. The gate's file may lie beside its scenarios; it is not a scenario."""
     found: list[Path] = []
     for number, text in enumerate(gate.scenarios):
         path = file.parent / text

@@ -2,7 +2,7 @@
 
 A run counts when it is of this very text of the scenario, was run as the gate says (its `set`), at the wanted commit
 and with the wanted versions, and began no longer ago than the gate allows. Of those that count the newest of each seed
-is judged. What can't be told of a run never makes it drop out: it counts, and the gate is closed.
+is judged. If something is not known of a run, the run still counts, and the gate is closed.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class Found:
 
 
 def found_in(folders: Sequence[Path]) -> list[Found]:
-    """A folder that is not there holds no runs. Raises UsageError where one can't be listed."""
+    """A folder that is not there holds no runs. Raises UsageError if one can't be listed."""
     there = [folder.absolute() for folder in folders if folder.exists()]
     return [_found(path) for folder in there for path in _run_dirs(folder)]
 
 
 def _run_dirs(folder: Path) -> Iterator[Path]:
-    """What has a plan or a result in it. Nothing inside of one is one: it may hold twins."""
+    """What has a plan or a result in it. Folders inside a run directory are left out: they may be its twins."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -118,7 +118,7 @@ def _found(path: Path) -> Found:
 
 
 def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[Found], str]:
-    """Those to be judged, the newest of each seed; where there is none, why."""
+    """The runs to judge, the newest of each seed; if there is none, the reason."""
     same = [one for one in runs if one.text == wanted.text]
     dropped = [(one, why_not(one, terms)) for one in same]
     found = [one for one, why in dropped if not why]
@@ -134,7 +134,7 @@ def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[
 
 
 def why_not(run: Found, terms: Terms) -> str:
-    """Why it does not count, in words that follow on `the run`; empty where it counts."""
+    """Why it does not count, in words that follow on `the run`; empty if it counts."""
     if run.options is not None and sorted(run.options) != sorted(terms.set):
         said = " ".join(shlex.quote(one) for one in run.options) or "nothing"
         return f"was run with other options than the gate's `set` ({said})"
@@ -173,12 +173,12 @@ def _long(time: timedelta) -> str:
 
 
 def _at(commit: str, wanted: str) -> bool:
-    """Of a commit and its beginning. One with uncommitted changes (`-dirty`) is not that commit."""
+    """Whether a commit begins like `wanted`. A commit with uncommitted changes (`-dirty`) never does."""
     return commit.startswith(wanted) and not commit.endswith("-dirty")
 
 
 def _newest(runs: Sequence[Found]) -> list[Found]:
-    """Of each seed; those of which seed or time is unknown are all kept."""
+    """The newest run of each seed. Runs whose seed or time is not known are all kept."""
     oldest = datetime.min.replace(tzinfo=timezone.utc)
     by_seed: dict[object, Found] = {}
     for run in sorted(runs, key=lambda one: one.started or oldest):

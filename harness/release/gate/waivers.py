@@ -9,7 +9,7 @@ from datetime import date
 from torchaos.harness.record.result import Case, Verdict
 from torchaos.harness.release.gate.grammar import Waiver
 
-_WAIVED = ", waived"  # behind the name of a case, so that it shows where only names are shown
+_WAIVED = ", waived"  # after the name of a case, for reports that show names only
 
 
 @dataclass(frozen=True)

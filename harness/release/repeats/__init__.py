@@ -1,1 +1,1 @@
-"""One scenario run many times: what was measured as distributions, and verdicts on the rate of those that pass."""
+"""One scenario run many times: distributions of the measured figures, and verdicts on the share of runs that pass."""

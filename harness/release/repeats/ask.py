@@ -17,7 +17,7 @@ class Ask:
     """With neither `at_least` nor `rate`, each repetition is judged alone, and the worst counts."""
 
     times: int = 1
-    at_least: int | None = None  # so many of them must pass
+    at_least: int | None = None  # how many of them must pass
     rate: float | None = None  # the share that passes must be shown to be no lower, with `confidence`
     confidence: float = CONFIDENCE
 
@@ -40,7 +40,7 @@ def ask_of(
     confidence: float | None = None,
 ) -> Ask:  # fmt: skip
     """What the scenario says under `repeat`, and the command line, which goes first: `times` replaces all that the
-    scenario says, a criterion replaces the scenario's. Raises UsageError where it can't be met or makes no sense."""
+    scenario says, a criterion replaces the scenario's. Raises UsageError if it can't be met or makes no sense."""
     base = Ask() if written is None else Ask(written.times, written.at_least, written.rate, written.confidence)
     base = base if times is None else Ask(times)
     if at_least is not None or rate is not None:

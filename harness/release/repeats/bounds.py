@@ -12,12 +12,12 @@ from typing import Any
 
 
 def lower(successes: int, trials: int, confidence: float) -> float | None:
-    """None where SciPy is not installed. Without any trial, 0."""
+    """None if SciPy is not installed. Without any trial, 0."""
     return _bound(successes, trials, confidence, "greater", "low")
 
 
 def upper(successes: int, trials: int, confidence: float) -> float | None:
-    """None where SciPy is not installed. Without any trial, 1."""
+    """None if SciPy is not installed. Without any trial, 1."""
     return _bound(successes, trials, confidence, "less", "high")
 
 

@@ -22,8 +22,8 @@ _ERRORS = (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)
 
 @dataclass(frozen=True)
 class Rate:
-    """Of the whole scenario, or of one of its cases. The bounds are one-sided, each with the asked confidence, and
-    None where there is no library for them."""
+    """Of the whole scenario, or of one of its cases. The bounds are one-sided, each with the confidence that was asked
+    for. They are None if SciPy is not installed."""
 
     name: str  # "scenario", or the case's
     passed: int
@@ -46,7 +46,7 @@ class Repeats:
     description: str
     asked: str
     times: int  # how often it was to be run
-    seeds: tuple[int, ...]  # of those that came to an end
+    seeds: tuple[int, ...]  # of the repetitions that ended
     verdict: Verdict
     exit_code: int
     reason: str
@@ -56,14 +56,14 @@ class Repeats:
     figures: tuple[Distribution, ...]
     notes: tuple[str, ...]
     of_rate: bool  # judged together, so that one repetition alone decides nothing
-    run_dirs: tuple[str, ...] = ()  # of all of them, those that never began included
+    run_dirs: tuple[str, ...] = ()  # of all repetitions, also of those that never began
 
 
 def judge_repeats(
     scenario: str, description: str, results: Sequence[Result], ask: Ask, state: State, alike: bool = False,
     run_dirs: Sequence[str] = (),
 ) -> Repeats:  # fmt: skip
-    """`results`: those that came to an end, in order. `alike`: the plans differ in nothing but the seed."""
+    """`results`: of the repetitions that ended, in order. `alike`: the plans differ in nothing but the seed."""
     rate = Rate.of("scenario", [one.verdict for one in results], ask.confidence)
     verdict, code, reason = _verdict(results, ask, state, rate)
     names = list(dict.fromkeys(case.name for one in results for case in one.cases))

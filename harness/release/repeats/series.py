@@ -42,8 +42,7 @@ class Series:
             first += len(own)
 
     def judged(self, results: Sequence[Result], ended: bool = False) -> list[Repeats]:
-        """Of each scenario that is repeated. `results`: those that there are, in the order of the runs; `ended`: there
-        will be no more."""
+        """Of each scenario that is repeated. `results`: so far, in the order of the runs; `ended`: no more come."""
         return [self._judged(one, one.of(results), ended) for one in self._all if one.ask.times > 1]
 
     def codes(self, results: Sequence[Result], repeats: Sequence[Repeats]) -> list[ExitCode]:

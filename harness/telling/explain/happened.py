@@ -57,7 +57,7 @@ def _of_history(run: Record) -> Iterator[Moment]:
 
 
 def _is_empty(event: Event, for_good: set[str]) -> bool:
-    """Whether it tells that what can't be taken back, such as a kill, has been."""
+    """Whether it says that a fault that can't be taken back, such as a kill, was taken back."""
     return event.kind is Kind.ROLLED_BACK and event.data["fault"] in for_good and bool(event.data["verified"])
 
 

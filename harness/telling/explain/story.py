@@ -15,10 +15,11 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery, Result, Verdict, root_first
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.words import moment_in_words, seconds_in_words, target_in_words
 from torchaos.harness.telling.explain.happened import Moment, happened
 from torchaos.harness.telling.terminal.dryrun import given
-from torchaos.harness.telling.terminal.text import masked_command, name_in_words, on_one_line
+from torchaos.harness.telling.terminal.text import name_in_words, on_one_line
 from torchaos.harness.telling.terminal.timeline import went_on
 
 _PARTS = {
@@ -46,7 +47,7 @@ class Story:
 
 
 def story_of(folder: RunDir) -> Story:
-    """Raises UsageError where there is no plan that can be read: nothing then says what this was."""
+    """Raises UsageError if there is no plan that can be read: nothing then says what this was."""
     run, doubts = _load(folder)
     result = _judged(folder, doubts)
     verdict = result.verdict.value if result else "not judged"
@@ -114,7 +115,7 @@ def _planned(plan: Plan) -> Iterator[str]:
     ranks = f"{plan.job.world_size} {'rank' if plan.job.world_size == 1 else 'ranks'}"
     nodes = "" if plan.job.nodes == 1 else f" on {plan.job.nodes} nodes"
     nodes = nodes if plan.job.replicas == 1 else f" in {plan.job.replicas} replicas"
-    command = masked_command(shlex.join(plan.job.command))
+    command = mask(shlex.join(plan.job.command))
     what = f"pid {plan.job.attach_pid}, attached to" if plan.job.attach_pid is not None else command
     yield f"The job, of {ranks}{nodes}: {what}"
     for fault in plan.faults:

@@ -5,7 +5,7 @@
 - `schema`: counted up when a reader of the old shape would misread the new one. Keys may be added without that.
 - `scenario`, `description`, `seed`, `reproduce` (command line), `run_dir`, `started` (ISO 8601, UTC), `duration_s`
 - `verdict`: passed, failed, inconclusive or error; `reason`: one line; `exit_code`: that of this scenario alone;
-  `decided_by`: the case that decided, empty where none did
+  `decided_by`: the case that decided, empty if none did
 - `faults`: `id`, `inject`, `target`, `planned`, `applied` (null: never landed), `evidence` (null: not felt),
   `rollback`, `verdict`, `reason`
 - `recoveries`: `fault`; `parts`: seconds since the fault was applied (null: not seen); `lost_steps` (null: not known)
@@ -32,14 +32,14 @@ from typing import Any
 
 from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.result import SCHEMA, Result
+from torchaos.harness.record.secrecy import mask
 from torchaos.harness.release.repeats.judged import Repeats
 from torchaos.harness.telling.terminal.repeats import as_json
-from torchaos.harness.telling.terminal.text import masked_command
 
 
 def write(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = ()) -> None:
-    """Replaces the file in one step; secrets in `reproduce` are masked. Raises OSError where it can't be written."""
-    shown = [replace(result, reproduce=masked_command(result.reproduce)) for result in results]
+    """Replaces the file in one step; secrets in `reproduce` are masked. Raises OSError if it can't be written."""
+    shown = [replace(result, reproduce=mask(result.reproduce)) for result in results]
     found: dict[str, Any] = {"schema": SCHEMA, "results": [result.to_json() for result in shown]}
     if repeats:
         found["repeats"] = [as_json(one) for one in repeats]

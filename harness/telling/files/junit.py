@@ -22,7 +22,6 @@ from torchaos.harness.release.repeats.judged import Repeats
 from torchaos.harness.telling.files.placeholder import placeholder_result
 from torchaos.harness.telling.terminal.repeats import as_result
 from torchaos.harness.telling.terminal.text import (
-    masked_command,
     on_one_line,
     pairs_in_words,
     printable,
@@ -129,7 +128,7 @@ def _report(result: Result, case: Case) -> str:
         ]
         lines += [f"recovery from {one.fault}, seconds: {pairs_in_words(one.parts)}" for one in result.recoveries]
     lines += [f"seed: {result.seed}", f"files: {result.run_dir}"]
-    lines += [f"again: {masked_command(result.reproduce)}"] if result.reproduce else []
+    lines += [f"again: {mask(result.reproduce)}"] if result.reproduce else []
     return printable(mask("\n".join(lines))).replace(_ATTACHMENT, _ATTACHMENT[1:])
 
 

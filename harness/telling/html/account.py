@@ -18,7 +18,7 @@ _MOST_ROWS = 12
 
 
 def samples_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
-    """How many samples were consumed, here and in the twin, by attempt and in the steps that differ; empty where no
+    """How many samples were consumed, here and in the twin, by attempt and in the steps that differ; empty if no
     sample was seen."""
     history = history_of(run, twins)
     ours = {step: _samples(by_rank) for step, by_rank in history.by_step().items()}
@@ -51,7 +51,7 @@ def _samples(by_rank: Mapping[int, Execution]) -> list[str]:
 
 
 def _over(these: Mapping[int, list[str]], those: Mapping[int, list[str]], steps: Iterable[int]) -> int:
-    """How many samples these have in those steps that those have not, or less often."""
+    """How many samples the first side has in those steps that the second side lacks, or has less often."""
     one, other = Counter[str](), Counter[str]()
     for step in steps:
         one.update(these.get(step, ()))
@@ -74,7 +74,7 @@ def checkpoints_of(run: Record) -> list[dict[str, Any]]:
     folders = {os.path.dirname(save.path) for save in run.history.saves}
     roots = [str(home or ""), os.path.commonpath(folders) if folders else ""]
     entries = {str(one.get("path")): one for one in listed if isinstance(one, dict)}
-    saves: dict[str, dict[tuple[int, int], Save]] = {}  # those of one step that went to the same place are one
+    saves: dict[str, dict[tuple[int, int], Save]] = {}  # saves of one step to the same place count once
     for save in run.history.saves:
         name = _below(final_path(save.path), roots, entries)
         saves.setdefault(name, {})[save.attempt, save.local_step] = save
@@ -114,7 +114,7 @@ def _saved(
 
 
 def _gone(run: Record, later: Save | None, looked: bool) -> str:
-    """Why nobody can say what state it is in."""
+    """Why its state is not known."""
     if later is not None:
         return "overwritten" if later.global_step is None else f"overwritten in step {later.global_step}"
     if looked:

@@ -53,7 +53,7 @@ def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
 
 
 def _shown(steps: Sequence[int], columns: Mapping[str, Sequence[float | None]], moments: Sequence[int]) -> list[int]:
-    """The places of steps that are drawn: those that show a curve's shape, and all around a moment."""
+    """The places of steps that are drawn: enough to show a curve's shape, and all steps around a moment."""
     if len(steps) <= MOST_POINTS:
         return list(range(len(steps)))
     near = {place for place, step in enumerate(steps) if any(abs(step - moment) <= 25 for moment in moments)}

@@ -21,7 +21,7 @@ MOST_TRENDS, MOST_POINTS, MOST_ROWS = 40, 500, 2_000
 
 
 def write(path: Path, runs: Sequence[Kept], days: Sequence[Night] = ()) -> None:
-    """Raises OSError where it can't be written."""
+    """Raises OSError if it can't be written."""
     write_atomically(path, text(runs, path.parent, days))
 
 

@@ -42,7 +42,7 @@ _STORY = frozenset(Kind) - {Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.NETWORK}
 
 
 def write(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None) -> None:
-    """Write report.html into the run directory, readable by its owner alone. Raises ChaosError or OSError where the
+    """Write report.html into the run directory, readable by its owner alone. Raises ChaosError or OSError if the
     directory can't be read or written."""
     write_atomically(folder.report, text(folder, result, records), private=True)
 

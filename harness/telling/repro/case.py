@@ -28,7 +28,7 @@ _ONLY = "it can be shown by torchaos alone"
 
 
 def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str = "") -> dict[str, Any]:
-    """JSON. Raises UsageError where plain torchrun and kill can't show it, and says why."""
+    """JSON. Raises UsageError if plain torchrun and kill can't show it, and says why."""
     plan, job = run.plan, run.plan.job
     if job.attach_pid is not None:
         raise UsageError(f"the run was attached to pid {job.attach_pid}, and nothing says how that job is started")

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.text import Text
 
 from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, Verdict, root_first
+from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.terminal import timeline
 from torchaos.harness.telling.terminal.dryrun import catalogue, plan, warnings
 from torchaos.harness.telling.terminal.pen import COLOURS, Pen
 from torchaos.harness.telling.terminal.text import (
-    masked_command,
     measured_in_words,
     name_in_words,
     pairs_in_words,
@@ -154,7 +154,7 @@ def _footer(pen: Pen, result: Result, report: Path | None) -> None:
     lines = {
         "Files": result.run_dir,
         "Report": str(report or ""),
-        "Reproduce": masked_command(result.reproduce),
+        "Reproduce": mask(result.reproduce),
     }
     for label, text in lines.items():
         if text:

@@ -16,13 +16,13 @@ from torchaos.harness import registry
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import Irreversible, UsageError
 from torchaos.harness.record.plan import Named, Plan, PlannedFault, PlannedJob
-from torchaos.harness.record.secrecy import mask
+from torchaos.harness.record.secrecy import mask, mask_env
 from torchaos.harness.record.words import moment_in_words, seconds_in_words, target_in_words
 from torchaos.harness.running.planner.transport import Machine, transport_of
 from torchaos.harness.scenario.parameters import parameters_of
 from torchaos.harness.scenario.sizes import size_in_words
 from torchaos.harness.telling.terminal.pen import Pen
-from torchaos.harness.telling.terminal.text import masked, masked_command, name_in_words, pairs_in_words, printable
+from torchaos.harness.telling.terminal.text import name_in_words, pairs_in_words, printable
 
 _LABEL = 12
 
@@ -91,7 +91,7 @@ def _transport(plan: Plan) -> str:
 
 
 def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
-    command = masked_command(shlex.join(job.command))
+    command = mask(shlex.join(job.command))
     nodes = f"{job.nodes} {'node' if job.nodes == 1 else 'nodes' if job.replicas == 1 else 'replicas'}"
     again = f"{_times(job.resubmit_times)} at most, {seconds_in_words(job.resubmit_delay_s)} after it ended"
     limits = {
@@ -102,7 +102,7 @@ def _job(plan: Plan, job: PlannedJob) -> dict[str, str]:
     return {
         "command": command if job.attach_pid is None else f"attach to pid {job.attach_pid}",
         "directory": job.cwd,
-        "environment": ", ".join(f"{name}={value}" for name, value in masked(job.env).items()),
+        "environment": ", ".join(f"{name}={value}" for name, value in mask_env(job.env).items()),
         "size": f"{job.world_size} ranks {'on' if job.replicas == 1 else 'in'} {nodes}, launcher {plan.launcher}",
         "collectives": _transport(plan) if job.nodes > 1 else "",
         "endpoints": ", ".join(f"{name} {address}" for name, address in job.endpoints.items()),
@@ -138,7 +138,7 @@ def _fault(fault: PlannedFault) -> dict[str, str]:
 
 
 def _no_undo(fault: PlannedFault) -> str | None:
-    """Why the fault can't be taken back; None where it can, or where that shows only on a live job."""
+    """Why the fault can't be taken back; None if it can, or where that shows only on a live job."""
     from torchaos.harness.mechanics.site import OutsideSite
 
     try:
@@ -154,7 +154,7 @@ def _named(named: tuple[Named, ...]) -> str:
 
 
 def given(group: str, one: Named) -> str:
-    """Its parameters, with the unit of those that are durations."""
+    """Its parameters; durations have their unit."""
     try:
         seconds = registry.seconds_of(registry.find(group, one.name))
     except UsageError:  # a plan from a machine that has other plug-ins

@@ -58,7 +58,7 @@ class Narrator:
         }  # fmt: skip
 
     def tell(self, event: Event) -> Line | None:
-        """One line, safe to print, or None where the event is not worth one."""
+        """One line, safe to print, or None if the event is not worth one."""
         teller = self._tell.get(event.kind)
         line = teller(event) if teller else None
         return line and Line(shortened(on_one_line(line.text), 400), line.style)

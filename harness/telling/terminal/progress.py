@@ -45,7 +45,7 @@ class Progress:
         return True
 
     def step_of(self, view: RankView) -> int | None:
-        """The global step that a rank has finished; None where it can't be told."""
+        """The global step that a rank has finished; None if it can't be told."""
         base = self._bases.get(view.attempt)
         return None if base is None else base + view.local_step
 

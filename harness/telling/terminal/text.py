@@ -6,10 +6,6 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torchaos.harness.record.secrecy import MASK, mask, mask_env
-
-__all__ = ["MASK"]
-
 # What XML 1.0 forbids (https://www.w3.org/TR/xml/#charsets), and what a terminal would obey or hide: C0 and C1
 # controls, lone surrogates, non-characters, and the marks that turn the direction of writing.
 _UNSAFE = re.compile(
@@ -35,16 +31,6 @@ def shortened(text: str, limit: int) -> str:
     gap = f" [{len(text) - limit} characters and more left out] "
     kept = max(0, limit - len(gap))
     return (text[: kept - kept // 3] + gap + text[len(text) - kept // 3 :])[:limit]
-
-
-def masked(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment that can be shown: values whose names look like secrets are replaced."""
-    return mask_env(env)
-
-
-def masked_command(command: str) -> str:
-    """A command line that can be shown: what looks like a secret, or stands behind such a name, is masked."""
-    return mask(command)
 
 
 def value_in_words(name: str, value: Any, seconds: Collection[str] = ()) -> str:

@@ -50,8 +50,8 @@ def add(path: Path, table: str, rows: Iterable[tuple[object, ...]]) -> None:
 
 
 def rows_of(path: Path, table: str, *columns: str) -> list[tuple[str, ...]]:
-    """Of a table of the history at `path`, in order of time; changes nothing in it. Empty where there is none. Raises
-    UsageError where the file can't be used."""
+    """Of a table of the history at `path`, in order of time; changes nothing in it. Empty if there is none. Raises
+    UsageError if the file can't be used."""
     if not os.path.lexists(path):
         return []
     try:
@@ -71,7 +71,7 @@ def rows_of(path: Path, table: str, *columns: str) -> list[tuple[str, ...]]:
 
 
 def each_in(out: Path, file: str, read: Callable[[Path], Entry]) -> Iterator[Entry]:
-    """What `read` makes of each folder directly below `out` that has the file; without those that can't be read."""
+    """What `read` makes of each folder directly below `out` that has the file, as far as it can be read."""
     for path in sorted(out.absolute().glob(f"*/{file}")):
         with suppress(UsageError):
             yield read(path.parent)

@@ -25,7 +25,7 @@ _FLOOR_SHARE, _FLOOR_STEPS = 0.02, 1.0  # of the time; steps: a difference that 
 
 @dataclass(frozen=True)
 class Night:
-    """One game day. `commit`: of the job's working directory; empty where there is none. `raw`: the whole of
+    """One game day. `commit`: of the job's working directory; empty if there is none. `raw`: the whole of
     score.json."""
 
     folder: str
@@ -39,12 +39,12 @@ class Night:
     idle: tuple[float, ...]  # of each round, the share in which it did not
     caught_up_s: tuple[float, ...]  # of each recovery
     lost_steps: tuple[float, ...]
-    outcomes: Mapping[str, int]  # how many faults came to what
+    outcomes: Mapping[str, int]  # number of faults by outcome
     raw: Mapping[str, Any] = field(repr=False)
 
     @classmethod
     def of(cls, folder: Path) -> Night:
-        """Raises UsageError where the game day has no score that can be read."""
+        """Raises UsageError if the game day has no score that can be read."""
         try:
             return cls.of_score(str(folder), json.loads((folder / "score.json").read_text()))
         except OSError as error:
@@ -55,7 +55,7 @@ class Night:
 
     @classmethod
     def of_score(cls, folder: str, raw: Mapping[str, Any]) -> Night:
-        """Raises KeyError, ValueError, TypeError or AttributeError where this is none."""
+        """Raises KeyError, ValueError, TypeError or AttributeError if this is none."""
         about = {key: str(raw[key]) for key in ("name", "started", "commit", "verdict")}
         shares = [_share(one["clock"]) for one in raw["rounds"]]
         faults = [fault for one in raw["rounds"] for fault in one["faults"]]

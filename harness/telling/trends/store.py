@@ -20,20 +20,20 @@ from torchaos.harness.telling.trends import database
 
 @dataclass(frozen=True)
 class Kept:
-    """One run. `commit`: of the job's working directory, with `-dirty` where it was; empty where there is none."""
+    """One run. `commit`: of the job's working directory, with `-dirty` where it was; empty if there is none."""
 
     result: Result
     commit: str
 
     @property
     def caught_up_s(self) -> float | None:
-        """Seconds until the slowest recovery had caught up; None where one never did, or there was none."""
+        """Seconds until the slowest recovery had caught up; None if one never did, or there was none."""
         times = [one.parts.get("caught_up") for one in self.result.recoveries]
         return None if None in times else max((one for one in times if one is not None), default=None)
 
     @property
     def lost_steps(self) -> int | None:
-        """Of all recoveries together; None where one is not known."""
+        """Of all recoveries together; None if one is not known."""
         lost = [one.lost_steps for one in self.result.recoveries]
         return None if None in lost or not lost else sum(one for one in lost if one is not None)
 
@@ -85,7 +85,7 @@ def found_in(out: Path) -> list[Kept]:
 
 
 def in_file(path: Path) -> list[Kept]:
-    """The results of a `--json` file. Raises UsageError where it is none."""
+    """The results of a `--json` file. Raises UsageError if it is none."""
     try:
         results = results_in(path)
     except (OSError, UsageError) as error:

@@ -28,7 +28,7 @@ class Run:
         self.code: int | None = None  # None: it took too long
         self._command = [word.replace("{run}", str(folder)) for word in command]
         self._mark = uuid.uuid4().hex
-        self._victims: dict[int, int] = {}  # pidfd by pid, of those that the next kill is for
+        self._victims: dict[int, int] = {}  # pidfd by pid, of the processes that the next kill is for
         self._due: list[tuple[float, int, dict[int, int]]] = []  # signals that are still to be sent
         self._started_s = time.monotonic()
 
@@ -120,7 +120,7 @@ class Run:
         return bool((self.folder / kill["path"]).exists())
 
     def _hold_living(self) -> bool:
-        """Whether those that are held still live: a restart replaces them."""
+        """Whether the held processes still live: a restart replaces them."""
         if any(select.select([fd], [], [], 0)[0] for fd in self._victims.values()):
             self._victims = {}
         return bool(self._victims)
@@ -150,7 +150,7 @@ class Run:
                 yield pid, int(rank)
 
     def _end_all(self) -> None:
-        """Every process that carries our mark, whoever is its parent by now."""
+        """Every process that carries our mark; its parent may be any process by now."""
         for number, patience_s in ((signal.SIGCONT, 0.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 10.0)):
             left = self._marked()
             for pid in left:

@@ -41,7 +41,7 @@ class Control:
 
 
 def signs_of(run: Run, control: Control) -> dict[str, str]:
-    """What differs from the control, by the kind of sign. Raises CantTell where the control is no measure."""
+    """What differs from the control, by the kind of sign. Raises CantTell if the control is no measure."""
     if run.killed_s is None:
         raise CantTell("the job ended before there was a moment for the kill: give it more steps")
     for step, loss in sorted(run.before_kill.items()):
@@ -86,7 +86,7 @@ def _time(run: Run) -> str:
 
 
 def summary_of(run: Run) -> dict[str, str]:
-    """Of the newest checkpoint that it left; empty where there is none, or none that can be read."""
+    """Of the newest checkpoint that it left; empty if there is none, or none that can be read."""
     if CASE["checkpoints"] is None:
         return {}
     root = str(CASE["checkpoints"]).replace("{run}", str(run.folder))

@@ -11,13 +11,12 @@ from torchaos.harness.mechanics.containers import faults
 from torchaos.harness.record.record import Record
 
 
-class ContainerFault(Fault):
-    """Something that is taken back. `words` say what the proof shows of the nodes."""
+class _OnContainers(Fault):
+    """`words` say what the proof shows of the nodes."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"docker"})
     hits: ClassVar[Hits] = "nodes"
-    part: ClassVar[Literal["running", "network", "limits"]]  # of the container: what is set right again
     reports: ClassVar[tuple[str, ...]]  # of the engine while it does it, in turn; held ranks go on at the first
     proof: ClassVar[str] = ""  # the report that shows that it was felt; empty: the last
     words: ClassVar[str]
@@ -26,9 +25,6 @@ class ContainerFault(Fault):
         """Do it to one container."""
         raise NotImplementedError
 
-    def changes(self, site: NodeSite) -> Sequence[Handle] | Irreversible:
-        return faults.changes(site, self.part)
-
     def apply(self, site: NodeSite) -> None:
         faults.do(site, self.act, self.reports[0], self.reports[-1])
 
@@ -36,7 +32,16 @@ class ContainerFault(Fault):
         return faults.told(record, fault, self.proof or self.reports[-1], self.words)
 
 
-class ContainerDeath(ContainerFault):
+class ContainerFault(_OnContainers):
+    """Something that is taken back."""
+
+    part: ClassVar[Literal["running", "network", "limits"]]  # of the container: what is set right again
+
+    def changes(self, site: NodeSite) -> Sequence[Handle]:
+        return faults.changes(site, self.part)
+
+
+class ContainerDeath(_OnContainers):
     """The container ends by it."""
 
     lethal: ClassVar[bool] = True

@@ -36,6 +36,7 @@ class Delay(Fault):
     seed: int = 0
 
     name = "collective.delay"
+    hooks = ("collectives",)
     where = ("rank",)
     needs = frozenset({"agent"})
     lasting = True

@@ -19,6 +19,7 @@ class ScaledGradient(Corruption):
     factor: float = 10.0
 
     name = "numeric.scaled_gradient"
+    hooks = ("collectives", "state")
     phase = "collective"
     lasting = True
 
@@ -44,6 +45,7 @@ class StaleGradient(Corruption):
     """The rank gives the gradients of its first step under the fault again and again."""
 
     name = "numeric.stale_gradient"
+    hooks = ("collectives", "state")
     phase = "collective"
     lasting = True
 

@@ -21,6 +21,7 @@ class Gradient(Corruption):
 
     name = "numeric.gradient"
     phase = "collective"
+    hooks = ("collectives", "state")
 
     def apply(self, site: RankSite) -> None:
         done: list[bool] = []

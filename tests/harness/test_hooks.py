@@ -25,10 +25,12 @@ assert: [completed]
 @pytest.mark.parametrize(
     ("inject", "with_"),
     [
-        ("numeric.gradient", "with: {change: nan}"), ("numeric.scaled_gradient", "for: 2s"), ("numeric.stale_gradient", "for: 2s"),
+        ("numeric.gradient", "with: {change: nan}"),
+        ("numeric.scaled_gradient", "for: 2s"),
+        ("numeric.stale_gradient", "for: 2s"),
         ("collective.delay", "with: {time: 10ms}\n    for: 2s"),
     ],
-)  # fmt: skip
+)
 def test_what_an_injector_looks_at_is_on_whatever_the_phase(
     inject: str, with_: str, phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torchaos.harness.agent.check_sums import as_integers, local
 from torchaos.harness.agent.state import parameters
@@ -23,7 +23,7 @@ class Corruption(Fault):
 
     where = ("rank",)
     needs = frozenset({"agent"})
-    hooks = ("state",)
+    hooks: ClassVar[tuple[str, ...]] = ("state",)
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:
         drawn = {"bit": draw.randrange(32), "place": round(draw.random(), 6)}

@@ -233,5 +233,5 @@ def test_the_hosts_network_needs_consent() -> None:
     with pytest.raises(NotPermitted, match="host-network"):
         check_network(Path("/proc/self/ns/net"), ())
     check_network(Path("/proc/self/ns/net"), ["host-network"])
-    with pytest.raises(NotPermitted, match="can't be told"):
+    with pytest.raises(NotPermitted, match="can't be identified"):
         check_network(Path("/proc/self/ns/none"), ["host-network"])

@@ -51,7 +51,8 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     assertions = [_assertion(named) for named in run.plan.asserts]
     must_recover = all(assertion.expects_recovery for assertion in assertions)
     faults = tuple(fault_result(run, twins, fault, must_recover) for fault in run.plan.faults)
-    findings = [_finding(assertion, run, twins) for assertion in assertions]
+    mixed = next(filter(None, map(ranks_repeat, (run, *twins))), None)
+    findings = [inconclusive(mixed) if mixed else _finding(assertion, run, twins) for assertion in assertions]
     cases = [_case(named, finding) for named, finding in zip(run.plan.asserts, findings, strict=True)]
     late = {fault.id for one in parts for fault in one.plan.faults if never_reached(one, fault)}
     landed = [faults_case(faults, late)] if faults else []
@@ -59,7 +60,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     if split := next(filter(None, map(split_brain, parts)), None):
         cases.insert(0, Case(SPLIT_BRAIN, "assertion", Verdict.FAILED, split))
     rollback = _rollback_case(run)
-    verdict, reason, decided_by = _overall(run, twins, cases, proved=all(fault.proved for fault in faults))
+    verdict, reason, decided_by = _overall(run, twins, cases, mixed, proved=all(fault.proved for fault in faults))
     if verdict is not Verdict.PASSED:
         reason = (died_at_start(run) or reason) + because(run)
     elif rollback.verdict is not Verdict.PASSED:
@@ -136,9 +137,11 @@ def _owner(event: Event) -> str:
 
 
 def _overall(
-    run: Record, twins: Sequence[Record], cases: Sequence[Case], *, proved: bool
+    run: Record, twins: Sequence[Record], cases: Sequence[Case], mixed: str | None, *, proved: bool
 ) -> tuple[Verdict, str, str]:  # fmt: skip
-    """Verdict, reason, and the case that decided. A fault that did not land or was not felt (not `proved`) makes
+    """Verdict, reason, and the case that decided. `mixed`: why nobody knows which step is whose, if that is so.
+
+    A fault that did not land or was not felt (not `proved`) makes
     everything inconclusive, and so does a journal with lines that are missing or can't be read, since nobody knows
     what they said. Then failed beats inconclusive."""
     stopped = run.stopped.data if run.stopped else None
@@ -154,8 +157,8 @@ def _overall(
     if lacks := missing_in_words(run, twins):
         return Verdict.INCONCLUSIVE, lacks, ""
     split = [case for case in by_verdict[Verdict.FAILED] if case.name == SPLIT_BRAIN]
-    if not split and (twice := next(filter(None, map(ranks_repeat, (run, *twins))), None)):
-        return Verdict.INCONCLUSIVE, twice, ""
+    if mixed and not split:
+        return Verdict.INCONCLUSIVE, mixed, ""
     for found in (split, gate, by_verdict[Verdict.FAILED], by_verdict[Verdict.INCONCLUSIVE]):
         if root := next((case for case in found if case.follows is None), None):
             return root.verdict, f"{root.name}: {root.reason}", root.name

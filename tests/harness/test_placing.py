@@ -167,6 +167,9 @@ def test_a_rollback_to_a_state_in_memory_is_a_segment() -> None:
     assert _told(history) == _told(straight.history)
     last = max(e.mono_s for e in events if e.kind is Kind.STEP and e.step == 12)
     assert history.segments[1].started_s == last
+    again = min(e.mono_s for e in events if e.kind is Kind.STEP and e.step == 13 and e.rank == 0)
+    assert history.steps_done(0, 0, (last + again) / 2) == 12  # such as the fault that made the job go back
+    assert history.steps_done(0, 0, again) == 11
     assert not resumes(Record(straight.plan, tuple(events), {}))  # no checkpoint was to choose
     alone = [
         _with(e, opt_step=e.step) if e.kind is Kind.STEP and e.rank == 1 and (e.step or 0) > 12 else e for e in events

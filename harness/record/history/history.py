@@ -140,13 +140,21 @@ class History:
         life = self.attempt_at(mono_s) if attempt is None else self.attempt(attempt)
         if life is None or life.base is None:
             return None
-        part = [one for one in self.segments if one.number == life.number and one.started_s <= mono_s][-1:]
+        part = [one for one in self.segments if one.number == life.number and self._seen_from_s(one) <= mono_s][-1:]
         base, after = (part[0].base, part[0].after) if part else (life.base, 0)
         own = [
             one for one in self.executions
             if one.attempt == life.number and one.segment == after and rank in (None, one.rank)
         ]  # fmt: skip
         return max((one.global_step or 0 for one in own if one.mono_s <= mono_s), default=base)
+
+    def _seen_from_s(self, part: Segment) -> float:
+        """No event tells when a job goes back to a state in memory: only that it has, when a step is over. What came
+        before the end of that step, such as the fault that made the job go back, belongs to the steps before."""
+        if not part.in_memory:
+            return part.started_s
+        own = (one.mono_s for one in self.executions if (one.attempt, one.segment) == (part.number, part.after))
+        return min(own, default=part.started_s)
 
     @property
     def last_step(self) -> int | None:

@@ -70,8 +70,8 @@ def make_mortal(module: str) -> None:
 def _harness(at: dict[str, Any]) -> None:
     from torchaos.harness.agent import wire
     from torchaos.harness.agent.page import ControlPage
+    from torchaos.harness.machine import disk
     from torchaos.harness.mechanics.site import OutsideSite
-    from torchaos.harness.record import result
     from torchaos.harness.undo import client
 
     points = Points("harness", at)
@@ -86,7 +86,7 @@ def _harness(at: dict[str, Any]) -> None:
     points.around(client.Reaper, "_ask", lambda _self, _s, **request: f"request {request['do']}")
     points.around(ControlPage, "write", lambda _page, word, *_more: f"page {words[word]}")
     points.around(OutsideSite, "signal", lambda *_more: "signal")
-    points.around(result, "write_atomically", lambda path, *_more, **_: f"file {path.name}")
+    points.around(disk, "write_atomically", lambda path, *_more, **_: f"file {path.name}")
     original = subprocess.Popen.__init__
 
     def start(popen: Any, argv: Any, *args: Any, **kwargs: Any) -> None:
@@ -107,7 +107,7 @@ def _reaper(at: dict[str, Any]) -> None:
     points.pids["harness"] = os.getppid()
     points.around(log.UndoLog, "append", lambda _log, line, *_more: f"line {line.get('state', 'header')}")
     points.around(healer, "_restore", lambda raw, *_more: f"restore {raw['kind']}")
-    points.around(healer, "_look", lambda _record, raw, *_more: f"look {raw['kind']}")
+    points.around(healer, "_verify", lambda _record, raw, *_more: f"look {raw['kind']}")
     write, sync = os.pwrite, os.fsync
 
     def pwrite(fd: int, data: bytes, offset: int) -> int:

@@ -43,7 +43,7 @@ class TornWrite(CheckpointFault):
 
 @dataclass(frozen=True)
 class Delete(CheckpointFault):
-    """One file is gone. `what`: one of tensors, or one that describes them."""
+    """One file is deleted. `what`: a file that holds tensors (`shard`) or a file that describes them (`metadata`)."""
 
     what: Literal["shard", "metadata"] = "shard"
     newest: Count = 1

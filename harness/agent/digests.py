@@ -145,7 +145,8 @@ def look(value: Any) -> list[View]:
 
 
 def digest(views: Sequence[View], indices: tuple[int, ...] | None = None) -> Batch:
-    """The batch with these views. `indices`: the dataset indices of its samples, if known."""
+    """Digest the rows of a batch, given a view of each of its tensors, arrays and lists of texts. `indices`: the
+    dataset indices of its samples, if known."""
     if not views:
         return Batch(None, indices)
     size = views[0].count

@@ -32,7 +32,7 @@ class Ledger:
         self._by_folder: dict[str, Manifest] = {}  # the newest of each folder that DCP saves to
 
     def digester(self) -> Helper:
-        """The thread whose digests a save waits for at its end."""
+        """The thread that makes digests. A save does not end before they are done."""
         return self._helper("digests")
 
     def wait_for_digests(self) -> None:

@@ -32,7 +32,7 @@ _CHECKPOINT = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_WRITE, Phase.CHECKPOINT_W
 
 
 class Pending:
-    """An order of this rank that may still fire in this process."""
+    """An order for this rank that may still fire in this process."""
 
     def __init__(self, order: Order) -> None:
         self.order, self.when = order, order.when

@@ -39,7 +39,7 @@ class Tally:
         self._done: list[Segment] = []
 
     def seal(self) -> None:
-        """The current segment is over."""
+        """End the current segment and begin a new one."""
         self._done.append(self.now)
         self.now = Segment()
 

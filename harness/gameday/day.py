@@ -108,7 +108,7 @@ class DayRun:
             return done, why or self._given_up(done)
 
     def _in_time(self, one: Round, elapsed_s: float) -> Round:
-        """Without the faults that could not be over before the day is, late as it may be by now."""
+        """The round without the faults that could not finish, rest included, before the end of the game day."""
         left = self._day.duration - elapsed_s
         rest = self._day.rest
         due = [f for f in one.faults if f.at_s - one.start_s + (f.risk.for_ or 0.0) + rest <= left]

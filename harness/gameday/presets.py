@@ -39,7 +39,8 @@ class Presets(Strict):
 
 @dataclass(frozen=True)
 class Mix:
-    """`risks`: what may be drawn. `without`: causes that are left out, with their weight, and why."""
+    """The faults of a game day. `risks`: the faults that may be drawn at random. `without`: causes that are left out,
+    with their weight, and why."""
 
     risks: tuple[Risk, ...]
     without: tuple[tuple[str, float, str], ...] = ()

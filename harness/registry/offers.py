@@ -43,7 +43,7 @@ def offered(group: str, name: str | None = None) -> list[Offer]:
 
 
 def forget() -> None:
-    """Look again: for packages that were installed since."""
+    """Clear the caches, so that the next look-up also finds packages that were installed meanwhile."""
     for kept in (_entries, _modules, _declared):
         kept.cache_clear()
 

@@ -158,7 +158,8 @@ def memory_of(pid: int) -> MemoryCgroup:
 
 
 def _named(name: str, pid: int) -> str:
-    """A name with pid and start time, because containers share hierarchies, and pids occur in each of them."""
+    """A name with pid and start time, because containers may share a hierarchy, and one pid may
+    exist in several containers."""
     info = proc.stat(pid)
     if info is None:
         raise ValueError(f"pid {pid} is gone")

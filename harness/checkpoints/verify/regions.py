@@ -1,4 +1,5 @@
-"""What must be checked in one file, as windows of which each is read once: CRCs, digests of a manifest, NaN.
+"""Collects what must be checked in one file (CRCs, digests listed in a manifest, NaN), and cuts it into windows, so
+that each part is read only once.
 
 A region is a sequence of bytes with one CRC or one span of digests, or a sequence of floating-point numbers. Regions
 are cut into windows from their own start, so that no chunk of digests is split.

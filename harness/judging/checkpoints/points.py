@@ -1,8 +1,8 @@
 """Finds out which saved files belong to a checkpoint that the job resumes from, and which do not, such as `best.pt`.
 
-Resumes show it. The job resumes from the files that an attempt loaded before its first step, and from files whose names
-differ from theirs only in numbers. It could also resume from a family that holds every entry of the loaded family. If
-no load was seen, every saved file counts.
+The resumes of a run show which files these are. A *family* is all files whose paths differ only in numbers. The job
+resumes from each family of which an attempt loaded a file before its first step. It could also resume from a family
+whose checkpoints hold at least the same entries (tensors and values). If no load was seen, every saved file counts.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ COUNTERS = {
 
 
 def read(links: Iterable[Link]) -> dict[str, int]:
-    """The counters of these nodes, added up, since their namespaces were made."""
+    """The sum of the TCP counters of these links. Each counts from the creation of its network namespace."""
     totals = dict.fromkeys(COUNTERS, 0)
     for link in links:
         table = _table(link.space)

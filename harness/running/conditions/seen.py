@@ -145,7 +145,8 @@ class Recovered:
         return After(self.rest, fault, "recovered", lasting=fault in self.lasting, lethal=fault in self.lethal)
 
     def _goes_on(self, history: History, events: Sequence[Event], now_s: float) -> bool:
-        """Whether a step has ended after the rest, which begins anew where the job died again."""
+        """Whether the job is alive and has ended a step at least `rest` seconds after it recovered. If the job dies
+        again, the seconds are counted anew."""
         steps = new_steps(history)
         if not steps or steps[-1] < steps[0] + self.rest or is_down(history, events) or stands_still(steps, now_s):
             return False

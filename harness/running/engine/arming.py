@@ -1,5 +1,5 @@
-"""The control pages of a fault, and the orders for the ranks that name these pages. Through a page the harness and a
-rank talk to each other."""
+"""Makes the control pages of a fault, and the orders that tell ranks which page to use. A control page is a file in
+memory through which the harness and a rank talk to each other."""
 
 from __future__ import annotations
 

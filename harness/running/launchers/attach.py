@@ -71,7 +71,7 @@ class Attached:
         return agents_of(self._watch, nodes)
 
     def nodes(self) -> list[LiveNode]:
-        """None that anything could be done to but its processes, and those are named by rank."""
+        """Always empty: in an attached job torchaos can act on processes only, and a scenario names these by rank."""
         return []
 
     def endpoints(self) -> Mapping[str, Endpoint]:

@@ -65,8 +65,8 @@ def _row(step: int, ours: Mapping[int, list[str]], theirs: Mapping[int, list[str
 
 
 def checkpoints_of(run: Record) -> list[dict[str, Any]]:
-    """Every checkpoint that was saved or lies there, in order of saving, with what became of it: a row for each save,
-    also where all go to one file. A load is of the save that was there by then."""
+    """What became of each checkpoint: a row for each save, in order of time, even if all saves go to one file; then the
+    checkpoints on disk whose save was not seen. A load counts for the newest save before it."""
     inventory = run.artifacts.get("inventory")
     looked = isinstance(inventory, dict) and bool(inventory.get("checkpoints"))
     listed = inventory.get("checkpoints", []) if isinstance(inventory, dict) else []

@@ -38,7 +38,8 @@ def went_on(parts: Mapping[str, float | None]) -> bool:
 
 
 def bar(span: Span, whole_s: float, width: int, marks: Marks) -> str:
-    """At half a cell's resolution where the marks allow it; whatever was seen is at least half a cell long."""
+    """Draw a span as a bar, to half a character cell if `marks` has half cells. A span that has ended gets at least
+    half a cell."""
     if span.end_s is None:
         return ""
     halves = 2 * width

@@ -74,7 +74,7 @@ def _share(clock: Mapping[str, float]) -> float | None:
 
 
 def add(path: Path, nights: Sequence[Night]) -> None:
-    """Into the history at `path`; a night that is there already is replaced. Raises UsageError."""
+    """Add nights to the history at `path`. A night that is there already is replaced. Raises UsageError."""
     rows = (
         (one.folder, one.name, one.seed, one.started, one.commit, one.verdict, json.dumps(one.raw)) for one in nights
     )

@@ -125,9 +125,9 @@ def _a_good_part(calls: Calls, found: Diagnosis) -> None:
 
 
 def _others_at_work(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """Looks at ranks near the culprits that wait for nothing. In a job that hangs, such a rank is stuck by itself, and
-    no rank waits for it yet: it becomes a suspect. If there are more of them than culprits, the job was at work, and
-    the culprits are acquitted."""
+    """Looks at ranks that share a group with a culprit and wait for nothing. In a job that hangs, such a rank is stuck
+    by itself, and no rank waits for it yet: it becomes a suspect. If there are more such ranks than culprits, the job
+    was at work, and the culprits are acquitted."""
     waiting = {rank for op in graph.ops.values() for rank in op.pending} | set(graph.late)
     groups = {members for record in calls.ranks.values() for members in record.groups.values()}
     near = {rank for members in groups if found.culprits & {*members} for rank in members}

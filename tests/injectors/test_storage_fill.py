@@ -193,7 +193,7 @@ def _scenario(path: Path, checkpoints: dict[str, str] | None, fault: str = "stor
         ({"path": "{run}", "size": "64MB"}, "nothing is mounted outside the run's own folder"),
         ({"path": "{run}/out", "size": "64"}, "is not a size"),
         ({"path": "{run}/out", "size": "0B"}, "at least 1"),
-        ({"path": "{run}/out", "size": "1000TB"}, "would lie in memory"),
+        ({"path": "{run}/out", "size": "1000TB"}, "would be in memory"),
     ],
 )
 def test_what_can_not_be_is_refused_beforehand(tmp_path: Path, checkpoints: dict[str, str] | None, words: str) -> None:

@@ -70,7 +70,7 @@ def test_calls_of_a_real_nccl(torchaos: RunScenario) -> None:
              "with": call, "for": "2s"}
             for step, call in zip((20, 30, 40), calls, strict=True)
         ],
-        "assert": ["completed", {"restarts": {"max": 0}}],
+        "assert": [{"completed": {"steps": 60}}, {"restarts": {"max": 0}}],
     })  # fmt: skip
     assert run.exit_code == 0, run
     notes = [event.data for event in read_events(run.folder / "events") if event.kind is Kind.NOTE]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
 
 from torchaos.harness.checkpoints import formats
 from torchaos.harness.checkpoints.files import Files, Local
@@ -91,6 +92,14 @@ def test_the_more_special_format_is_asked_first(names: Sequence[str], path: str,
     """A folder that several formats could read is of the most special of them."""
     found = table.of_folder(Local(), path, names)
     assert (found.name if found else None) == form
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pth", "checkpoint_3.pth.tar", "last.ckpt"])
+def test_files_of_torch_save_by_their_usual_names(name: str, tmp_path: Path) -> None:
+    """Also the name that the ImageNet example of PyTorch gives them."""
+    torch.save({"weight": torch.ones(4)}, tmp_path / name)
+    found = read(tmp_path / name)
+    assert (found.format, found.problems, found.unread, list(found.tensors)) == ("torch", [], [], ["weight"])
 
 
 def test_a_format_of_another_package_is_one_class(raw: None, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class TorchSave(Format):
     """Files of torch.save, in the form of a zip or the older one."""
 
     name = "torch"
-    suffixes = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
+    suffixes = (".pt", ".pth", ".pth.tar", ".ckpt", ".bin", ".pkl")
     starts = (b"PK", b"\x80\x02")
 
     def read_file(self, files: Files, path: str, size: int, into: Checkpoint, prefix: str = "") -> None:

@@ -18,9 +18,10 @@ _DEPTH, _ENTRIES, _LIMIT_S, _FOUND = 5, 4000, 0.005, 64
 
 def step_numbers(contents: Any) -> dict[str, int]:
     """Step-like integers by their path in nested mappings and lists, such as `optimizer.state.0.step`. Of a mapping
-    with integer keys (an optimizer's state), only the first entry is searched. At most _DEPTH levels, and 5 ms."""
+    with integer keys (an optimizer's state), only the first entry is searched. At most _DEPTH levels, and 5 ms of
+    processor time."""
     found: dict[str, int] = {}
-    end = time.monotonic() + _LIMIT_S
+    end_s = time.thread_time() + _LIMIT_S  # on a busy machine the thread may wait for a processor meanwhile
     level = [("", contents)]
     looked = 0
     for _ in range(_DEPTH):
@@ -28,7 +29,7 @@ def step_numbers(contents: Any) -> dict[str, int]:
         for path, value in level:
             for name, entry in _entries(value):
                 looked += 1
-                if looked > _ENTRIES or len(found) >= _FOUND or time.monotonic() > end:
+                if looked > _ENTRIES or len(found) >= _FOUND or time.thread_time() > end_s:
                     return found
                 number = _number(entry) if name in _NAMES else None
                 if number is not None:

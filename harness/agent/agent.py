@@ -45,6 +45,7 @@ class Agent:
         self.thread = threading.get_ident()  # the thread that trains
         self.steps_over = 0  # iterations completed in this attempt
         self.loads = 0  # checkpoint files that were loaded
+        self.saves = 0  # checkpoint files whose save began
         self.phases, self.tally = Phases(), Tally()
         self.made: dict[int, weakref.ref[Any]] = {}  # optimizers, by id
         self.lasting = Lasting()

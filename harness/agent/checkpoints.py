@@ -95,6 +95,7 @@ class Transfers:
         self.open.append(path)
         self._agent.emit(Kind.SAVE_BEGIN if saves else Kind.LOAD_BEGIN, {"path": path, "format": format})
         if saves:
+            self._agent.saves += 1
             self._kept.save_begins()
 
     def _end(self, path: str, format: str, saves: bool, ok: bool, blocked_s: float, contents: Any, step: int) -> None:

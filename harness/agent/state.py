@@ -29,14 +29,16 @@ class StateHook:
         careful = agent.careful("state")
         self._agent, self._torch = agent, import_module("torch")
         self._norms: deque[float] = deque(maxlen=MEMORY)
-        self._loads = -1  # `agent.loads` at the last backward; -1: none yet
+        # Loads and saves before the last backward: what the parameters are after these, a job may have changed.
+        self._handled: tuple[int, int] | None = None
         self.backward_over, self.step_over = careful(self._note_norm), careful(self._note_parameters)
 
     def _note_norm(self) -> None:
         torch = self._torch
         grads = [local(each.grad) for each in parameters(self._agent.optimizers) if each.grad is not None]
-        if self._loads != self._agent.loads:
-            self._loads, self._agent.tally.now.before = self._agent.loads, self._shown()
+        handled = (self._agent.loads, self._agent.saves)
+        if self._handled != handled:
+            self._handled, self._agent.tally.now.before = handled, self._shown()
         with torch.no_grad():
             if grads:  # now, because the step may never end
                 norm = self._agent.tally.now.norm = float(torch.linalg.vector_norm(_norms(torch, grads)))

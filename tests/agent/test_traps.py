@@ -104,6 +104,23 @@ for x, y in DataLoader(data, batch_size=8):
     assert [step["lr"] for step in ran.steps] == [[0.1], [0.1]]
 
 
+def test_parameters_are_looked_at_again_after_a_save(rank: Any) -> None:
+    """A job may change its parameters before it saves them: the step after a save says with what it began."""
+    ran = rank.run(
+        LOOP
+        + """
+for n, (x, y) in enumerate(DataLoader(data, batch_size=4), 1):
+    opt.zero_grad(); model(x).sum().backward(); opt.step()
+    if n == 2:
+        with torch.no_grad(): model.weight.clamp_(-0.1, 0.1)
+        torch.save(model.state_dict(), "clipped.pt")
+""",
+        hooks=("steps", "state", "checkpoints"),
+    )
+    assert ["restored" in step for step in ran.steps] == [True, False, True, False]
+    assert ran.steps[2]["restored"] != ran.steps[1]["parameters"]
+
+
 def test_steps_without_a_backward(rank: Any) -> None:
     """A job that writes its gradients itself, without a backward, makes iterations all the same."""
     ran = rank.run(

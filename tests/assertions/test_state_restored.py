@@ -72,23 +72,39 @@ def test_parameters_that_change_between_a_step_and_the_save(
     assert found.outcome is outcome, found.reason
 
 
-@pytest.mark.parametrize(("broken", "outcome"), [((), Outcome.PASSED), (("weights",), Outcome.FAILED)])
+@pytest.mark.parametrize(
+    ("broken", "keeps", "outcome"),
+    [((), True, Outcome.PASSED), (("weights",), True, Outcome.FAILED), ((), False, Outcome.FAILED)],
+    ids=["puts all back", "loses the weights", "saves what it does not train"],
+)
+@pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("world", [2, 3])
 def test_parameters_that_change_before_the_save_of_a_job_that_is_not_bitwise(
-    trainer: Any, world: int, broken: tuple[str, ...], outcome: Outcome
+    trainer: Any, world: int, sharded: bool, keeps: bool, broken: tuple[str, ...], outcome: Outcome
 ) -> None:
     """A job clips its weights after the step and before the save, and no step done twice leads to quite the same. What
-    the resume put back is compared with what the parameters were when the save began."""
+    the resume put back is compared with what the job went on with. A job that saves others than it goes on with, such
+    as averaged weights, has lost its own."""
 
     class Clips(trainer):  # type: ignore[misc]
-        def _save(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
-            state.weight *= 0.999
-            for rank in range(world):
-                sums = {"weight": ["float32 4", self._sum(state.weight, rank, world)[:-16]]}
-                self.emit(Kind.KEPT, {"parameters": sums}, rank, attempt, local)
-            super()._save(attempt, world, state, step, local)
+        went_on: Any = None
 
-    found = judged(Clips, sharded=True, noise=True, world=world, broken=frozenset(broken))
+        def _save(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            trained = state.weight
+            state.weight *= 0.999
+            super()._save(attempt, world, state, step, local)
+            state.weight = state.weight if keeps else trained
+            self.went_on = (local + 1, state.weight)
+
+        def emit(self, kind: Kind, data: Any, *who: Any, **when: Any) -> None:
+            # The agent looks again after a save: on all ranks that saved, of replicas on the first.
+            rank, _attempt, step = (*who, None, None, None)[:3]
+            if kind is Kind.STEP and self.went_on and self.went_on[0] == step and (sharded or rank == 0):
+                weight = self.went_on[1]
+                data = {**data, "restored": self._sum(weight, rank, world) if sharded else f"{weight!r}"}
+            super().emit(kind, data, *who, **when)
+
+    found = judged(Clips, sharded=sharded, noise=True, world=world, broken=frozenset(broken))
     assert found.outcome is outcome, found.reason
 
 

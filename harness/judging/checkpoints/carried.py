@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.agent.check_sums import over_all, plain
-from torchaos.harness.judging.checkpoints.kept import sums_at_saves
+from torchaos.harness.agent.check_sums import over_all
 from torchaos.harness.record.history import Attempt, Execution, History
-from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,8 @@ class Carried:
         return f"the resume from step {self.step} in attempt {self.attempt.number}{sizes}"
 
 
-def resumes_carried(run: Record) -> Iterator[Carried]:
+def resumes_carried(history: History) -> Iterator[Carried]:
     """Yields a `Carried` for each attempt that resumed from a step that this run had done, in order of attempts."""
-    history = run.history
     for attempt in history.attempts:
         if not attempt.base:
             continue
@@ -66,10 +63,10 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
         elif _same(first, _of(history, saver, attempt.base + 1)):
             yield Carried(attempt, saver, True, True)
         else:
-            restored = _by_rank(first, "restored")
+            restored, after = _by_rank(first, "restored"), _by_rank(saved, "parameters")
+            went_on = _by_rank(_of(history, saver, attempt.base + 1), "restored")
             yield Carried(
-                attempt, saver,
-                _as_saved(run, saver, attempt.base, restored) or _equal(restored, _by_rank(saved, "parameters")),
+                attempt, saver, _equal(restored, _of_all(went_on, after)) or _equal(restored, after),
                 _equal(_by_rank(first, "restored_moments"), _by_rank(saved, "moments")),
             )  # fmt: skip
 
@@ -82,11 +79,14 @@ def _same(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:
     return all(mine == other and None not in mine.values() for mine, other in pairs)
 
 
-def _as_saved(run: Record, saver: Attempt, step: int, restored: Mapping[int, str | None]) -> bool:
-    """Whether the restored parameters equal those at the begin of a save after the step. They may differ from those
-    after the step itself, because a job may change its parameters before it saves them."""
-    total, saved = over_all(list(restored.values())), sums_at_saves(run, saver.number, step)
-    return total is not None and bool(saved) and plain(total) in saved
+def _of_all(went_on: Mapping[int, str | None], after: Mapping[int, str | None]) -> Mapping[int, str | None]:
+    """The parameters with which the earlier attempt went on after the save. They differ from those `after` the step if
+    the job changes them before it saves. The agent looks again only on the ranks that save: if the ranks are replicas,
+    the parameters of one rank are those of all."""
+    seen = set(went_on.values()) - {None}
+    if None in went_on.values() and len(seen) == 1 and len(set(after.values())) == 1:
+        return dict.fromkeys(after, seen.pop())
+    return went_on
 
 
 def _of(history: History, attempt: Attempt, step: int) -> list[Execution]:

@@ -31,7 +31,7 @@ class ParameterSums:
 
     def __init__(self, run: Record) -> None:
         self._values: dict[int, dict[str, Values]] = defaultdict(dict)
-        for _attempt, step, world, of_ranks in _snapshots(run):
+        for step, world, of_ranks in _snapshots(run):
             for name in dict.fromkeys(name for found in of_ranks.values() for name in found):
                 own = {rank: found[name] for rank, found in of_ranks.items() if name in found}
                 kind = next(iter(own.values()))[0]
@@ -70,27 +70,8 @@ def _add(texts: Mapping[int, str], complete: bool, values: Values) -> None:
         values.sure = False
 
 
-def sums_at_saves(run: Record, attempt: int, step: int) -> set[int]:
-    """The check sums of all parameters together at the begin of each save, for saves of this attempt after this step.
-    A save counts only if all ranks reported, and their sums are equal or can be added up."""
-    found = set()
-    for number, after, world, of_ranks in _snapshots(run):
-        if (number, after) == (attempt, step) and len(of_ranks) == world:
-            texts = {rank: [text for _kind, text in named.values()] for rank, named in of_ranks.items()}
-            prefixes = {text[:-_DIGITS] for sums in texts.values() for text in sums}
-            by_rank = {
-                rank: sum(int(text[-_DIGITS:], 16) for text in sums if not text.startswith(COPY)) % MODULUS
-                for rank, sums in texts.items()
-            }
-            if prefixes <= {SHARD, COPY}:
-                found.add(sum(by_rank.values()) % MODULUS)
-            elif prefixes == {""} and len(set(by_rank.values())) == 1:
-                found |= set(by_rank.values())
-    return found
-
-
-def _snapshots(run: Record) -> Iterator[tuple[int, int, int, Mapping[int, Mapping[str, Sequence[str]]]]]:
-    """Yields (attempt, global step, number of ranks in the job, check sums by rank and name) for each report of the
+def _snapshots(run: Record) -> Iterator[tuple[int, int, Mapping[int, Mapping[str, Sequence[str]]]]]:
+    """Yields (global step, number of ranks in the job, check sums by rank and name) for each report of the
     ranks. There may be several reports in one step of one attempt."""
     found: dict[tuple[int, int, int], dict[int, Mapping[str, Sequence[str]]]] = defaultdict(dict)
     times: dict[tuple[int, int, int], int] = defaultdict(int)
@@ -101,7 +82,7 @@ def _snapshots(run: Record) -> Iterator[tuple[int, int, int, Mapping[int, Mappin
             times[attempt, step, rank] += 1
     worlds = {attempt.number: attempt.world_size for attempt in run.history.attempts}
     for (attempt, step, _time), of_ranks in found.items():
-        yield attempt, step, worlds.get(attempt, 0), of_ranks
+        yield step, worlds.get(attempt, 0), of_ranks
 
 
 def _step_of(history: History, event: Event) -> int | None:

@@ -44,7 +44,10 @@ def loaded(history: History) -> Iterator[Loaded]:
             begun = placed.get((attempt.number, attempt.base + 1, rank))
             if saved and begun and saved.parameters and begun.restored:
                 far = WEIGHTS.apart(begun.restored_sketch, saved.sketch, 0.0) or math.inf
-                off = 0.0 if saved.parameters == begun.restored else far
+                # A job may change its parameters before it saves them, and go on with these.
+                nexts = (placed.get((saved.attempt, attempt.base + 1, other)) for other in range(attempt.world_size))
+                had = {saved.parameters, *(done.restored for done in nexts if done)}
+                off = 0.0 if begun.restored in had else far
                 yield Loaded(attempt.number, attempt.base, rank, off)
 
 

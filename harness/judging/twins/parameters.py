@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from torchaos.harness.contracts import Finding, First, What, failed, inconclusive, passed
-from torchaos.harness.judging.checkpoints.carried import resumes_carried
 from torchaos.harness.judging.checkpoints.clashes import clashes
 from torchaos.harness.judging.checkpoints.contents import checkpoints_of
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
@@ -82,10 +80,7 @@ class AgainstTwins:
                 f"{begun[odd]:.1g} of their norm from the nearest twin's, and the twins are {early.spreads[odd]:.1g} "
                 f"from each other. {_ASK}"
             )
-        whole = {resumed.attempt.number for resumed in resumes_carried(self._run) if resumed.parameters}
-        put_back = [
-            replace(resumed, off=0.0) if resumed.attempt in whole else resumed for resumed in loaded(self._history)
-        ]
+        put_back = list(loaded(self._history))
         bound = max((min(allowed.allowed(resumed.step), CAP) for resumed in put_back), default=0.0)
         off = next(
             (resumed for resumed in put_back if math.isfinite(resumed.off) and resumed.off > max(PUT_BACK, bound)), None

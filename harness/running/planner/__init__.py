@@ -30,7 +30,7 @@ _HOOKS_OF_NEED = {
     Need.INVENTORY: ("checkpoints", "kept"),
     Need.TWIN: (),
     Need.LEFTOVERS: (),
-    Need.STATE: ("state", "kept"),
+    Need.STATE: ("state",),
     Need.COLLECTIVES: ("collectives", "stamps"),
     Need.HANGS: ("collectives", "stamps"),
 }

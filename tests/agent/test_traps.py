@@ -321,8 +321,9 @@ for _ in range(2):
 
 
 def test_what_a_load_in_mid_attempt_put_back(rank: Any) -> None:
-    """The first step of a process, and the first after a load, say what the parameters and moments were before it: a
-    trainer may warm up before it loads."""
+    """The first step of a process, and the first after a save or a load, say what the parameters and moments were
+    before it: a trainer may warm up before it loads, and what a load put back is compared with what the job went on
+    with after the save."""
     ran = rank.run(
         LOOP
         + """
@@ -337,9 +338,10 @@ step(); step()
 """,
         hooks=("steps", "state", "checkpoints"),
     )
-    first, _, after, _ = ran.steps
-    assert [("restored" in step) for step in ran.steps] == [True, False, True, False], ran.output
+    first, saved, after, _ = ran.steps
+    assert [("restored" in step) for step in ran.steps] == [True, True, True, False], ran.output
     assert (after["restored"], after["restored_moments"]) == (first["parameters"], first["moments"])
+    assert (after["restored"], after["restored_moments"]) == (saved["restored"], saved["restored_moments"])
 
 
 def test_optimizer_in_backward(rank: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torchaos.harness.judging.checkpoints.bookkeeping import may_be_a_clock
 from torchaos.harness.judging.checkpoints.claimed import claimed_whole
-from torchaos.harness.judging.checkpoints.clashes import compare, in_order, strays
+from torchaos.harness.judging.checkpoints.clashes import compare, in_order
 from torchaos.harness.judging.checkpoints.contents import (
     Checkpoint,
     Clash,
@@ -20,14 +20,13 @@ from torchaos.harness.judging.checkpoints.contents import (
 from torchaos.harness.judging.checkpoints.damage import Damage, Did, counts, meetings
 from torchaos.harness.judging.checkpoints.held import Held
 from torchaos.harness.judging.checkpoints.pairing import pairs
-from torchaos.harness.judging.checkpoints.points import points_of
 from torchaos.harness.judging.checkpoints.schedule import saves_vary
+from torchaos.harness.judging.checkpoints.strays import is_aside, of_another_world, unexcused
 from torchaos.harness.judging.ending.teardown import teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced
 from torchaos.harness.judging.twins.agreement import differences, history_of
 from torchaos.harness.judging.twins.clash_words import also, but, left_out, listed, meaning, words
 from torchaos.harness.judging.twins.losses import apart_before
-from torchaos.harness.record.history.checkpoints import final_path
 from torchaos.plugin import (
     Assertion,
     Attempt,
@@ -221,9 +220,9 @@ def _as_in_the_twin(
     if newest != due and not known and not vary:
         return failed(f"the newest checkpoint is of step {newest}, the twin's of step {due}", newest=newest, twin=due)
     both = pairs(ours, theirs[0])
-    alike = [(one, other) for one, other in both if not _of_another_world(run, twins[0], one.step)]
+    alike = [(one, other) for one, other in both if not of_another_world(run, twins[0], one.step)]
     made = compare(alike, theirs, run.history, tolerance, ignore, min((one.at_s for one in landings(run)), default=0.0))
-    strange = _strange(run, twins, ours, theirs)
+    strange = unexcused(run, twins, ours, theirs)
     found = in_order([*made.clashes, *([] if vary else strange)])
     if found:
         return _clash(run, twins, found, tolerance)
@@ -241,7 +240,7 @@ def _as_in_the_twin(
             f"{well}; {listed(made.doubtful)} differ from the twin's by {far:.1g} of their norm at most, which may be "
             "chance or rounding: a tolerance decides"
         )
-    aside = next((one for one in strange if vary and one.ours is not None and _is_aside(run, one)), None)
+    aside = next((one for one in strange if vary and one.ours is not None and is_aside(run, one)), None)
     if aside:
         return inconclusive(f"{well}; {words(aside)}, and the steps of checkpoints are others in each run")
     if (more or vary) and not any((one.saved_s or 0.0) > run.history.attempts[-1].started_s for one, _other in alike):
@@ -257,54 +256,6 @@ def _as_in_the_twin(
         f"{left_out(len(both) - len(alike), [one for one in ours if one.good and one.path not in own])}",
         checkpoints=len(ours), compared=len(alike), entries=len(made.entries),
     )  # fmt: skip
-
-
-def _strange(
-    run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint], theirs: Sequence[Sequence[Checkpoint]]
-) -> list[Clash]:
-    """What all twins have and the run has not, or of another step. Less what is of another number of ranks, and less
-    the steps that an attempt resumed from: a save of such a step may have been cut short, and it is not done again. A
-    checkpoint that an attempt resumed from was whole. And less those whose save failed: the job had no room to write,
-    say, and went on."""
-    found = {one.path: one for one in strays(ours, theirs[0])}
-    for other in theirs[1:]:
-        same = {one.path: one.theirs for one in strays(ours, other)}
-        found = {path: one for path, one in found.items() if same.get(path) == one.theirs}
-    bases = {attempt.base for attempt in run.history.attempts[1:]}
-    return [
-        one
-        for one in found.values()
-        if not _of_another_world(run, twins[0], one.step)
-        and not (one.ours is None and one.step in bases and not _was_resumed_from(run, one))
-        and not (one.ours is None and _could_not_be_saved(run, one))
-    ]
-
-
-def _could_not_be_saved(run: Record, clash: Clash) -> bool:
-    path = posixpath.join(root_of(run), clash.path)
-    made = {one.attempt for one in run.history.by_step().get(clash.step or 0, {}).values()}
-    saves = [one for one in run.history.saves if one.attempt in made and is_below(final_path(one.path), path)]
-    return any(not one.ok for one in saves)
-
-
-def _was_resumed_from(run: Record, clash: Clash) -> bool:
-    path = posixpath.join(root_of(run), clash.path)
-    return any(is_below(one.loaded, path) for one in run.history.attempts if one.loaded)
-
-
-def _is_aside(run: Record, clash: Clash) -> bool:
-    """Whether the job does not resume from it, as from `best.pt`: then a metric may decide when it is saved."""
-    return not points_of(run).has(posixpath.join(root_of(run), clash.path))
-
-
-def _of_another_world(run: Record, twin: Record, step: int | None) -> bool:
-    """Whether it was saved on another number of ranks than the twin's: sums come in another order then, and each rank's
-    own state is of other ranks."""
-    saved = [save.attempt for save in run.history.saves if save.global_step == step]
-    made = [one.attempt for one in run.history.by_step().get(step or 0, {}).values()]
-    sizes = {attempt.number: attempt.world_size for attempt in run.history.attempts}
-    theirs = {attempt.world_size for attempt in twin.history.attempts}
-    return bool(saved or made) and sizes.get((saved or made)[-1]) not in theirs
 
 
 def _clash(run: Record, twins: Sequence[Record], found: list[Clash], tolerance: float | None) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
@@ -11,6 +11,18 @@ from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.noise.quantities import Steps
 from torchaos.harness.judging.replicas import absences, absent_in_words, why_no_steps
 from torchaos.harness.judging.twins.agreement import before, history_of, unreported, until
+from torchaos.harness.judging.twins.samples import (
+    Read,
+    Samples,
+    all_seen,
+    are_same,
+    counts_of,
+    in_order,
+    named,
+    ranges,
+    reader,
+    total_of,
+)
 from torchaos.harness.record.replicas import records_of
 from torchaos.plugin import (
     Assertion,
@@ -29,9 +41,6 @@ from torchaos.plugin import (
     landings,
     passed,
 )
-
-Samples = Counter[Hashable]  # how often each was consumed; a sample is an index, or a digest
-Read = Callable[[Execution], tuple[Hashable, ...]]
 
 _BLIND = "without a twin, samples that were skipped in steps done only once can't be told"
 
@@ -83,7 +92,7 @@ class SampleAccounting(Assertion):
             if finding is not None:
                 return replace(finding, reason=f"replica {number}: {finding.reason}")
         left_out = sum(
-            _count(theirs[number].history.by_step().get(step, {})).total()
+            counts_of(theirs[number].history.by_step().get(step, {})).total()
             for step, who in absences(parts).items() for number in who
         )  # fmt: skip
         return inconclusive(
@@ -104,22 +113,22 @@ def _in_its_steps(own: Record, twin: Record, gone: Collection[int]) -> Finding |
 
 def _against(history: History, ours: Steps, theirs: Steps, early: Steps, blind: Collection[int]) -> Finding:
     whole = [step for step in early if step in theirs and early[step].keys() >= theirs[step].keys()]
-    seen = [step for step in whole if _all_seen(early[step]) and _all_seen(theirs[step])]
-    invalid = next((step for step in seen if not _same(early[step], theirs[step])), None)
+    seen = [step for step in whole if all_seen(early[step]) and all_seen(theirs[step])]
+    invalid = next((step for step in seen if not are_same(early[step], theirs[step])), None)
     if invalid is not None:
         return inconclusive(
             f"the twin is no measure for this run: already before any fault other samples were consumed, first in step "
             f"{invalid}. Give the job a fixed seed.",
             step=invalid,
         )
-    unseen, times = None, Counter(map(_in_order, theirs.values()))
+    unseen, times = None, Counter(map(in_order, theirs.values()))
     for step in sorted(ours.keys() | theirs.keys()):
         mine, twins = ours.get(step, {}), theirs.get(step, {})
-        if step in blind or not (_all_seen(mine) and _all_seen(twins)):
+        if step in blind or not (all_seen(mine) and all_seen(twins)):
             unseen = unseen or inconclusive(f"the samples of step {step} were not all seen")
-        elif not _same(mine, twins) and not (_in_order(mine) == _in_order(twins) and times[_in_order(twins)] == 1):
+        elif not are_same(mine, twins) and not (in_order(mine) == in_order(twins) and times[in_order(twins)] == 1):
             return _uneven(theirs) or _differs(history, ours, theirs, step)
-    total = _total(ours.values(), _reader(ours)).total()
+    total = total_of(ours.values(), reader(ours)).total()
     return unseen or passed(
         f"all {total} samples of {len(ours)} steps were consumed exactly as in the twin: none skipped, none repeated",
         samples=total, skipped=0, repeated=0,
@@ -140,12 +149,12 @@ def _uneven(theirs: Steps) -> Finding | None:
 
 def _differs(history: History, ours: Steps, theirs: Steps, step: int) -> Finding:
     """What differed first, and what it comes to over the whole history."""
-    read = _reader(ours, theirs)
-    mine, twins = _total(ours.values(), read), _total(theirs.values(), read)
+    read = reader(ours, theirs)
+    mine, twins = total_of(ours.values(), read), total_of(theirs.values(), read)
     skipped, repeated = twins - mine, mine - twins
     measured = {"step": step, "skipped": skipped.total(), "repeated": repeated.total()}
     if step not in ours:
-        gone = _named(_count(theirs[step], read))
+        gone = named(counts_of(theirs[step], read))
         reason = f"the history that counts has no step {step}: {gone} were never consumed"
         return failed(reason, First(What.ABSENT, step), **measured)
     if step not in theirs:
@@ -162,7 +171,7 @@ def _story(
 ) -> str:  # fmt: skip
     """The likeliest story of the first step whose samples are others than those of `other`. `skipped`: those that did
     not come later either; None: that is not known."""
-    got, due = _count(ours[step], read), _count(theirs[step], read)
+    got, due = counts_of(ours[step], read), counts_of(theirs[step], read)
     attempt = history.attempt(next(iter(ours[step].values())).attempt)
     base = attempt.base if attempt and attempt.number else None
     resumed = f"after the resume from step {base}" if base is not None else "without any restart before it"
@@ -173,40 +182,40 @@ def _story(
         )
     if got == due:
         return (
-            f"{_named(got)} in step {step} have the right indices and other contents than in {other}, {resumed}: "
+            f"{named(got)} in step {step} have the right indices and other contents than in {other}, {resumed}: "
             "likeliest what is drawn for a sample (augmentation) comes from an RNG that was not restored."
         )
-    usual = _nearest(step, {at for at in theirs if _count(theirs[at], read) == got})
+    usual = _nearest(step, {at for at in theirs if counts_of(theirs[at], read) == got})
     if usual is None:
         return f"{_partly(ours, theirs, step, read, other, resumed)}."
     if usual > step:
-        lost = _total((theirs[at] for at in range(step, usual) if at in theirs), read)
+        lost = total_of((theirs[at] for at in range(step, usual) if at in theirs), read)
         made_good = skipped is not None and not lost & skipped
         what = "came later than they were due," if made_good else "were skipped"
-        return f"{_named(lost)} {what} {resumed}: step {step} consumed those of step {usual}."
+        return f"{named(lost)} {what} {resumed}: step {step} consumed those of step {usual}."
     why = "the data was rewound"
     if base is not None and step == base + 1 and usual == 1:
         drawn = all(isinstance(one, int) for one in got)
         likely = ": likeliest the sampler restarted, or the RNG that draws the batches"
         why = f"the data starts over{likely if drawn else ''}"
-    return f"{_named(got)} were consumed twice, in steps {usual} and {step}, {resumed}: {why}."
+    return f"{named(got)} were consumed twice, in steps {usual} and {step}, {resumed}: {why}."
 
 
 def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resumed: str) -> str:
     """Of a step whose samples are those of no one step of `other`."""
-    got, due = _count(ours[step], read), _count(theirs[step], read)
+    got, due = counts_of(ours[step], read), counts_of(theirs[step], read)
     extra, missing = got - due, due - got
     odd = [
         rank for rank in ours[step].keys() & theirs[step].keys() if read(ours[step][rank]) != read(theirs[step][rank])
     ]
     where = f" on rank {odd[0]} alone" if len(odd) == 1 < len(ours[step]) else ""
-    home = _nearest(step, {at for at in theirs if extra <= _count(theirs[at], read)})
+    home = _nearest(step, {at for at in theirs if extra <= counts_of(theirs[at], read)})
     if home is not None and home > step:
-        return f"{_named(missing)} were skipped{where}, {resumed}: {_named(extra)} of step {home} came in step {step}"
+        return f"{named(missing)} were skipped{where}, {resumed}: {named(extra)} of step {home} came in step {step}"
     if home is not None:
-        return f"{_named(extra)} were consumed twice{where}, in steps {home} and {step}, {resumed}"
-    mixed = f"{other} never consumed them" if got - _total(theirs.values(), read) else "they come in another order"
-    return f"{_named(got)} in step {step} are not those of {other}{where}, {resumed}: {mixed}"
+        return f"{named(extra)} were consumed twice{where}, in steps {home} and {step}, {resumed}"
+    mixed = f"{other} never consumed them" if got - total_of(theirs.values(), read) else "they come in another order"
+    return f"{named(got)} in step {step} are not those of {other}{where}, {resumed}: {mixed}"
 
 
 def _nearest(step: int, others: Collection[int]) -> int | None:
@@ -223,12 +232,12 @@ def _alone(run: Record, history: History) -> Finding:
     first: dict[int, Mapping[int, Execution]] = {}
     redone = set()
     for (step, attempt), by_rank in sorted(groups.items(), key=lambda item: (item[0][1], item[0][0])):
-        if len(by_rank) < size[attempt] or not _all_seen(by_rank):
+        if len(by_rank) < size[attempt] or not all_seen(by_rank):
             continue
         old = first.setdefault(step, by_rank)
-        if not _same(old, by_rank):
+        if not are_same(old, by_rank):
             earlier = {at: done for at, done in first.items() if attempt not in {one.attempt for one in done.values()}}
-            read = _reader({step: by_rank}, earlier)
+            read = reader({step: by_rank}, earlier)
             story = _story(history, {step: by_rank}, earlier, step, read, other="the first execution")
             return failed(story, First(What.SAMPLES, step), step=step)
         if old is not by_rank:
@@ -262,60 +271,9 @@ def _replayed(run: Record, history: History) -> Finding | None:
         own = indices[step]
         if sum(first > step for first in first_use.values()) >= len(own):
             old = first_use[own[0]]
-            twice = f"{_ranges(own)} were consumed twice in one epoch, in steps {old} and {step}"
+            twice = f"{ranges(own)} were consumed twice in one epoch, in steps {old} and {step}"
             return failed(twice, First(What.SAMPLES, step), step=step)
     return None
-
-
-def _digests(one: Execution) -> tuple[Hashable, ...]:
-    return tuple(sample for sample in one.samples if sample is not None)
-
-
-def _indices(one: Execution) -> tuple[Hashable, ...]:
-    return one.indices
-
-
-def _by_index(one: Execution) -> tuple[Hashable, ...]:
-    return one.indices or _digests(one)
-
-
-def _reader(*histories: Steps) -> Read:
-    """By what samples are told from each other in words: by index where it is known, since contents may be drawn anew
-    each time; but not where some side does not know it. That they were the same is not for this to say."""
-    knows: dict[int, set[bool]] = {}
-    for steps in histories:
-        for step, by_rank in steps.items():
-            knows.setdefault(step, set()).update(bool(one.indices) for one in by_rank.values())
-    return _digests if any(len(found) > 1 for found in knows.values()) else _by_index
-
-
-def _same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
-    """Whether they are of the same samples. Contents decide where each digest is of one sample, whatever its index.
-    Elsewhere they are of other things in the batch (tokens of packed samples), and indices have to be the same, too."""
-    if _count(mine) != _count(others):
-        return False
-    every = [*mine.values(), *others.values()]
-    if not all(one.indices for one in every) or all(len(one.indices) == len(one.samples) for one in every):
-        return True
-    return _count(mine, _indices) == _count(others, _indices)
-
-
-def _in_order(by_rank: Mapping[int, Execution]) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:
-    """All contents of a step. If no other step of the twin has them, they say which samples these were: an index may
-    count from another sample after a resume, as in a Subset of what is left of an epoch."""
-    return tuple((rank, _digests(one)) for rank, one in sorted(by_rank.items()))
-
-
-def _count(by_rank: Mapping[int, Execution], read: Read = _digests) -> Samples:
-    return Counter(sample for one in by_rank.values() for sample in read(one))
-
-
-def _total(steps: Iterable[Mapping[int, Execution]], read: Read) -> Samples:
-    return Counter(sample for by_rank in steps for sample in _count(by_rank, read).elements())
-
-
-def _all_seen(by_rank: Mapping[int, Execution]) -> bool:
-    return all(one.samples_seen for one in by_rank.values())
 
 
 def _sum(skipped: Samples, repeated: Samples) -> str:
@@ -324,20 +282,3 @@ def _sum(skipped: Samples, repeated: Samples) -> str:
     if not skipped:
         return f"In all, none was skipped and {repeated.total()} were consumed too often."
     return f"In all, {skipped.total()} samples were skipped and {repeated.total()} consumed too often."
-
-
-def _named(samples: Samples) -> str:
-    """By index where these are known, else by number."""
-    indices = [sample for sample in samples if isinstance(sample, int)]
-    return _ranges(indices) if indices else f"{samples.total()} samples"
-
-
-def _ranges(indices: Iterable[int], most: int = 4) -> str:
-    ranges: list[list[int]] = []
-    for index in sorted(set(indices)):
-        if ranges and ranges[-1][1] + 1 == index:
-            ranges[-1][1] = index
-        else:
-            ranges.append([index, index])
-    words = [str(low) if low == high else f"{low}-{high}" for low, high in ranges[:most]]
-    return f"samples {', '.join(words)}{' and others' if len(ranges) > most else ''}"

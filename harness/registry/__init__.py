@@ -2,7 +2,7 @@
 packages alike.
 
 What is on offer is in offers.py: no plug-in is imported for it. A class is loaded when it is asked for, and refused if
-it doesn't fit the shape of its kind in contracts.py: above all, an injector that doesn't declare how it is undone.
+it doesn't fit the shape of its kind in contracts: above all, an injector that doesn't declare how it is undone.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from statistics import median
 
 from torchaos.harness.judging.checkpoints.bookkeeping import counts_restarts, may_be_a_clock
 from torchaos.harness.judging.checkpoints.contents import Checkpoint, Clash, differing
-from torchaos.harness.judging.checkpoints.pairing import Pair, family, lacking, moved, pairs
+from torchaos.harness.judging.checkpoints.pairing import Pair, family, pairs
+from torchaos.harness.judging.checkpoints.strays import strays
 from torchaos.harness.judging.noise.rounding import LOW_PRECISION, rounding
 from torchaos.harness.judging.noise.tolerance import CAP, CERTAIN, LEARNED_FACTOR
 from torchaos.harness.record.history import History
@@ -31,22 +32,6 @@ def clashes(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint], ignoring: 
     step; in each checkpoint, tensors come before values. `ignoring`: names to leave out."""
     found = [clash for pair in pairs(ours, theirs) for clash in differing(*pair)]
     return in_order(clash for clash in (*found, *strays(ours, theirs)) if clash.name not in ignoring)
-
-
-def strays(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Clash]:
-    """Checkpoints of the twin that the run lacks, or has under the same path at another step."""
-    gone = [
-        Clash(checkpoint.step, checkpoint.path, "checkpoint", checkpoint.path, None, _step(checkpoint))
-        for checkpoint in lacking(ours, theirs)
-    ]
-    other = [(checkpoint, their) for checkpoint, their in moved(ours, theirs)]
-    return [
-        *gone,
-        *(
-            Clash(checkpoint.step, checkpoint.path, "checkpoint", checkpoint.path, _step(checkpoint), _step(their))
-            for checkpoint, their in other
-        ),
-    ]
 
 
 def in_order(unordered: Iterator[Clash] | Sequence[Clash]) -> list[Clash]:
@@ -154,7 +139,3 @@ def _sort(
 def _is_any(name: str, patterns: Sequence[str]) -> bool:
     """Whether an entry name matches a pattern, with or without the name of its file before the colon."""
     return any(fnmatchcase(candidate, pattern) for pattern in patterns for candidate in (name, name.partition(":")[2]))
-
-
-def _step(checkpoint: Checkpoint) -> str:
-    return "an unknown step" if checkpoint.step is None else f"step {checkpoint.step}"

@@ -1,0 +1,32 @@
+"""The shapes that everything else is built on. A new fault, assertion, launcher, probe, condition or checkpoint format
+is a class that fits one of them; none of them names a particular one.
+
+Arrows point one way: injectors and assertions import the harness, never the other way round. All names are imported
+from here, and a module of this package is named after what its shapes are about.
+"""
+
+from torchaos.harness.contracts.errors import ChaosError, UsageError
+from torchaos.harness.contracts.faults import Evidence, Handle, Hits, Injector, Irreversible, Target, Where
+from torchaos.harness.contracts.findings import (
+    Assertion,
+    Finding,
+    First,
+    Harm,
+    Need,
+    Outcome,
+    What,
+    failed,
+    inconclusive,
+    passed,
+)
+from torchaos.harness.contracts.formats import CheckpointFormat
+from torchaos.harness.contracts.jobs import JobSpec, Launcher, LiveNode, Node, RankProcess
+from torchaos.harness.contracts.sites import NodeSite, Site
+from torchaos.harness.contracts.watching import Condition, Emit, Probe, Watched
+
+__all__ = [
+    "Assertion", "ChaosError", "CheckpointFormat", "Condition", "Emit", "Evidence", "Finding", "First", "Handle",
+    "Harm", "Hits", "Injector", "Irreversible", "JobSpec", "Launcher", "LiveNode", "Need", "Node", "NodeSite",
+    "Outcome", "Probe", "RankProcess", "Site", "Target", "UsageError", "Watched", "What", "Where", "failed",
+    "inconclusive", "passed",
+]  # fmt: skip

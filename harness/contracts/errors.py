@@ -1,0 +1,15 @@
+"""The errors that a user reads."""
+
+from __future__ import annotations
+
+
+class ChaosError(Exception):
+    """An error whose text is meant for the user: where, what, and what to do. Never shown as a traceback."""
+
+    exit_code = 5
+
+
+class UsageError(ChaosError):
+    """The command line, the scenario or the machine can't do what is asked."""
+
+    exit_code = 3

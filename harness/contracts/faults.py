@@ -1,0 +1,110 @@
+"""A fault: whom it hits, how it is applied and taken back, and what proves that it was felt."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Mapping, Protocol, Sequence, runtime_checkable
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts.sites import NodeSite
+    from torchaos.harness.contracts.watching import Probe
+    from torchaos.harness.record.record import Record
+    from torchaos.harness.undo.touches import Touches
+
+Where = Literal["rank", "node"]
+# as_targeted: agents when the target names nodes, else ranks; the others: no process that can be named beforehand
+Hits = Literal["ranks", "agents", "as_targeted", "nodes", "files", "endpoints"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whom a fault hits, resolved: ranks (global), or whole nodes by index; neither of files and endpoints."""
+
+    ranks: tuple[int, ...]
+    nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Irreversible:
+    """Why a fault can't be taken back; what `rollback` then means is handing the job to its supervisor."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Proof that a fault took effect: a sentence, and the (source, seq) of the events that it rests on."""
+
+    what: str
+    events: tuple[tuple[str, int], ...] = ()
+
+
+@runtime_checkable
+class Handle(Protocol):
+    """How to take one change back, as data: a frozen dataclass whose fields are JSON. Few, closed, in undo/handles."""
+
+    kind: ClassVar[str]
+
+    def touches(self) -> Touches:
+        """What it may touch: checked before a fault lands, and before it is healed from a log."""
+        ...
+
+    def restore(self) -> None:
+        """Set the known-good state. Repeatable; spares strangers (checks identity first)."""
+        ...
+
+    def restored(self) -> bool:
+        """Whether the known-good state is there, verified by identity and not by absence alone."""
+        ...
+
+
+@runtime_checkable
+class Injector(Protocol):
+    """One kind of fault. A frozen dataclass: its fields are the parameters that the scenario gives under `with`.
+    `Fault` in agent/fault.py has the defaults, and says what each attribute means.
+
+    The module of a fault in the rank imports only the standard library and `torchaos.plugin` when it is loaded, since
+    the agent loads it by path.
+    """
+
+    name: ClassVar[str]
+    where: ClassVar[tuple[Where, ...]]  # where it can be applied, best first
+    needs: ClassVar[frozenset[str]]  # capabilities of the machine and of the launch, see running/capabilities.py
+    lethal: ClassVar[bool]
+    hits: ClassVar[Hits]
+    # What a class does not declare from here on, it gets from `Fault` when the registry loads it.
+    lasting: ClassVar[bool]
+    phase: ClassVar[str | None]
+    late: ClassVar[bool]
+    family: ClassVar[str]
+    consent: ClassVar[str]
+    hooks: ClassVar[tuple[str, ...]]
+    on_collectives: ClassVar[bool]
+    own_disk: ClassVar[bool]
+
+    def plan(self, target: Target, draw: random.Random) -> Injector:
+        """Itself with every random choice made. Pure; all randomness is spent here."""
+        ...
+
+    def changes(self, site: NodeSite) -> Sequence[Handle] | Irreversible:
+        """Everything that `apply` may change, read before it does. Changes nothing."""
+        ...
+
+    def apply(self, site: Any) -> None:
+        """`site` is a RankSite in the rank, and a NodeSite outside."""
+        ...
+
+    def probes(self, site: NodeSite) -> Sequence[Probe]:
+        """What to observe while the fault is on."""
+        ...
+
+    def felt(self, record: Record, fault: str) -> Evidence | None:
+        """Proof from the journal that the fault took effect, or None. Pure. What the agent says alone is no proof."""
+        ...
+
+    def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None: ...
+
+    def asked(self) -> Mapping[str, float]: ...
+
+    def signals(self, duration_s: float | None) -> Sequence[tuple[float, int]] | None: ...

@@ -1,0 +1,121 @@
+"""A job: what starts it, and the nodes and ranks that it has then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Mapping, Protocol, Sequence
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts.faults import Handle
+    from torchaos.harness.mechanics.network.link import Link
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What a launcher needs to start the job once. Paths are absolute; placeholders are filled in."""
+
+    argv: tuple[str, ...]
+    cwd: Path
+    env: Mapping[str, str]  # complete
+    log: Path  # where stdout and stderr go
+    submission: int  # from 0: how often the job has been submitted before
+    nodes: int = 1  # for a launcher that makes its nodes
+    own_env: Mapping[str, str] = field(default_factory=dict)  # of `env`, what this machine's environment does not have
+    checkpoints: Path | None = None  # where the job keeps them
+    container: Mapping[str, Any] = field(default_factory=dict)  # of nodes that are containers, see the grammar
+    replicas: int = 1  # so many commands side by side, a torchrun of its own each
+    replica_ranks: int = 0  # of each of them, where there are several
+    busy_nodes: int = 0  # so many nodes are started at once, and the others when all ranks are up; 0: all at once
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """One live rank: (pid, start_ticks) names the process for good."""
+
+    rank: int
+    local_rank: int
+    node: int
+    pid: int
+    start_ticks: int
+    attempt: int
+    world_size: int
+    gpu: int = 0  # NVML's index of the GPU that it uses, as far as its environment tells
+    inner_pid: int = 0  # in the pid namespace of its own that a container gives it; 0: it has none
+
+    @property
+    def own_pid(self) -> int:
+        """As the rank itself sees it."""
+        return self.inner_pid or self.pid
+
+
+class Node(Protocol):
+    """One machine, or what stands for one (a network namespace, a container)."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What the job's environment has on this node beside the spec's; the launcher has heeded what the user set."""
+        ...
+
+    @property
+    def link(self) -> Link | None:
+        """Its link to the other nodes; None where nothing can be done to that."""
+        ...
+
+    def argv(self, command: Sequence[str]) -> list[str]:
+        """The command with the prefix that runs it on this node: none, nsenter, docker exec, srun."""
+        ...
+
+    def host_pid(self, pid: int) -> int | None:
+        """The pid in the harness's namespace of a pid that the node reports."""
+        ...
+
+
+class LiveNode(Protocol):
+    """A node of the running job, as a fault sees it."""
+
+    @property
+    def node(self) -> Node: ...
+
+    @property
+    def run_id(self) -> str:
+        """The mark of the job's processes; that of a fault's helper begins with it."""
+        ...
+
+    def processes(self) -> Mapping[int, int]:
+        """The job's processes on this node, as they are now: start times (clock ticks since boot) by pid."""
+        ...
+
+    def start_again(self) -> int:
+        """Start the job's command on this node once more, and return its pid. Raises ChaosError when the job is over,
+        or the command still runs."""
+        ...
+
+    def keep_place(self) -> None:
+        """The node will come back: the job is not over before that, whatever becomes of the others."""
+        ...
+
+
+class Launcher(Protocol):
+    """All that a platform writes. The rest (ranks, attempts, logs, resubmission) is in running/launchers/job.py. What
+    has a value here is optional: the registry gives it to a class that lacks it."""
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine
+    cannot: ClassVar[Mapping[str, str]] = {}  # by injector, or by what it hits: what to write instead
+    replicas: ClassVar[bool] = False  # it starts the replicas of job.replicas, each with a torchrun of its own
+    sets_rendezvous: ClassVar[bool] = False  # its nodes' environment tells torchrun where they meet
+
+    @staticmethod
+    def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
+        """Capabilities that only this job needs. Raises UsageError if the launcher can't launch it."""
+        return frozenset()
+
+    def resources(self, spec: JobSpec) -> Sequence[Handle]:
+        """What `create` will make, so that it is guarded before it is made."""
+        ...
+
+    def create(self, spec: JobSpec) -> Sequence[Node]: ...

@@ -1,0 +1,89 @@
+"""Where a fault is applied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping, Protocol, Sequence
+
+from torchaos.harness.agent.wire import Event, Kind, Phase
+
+if TYPE_CHECKING:
+    from torchaos.harness.contracts.faults import Handle
+    from torchaos.harness.contracts.jobs import LiveNode
+    from torchaos.harness.mechanics.proxy.server import Endpoint
+
+
+class Site(Protocol):
+    """Where a fault is applied, as every fault sees it. It is a `RankSite` (agent/site.py) in a rank, where the process
+    is the target itself, and a `NodeSite` outside."""
+
+    @property
+    def fault(self) -> str:
+        """The fault's id."""
+        ...
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The target processes."""
+        ...
+
+    @property
+    def step(self) -> int | None:
+        """The global step at the Moment, if it is known."""
+        ...
+
+    @property
+    def phase(self) -> Phase | None: ...
+
+    def signal(self, number: int) -> None:
+        """Send a signal to each target process, by pidfd if it is another process."""
+        ...
+
+    def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event: ...
+
+
+class NodeSite(Site, Protocol):
+    """Where a fault is applied from outside, by the harness."""
+
+    @property
+    def nodes(self) -> Sequence[LiveNode]:
+        """The target nodes, for a fault that hits nodes."""
+        ...
+
+    @property
+    def cluster(self) -> Sequence[LiveNode]:
+        """All nodes of the job."""
+        ...
+
+    @property
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """The job's endpoints that a proxy stands before, by name, for a fault that hits endpoints."""
+        ...
+
+    @property
+    def checkpoints(self) -> Path | None:
+        """The folder that the scenario names as the job's checkpoints: the only files that a fault may touch beside
+        those in the run's own folder."""
+        ...
+
+    @property
+    def guarded(self) -> Sequence[Handle]:
+        """What `changes` has returned: the way back that is on disk. Empty before `apply` runs."""
+        ...
+
+    @property
+    def undo_copies(self) -> Path:
+        """Where `File.of` saves what it will put back."""
+        ...
+
+    def check(self, changes: Sequence[Handle]) -> None:
+        """Raises TargetGone if a target is another process by now, or one of these handles is not guarded."""
+        ...
+
+    def release(self) -> None:
+        """Let a rank that is held at the Moment go on now, before `apply` returns."""
+        ...
+
+    def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
+        """Wait until the targets are gone; the pids of those that are still there after the time."""
+        ...

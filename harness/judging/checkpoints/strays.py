@@ -1,0 +1,75 @@
+"""Finds the checkpoints that the twin has and the run lacks, or has of another step, and what excuses that."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Sequence
+
+from torchaos.harness.judging.checkpoints.contents import Checkpoint, Clash, is_below, root_of
+from torchaos.harness.judging.checkpoints.pairing import lacking, moved
+from torchaos.harness.judging.checkpoints.points import points_of
+from torchaos.harness.record.history.checkpoints import final_path
+from torchaos.harness.record.record import Record
+
+
+def strays(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Clash]:
+    """Checkpoints of the twin that the run lacks, or has under the same path at another step."""
+    both = [*((None, other) for other in lacking(ours, theirs)), *moved(ours, theirs)]
+    return [_stray(own, other) for own, other in both]
+
+
+def _stray(own: Checkpoint | None, other: Checkpoint) -> Clash:
+    there = own or other
+    return Clash(there.step, there.path, "checkpoint", there.path, _step(own) if own else None, _step(other))
+
+
+def _step(checkpoint: Checkpoint) -> str:
+    return "an unknown step" if checkpoint.step is None else f"step {checkpoint.step}"
+
+
+def unexcused(
+    run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint], theirs: Sequence[Sequence[Checkpoint]]
+) -> list[Clash]:
+    """What all twins have and the run has not, or of another step. Less what is of another number of ranks, and less
+    the steps that an attempt resumed from: a save of such a step may have been cut short, and it is not done again. A
+    checkpoint that an attempt resumed from was whole. And less those whose save failed: the job had no room to write,
+    say, and went on."""
+    found = {one.path: one for one in strays(ours, theirs[0])}
+    for other in theirs[1:]:
+        same = {one.path: one.theirs for one in strays(ours, other)}
+        found = {path: one for path, one in found.items() if same.get(path) == one.theirs}
+    bases = {attempt.base for attempt in run.history.attempts[1:]}
+    return [
+        one
+        for one in found.values()
+        if not of_another_world(run, twins[0], one.step)
+        and not (one.ours is None and one.step in bases and not _was_resumed_from(run, one))
+        and not (one.ours is None and _could_not_be_saved(run, one))
+    ]
+
+
+def _could_not_be_saved(run: Record, clash: Clash) -> bool:
+    path = posixpath.join(root_of(run), clash.path)
+    made = {one.attempt for one in run.history.by_step().get(clash.step or 0, {}).values()}
+    saves = [one for one in run.history.saves if one.attempt in made and is_below(final_path(one.path), path)]
+    return any(not one.ok for one in saves)
+
+
+def _was_resumed_from(run: Record, clash: Clash) -> bool:
+    path = posixpath.join(root_of(run), clash.path)
+    return any(is_below(one.loaded, path) for one in run.history.attempts if one.loaded)
+
+
+def is_aside(run: Record, clash: Clash) -> bool:
+    """Whether the job does not resume from it, as from `best.pt`: then a metric may decide when it is saved."""
+    return not points_of(run).has(posixpath.join(root_of(run), clash.path))
+
+
+def of_another_world(run: Record, twin: Record, step: int | None) -> bool:
+    """Whether it was saved on another number of ranks than the twin's: sums come in another order then, and each rank's
+    own state is of other ranks."""
+    saved = [save.attempt for save in run.history.saves if save.global_step == step]
+    made = [one.attempt for one in run.history.by_step().get(step or 0, {}).values()]
+    sizes = {attempt.number: attempt.world_size for attempt in run.history.attempts}
+    theirs = {attempt.world_size for attempt in twin.history.attempts}
+    return bool(saved or made) and sizes.get((saved or made)[-1]) not in theirs

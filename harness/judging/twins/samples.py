@@ -1,0 +1,81 @@
+"""The samples that were consumed in a step: whether they are the same in two runs, how often each was consumed, and
+which they are, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+
+from torchaos.harness.judging.noise.quantities import Steps
+from torchaos.harness.record.history import Execution
+
+Samples = Counter[Hashable]  # how often each was consumed; a sample is an index, or a digest
+Read = Callable[[Execution], tuple[Hashable, ...]]
+
+
+def _digests(one: Execution) -> tuple[Hashable, ...]:
+    return tuple(sample for sample in one.samples if sample is not None)
+
+
+def _indices(one: Execution) -> tuple[Hashable, ...]:
+    return one.indices
+
+
+def _by_index(one: Execution) -> tuple[Hashable, ...]:
+    return one.indices or _digests(one)
+
+
+def reader(*histories: Steps) -> Read:
+    """By what samples are told from each other in words: by index where it is known, since contents may be drawn anew
+    each time; but not where some side does not know it. That they were the same is not for this to say."""
+    knows: dict[int, set[bool]] = {}
+    for steps in histories:
+        for step, by_rank in steps.items():
+            knows.setdefault(step, set()).update(bool(one.indices) for one in by_rank.values())
+    return _digests if any(len(found) > 1 for found in knows.values()) else _by_index
+
+
+def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
+    """Whether they are of the same samples. Contents decide where each digest is of one sample, whatever its index.
+    Elsewhere they are of other things in the batch (tokens of packed samples), and indices have to be the same, too."""
+    if counts_of(mine) != counts_of(others):
+        return False
+    every = [*mine.values(), *others.values()]
+    if not all(one.indices for one in every) or all(len(one.indices) == len(one.samples) for one in every):
+        return True
+    return counts_of(mine, _indices) == counts_of(others, _indices)
+
+
+def in_order(by_rank: Mapping[int, Execution]) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:
+    """All contents of a step. If no other step of the twin has them, they say which samples these were: an index may
+    count from another sample after a resume, as in a Subset of what is left of an epoch."""
+    return tuple((rank, _digests(one)) for rank, one in sorted(by_rank.items()))
+
+
+def counts_of(by_rank: Mapping[int, Execution], read: Read = _digests) -> Samples:
+    return Counter(sample for one in by_rank.values() for sample in read(one))
+
+
+def total_of(steps: Iterable[Mapping[int, Execution]], read: Read) -> Samples:
+    return Counter(sample for by_rank in steps for sample in counts_of(by_rank, read).elements())
+
+
+def all_seen(by_rank: Mapping[int, Execution]) -> bool:
+    return all(one.samples_seen for one in by_rank.values())
+
+
+def named(samples: Samples) -> str:
+    """By index where these are known, else by number."""
+    indices = [sample for sample in samples if isinstance(sample, int)]
+    return ranges(indices) if indices else f"{samples.total()} samples"
+
+
+def ranges(indices: Iterable[int], most: int = 4) -> str:
+    ranges: list[list[int]] = []
+    for index in sorted(set(indices)):
+        if ranges and ranges[-1][1] + 1 == index:
+            ranges[-1][1] = index
+        else:
+            ranges.append([index, index])
+    words = [str(low) if low == high else f"{low}-{high}" for low, high in ranges[:most]]
+    return f"samples {', '.join(words)}{' and others' if len(ranges) > most else ''}"

@@ -14,6 +14,9 @@ TORCH_STAMP := $(VENV)/.$(subst =,,$(TORCH))
 SCENARIO ?= scenarios/process/kill-rank.yaml
 PACKAGES := plugin harness injectors assertions scenarios
 
+# Python writes its byte code, also where the environment forbids it: hundreds of processes import the same modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-long test-agent-versions check links bench docs clean system

@@ -11,6 +11,7 @@ from typing import Iterator, Mapping, NamedTuple
 
 from torchaos.harness.agent.wire import ENV_RUN_ID, start_ticks
 
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _AT_ONCE = 256  # pidfds open at the same time; by default a process may have 1,024 open files
 
 
@@ -65,13 +66,23 @@ def boot_id() -> str:
 
 
 def host() -> str:
-    """The name of this machine, the same in each boot. Several machines may share a home directory."""
+    """The name of the machine that this process's pids belong to, the same in each boot. Several machines may share a
+    home directory, and several containers a machine, its name and its boot id: a container's pid namespace is named
+    too."""
     try:
         with open("/etc/machine-id") as file:
             machine = file.read().strip()
     except OSError:
         machine = ""
-    return f"{os.uname().nodename}/{machine}"
+    return "/".join((os.uname().nodename, machine, *_pid_namespace()))
+
+
+def _pid_namespace() -> tuple[str, ...]:
+    """Empty in the namespace that the machine began with."""
+    with suppress(OSError):
+        number = os.stat("/proc/self/ns/pid").st_ino
+        return () if number == _FIRST_PID_NAMESPACE else (str(number),)
+    return ()
 
 
 def ticks_of(pid: int) -> int:

@@ -18,13 +18,17 @@ from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.agent.wire import FIELDS, Event, EventFile, Kind
 from torchaos.harness.cli.exec import make
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.judging.proof.evidence import died
 from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.record.events.clocks import Clock, aligned
 from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers import node_exec
 from torchaos.harness.running.launchers.node_exec import NodeExec, node_index
+from torchaos.harness.running.planner import make_plan
+from torchaos.harness.scenario import load
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -179,6 +183,38 @@ def test_events_are_merged_by_one_clock(tmp_path: Path) -> None:
     assert found == [("node0", 10.0), ("rank1-a0-p9", 11.0), ("node0", 12.0), ("rank1-a0-p9", 70.0)]
     alone = [Event(Kind.NOTE, "rank1", 0, 0.0, 5.0, data=note)]
     assert aligned(alone) == alone
+
+
+def test_equal_pids_on_two_nodes_are_two_processes(tmp_path: Path, scenario: Path) -> None:
+    """Rank 0 is killed on node 0 and has the pid and start time of rank 1 on node 1, as pods often have: nothing says
+    that rank 1 died. Its pid is printed with its node."""
+    plan = make_plan(load(scenario), scenario, 0)
+    zero, one = EventFile(tmp_path / "node0.jsonl", "node0"), EventFile(tmp_path / "node1.1.jsonl", "node1.1")
+    rank = EventFile(tmp_path / "rank1-a0-p27.jsonl", "rank1-a0-p27", 1, 0)
+    for node, file in enumerate((zero, one)):
+        file.emit(Kind.NODE_STARTED, {"submission": 0, "node": node, "pid": 20})
+    same = {"pid": 27, "start_ticks": 299337}
+    started: dict[str, Any] = {
+        **dict.fromkeys(FIELDS[Kind.AGENT_STARTED]),
+        **same,
+        "python": "",
+        "hooks": [],
+        "node": 1,
+    }
+    rank.emit(Kind.AGENT_STARTED, started)
+    rank.emit(Kind.APPLYING, {"fault": "kill", "phase": None, "global_step": 5, **same})
+    zero.emit(Kind.RANK_EXITED, {**same, "exit_code": -9}, rank=0, attempt=0)
+    record = Record(plan, tuple(read_events(tmp_path)), {})
+    assert died(record, "kill", -9) is None
+    assert record.history.attempts[0].ranks[1].exited_s is None
+    one.emit(Kind.RANK_EXITED, {**same, "exit_code": -9}, rank=1, attempt=0)
+    for file in (zero, one, rank):
+        file.close()
+    record = Record(plan, tuple(read_events(tmp_path)), {})
+    proof = died(record, "kill", -9)
+    assert proof is not None
+    assert proof.what == "pid 27 (node 1) ended with exit code -9, the kernel says"
+    assert record.history.attempts[0].ranks[1].exited_s is not None
 
 
 def test_which_node_it_is(tmp_path: Path) -> None:

@@ -158,6 +158,18 @@ def test_spares_what_another_machine_left(killed: Killed, state_of: Any) -> None
     assert state_of(killed.victim) == "T"
 
 
+def test_a_container_is_another_machine(killed: Killed) -> None:
+    """Two pods of one host may share its name, its boot id and a home directory, and have equal pids: a run of one of
+    them is not left over in the other."""
+    ask = "from torchaos.harness.undo.recovery import find; print(*(run.here for run in find(())[0]))"
+    own = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    may = subprocess.run([*own, "true"], capture_output=True, text=True, check=False)
+    if may.returncode:
+        pytest.skip(f"no pid namespace of its own can be made: {may.stderr.strip()}")
+    said = [subprocess.check_output([*within, sys.executable, "-c", ask], text=True) for within in ([], own)]
+    assert said == ["True\n", "False\n"]
+
+
 def test_refuses_what_another_process_is_healing(killed: Killed) -> None:
     """Two never heal one run at once: the second says so."""
     held = log.UndoLog(killed.run_dir)

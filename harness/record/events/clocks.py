@@ -19,6 +19,7 @@ from pathlib import Path
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Emit
+from torchaos.harness.record.events.nodes import nodes_of
 
 POLL_S, IDLE_S = 0.001, 0.02  # how often a file is looked for: while something is asked, and else
 ANSWER_S = 10.0  # a file system may keep what it knows of a folder for some seconds
@@ -90,17 +91,14 @@ def aligned(events: Iterable[Event]) -> list[Event]:
     """With the times of all nodes by the clock of node 0, as far as their offsets were measured. Pure."""
     events = list(events)
     offsets: dict[int, list[tuple[float, float]]] = {}
-    node_of: dict[str, int] = {}
     for event in events:
-        node = event.data.get("node")
-        if event.kind is Kind.CLOCK and node is not None:
-            offsets.setdefault(node, []).append((event.mono_s, event.data["offset_s"]))
-        if event.kind in (Kind.CLOCK, Kind.AGENT_STARTED) or event.source.startswith(f"node{node}-"):
-            node_of[event.source] = -1 if node is None else node
+        if event.kind is Kind.CLOCK:
+            offsets.setdefault(event.data["node"], []).append((event.mono_s, event.data["offset_s"]))
     if not offsets:
         return events
     for measured in offsets.values():
         measured.sort()
+    node_of = nodes_of(events)
     return [_shifted(event, offsets.get(node_of.get(event.source, -1), ())) for event in events]
 
 

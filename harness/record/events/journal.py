@@ -11,6 +11,7 @@ from torchaos.harness.agent.wire import Event, EventFile, Kind
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.record.events.clocks import aligned
 from torchaos.harness.record.events.gaps import Gaps
+from torchaos.harness.record.events.nodes import with_unique_pids
 from torchaos.harness.record.events.outer_pids import OuterPids
 from torchaos.harness.record.events.payloads import of_later_version, read
 from torchaos.harness.record.secrecy import mask
@@ -28,7 +29,7 @@ def read_events(folder: Path, damaged: list[str] | None = None, gaps: Gaps | Non
     events = merge(event for path in sorted(folder.glob("*.jsonl")) for event in _read_file(path, damaged, gaps))
     for event in events:
         pids.note(event)
-    return [pids.outside(event) for event in events]
+    return with_unique_pids([pids.outside(event) for event in events])
 
 
 def merge(events: Iterator[Event]) -> list[Event]:

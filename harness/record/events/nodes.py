@@ -1,0 +1,56 @@
+"""Which node each source of events is on, and pids that name one process of the whole job.
+
+Nodes that `torchaos exec` records have pids of their own, and two nodes may have equal ones, even with equal start
+times. So a pid is made unique on reading: the number of the node is put above the 22 bits that Linux gives to a pid
+(PID_MAX_LIMIT, include/linux/threads.h). The pids of node 0 stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchaos.harness.agent.wire import Event, Kind
+
+_BITS = 22
+_OF_NODE = re.compile(r"node(\d+)(?=[-.]|$)")
+_WRAPPER = re.compile(r"node\d+(\.\d+)?")  # the source of a wrapper; a second launch on its node has a number
+_PIDS = ("pid", "inner_pid")
+
+
+class NodePid(int):
+    """The pid of a process on another node than the first. Its text says both numbers."""
+
+    @classmethod
+    def of(cls, node: int, pid: int) -> NodePid:
+        return cls(node << _BITS | pid)
+
+    def __str__(self) -> str:
+        return f"{self & (1 << _BITS) - 1} (node {self >> _BITS})"
+
+
+def nodes_of(events: Sequence[Event]) -> dict[str, int]:
+    """The node of each source that says so, or that is the wrapper of a node. Pure."""
+    found: dict[str, int] = {}
+    for event in events:
+        node = event.data.get("node")
+        if (wrapper := _OF_NODE.match(event.source)) is not None:
+            found[event.source] = int(wrapper[1])
+        elif node is not None and event.kind in (Kind.CLOCK, Kind.AGENT_STARTED):
+            found[event.source] = node
+    return found
+
+
+def with_unique_pids(events: Sequence[Event]) -> list[Event]:
+    """The events of nodes that have wrappers of their own, with pids that are unique in the job. The pids of a run that
+    one harness watched are its own already. Pure."""
+    if not any(event.kind is Kind.NODE_STARTED and _WRAPPER.fullmatch(event.source) for event in events):
+        return list(events)
+    nodes = nodes_of(events)
+    return [_unique(event, nodes.get(event.source, 0)) for event in events]
+
+
+def _unique(event: Event, node: int) -> Event:
+    pids = {key: NodePid.of(node, pid) for key in _PIDS if node and isinstance(pid := event.data.get(key), int)}
+    return replace(event, data={**event.data, **pids}) if pids else event

@@ -10,15 +10,19 @@ modules import each other relatively. The harness imports the same files as `tor
 
 
 def start() -> None:
-    """Start the agent if this process is a rank of a torchaos job. In the torchrun of one of several nodes, record the
-    rounds of the rendezvous instead. Raises what an import raises."""
+    """Start the agent if this process is a rank of a torchaos job. In a torchrun, count its attempts instead; in that
+    of one of several nodes, record the rounds of the rendezvous. Raises what an import raises."""
     import os
 
     if "RANK" in os.environ:
         from . import arming
 
         arming.start()
-    else:
+    elif "TORCHAOS_NODE" in os.environ:
         from . import rounds
 
         rounds.start()
+    elif "TORCHAOS_REPLICA" not in os.environ:
+        from . import torchruns
+
+        torchruns.start()

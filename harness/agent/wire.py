@@ -21,7 +21,7 @@ VERSION = 1
 # The only variables of ours in the job's environment.
 ENV_PLAN = "TORCHAOS_PLAN"  # path of the agent's plan; without it the agent does not start
 ENV_RUN_ID = "TORCHAOS_RUN_ID"  # marks every process of one run, so that orphans can be found
-ENV_ATTEMPT_BASE = "TORCHAOS_ATTEMPT_BASE"  # attempts that earlier submissions used up
+ENV_ATTEMPT_BASE = "TORCHAOS_ATTEMPT_BASE"  # attempts that earlier submissions and torchruns used up
 ENV_NODE = "TORCHAOS_NODE"  # index of the node, if the launcher has several
 ENV_REPLICA = "TORCHAOS_REPLICA"  # index of the replica, if the job is several torchruns side by side
 ENV_ROUND = "TORCHAOS_ROUND"  # round of the rendezvous that started a rank; set by agent/rounds.py
@@ -61,6 +61,7 @@ class Kind(str, Enum):
     ELASTIC_TEARDOWN = "elastic.teardown"
     ELASTIC_RENDEZVOUS = "elastic.rendezvous"
     ELASTIC_RESTART = "elastic.restart"
+    TORCHRUN = "elastic.torchrun"
     RANK_UP = "rank.up"
     RANK_STATE = "rank.state"
     RANK_EXITED = "rank.exited"
@@ -121,6 +122,8 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.ELASTIC_TEARDOWN: {"pid": "Whole", "signal": "str", "local_rank?": "Whole | None"},
     Kind.ELASTIC_RENDEZVOUS: {"done": "bool"},  # begun, or done
     Kind.ELASTIC_RESTART: {"attempts_left": "Whole | None"},  # torchelastic starts the workers again
+    # a torchrun, whose first attempt is that of the event, begins, or has ended well
+    Kind.TORCHRUN: {"pid": "Whole", "start_ticks": "Whole | None", "ended": "bool"},
     # a rank was seen alive; + gpu. inner_pid: its pid as the rank itself knows it, in a container
     Kind.RANK_UP: {**_RANK, "node": "Whole | None", "inner_pid?": "Whole"},
     Kind.RANK_STATE: {"pid": "Whole", "state": "str"},  # the letter of /proc/PID/stat, such as T for stopped

@@ -1,7 +1,7 @@
 """Python imports this file when it starts, because the launcher puts this folder first on PYTHONPATH.
 
-It loads the agent in a rank of a torchaos job (on several nodes also in torchrun, to count the rendezvous). Then it
-runs the sitecustomize that it hides.
+It loads the agent in a rank of a torchaos job, and in a torchrun, to count the attempts. Then it runs the
+sitecustomize that it hides.
 """
 
 import os
@@ -10,9 +10,9 @@ import sys
 
 def _load_agent() -> None:
     """Load the folder above as the package `_torchaos_agent`. An error is printed; the job goes on."""
-    in_rank = {"TORCHAOS_PLAN", "RANK", "LOCAL_RANK"} <= os.environ.keys()
-    in_torchrun = "TORCHAOS_NODE" in os.environ and "RANK" not in os.environ
-    if "_torchaos_agent" in sys.modules or not (in_rank or in_torchrun):
+    in_rank = {"RANK", "LOCAL_RANK"} <= os.environ.keys()
+    before_ranks = "RANK" not in os.environ  # it may be a torchrun
+    if "_torchaos_agent" in sys.modules or "TORCHAOS_PLAN" not in os.environ or not (in_rank or before_ranks):
         return
     try:
         import importlib.util

@@ -53,7 +53,7 @@ class Job:
         self._submission, self._base = 0, 0
         self._exit_code: int | None = None
         self._exited_s = 0.0  # when the last command ended, CLOCK_MONOTONIC
-        journal.listen(self._note_round)
+        journal.listen(self._note_attempt)
         self._ending, self._done, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._live, name="job", daemon=True)
 
@@ -243,9 +243,11 @@ class Job:
         last = max((event.attempt or 0 for event in ups), default=0)
         return {event.data["node"] for event in ups if event.attempt == last and last >= self._base}
 
-    def _note_round(self, event: Event) -> None:
+    def _note_attempt(self, event: Event) -> None:
         if event.kind is Kind.ELASTIC_RENDEZVOUS and "round" in event.data and event.data["node"] in self._logs:
             self._logs[event.data["node"]].in_round(event.data["round"])
+        if event.kind is Kind.TORCHRUN and event.attempt is not None:
+            self._logs[0].begin_again(event.attempt)
 
     def _drain(self) -> None:
         for run in list(self._runs.values()):

@@ -31,6 +31,11 @@ class JobLog:
         self._base = attempt_base
         self._elastic, self._causes = ElasticReader(self.by_round), CauseReader(self._watchdogs)
 
+    def begin_again(self, attempt_base: int) -> None:
+        """A torchrun of this submission begins with this attempt; not the first if the number is a new one."""
+        if attempt_base != self._base:
+            self.begin(attempt_base)
+
     def in_round(self, number: int) -> None:
         """Sets the current attempt, if it is known from another source than the output."""
         self._elastic.restarts = number

@@ -53,7 +53,7 @@ CAUSES = (
     ),
     _cause(
         "gloo-connect", "gloo", r"Gloo connectFullMesh failed",
-        "the ranks could not connect to each other; check GLOO_SOCKET_IFNAME and what lies between the nodes",
+        "the ranks could not connect to each other; check GLOO_SOCKET_IFNAME and the network between the nodes",
         "2.13", "NVIDIA/Megatron-LM#877", after_restart=False,
     ),
     _cause(
@@ -75,7 +75,7 @@ CAUSES = (
     ),
     _cause(
         "nccl-remote-error", "another rank", r"ncclRemoteError",
-        "NCCL lost the connection to another rank, which as a rule died first; look for the first rank that ended",
+        "NCCL lost the connection to another rank, which usually died first; look for the first rank that ended",
         "", "NVIDIA/nccl#934",
     ),
     _cause(
@@ -90,12 +90,12 @@ CAUSES = (
     ),
     _cause(
         "elastic-timer", "torch", r"Reaping worker_(?:id|pid)=\[.*Expired timers",
-        "torchelastic ended a rank that had not finished in time what it had set a timer for",
+        "torchelastic ended a rank whose timer expired before the rank had finished its work",
         "2.13", hang=True,
     ),
     _cause(
         "faulthandler", "the job", r"(?:^|[\s:])Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!$",
-        "the job's own watch by Python's faulthandler was not reset in time; the stacks below say where the rank was",
+        "the job did not reset its own time-out in Python's faulthandler in time; the stacks below say where the rank was",
         "2.13", hang=True,
     ),
     _cause(
@@ -112,7 +112,7 @@ CAUSES = (
     ),
     _cause(
         "rendezvous-closed", "torch", r"RendezvousClosedError",
-        "this rendezvous belongs to a job that ended, or a node left it in order, which closes it for all; give every "
+        "this rendezvous belongs to a job that ended, or a node left it normally, which closes it for all; give every "
         "submission a new --rdzv-id",
         "", "pytorch/pytorch#147064", "pytorch/pytorch#67742",
     ),
@@ -120,7 +120,7 @@ CAUSES = (
         "rendezvous-unreachable", "torch",
         r"RendezvousConnectionError|The connection to the C10d store has failed"
         r"|client socket has timed out after \d+m?s",
-        "a torchrun could not reach, or lost, the one that keeps the rendezvous; without that one no restart can work",
+        "a torchrun could not reach, or lost, the torchrun that keeps the rendezvous; no restart works without it",
         "1.10, 2.13", "pytorch/pytorch#67581", "pytorch/pytorch#121944",
     ),
     _cause(
@@ -143,24 +143,24 @@ CAUSES = (
         "name-lookup", "the network",
         r"Name or service not known|Temporary failure in name resolution|No address associated with hostname"
         r"|gai error: -[235]\b|getaddrinfo failed",
-        "a node could not look up the name of another one; check its /etc/hosts, or the name server",
+        "a node could not look up the name of another node; check its /etc/hosts, or the name server",
         "2.13",
     ),
     _cause(
         "endpoint", "the network",
         r"Could not connect to the endpoint URL|Cannot connect to host \S+:\d|(?:Connect|Read) timeout on endpoint URL"
         r"|Connection was closed before we received a valid response from endpoint",
-        "the job could not use an object store, or another service; look at that, and at what lies in between",
+        "the job could not use an object store, or another service; check the service and the network between",
         "",
     ),
     _cause(
         "store-gone", "another rank", r"Connection was likely closed\. Did the remote server shutdown or crash",
-        "the process that kept the store died, or left before the others were done with it",
+        "the process that kept the store died, or ended before the others were done with it",
         "2.13", "pytorch/pytorch#153586",
     ),
     _cause(
         "peer-gone", "another rank", r"Connection reset by peer|Connection closed by peer",
-        "a rank lost the connection to another one, which as a rule died first; look for the first rank that ended",
+        "a rank lost the connection to another rank, which usually died first; look for the first rank that ended",
         "2.13",
     ),
 )  # fmt: skip

@@ -27,7 +27,7 @@ This page lists the exit codes of torchaos. It is for engineers whose scripts re
 |---|---|
 {rows}
 
-Of several scenarios the worst counts, in the order {order}.
+For several scenarios, torchaos returns the worst exit code, in the order {order}.
 """
 
 

@@ -95,7 +95,7 @@ CAUSES = (
     ),
     _cause(
         "faulthandler", "the job", r"(?:^|[\s:])Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!$",
-        "the job did not reset its own time-out in Python's faulthandler in time; the stacks below say where the rank was",
+        "the job did not reset its time-out in Python's faulthandler in time; the stacks below say where the rank was",
         "2.13", hang=True,
     ),
     _cause(

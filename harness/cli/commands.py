@@ -40,7 +40,7 @@ GROUPS: Mapping[str, Mapping[str, Listed]] = {
     },
     "This machine": {
         "doctor": Listed("look", "Show what this machine can do, what is missing, and how to get it."),
-        "list": Listed("look", "List all faults, assertions, conditions, launchers and formats."),
+        "list": Listed("look", "List ready scenarios, faults, assertions and other parts."),
         "schema": Listed("look", "Print the JSON Schema of scenario files, for editors."),
         "status": Listed("care", "Show your runs that are alive or left something behind."),
         "halt": Listed("care", "End all your runs in order, with rollback."),

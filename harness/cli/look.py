@@ -17,10 +17,12 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.verdict.verdict import judge as judge_folder
 from torchaos.harness.record.result import ExitCode, worst
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.registry import ready
 from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner.job import check_script
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.schema import json_schema
+from torchaos.harness.scenario.yaml_source import read
 from torchaos.harness.telling.terminal import console as show
 
 
@@ -66,9 +68,17 @@ def _files_in(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 @cli.command("list")
-def list_() -> None:
-    """List all faults, assertions, conditions, launchers and formats."""
-    show.catalogue({group: registry.all_of(group) for group in registry.GROUPS}, Console())
+@click.argument("kinds", nargs=-1, type=click.Choice(["scenarios", *registry.GROUPS]), metavar="[KIND]...")
+def list_(kinds: Sequence[str]) -> None:
+    """List ready scenarios, faults, assertions and other parts.
+
+    KIND: scenarios, injectors, assertions, conditions, launchers or formats.
+    """
+    console = Console()
+    if not kinds or "scenarios" in kinds:
+        texts = {name: read(ready.folder() / f"{name}.yaml").data for name in ready.names()}
+        show.ready_scenarios({name: str(data.get("description", "")) for name, data in texts.items()}, console)
+    show.catalogue({one: registry.all_of(one) for one in registry.GROUPS if one in kinds or not kinds}, console)
 
 
 @cli.command()

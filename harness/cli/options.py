@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from torchaos.harness.cli.commands import Commands
+
+if TYPE_CHECKING:
+    _PathType = click.ParamType[Path]
+else:
+    _PathType = click.ParamType  # older versions of click have no type argument
 
 PATH = click.Path(path_type=Path)
 
@@ -20,7 +27,39 @@ def _begin_anew(context: click.Context, parameter: click.Parameter, path: Path |
     return path
 
 
-FILES = click.argument("files", nargs=-1, required=True, type=PATH)
+class ScenarioFile(_PathType):
+    """A scenario file, or the name of a ready scenario."""
+
+    name = "scenario"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        from torchaos.harness.registry import ready  # here, and not for `torchaos --help`
+
+        return value if isinstance(value, Path) else ready.found(str(value))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from torchaos.harness.registry import ready
+
+        named = [CompletionItem(name) for name in ready.names() if name.startswith(incomplete)]
+        return [*named, CompletionItem(incomplete, type="file")]
+
+
+class WithCommand(click.Command):
+    """A command that takes the user's own command line after `--`, as `given`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.params["given"] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+FILES = click.argument("files", nargs=-1, required=True, type=ScenarioFile())
+JOB = click.option(
+    "--job", "job_file", type=PATH, metavar="FILE", help="Take the job from this file; COMMAND does the same."
+)
 SEED = click.option(
     "--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help="Use this seed instead of the scenario's."
 )

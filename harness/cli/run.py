@@ -25,6 +25,7 @@ from torchaos.harness.cli.options import (
     CONFIDENCE,
     CONSENT,
     FILES,
+    JOB,
     JSON,
     JUNIT,
     PATH,
@@ -32,6 +33,7 @@ from torchaos.harness.cli.options import (
     REPEAT,
     SEED,
     SET,
+    WithCommand,
     cli,
 )  # fmt: skip
 from torchaos.harness.cli.results import keep
@@ -40,6 +42,7 @@ from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.result import ExitCode, Result, worst
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask, mask_words
+from torchaos.harness.registry import ready
 from torchaos.harness.release.repeats.ask import Ask, ask_of
 from torchaos.harness.release.repeats.judged import Repeats
 from torchaos.harness.release.repeats.series import Series
@@ -50,6 +53,8 @@ from torchaos.harness.running.twins.scenario_run import ScenarioRun, error_resul
 from torchaos.harness.running.upkeep.commands import at_work
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Repeat
+from torchaos.harness.scenario.other_job import COMMAND_LINE, job_in, job_of, text_of
+from torchaos.harness.scenario.yaml_source import Source
 from torchaos.harness.telling.files import jsonfile, junit
 from torchaos.harness.telling.files.placeholder import placeholder_result
 from torchaos.harness.telling.terminal import console as show
@@ -65,13 +70,15 @@ class Planned:
     plan: Plan
     folder: RunDir
     source: Path
+    text: bytes  # of the scenario, for the run directory
     options: tuple[str, ...]  # of the command line, as far as they change what is run
     ask: Ask
     warnings: tuple[str, ...]
 
 
-@cli.command()
+@cli.command(cls=WithCommand)
 @FILES
+@JOB
 @click.option("--out", type=PATH, default=Path("torchaos-runs"), help="Where run directories go.", show_default=True)
 @SEED
 @REPEAT
@@ -86,12 +93,17 @@ class Planned:
 def run(
     files: Sequence[Path], out: Path, seed: int | None, repeat: int | None, at_least: int | None, rate: float | None,
     confidence: float | None, junit_file: Path | None, json_file: Path | None, overrides: Sequence[str],
-    attach: int | None, consent: Sequence[str],
+    attach: int | None, consent: Sequence[str], job_file: Path | None, given: Sequence[str],
 ) -> None:  # fmt: skip
-    """Run scenarios against live jobs and judge them."""
+    """Run scenarios against live jobs and judge them.
+
+    FILES: scenario files, or names that `torchaos list scenarios` shows. They run against their own jobs, or against
+    yours: the COMMAND after `--`, or the job in the file of --job.
+    """
     console = Console()
+    job = _other_job(job_file, given, attach)
     asked = partial(ask_of, times=repeat, at_least=at_least, rate=rate, confidence=confidence)
-    runs = _apart([one for file in files for one in _planned(file, overrides, seed, asked, attach, out, consent)])
+    runs = _apart([one for file in files for one in _planned(file, overrides, seed, asked, attach, out, consent, job)])
     pending = [placeholder_result(one.plan, one.folder.root) for one in runs]
     series = Series([(one.source, one.plan, one.ask, one.folder.root) for one in runs])
     # Gates fail closed: until a scenario is judged, it is an error.
@@ -140,24 +152,39 @@ def write_reports(
 
 def _planned(
     file: Path, overrides: Sequence[str], seed: int | None, asked: Callable[[Repeat | None], Ask],
-    attach: int | None, out: Path, consent: Sequence[str],
+    attach: int | None, out: Path, consent: Sequence[str], job: Source | None,
 ) -> Iterator[Planned]:  # fmt: skip
-    scenario = load(file, overrides)
+    scenario = load(file, overrides, job)
+    job_file = job.path if job else file
     ask = asked(scenario.repeat)
     first = scenario.seed if seed is None else seed
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     for number in range(ask.times):
-        plan = make_plan(scenario, file, first + number, attach, consent)
+        plan = make_plan(scenario, file, first + number, attach, consent, job_file)
         if attach is None:
-            check_script(scenario.job, file)
+            check_script(scenario.job, job_file)
         name = f"{plan.scenario}-s{plan.seed}-{stamp}-{os.getpid()}"
         options = tuple(word for text in overrides for word in ("--set", text))
         options += ("--attach", str(attach)) if attach is not None else ()
         options += tuple(word for name in consent for word in ("--consent", name))
         options += ("--repeat", "1") if scenario.repeat is not None else ()
-        yield Planned(
-            plan, RunDir((out / name).absolute()), file, options, ask, tuple(warnings_of(plan, scenario, file))
-        )
+        options += _job_options(job)
+        warnings = tuple(warnings_of(plan, scenario, file, job))
+        folder = RunDir((out / name).absolute())
+        yield Planned(plan, folder, file, text_of(file, job), options, ask, warnings)
+
+
+def _other_job(file: Path | None, command: Sequence[str], attach: int | None) -> Source | None:
+    """What holds the job, if it is not the scenario's own. Raises UsageError if it is given twice."""
+    if sum((file is not None, bool(command), attach is not None)) > 1:
+        raise UsageError("the job is given twice; write --job FILE, --attach PID or -- COMMAND")
+    return job_in(file) if file else job_of(command) if command else None
+
+
+def _job_options(job: Source | None) -> tuple[str, ...]:
+    if job is None:
+        return ()
+    return ("--", *job.data["job"]["command"]) if job.path == COMMAND_LINE else ("--job", str(job.path))
 
 
 def _apart(runs: Sequence[Planned]) -> list[Planned]:
@@ -172,9 +199,9 @@ def _apart(runs: Sequence[Planned]) -> list[Planned]:
 
 
 def _run_one(one: Planned, console: Console, interrupted: Interrupt) -> Result:
-    again = [*mask_words(["torchaos", "run", str(one.source), "--seed", str(one.plan.seed), *one.options])]
+    again = [*mask_words(["torchaos", "run", ready.shown(one.source), "--seed", str(one.plan.seed), *one.options])]
     watcher = partial(Live, console=console)
-    scenario_run = ScenarioRun(one.plan, one.folder, one.source, again, watcher)
+    scenario_run = ScenarioRun(one.plan, one.folder, one.text, again, watcher)
     interrupted.ends(scenario_run)
     try:
         result = _result_of(scenario_run)
@@ -201,8 +228,9 @@ def _result_of(scenario_run: ScenarioRun) -> Result:
         raise ChaosError(f"{what}; make room, or choose another --out") from error
 
 
-@cli.command()
+@cli.command(cls=WithCommand)
 @FILES
+@JOB
 @SEED
 @SET
 @ATTACH
@@ -210,11 +238,15 @@ def _result_of(scenario_run: ScenarioRun) -> Result:
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
     files: Sequence[Path], seed: int | None, overrides: Sequence[str], attach: int | None, consent: Sequence[str],
-    as_json: bool,
+    as_json: bool, job_file: Path | None, given: Sequence[str],
 ) -> None:  # fmt: skip
-    """Show what a run would do, and change nothing."""
+    """Show what a run would do, and change nothing.
+
+    FILES and COMMAND: as for `torchaos run`.
+    """
+    job = _other_job(job_file, given, attach)
     for file in files:
-        one = next(_planned(file, overrides, seed, ask_of, attach, Path(), consent))
+        one = next(_planned(file, overrides, seed, ask_of, attach, Path(), consent, job))
         if as_json:
             shown = json.loads(one.plan.masked().to_json()) | {"warnings": [*map(mask, one.warnings)]}
             click.echo(json.dumps(shown, indent=1, sort_keys=True))

@@ -1,6 +1,6 @@
 """Where everything of one run lies. One folder, readable by its owner only; `judge` works on it offline.
 
-scenario.yaml       the file as it was, byte for byte
+scenario.yaml       the file as it was, byte for byte; with the other job in it, if it was run with another job
 plan.json           what was going to happen (plan.Plan)
 agent/plan.json     what the ranks read (plan.AgentPlan); agent/pages/*.page: one control page per fault
 agent/manifests/    what each save wrote, chunk by chunk (agent/manifest.py), where checkpoints are watched

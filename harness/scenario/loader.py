@@ -13,23 +13,29 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.scenario.checks import check
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.mistakes import most_telling, words
+from torchaos.harness.scenario.other_job import with_job
 from torchaos.harness.scenario.parameters import Tell
 from torchaos.harness.scenario.yaml_source import Keys, Problem, ScenarioError, Source, read, value_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Scenario:
-    """Loads a scenario file. `overrides`: texts `KEY=VALUE` that replace values. Raises ScenarioError with a line for
-    each mistake: `file:line:column: what is wrong; what to do`."""
-    return load_as(Scenario, path, overrides, check)
+def load(path: Path, overrides: Sequence[str] = (), job: Source | None = None) -> Scenario:
+    """Loads a scenario file. `overrides`: texts `KEY=VALUE` that replace values; `job`: what holds the job, if it is
+    not the file's own. Raises ScenarioError with a line for each mistake: `file:line:column: what is wrong; what to
+    do`."""
+    return load_as(Scenario, path, overrides, check, job)
 
 
-def load_as(model: type[Model], path: Path, overrides: Sequence[str], check: Callable[[Model, Tell], None]) -> Model:
+def load_as(
+    model: type[Model], path: Path, overrides: Sequence[str], check: Callable[[Model, Tell], None],
+    job: Source | None = None,
+) -> Model:  # fmt: skip
     """Loads a file as another type, such as a game day. `model`: the type; `check` reports mistakes between its parts.
     Raises ScenarioError."""
     source = read(path)
     _check_kind(model, source)
+    source = with_job(source, job) if job else source
     overridden = [_override(source, text) for text in overrides]
     problems: list[Problem] = []
 

@@ -24,8 +24,14 @@ Keys = tuple[str | int, ...]
 class Place:
     """A place in a file; lines and columns are counted from 1, as in editors."""
 
-    line: int
+    line: int  # 0: the text is not of a file, but of the command line
     column: int
+    file: str = ""  # if it is another file than the scenario's own
+
+    def within(self, path: Path) -> str:
+        """As `file:line:column`. `path`: the scenario's own file."""
+        file = self.file or str(path)
+        return f"{file}:{self.line}:{self.column}" if self.line else file
 
 
 @dataclass(frozen=True, order=True)
@@ -41,7 +47,7 @@ class ScenarioError(UsageError):
 
     def __init__(self, path: Path, problems: list[Problem]) -> None:
         self.problems = sorted(set(problems))
-        super().__init__("\n".join(f"{path}:{p.place.line}:{p.place.column}: {p.text}" for p in self.problems))
+        super().__init__("\n".join(f"{p.place.within(path)}: {p.text}" for p in self.problems))
 
 
 @dataclass
@@ -109,18 +115,24 @@ def read(path: Path) -> Source:
     return parse(path, _text(path))
 
 
-def _text(path: Path) -> str:
+def raw(path: Path) -> bytes:
+    """A file, byte for byte. Raises UsageError if it can't be read or is larger than a scenario."""
     try:
         with open(path, "rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+            found = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path}: it can't be read: {error.strerror}; give the path of a scenario file") from error
-    if len(raw) > MAX_BYTES:
+    if len(found) > MAX_BYTES:
         raise ScenarioError(path, [Problem(Place(1, 1), "the file is larger than 1 MiB; a scenario is small")])
+    return found
+
+
+def _text(path: Path) -> str:
+    found = raw(path)
     try:
-        return raw.decode("utf-8-sig")
+        return found.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = raw[: error.start]
+        before = found[: error.start]
         place = Place(before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
         raise ScenarioError(path, [Problem(place, "this is not UTF-8 text; save the file as UTF-8")]) from error
 

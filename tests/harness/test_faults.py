@@ -255,7 +255,7 @@ def test_what_cannot_be_taken_back_is_exit_code_4_also_without_a_verdict(
     job = PlannedJob(("/bin/sleep", "600"), str(tmp_path), {}, 1, 1, 60.0)
     folder, source = RunDir(tmp_path / "run"), tmp_path / "x.yaml"
     source.write_text("")
-    scenario_run = ScenarioRun(Plan("x", "", 0, job, (), ()), folder, source, [])
+    scenario_run = ScenarioRun(Plan("x", "", 0, job, (), ()), folder, b"", [])
 
     def rot(run: Run) -> None:
         lost = File.of(source, tmp_path, folder.undo)
@@ -271,9 +271,7 @@ def test_what_cannot_be_taken_back_is_exit_code_4_also_without_a_verdict(
 def test_a_twin_that_leaves_something_is_exit_code_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its record is not the run's, and yet no run may end as if nothing were left."""
     job = PlannedJob(("/bin/true",), str(tmp_path), {}, 1, 1, 60.0)
-    source = tmp_path / "x.yaml"
-    source.write_text("")
-    scenario_run = ScenarioRun(Plan("x", "", 0, job, (), ()), RunDir(tmp_path / "run"), source, [])
+    scenario_run = ScenarioRun(Plan("x", "", 0, job, (), ()), RunDir(tmp_path / "run"), b"", [])
     scenario_run._left.append("job could not be taken back: it sleeps in the kernel")
     assert scenario_run().exit_code is ExitCode.ROLLBACK
 
@@ -325,7 +323,7 @@ def test_a_fault_that_lands_late_is_taken_back(tmp_path: Path, monkeypatch: pyte
 def test_a_signal_between_two_runs_ends_the_next(tmp_path: Path) -> None:
     """It comes when one run is over and the next one not yet known: that one ends before it begins."""
     plan = Plan("x", "", 0, PlannedJob(("/bin/true",), str(tmp_path), {}, 1, 1, 60.0), (), ())
-    one, interrupt = ScenarioRun(plan, RunDir(tmp_path / "run"), tmp_path / "x.yaml", []), Interrupt()
+    one, interrupt = ScenarioRun(plan, RunDir(tmp_path / "run"), b"", []), Interrupt()
     interrupt(signal.SIGTERM, None)
     interrupt.ends(one)
     assert one._stopped == "SIGTERM was received"
@@ -411,6 +409,7 @@ def test_one_scenario_given_twice_has_two_folders(tmp_path: Path) -> None:
         Plan("x", "", 0, PlannedJob(("a",), "/", {}, 1, 1, 1.0), (), ()),
         RunDir(tmp_path / "x"),
         tmp_path,
+        b"",
         (),
         Ask(),
         (),

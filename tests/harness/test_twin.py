@@ -138,10 +138,8 @@ def test_a_large_file_is_not_read(tmp_path: Path) -> None:
 
 def test_an_interrupt_during_the_twin_is_told(trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run itself never began; its verdict says why, also when it is judged again."""
-    source = tmp_path / "scenario.yaml"
-    source.write_text("")
     plan = replace(plan_of("train"), twin={"runs": 3})
-    scenario_run = ScenarioRun(plan, RunDir(tmp_path / "run"), source, [])
+    scenario_run = ScenarioRun(plan, RunDir(tmp_path / "run"), b"", [])
 
     def execute(plan: Plan, folder: RunDir) -> None:
         leaves(stopped(trainer().record()))(plan, folder)
@@ -158,11 +156,9 @@ def test_an_interrupt_during_a_further_twin_fails_nothing(
     trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run differs from the first twin, and whether twins differ among themselves was never found out."""
-    source = tmp_path / "scenario.yaml"
-    source.write_text("")
     plan = replace(plan_of("train"), twin={"runs": 3})
     folder = RunDir(tmp_path / "run")
-    scenario_run = ScenarioRun(plan, folder, source, [])
+    scenario_run = ScenarioRun(plan, folder, b"", [])
     made = count()
 
     def execute(plan: Plan, where: RunDir) -> None:
@@ -258,10 +254,9 @@ def ran(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, makes: Callable[[int], Record], plan: Plan | None = None
 ) -> tuple[ScenarioRun, Any, int]:
     """A scenario with this cache; `makes` gives the records in order of their making, twins and run alike."""
-    source, made = tmp_path / "scenario.yaml", count()
-    source.write_text("")
+    made = count()
     plan = plan or replace(plan_of("train"), twin={"runs": 3}, asserts=(Named("loss_continuity", {}),))
-    scenario_run = ScenarioRun(plan, RunDir(tmp_path / name), source, [])
+    scenario_run = ScenarioRun(plan, RunDir(tmp_path / name), b"", [])
     monkeypatch.setattr("torchaos.harness.running.twins.twin.user_cache_path", lambda _name: tmp_path / "cache")
     monkeypatch.setattr(scenario_run, "_execute", lambda plan, folder: leaves(makes(next(made)))(plan, folder))
     return scenario_run, scenario_run(), next(made)

@@ -48,12 +48,14 @@ _HOOKS_OF_PHASE: dict[Phase, tuple[str, ...]] = {
 
 
 def make_plan(
-    scenario: Scenario, file: Path, seed: int, attach: int | None = None, consent: Sequence[str] = ()
-) -> Plan:
-    """Makes the plan. `attach`: pid of a running torchrun; `consent`: the consents of the user who runs it.
+    scenario: Scenario, file: Path, seed: int, attach: int | None = None, consent: Sequence[str] = (),
+    job_file: Path | None = None,
+) -> Plan:  # fmt: skip
+    """Makes the plan. `attach`: pid of a running torchrun; `consent`: the consents of the user who runs it; `job_file`:
+    where the job stands, if not in the scenario's file.
 
     Raises UsageError if the scenario can't be carried out on this machine; the text names the file and the fault."""
-    job = planned_job(scenario.job, file, attach)
+    job = planned_job(scenario.job, job_file or file, attach)
     if job.replicas > 1:
         check_replicas(scenario, file)
     faults = link_recoveries(

@@ -19,6 +19,7 @@ from torchaos.harness.record.plan import PlannedJob
 from torchaos.harness.running.launchers.torchrun_line import most_nodes, ranks_in_words, script_of, world_of
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.job import Job
+from torchaos.harness.scenario.other_job import COMMAND_LINE
 from torchaos.harness.scenario.placeholders import fill
 from torchaos.harness.scenario.sizes import size_in_words
 from torchaos.harness.scenario.yaml_source import read
@@ -32,8 +33,8 @@ def placeholders(here: Path) -> dict[str, str]:
 
 
 def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
-    """Resolves the job of a scenario. `attach`: pid of a running torchrun. Raises UsageError if the job can't be
-    started here, or its number of ranks can't be read from the command."""
+    """Resolves the job of a scenario. `file`: where the job stands; `attach`: pid of a running torchrun. Raises
+    UsageError if the job can't be started here, or its number of ranks can't be read from the command."""
     here = file.parent.absolute()
     values = placeholders(here)
     if any("{nvml}" in value for value in job.env.values()):  # only if needed: the library may have to be compiled
@@ -106,8 +107,7 @@ def _line(job: Job, here: Path, values: Mapping[str, str]) -> tuple[list[str], P
 
 
 def _at_the_command(file: Path) -> str:
-    place = read(file).place(("job", "command"))
-    return f"{file}:{place.line}:{place.column}"
+    return str(file) if file == COMMAND_LINE else read(file).place(("job", "command")).within(file)
 
 
 def _replicas(job: Job, nodes: int, world: int, attach: int | None) -> int:

@@ -15,19 +15,21 @@ from torchaos.harness.running.launchers.torchrun_line import restarts_of
 from torchaos.harness.running.planner.faults import consents
 from torchaos.harness.running.twins.twin import last_step_of
 from torchaos.harness.scenario.grammar import Scenario
-from torchaos.harness.scenario.yaml_source import Keys, read
+from torchaos.harness.scenario.other_job import with_job
+from torchaos.harness.scenario.yaml_source import Keys, Source, read
 
 _COMMAND: Keys = ("job", "command")
 
 
-def warnings_of(plan: Plan, scenario: Scenario, file: Path) -> list[str]:
-    """The warnings as `file:line:column: what is wrong; what to do`, in the order of the file."""
+def warnings_of(plan: Plan, scenario: Scenario, file: Path, job: Source | None = None) -> list[str]:
+    """The warnings as `file:line:column: what is wrong; what to do`, in the order of the file. `job`: what holds the
+    job, if not the file."""
     found = [*_of_assertions(plan), *_of_consent(scenario)]
     if plan.job.attach_pid is None:
         found += [*_of_folder(plan), *_of_restarts(plan), *_of_steps(plan)]
-    source = read(file)
+    source = with_job(read(file), job) if job else read(file)
     placed = sorted((source.place(keys), text) for keys, text in found)
-    return [f"{file}:{place.line}:{place.column}: {text}" for place, text in placed]
+    return [f"{place.within(file)}: {text}" for place, text in placed]
 
 
 def _of_folder(plan: Plan) -> Iterator[tuple[Keys, str]]:

@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from torchaos.harness.agent.wire import EventFile, Kind
 from torchaos.harness.contracts import ChaosError, UsageError
@@ -27,14 +26,14 @@ from torchaos.harness.undo.recovery import LeftBehind
 
 
 class ScenarioRun:
-    """One scenario, run and judged. `stop` may be called from a signal handler; then the current run is ended in order,
-    and judged."""
+    """One scenario, run and judged. `text`: the scenario, as the run directory keeps it. `stop` may be called from a
+    signal handler; then the current run is ended in order, and judged."""
 
     def __init__(
-        self, plan: Plan, folder: RunDir, source: Path, reproduce: Sequence[str], watcher: Watcher | None = None
+        self, plan: Plan, folder: RunDir, text: bytes, reproduce: Sequence[str], watcher: Watcher | None = None
     ) -> None:
         self.plan, self.folder = plan, folder
-        self._source, self._reproduce, self._watcher = source, reproduce, watcher
+        self._text, self._reproduce, self._watcher = text, reproduce, watcher
         self._current: Run | None = None
         self._stopped: str | None = None
         self._hurried = False
@@ -72,7 +71,7 @@ class ScenarioRun:
         self.folder.create()
         self.plan.write(self.folder.plan)
         with open(self.folder.scenario, "wb", opener=owner_only) as file:
-            file.write(self._source.read_bytes())
+            file.write(self._text)
         twins = Twins(self.plan, self._execute, None, lambda: self._stopped is not None, self._note)
         wanted = int(self.plan.twin.get("runs", 0))
         has_twin = wanted > 0 and not self._stopped and twins.give(0, self.folder)

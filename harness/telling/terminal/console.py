@@ -13,7 +13,7 @@ from torchaos.harness.record.result import Case, FaultResult, Recovery, Result, 
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.terminal import timeline
-from torchaos.harness.telling.terminal.dryrun import catalogue, plan, warnings
+from torchaos.harness.telling.terminal.dryrun import catalogue, plan, ready_scenarios, warnings
 from torchaos.harness.telling.terminal.pen import COLOURS, Pen
 from torchaos.harness.telling.terminal.text import (
     measured_in_words,
@@ -22,7 +22,7 @@ from torchaos.harness.telling.terminal.text import (
     value_in_words,
 )
 
-__all__ = ["catalogue", "plan", "show", "summary", "warnings"]
+__all__ = ["catalogue", "plan", "ready_scenarios", "show", "summary", "warnings"]
 
 _LABEL = 10  # columns of a label such as "rollback"
 _LONGEST_BAR, _LONGEST_NAME = 60, 28

@@ -62,6 +62,14 @@ def warnings(texts: Iterable[str], console: Console) -> None:
         console.print(Text.assemble(("warning: ", "bold yellow"), printable(mask(text))), soft_wrap=True)
 
 
+def ready_scenarios(abouts: Mapping[str, str], console: Console) -> None:
+    """The ready scenarios: name and description."""
+    pen = Pen(console)
+    pen.heading("Ready scenarios, for `torchaos run NAME`")
+    for name, about in abouts.items():
+        pen.row([(pen.text(name, "bold"), 35)], pen.text(about), indent=3)
+
+
 def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None:
     """All plug-ins, by group: what each does, and its parameters with their defaults."""
     pen = Pen(console)

@@ -1,0 +1,42 @@
+"""The scenarios that come with torchaos, by name: `process/kill-rank` is scenarios/process/kill-rank.yaml."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+
+from torchaos.harness.contracts import UsageError
+
+_GAME_DAYS = "gamedays"
+
+
+def folder() -> Path:
+    return Path(str(files("torchaos.scenarios")))
+
+
+def names() -> list[str]:
+    """The names of all ready scenarios, game days left out."""
+    found = (path.relative_to(folder()) for path in folder().glob("*/*.yaml"))
+    return sorted(str(path.with_suffix("")) for path in found if path.parts[0] != _GAME_DAYS)
+
+
+def found(text: str) -> Path:
+    """The file that the text names: one that exists, else a ready scenario. Raises UsageError if there is neither."""
+    path = Path(text)
+    if path.exists() or path.suffix or text in ("", ".", ".."):
+        return path
+    ready = folder() / f"{text}.yaml"
+    if ready.is_file() and ready.resolve().is_relative_to(folder().resolve()):
+        return ready
+    alike = [name for name in names() if name.endswith(f"/{text}")] or get_close_matches(text, names(), 2)
+    hint = f"did you mean {' or '.join(alike)}?" if alike else "`torchaos list scenarios` shows the ready ones"
+    raise UsageError(f"{text}: there is no such file, and no ready scenario of this name; {hint}")
+
+
+def shown(path: Path) -> str:
+    """A ready scenario's name, and the path of any other file."""
+    try:
+        return str(path.relative_to(folder()).with_suffix(""))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,72 @@
+"""A scenario with another job than that in its file: the job of another file, or a command line."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torchaos.harness.registry import ready
+from torchaos.harness.scenario.yaml_source import Keys, Place, Problem, ScenarioError, Source, dumped, raw, read
+
+COMMAND_LINE = Path("the command line")
+_KEPT = ("resubmit",)  # part of the experiment: what the scheduler does after a death
+
+
+def job_in(file: Path) -> Source:
+    """The job of a file: of a scenario, or of a file that holds nothing else. Raises UsageError if it has none."""
+    source = read(file)
+    if not isinstance(source.data.get("job"), dict):
+        what = "there is no job here; write `job:`, and below it `command:` with your torchrun command line"
+        raise ScenarioError(file, [Problem(source.place(("job",)), what)])
+    return source
+
+
+def job_of(command: Sequence[str]) -> Source:
+    """The job that a command line starts in the current folder. Its checkpoints are where it writes below {run}."""
+    job: dict[str, object] = {"command": list(command)}
+    if folder := checkpoints_in(command):
+        job["checkpoints"] = {"path": folder}
+    return Source(COMMAND_LINE, {"job": job}, {("job",): Place(0, 0)})
+
+
+def checkpoints_in(command: Sequence[str]) -> str | None:
+    """The only path below {run} that a command line names, if it names a single one."""
+    found = {word.partition("=")[2] if word.startswith("-") else word for word in command if "{run}" in word}
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def with_job(source: Source, other: Source) -> Source:
+    """The scenario with the other job. Raises ScenarioError for a ready scenario that makes sense with its own only."""
+    own = source.data.get("job")
+    if not isinstance(own, dict):
+        own = {}
+    if source.path.is_relative_to(ready.folder()) and not _is_plain(own.get("command")):
+        what = "this scenario needs its own job, which starts more than torchrun; write your job into a copy"
+        raise ScenarioError(source.path, [Problem(source.place(("job", "command")), what)])
+    kept = {name: own[name] for name in _KEPT if name in own}
+    data = {**source.data, "job": {**kept, **other.data["job"]}}
+    places = (_merged(getattr(source, kind), getattr(other, kind), kept, other.path) for kind in ("values", "keys"))
+    return Source(source.path, data, *places)
+
+
+def text_of(file: Path, job: Source | None) -> bytes:
+    """The scenario as a run directory keeps it: the file byte for byte, or with the other job in it. Raises UsageError
+    if it can't be read."""
+    if job is None:
+        return raw(file)
+    data = with_job(read(file), job).data
+    cwd = (job.path.parent / str(data["job"].get("cwd", "."))).absolute()
+    return dumped({**data, "job": {**data["job"], "cwd": str(cwd)}}).encode()
+
+
+def _merged(
+    mine: Mapping[Keys, Place], theirs: Mapping[Keys, Place], kept: Container[object], file: Path
+) -> dict[Keys, Place]:
+    own = {keys: place for keys, place in mine.items() if keys[:1] != ("job",) or (len(keys) > 1 and keys[1] in kept)}
+    return own | {keys: replace(place, file=str(file)) for keys, place in theirs.items() if keys[:1] == ("job",)}
+
+
+def _is_plain(command: object) -> bool:
+    return isinstance(command, str) and shlex.split(command)[0] == "torchrun"

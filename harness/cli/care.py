@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from torchaos.harness.agent.quantities import parse_duration
-from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.cli.options import PATH, RUNS, RunFolder, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.result import ExitCode
 from torchaos.harness.running.upkeep import pruning
@@ -56,7 +56,7 @@ def halt(now: bool) -> None:
 
 
 @cli.command("recover")
-@click.argument("folders", nargs=-1, type=PATH)
+@click.argument("folders", nargs=-1, type=RunFolder())
 @click.option("--forget", is_flag=True, help="Forget what can't be taken back: you have put it in order yourself.")
 @click.option("--any-host", is_flag=True, help="Also runs of another machine: this one had another name then.")
 def recover_(folders: Sequence[Path], forget: bool, any_host: bool) -> None:
@@ -80,7 +80,7 @@ def recover_(folders: Sequence[Path], forget: bool, any_host: bool) -> None:
 
 
 @cli.command()
-@click.argument("out", type=PATH, default=Path("torchaos-runs"))
+@click.argument("out", type=PATH, default=RUNS)
 @click.option("--older-than", metavar="AGE", help="Remove runs that ended longer ago than this, such as 30d.")
 @click.option("--beyond", metavar="SIZE", help="Then the oldest, until the rest is no more than this, such as 20GB.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")

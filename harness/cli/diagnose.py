@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.cli.options import RunFolder, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.watching.diagnosis import blame, flight
@@ -18,7 +18,7 @@ from torchaos.harness.watching.diagnosis.verdict import Diagnosis
 
 
 @cli.command()
-@click.argument("folder", required=False, type=PATH, metavar="[DIR]")
+@click.argument("folder", required=False, type=RunFolder(), metavar="[DIR]")
 @click.option("--pid", type=int, metavar="PID", help="Look at the live job of the torchrun that runs as PID.")
 @click.option("--kernel", type=click.FloatRange(0.1, 600), metavar="SECONDS", help="With --pid: look into the kernel.")
 @click.option("--function", "functions", multiple=True, metavar="LIB:SYMBOL", help="With --kernel: calls to time.")

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from torchaos.harness.cli.options import CONSENT, JSON, JUNIT, PATH, cli
+from torchaos.harness.cli.options import CONSENT, JSON, JUNIT, PATH, RUNS, cli
 from torchaos.harness.cli.run import run as run_scenarios
 from torchaos.harness.cli.run import write_reports
 from torchaos.harness.contracts import UsageError
@@ -24,8 +24,6 @@ from torchaos.harness.release.gate.judged import Judged, judge_gate
 from torchaos.harness.release.gate.loader import load
 from torchaos.harness.release.gate.runs import Terms, found_in
 from torchaos.harness.telling.terminal import gate as report
-
-_RUNS = Path("torchaos-runs")
 
 
 @cli.command()
@@ -51,7 +49,7 @@ def gate(
         "[0-9a-f]{7,64}", commit
     ):  # above all an empty one, of an unset variable
         raise UsageError(f"--commit {commit!r}: this is no commit; give at least seven of its hexadecimal digits")
-    loaded, folders = load(file), list(runs) or [_RUNS]
+    loaded, folders = load(file), list(runs) or [RUNS]
     where = _environment(loaded.gate, environment)
     setting = loaded.gate.environments[where]
     terms = Terms(

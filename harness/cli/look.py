@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from torchaos.harness import registry
-from torchaos.harness.cli.options import FILES, JSON, JUNIT, PATH, SET, cli
+from torchaos.harness.cli.options import FILES, JSON, JUNIT, RUN_DIRS, SET, cli
 from torchaos.harness.cli.run import write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.verdict.verdict import judge as judge_folder
@@ -27,7 +27,7 @@ from torchaos.harness.telling.terminal import console as show
 
 
 @cli.command()
-@click.argument("folders", nargs=-1, required=True, type=PATH)
+@RUN_DIRS
 @JUNIT
 @JSON
 def judge(folders: Sequence[Path], junit_file: Path | None, json_file: Path | None) -> None:

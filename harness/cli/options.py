@@ -17,6 +17,8 @@ else:
     _PathType = click.ParamType  # older versions of click have no type argument
 
 PATH = click.Path(path_type=Path)
+RUNS = Path("torchaos-runs")  # where run directories go, unless --out names another folder
+LATEST = "latest"
 
 
 def _begin_anew(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -44,6 +46,30 @@ class ScenarioFile(_PathType):
         return [*named, CompletionItem(incomplete, type="file")]
 
 
+class RunFolder(_PathType):
+    """A run directory, or `latest`: the newest run below the folder where run directories go."""
+
+    name = "run directory"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(str(value))
+        return latest() if str(path) == LATEST and not path.exists() else path
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        named = [CompletionItem(LATEST)] if LATEST.startswith(incomplete) else []
+        return [*named, CompletionItem(incomplete, type="dir")]
+
+
+def latest(out: Path = RUNS) -> Path:
+    """The newest run directory. Raises UsageError if there is none."""
+    from torchaos.harness.contracts import UsageError
+
+    plans = sorted(out.glob("*/plan.json"), key=lambda path: path.stat().st_mtime_ns)
+    if not plans:
+        raise UsageError(f"{LATEST}: there is no run in {out.absolute()}; name a run directory, or change the folder")
+    return plans[-1].parent
+
+
 class WithCommand(click.Command):
     """A command that takes the user's own command line after `--`, as `given`."""
 
@@ -56,6 +82,8 @@ class WithCommand(click.Command):
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
 
 
+RUN_DIRS = click.argument("folders", nargs=-1, required=True, type=RunFolder(), metavar="RUN_DIR...")
+RUN_DIR = click.argument("folder", type=RunFolder(), metavar="RUN_DIR")
 FILES = click.argument("files", nargs=-1, required=True, type=ScenarioFile())
 JOB = click.option(
     "--job", "job_file", type=PATH, metavar="FILE", help="Take the job from this file; COMMAND does the same."
@@ -81,7 +109,10 @@ RATE = click.option("--rate", type=_SHARE, help="The share that passes must be s
 CONFIDENCE = click.option("--confidence", type=_SHARE, help="Of the bounds of that share.  [default: 0.95]")
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands, epilog="RUN_DIR may be `latest`: the newest run in torchaos-runs.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
 @click.version_option(package_name="torchaos")
 def cli() -> None:
     """Chaos engineering for distributed PyTorch training."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.cli.options import PATH, RUN_DIR, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.verdict.verdict import verdict_of
 from torchaos.harness.record.record import Record
@@ -18,7 +18,7 @@ from torchaos.harness.telling.repro.write import script_of
 
 
 @cli.command()
-@click.argument("folder", type=PATH, metavar="RUN_DIR")
+@RUN_DIR
 @click.option(
     "--out", type=PATH, metavar="FILE", help="The script; RUN_DIR's name with -repro.py where it isn't given."
 )

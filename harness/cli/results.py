@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.cli.options import PATH, RUN_DIRS, RUNS, RunFolder, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.machine.disk import write_atomically
@@ -28,9 +28,7 @@ from torchaos.harness.telling.trends.store import Kept
 
 Records = tuple[Record, list[Record]]
 
-_OUT = click.option(
-    "--out", type=PATH, default=Path("torchaos-runs"), help="Where run directories are.", show_default=True
-)
+_OUT = click.option("--out", type=PATH, default=RUNS, help="Where run directories are.", show_default=True)
 _DB = click.option("--db", type=PATH, help="The history's file, where it is not OUT.sqlite.")
 _CODES = {Change.WORSE: ExitCode.FAILED, Change.UNCLEAR: ExitCode.INCONCLUSIVE}
 
@@ -51,7 +49,7 @@ def keep(result: Result, folder: RunDir, records: Records | None = None) -> list
 
 
 @cli.command()
-@click.argument("folders", nargs=-1, required=True, type=PATH)
+@RUN_DIRS
 @click.option("-o", "--output", type=PATH, help="Write the page here, not into the run directory; of one run alone.")
 def report(folders: Sequence[Path], output: Path | None) -> None:
     """Write report.html, which opens offline, for run directories."""
@@ -121,7 +119,7 @@ def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: flo
 
 
 def _side(text: str, kept: Path, out: Path) -> tuple[list[Kept], list[Night]]:
-    path, days = Path(text), list[Night]()
+    path, days = RunFolder()(text), list[Night]()
     if path.is_file():
         found = store.in_file(path)
     elif (path / "plan.json").is_file():

@@ -31,6 +31,7 @@ from torchaos.harness.cli.options import (
     PATH,
     RATE,
     REPEAT,
+    RUNS,
     SEED,
     SET,
     WithCommand,
@@ -79,7 +80,7 @@ class Planned:
 @cli.command(cls=WithCommand)
 @FILES
 @JOB
-@click.option("--out", type=PATH, default=Path("torchaos-runs"), help="Where run directories go.", show_default=True)
+@click.option("--out", type=PATH, default=RUNS, help="Where run directories go.", show_default=True)
 @SEED
 @REPEAT
 @AT_LEAST
@@ -93,7 +94,7 @@ class Planned:
 def run(
     files: Sequence[Path], out: Path, seed: int | None, repeat: int | None, at_least: int | None, rate: float | None,
     confidence: float | None, junit_file: Path | None, json_file: Path | None, overrides: Sequence[str],
-    attach: int | None, consent: Sequence[str], job_file: Path | None, given: Sequence[str],
+    attach: int | None, consent: Sequence[str], job_file: Path | None, given: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Run scenarios against live jobs and judge them.
 
@@ -238,7 +239,7 @@ def _result_of(scenario_run: ScenarioRun) -> Result:
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
     files: Sequence[Path], seed: int | None, overrides: Sequence[str], attach: int | None, consent: Sequence[str],
-    as_json: bool, job_file: Path | None, given: Sequence[str],
+    as_json: bool, job_file: Path | None, given: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Show what a run would do, and change nothing.
 

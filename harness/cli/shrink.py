@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from torchaos.harness.cli.interrupt import signals
-from torchaos.harness.cli.options import PATH, cli
+from torchaos.harness.cli.options import PATH, RUN_DIR, cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.gameday.shrink import Shrink
 from torchaos.harness.judging.verdict.verdict import judge
@@ -20,7 +20,7 @@ from torchaos.harness.scenario.yaml_source import dumped
 
 
 @cli.command()
-@click.argument("folder", type=PATH, metavar="RUN_DIR")
+@RUN_DIR
 @click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="How often each set is tried.")
 @click.option("--fails", type=click.IntRange(1), default=2, show_default=True, help="How many of them have to fail.")
 @click.option(

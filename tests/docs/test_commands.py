@@ -38,7 +38,7 @@ NOT_RUN = {
     "LD_LIBRARY_PATH": "a health agent of the reader's own",
 }
 FEW = ("gameday --plan", "gameday --presets")  # of a command that is not run, what is
-RUN_NAME = re.compile(r"torchaos-(?:runs|days)/[\w.-]+-\d+|RUN_DIR\b")
+RUN_NAME = re.compile(r"torchaos-(?:runs|days)/[\w.-]+-\d+|RUN_DIR\b|\blatest\b")
 
 
 def commands(block: Block) -> Iterator[str]:
@@ -101,6 +101,7 @@ def test_it_is_read(where: str, line: str) -> None:
         command = cli.get_command(click.Context(cli), words[1])
         assert command is not None
         if "--help" not in words:
+            words = ["recorded" if word == "latest" else word for word in words]
             command.make_context(words[1], words[2:])  # raises where an option is unknown
     else:
         assert kind(line) in NOT_RUN or words[0] == "torchaos"

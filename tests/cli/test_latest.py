@@ -1,0 +1,67 @@
+"""`latest` in place of a run directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+
+from torchaos.harness.cli import cli
+from torchaos.harness.cli.options import RunFolder, latest
+from torchaos.harness.contracts import UsageError
+
+RECORDED = Path(__file__).parents[1] / "data" / "runs"
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three runs; the second one began last."""
+    monkeypatch.chdir(tmp_path)
+    for name, began in (("a", 1), ("b", 3), ("c", 2)):
+        plan = tmp_path / "torchaos-runs" / name / "plan.json"
+        plan.parent.mkdir(parents=True)
+        plan.touch()
+        os.utime(plan, (began, began))
+    return tmp_path / "torchaos-runs"
+
+
+def test_it_is_the_run_that_began_last(runs: Path) -> None:
+    """Whatever the names are, and whatever was written into the directories later."""
+    (runs / "a" / "report.html").touch()
+    assert latest().absolute() == runs / "b"
+
+
+def test_a_folder_of_that_name_comes_first(runs: Path) -> None:
+    """A path that exists is never read as a word."""
+    (runs.parent / "latest").mkdir()
+    assert RunFolder()("latest") == Path("latest")
+
+
+def test_where_there_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the folder in which it looked."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"latest: there is no run in {tmp_path}/torchaos-runs; name a run directory"):
+        CliRunner().invoke(cli, ["explain", "latest"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", ["judge", "explain", "report", "repro", "shrink", "diagnose", "recover"])
+def test_commands_that_take_it(name: str) -> None:
+    """Each command that takes a run directory."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert any(isinstance(one.type, RunFolder) for one in command.params)
+
+
+def test_a_run_is_told_and_compared(runs: Path) -> None:
+    """From end to end, with a recorded run; a shell completes the word."""
+    shutil.rmtree(runs / "b")
+    shutil.copytree(next(path for path in sorted(RECORDED.iterdir()) if (path / "plan.json").is_file()), runs / "b")
+    assert CliRunner().invoke(cli, ["explain", "latest"], catch_exceptions=False).exit_code == 0
+    assert CliRunner().invoke(cli, ["compare", "latest", "latest"], catch_exceptions=False).exit_code in (0, 2)
+    completed = ShellComplete(cli, {}, "torchaos", "_C").get_completions(["explain"], "la")
+    assert "latest" in [one.value for one in completed]

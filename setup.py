@@ -14,7 +14,10 @@ from setuptools.command.build_ext import build_ext
 class PlainLibraries(build_ext):
     """They are no Python modules: ranks and other processes load them by path, whatever their Python."""
 
-    FILES: ClassVar[dict[str, str]] = {"torchaos_nvtx": "torchaos_nvtx.so", "libnvidia-ml": "libnvidia-ml.so.1"}
+    FILES: ClassVar[dict[str, str]] = {
+        "torchaos_nvtx": "torchaos_nvtx.so", "libnvidia-ml": "libnvidia-ml.so.1",
+        "libnccl-net-torchaos": "libnccl-net-torchaos.so",
+    }  # fmt: skip
 
     def get_ext_filename(self, fullname: str) -> str:
         *folders, name = fullname.split(".")
@@ -34,6 +37,11 @@ setup(
     ext_modules=[
         Extension(
             "torchaos.injectors.native.nvtx.torchaos_nvtx", ["injectors/native/nvtx/stall.c"], optional=True,
+            extra_compile_args=["-fvisibility=hidden"],
+        ),
+        Extension(
+            "torchaos.injectors.native.net.libnccl-net-torchaos", sorted(glob("injectors/native/net/*.c")),
+            depends=sorted(glob("injectors/native/net/*.h")), optional=True, libraries=["pthread"],
             extra_compile_args=["-fvisibility=hidden"],
         ),
         Extension(

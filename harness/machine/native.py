@@ -1,4 +1,4 @@
-"""The two C libraries that processes of the job load: built with the package, or compiled into the user's cache."""
+"""The C libraries that processes of the job load: built with the package, or compiled into the user's cache."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from torchaos import harness
+from torchaos.harness.agent.nccl_net import ENV_NCCL_NET
 from torchaos.harness.agent.nvtx import ENV_NVTX
 from torchaos.harness.contracts import UsageError
 
@@ -71,13 +72,25 @@ class Library:
 _SONAME = "libnvidia-ml.so.1"
 NVML = Library("the NVML overlay", _SONAME, _NATIVE / "nvml", (f"-Wl,-soname,{_SONAME}", "-ldl", "-lpthread"))
 NVTX = Library("the library that stalls NCCL calls", "torchaos_nvtx.so", _NATIVE / "nvtx")
+NCCL_NET = Library("the network plug-in for NCCL", "libnccl-net-torchaos.so", _NATIVE / "net", ("-lpthread",))
 
 ENV_PATH = "TORCHAOS_NVML_PATH"  # folder of the overlay, for LD_LIBRARY_PATH of the processes that should load it
 ENV_CONTROL = "TORCHAOS_NVML_CONTROL"  # a file of orders, or a folder of files *.nvml
 ENV_INJECTION = "NVTX_INJECTION64_PATH"  # NVTX loads the library at this path at its first call
+_MAX_PLUGIN_PATH = 254  # NCCL ignores a longer one
 
 
 def nvtx_environment(pages: Path) -> dict[str, str]:
     """The variables with which the job loads the NVTX library. `pages`: the ranks' folder. Raises UsageError."""
     pages.mkdir(mode=0o700, exist_ok=True)
     return {ENV_INJECTION: str(NVTX.path()), ENV_NVTX: str(pages)}
+
+
+def nccl_net_environment(pages: Path) -> dict[str, str]:
+    """The variables with which NCCL takes our plug-in for its network, and no other. `pages`: the ranks' folder. Raises
+    UsageError."""
+    path = str(NCCL_NET.path())
+    if len(path) > _MAX_PLUGIN_PATH or "," in path:
+        raise UsageError(f"NCCL can't load {path}: it takes a path of {_MAX_PLUGIN_PATH} characters, without a comma")
+    pages.mkdir(mode=0o700, exist_ok=True)
+    return {"NCCL_NET_PLUGIN": path, "NCCL_NET": "torchaos", ENV_NCCL_NET: str(pages)}

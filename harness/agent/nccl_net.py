@@ -1,0 +1,137 @@
+"""The page through which the agent orders faults in NCCL's connections, from the C library injectors/native/net.
+Standard library only.
+
+A file of 32768 bytes, `p<pid>.net` in the folder that `ENV_NCCL_NET` names; native signed 64-bit words:
+
+    0 MAGIC  1 VERSION  2 CONNECTIONS  3 SENT  4 RECEIVED
+
+The library writes MAGIC and VERSION (of NCCL's interface, 8 to 11) when NCCL loads it, and counts connections and
+transfers of this process. From byte 512 on there are 16 orders of 2048 bytes:
+
+    0 ACTIVE  1 KIND  2 NUMBER  3 BEGUN_NS  4 UNTIL_NS  5 WAYS  6 CONNECTION  7 MIN_BYTES  8 MAX_BYTES  9 NTH
+    10 A  11 B  12 PEERS  13 MATCHED  14 HITS  15 FIRST_NS  16 LAST_NS  17 LAST_BYTES
+    at byte 256 the ranks of up to 96 peers, at byte 1024 the path of the fault's control page
+
+The agent writes 1 to 12, the peers and the path, and last ACTIVE. An order holds until UNTIL_NS (CLOCK_MONOTONIC, as
+BEGUN_NS) or until the control page takes the firing NUMBER back. WAYS: 1 what is sent, 2 what is received, 3 both.
+CONNECTION and MAX_BYTES: -1 for any. PEERS: how many ranks follow; 0: all. The library writes the rest: MATCHED counts
+the transfers that peers, way, connection and size select, and HITS what the order did something to (transfers;
+connections that were refused; answers about NICs).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Sequence
+
+ENV_NCCL_NET = "TORCHAOS_NCCL_NET"
+SIZE, SLOTS_AT, SLOT_SIZE, SLOTS = 32768, 512, 2048, 16
+_MAGIC = 0x74656E6363666F74
+_PEERS_AT, _MAX_PEERS, _CONTROL_AT, _CONTROL_SIZE = 256, 96, 1024, 1024
+MAGIC, VERSION, CONNECTIONS, SENT, RECEIVED = range(5)
+(ACTIVE, KIND, NUMBER, BEGUN_NS, UNTIL_NS, WAYS, CONNECTION, MIN_BYTES, MAX_BYTES, NTH, A, B, PEERS, MATCHED, HITS,
+ FIRST_NS, LAST_NS, LAST_BYTES) = range(18)  # fmt: skip
+_WAYS = {"out": 1, "in": 2, "both": 3}
+
+
+class NetKind(IntEnum):
+    """What is done to a connection. `a` and `b` of `NetOrder` mean:
+
+    - STALL: nothing
+    - DELAY: a: nanoseconds
+    - THROTTLE: a: bytes per second, of all connections together in each direction
+    - FLAP: a, b: nanoseconds down and up
+    - FAIL: a: the ncclResult_t that NCCL gets for the transfer
+    - CORRUPT: a: how far into the transfer the byte is, from 0 to 1,000,000
+    - REFUSE: a: the ncclResult_t of the attempt; 0: it is never over
+    - NICS: a: how many are shown at most; b: their speed in Mbit/s; 0: as they are
+    """
+
+    STALL = 1
+    DELAY = 2
+    THROTTLE = 3
+    FLAP = 4
+    FAIL = 5
+    CORRUPT = 6
+    REFUSE = 7
+    NICS = 8
+
+
+@dataclass(frozen=True)
+class NetOrder:
+    """What is done, and to which connections and transfers: of the rank with `peers` (none: all), `way` it sends
+    (`out`), receives (`in`) or `both`; of the connection of that number, counted from 0 for each pair and direction in
+    the order in which NCCL makes them; of transfers of `min_bytes` to `max_bytes`, from the `nth` such on."""
+
+    kind: NetKind
+    a: int = 0
+    b: int = 0
+    peers: Sequence[int] = ()
+    way: str = "both"
+    connection: int | None = None
+    min_bytes: int = 0
+    max_bytes: int | None = None
+    nth: int = 1
+
+
+class NetPage:
+    """The agent or the library makes the file, whichever comes first; both make the same."""
+
+    def __init__(self, path: str | Path) -> None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if os.fstat(fd).st_size == 0:
+                os.ftruncate(fd, SIZE)
+            self._map = mmap.mmap(fd, SIZE)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("q")
+
+    @classmethod
+    def of_this_process(cls) -> NetPage:
+        """Raises KeyError if the launcher set no folder, because the plan had no such fault."""
+        return cls(Path(os.environ[ENV_NCCL_NET]) / f"p{os.getpid()}.net")
+
+    def read(self, word: int, slot: int | None = None) -> int:
+        """A word of the page or, with `slot`, of that order."""
+        return self._words[word if slot is None else self._at(slot) + word]
+
+    @property
+    def loaded(self) -> bool:
+        """Whether NCCL has loaded the library, which it does with the first communicator."""
+        return self.read(MAGIC) == _MAGIC
+
+    def order(self, order: NetOrder, control: str, number: int, lease_s: float) -> int:
+        """Put an order into force until the control page at path `control` takes the firing `number` back, or `lease_s`
+        seconds are over. Returns its slot. Raises ValueError if there are too many orders or peers, or the path is too
+        long."""
+        slot = next((slot for slot in range(SLOTS) if not self.read(ACTIVE, slot)), None)
+        raw = control.encode()
+        if slot is None or len(order.peers) > _MAX_PEERS or len(raw) >= _CONTROL_SIZE:
+            raise ValueError(
+                f"a process takes {SLOTS} orders with {_MAX_PEERS} peers each, and a path of less than {_CONTROL_SIZE} "
+                "bytes"
+            )
+        at, now = self._at(slot), time.monotonic_ns()
+        words = {
+            KIND: int(order.kind), NUMBER: number, BEGUN_NS: now, UNTIL_NS: now + int(lease_s * 1e9),
+            WAYS: _WAYS[order.way], CONNECTION: -1 if order.connection is None else order.connection,
+            MIN_BYTES: order.min_bytes, MAX_BYTES: -1 if order.max_bytes is None else order.max_bytes,
+            NTH: order.nth, A: order.a, B: order.b, PEERS: len(order.peers),
+        }  # fmt: skip
+        for word, value in words.items():
+            self._words[at + word] = value
+        for place, peer in enumerate(order.peers):
+            self._words[at + _PEERS_AT // 8 + place] = peer
+        self._map[8 * at + _CONTROL_AT : 8 * at + _CONTROL_AT + _CONTROL_SIZE] = raw.ljust(_CONTROL_SIZE, b"\0")
+        self._words[at + ACTIVE] = 1
+        return slot
+
+    @staticmethod
+    def _at(slot: int) -> int:
+        return (SLOTS_AT + slot * SLOT_SIZE) // 8

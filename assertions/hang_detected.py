@@ -116,7 +116,7 @@ class HangDetected(Assertion):
 
 
 def _first(run: Record, stall: Stall, fits: Any) -> float | None:
-    found = (event for event in run.events if fits(event) and stall.since_s <= _at(event) <= stall.until_s)
+    found = (event for event in run.beside_steps if fits(event) and stall.since_s <= _at(event) <= stall.until_s)
     return next((_at(event) - stall.since_s for event in found), None)
 
 

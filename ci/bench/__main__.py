@@ -12,6 +12,7 @@ SHORT = {
     "harness_cost.py": ["--pairs", "3"],
     "exactness.py": ["--runs", "6"],
     "collect.py": ["--pairs", "10"],
+    "judge.py": [],
     "nvml_xid.py": [],
     "start.py": ["--rounds", "10"],
     "verify.py": ["--gb", "1", "--repeats", "3", "--pairs", "2"],

@@ -6,12 +6,14 @@ import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Iterator, Mapping
+from typing import Any, Mapping
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.machine.memory import uncollected
 from torchaos.harness.record.events.gaps import Gaps
 from torchaos.harness.record.events.journal import read_events
+from torchaos.harness.record.events.of_run import RunEvents
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.rundir import RunDir
@@ -21,7 +23,7 @@ _LOG_END = 1 << 14  # bytes
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(RunEvents):
     plan: Plan
     events: tuple[Event, ...]  # merged, in order of time
     artifacts: Mapping[str, Any]  # by file name without .json: "inventory", "environment"
@@ -36,7 +38,7 @@ class Record:
     @cached_property
     def exited(self) -> Event | None:
         """How the job's last command ended, as far as anybody saw it."""
-        return next((event for event in reversed(self.events) if event.kind is Kind.JOB_EXITED), None)
+        return next((event for event in reversed(self.beside_steps) if event.kind is Kind.JOB_EXITED), None)
 
     @property
     def exit_code(self) -> int | None:
@@ -53,13 +55,8 @@ class Record:
         """Whether the run was ended because it had shown enough."""
         return any(event.data.get("enough") for event in self.of_kind(Kind.STOPPED))
 
-    def of_kind(self, *kinds: Kind) -> Iterator[Event]:
-        return (event for event in self.events if event.kind in kinds)
-
-    def of_fault(self, fault: str, *kinds: Kind) -> Iterator[Event]:
-        return (event for event in self.of_kind(*kinds) if event.data.get("fault") == fault)
-
     @classmethod
+    @uncollected()
     def load(cls, folder: RunDir) -> Record:
         """Raises UsageError if the folder lacks what a record needs, or where that is damaged."""
         try:

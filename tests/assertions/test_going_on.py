@@ -22,9 +22,11 @@ from torchaos.harness.judging.recovery.recovery import end_of, recoveries
 from torchaos.harness.judging.recovery.ways_back import way_back_s
 from torchaos.harness.judging.verdict.verdict import records_of
 from torchaos.harness.mechanics.network import nodes
+from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import After, PlannedFault
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
+from torchaos.harness.running.conditions.due import Seen
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 
@@ -259,7 +261,7 @@ def test_a_reboot_tells_when_its_node_is_back(monkeypatch: pytest.MonkeyPatch) -
     reboot = registry.find("injectors", "node.reboot")
     monkeypatch.setattr(sys.modules[reboot.__module__], "kill", lambda site: nodes.tell(site, [5], "killed"))
     reboot(away=0.0).apply(site)
-    run = SimpleNamespace(events=told)
+    run = Seen(tuple(told), History.of(told))
     landing = Landing("f", 9.0, 0, frozenset(), frozenset())
     assert way_back_s(run, landing, Kind.EFFECT) == 11.0
 

@@ -77,9 +77,9 @@ def _at_exit(run: RunSoFar, attempt: Attempt, rank: int) -> bool:
     the abort after the rank's last step."""
     process = attempt.ranks[rank]
     gone_s = float("inf") if process.exited_s is None else process.exited_s
-    if any(e.rank == rank and e.attempt == attempt.number for e in run.events if e.kind is Kind.AGENT_ENDED):
+    if any(e.rank == rank and e.attempt == attempt.number for e in run.of_kind(Kind.AGENT_ENDED)):
         return True
     own = [execution.mono_s for execution in run.history.executions if execution.attempt == attempt.number]
     since_s = max(own, default=attempt.started_s)
-    lines = [e.mono_s for e in run.events if e.kind is Kind.LOG_CAUSE and _LINE in str(e.data["line"])]
+    lines = [e.mono_s for e in run.of_kind(Kind.LOG_CAUSE) if _LINE in str(e.data["line"])]
     return any(since_s <= at <= gone_s + 1.0 for at in lines)  # the log is read a little later

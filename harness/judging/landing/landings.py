@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,8 @@ class RunSoFar(Protocol):
     @property
     def history(self) -> History: ...
 
+    def of_kind(self, *kinds: Kind) -> Iterator[Event]: ...
+
 
 @dataclass(frozen=True)
 class Landing:
@@ -34,7 +36,7 @@ class Landing:
 def landings(run: RunSoFar) -> list[Landing]:
     """The landings in order of time. A fault that hit in several attempts has a landing in each of them."""
     hits: dict[tuple[str, int], list[Event]] = {}
-    seen = [event for event in run.events if event.kind in (Kind.APPLYING, Kind.APPLIED)]
+    seen = list(run.of_kind(Kind.APPLYING, Kind.APPLIED))
     applying = {event.data["fault"] for event in seen if event.kind is Kind.APPLYING}
     for event in seen:
         if event.kind is Kind.APPLIED and event.data["fault"] in applying:

@@ -85,7 +85,7 @@ def _broke(record: Record, hit: Event) -> Event | None:
     fine = {0, None}
     if hit.attempt in {abort.attempt for abort in aborts_at_exit(record)}:
         fine.add(ABORT)  # at interpreter exit, when the work was done
-    for event in record.events:
+    for event in record.beside_steps:
         if event.mono_s <= hit.mono_s:
             continue
         failed = event.kind in (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE) and event.data["exit_code"] not in fine

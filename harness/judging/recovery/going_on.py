@@ -91,12 +91,12 @@ def put_back(run: RunSoFar, landing: Landing) -> list[Segment]:
 
 def _within(run: RunSoFar, landing: Landing, until_s: float, pace: Pace) -> Execution | None:
     """The step with which the attempt that was hit went on. None: it did not, or the fault hit the job's command."""
-    if landing.pids & {event.data["pid"] for event in run.events if event.kind is Kind.JOB_STARTED}:
+    if landing.pids & {event.data["pid"] for event in run.of_kind(Kind.JOB_STARTED)}:
         return None
     own = steps_beyond(run, landing)
     if not own or _ended_in_a_restart(run, landing.attempt, landing.at_s):
         return None
-    stopped_s = next((event.mono_s for event in run.events if event.kind is Kind.STOPPED), None)
+    stopped_s = next((event.mono_s for event in run.of_kind(Kind.STOPPED)), None)
     if stopped_s is not None and own[-1].mono_s <= until_s and pace.is_halt(stopped_s - own[-1].mono_s, None):
         return None
     halts = [

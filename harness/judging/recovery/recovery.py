@@ -83,7 +83,7 @@ def never_in_words(record: Record, fault: str, twins: Sequence[Record] = ()) -> 
 
 def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> Recovery:
     """The parts of the recovery from a landing that were seen (see PARTS), and the steps that were lost."""
-    history, after = record.history, _After(record.events, landing.at_s)
+    history, after = record.history, _After(record.beside_steps, landing.at_s)
     effect = after.first(lambda e: e.kind is Kind.EFFECT and e.data["fault"] == landing.fault)
     felt = _earliest(after.first(lambda e: _is_end_of(e, landing)), effect)
     end = end_of(record, landing, twins)

@@ -20,7 +20,7 @@ def _is_way_back(event: Event) -> bool:
 
 def way_back_s(run: RunSoFar, landing: Landing, *kinds: Kind) -> float | None:
     """When the fault was over, CLOCK_MONOTONIC, according to events of these kinds; None if it never was."""
-    back = (event for event in run.events if _is_way_back(event) and event.kind in kinds)
+    back = (event for event in run.of_kind(*kinds) if _is_way_back(event))
     mine = [event.mono_s for event in back if event.data["fault"] == landing.fault and event.mono_s > landing.at_s]
     return min(mine, default=None)
 
@@ -37,7 +37,7 @@ def growths(run: RunSoFar) -> dict[int, Landing]:
         if new.world_size > old.world_size and old.number not in hit
     ]  # fmt: skip
     found: dict[int, Landing] = {}
-    for back in filter(_is_way_back, run.events):
+    for back in filter(_is_way_back, run.of_kind(Kind.ROLLED_BACK, Kind.EFFECT)):
         before = [landing for landing in landed if landing.fault == back.data["fault"] and landing.at_s < back.mono_s]
         later = (
             number for number, ended_s in grown if before and number > before[-1].attempt and ended_s > back.mono_s

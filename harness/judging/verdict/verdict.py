@@ -24,6 +24,7 @@ from torchaos.harness.judging.verdict.follows import linked
 from torchaos.harness.judging.verdict.gates import never_reached, ranks_repeat
 from torchaos.harness.judging.verdict.known import because, causes_in_words
 from torchaos.harness.judging.verdict.split import split_brain
+from torchaos.harness.machine.memory import uncollected
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of as replicas_of
@@ -45,6 +46,7 @@ def records_of(folder: RunDir) -> tuple[Record, list[Record]]:
     return Record.load(folder), [Record.load(RunDir(path)) for path in twins]
 
 
+@uncollected()
 def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     parts = replicas_of(run)
     of_twins = [list(own) for own in zip(*map(replicas_of, twins), strict=True)] or [[] for _ in parts]

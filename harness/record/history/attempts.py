@@ -62,10 +62,11 @@ def read(events: Sequence[Event]) -> list[Attempt]:
 
 def _attempt(number: int, seen: list[Event], exits: list[Event], starts: list[tuple[float, int]]) -> Attempt:
     started = min(event.mono_s for event in seen)
-    ranks = {
-        rank: _process(number, rank, [event for event in seen if event.rank == rank], exits)
-        for rank in sorted({event.rank for event in seen if event.rank is not None})
-    }
+    of_rank: dict[int, list[Event]] = defaultdict(list)
+    for event in seen:
+        if event.rank is not None:
+            of_rank[event.rank].append(event)
+    ranks = {rank: _process(number, rank, of_rank[rank], exits) for rank in sorted(of_rank)}
     sizes = [event.data["world_size"] for event in seen if event.data.get("world_size")]
     ends = [process.exited_s for process in ranks.values()]
     ended = max((end for end in ends if end is not None), default=None) if None not in ends else None

@@ -139,14 +139,18 @@ def _floats(value: Any) -> tuple[float | None, ...]:
 
 def _flat(value: Any) -> list[Any]:
     """A list of whatever depth as a flat one; a single value as a list of one, and nothing as an empty one."""
+    if value is None:
+        return []
     if isinstance(value, (list, tuple)):
         if not any(isinstance(one, (list, tuple)) for one in value):
             return list(value)
         return [leaf for one in value for leaf in (_flat(one) if isinstance(one, (list, tuple)) else [one])]
-    return [] if value is None else [value]
+    return [value]
 
 
 def _number(value: Any) -> float | None:
     """The first number of a counter that may come as one per optimizer."""
+    if value is None or isinstance(value, float):
+        return value
     first = next((one for one in _flat(value) if isinstance(one, (int, float))), None)
     return None if first is None or isinstance(first, bool) else first

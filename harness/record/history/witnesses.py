@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 
 from torchaos.harness.record.history import believing as names
@@ -56,7 +57,7 @@ class Scene:
     log_offset: int  # what the log's count is ahead of ours, as a rule
     foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
 
-    @property
+    @cached_property
     def start(self) -> list[Execution]:
         """The first steps: they show what was restored."""
         return [one for one in self.own if one.local_step <= FEW]
@@ -202,16 +203,18 @@ def _of_content(
     name: str, scene: Scene, read: Callable[[Execution], Hashable], union: Union | None
 ) -> list[Witness]:  # fmt: skip
     """By rank; or, when the ranks of before are no more and there is a `union`, by all ranks of a step together."""
+    own: dict[int, dict[int, Hashable]] = defaultdict(dict)
+    for one in scene.start:
+        if (key := read(one)) is not None:
+            own[one.rank][one.local_step] = key
+    reference: dict[int, dict[int, list[Hashable]]] = {rank: defaultdict(list) for rank in own}
+    for one in scene.known:
+        if one.rank in own and one.global_step is not None and (key := read(one)) is not None:
+            reference[one.rank][one.global_step].append(key)
     said: dict[int, Said] = {}
-    for rank in {one.rank for one in scene.start}:
-        own = {one.local_step: read(one) for one in scene.start if one.rank == rank and read(one) is not None}
-        reference: dict[int, list[Hashable]] = defaultdict(list)
-        for one in scene.known:
-            if one.rank == rank and one.global_step is not None and read(one) is not None:
-                reference[one.global_step].append(read(one))
-        fits = align(own, reference)
-        if fits:
-            said[rank] = fits, f"those of its step {min(own)} are those of step {fits[0] + min(own)}"
+    for rank, seen in own.items():
+        if fits := align(seen, reference[rank]):
+            said[rank] = fits, f"those of its step {min(seen)} are those of step {fits[0] + min(seen)}"
     if said or union is None:
         return _grouped(name, said)
     own_union = _by_step(scene.start, lambda one: one.local_step, read, union)

@@ -10,6 +10,7 @@ from functools import partial
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.recovery.going_on import has_settled, went_on
+from torchaos.harness.record.events.of_run import RunEvents
 from torchaos.harness.record.history import History
 from torchaos.harness.record.plan import After
 
@@ -57,15 +58,15 @@ def _start_of(trigger: After, events: Sequence[Event], history: Callable[[], His
         )
     if (trigger.lasting and back is None) or not _stepped_since(events, at, trigger.lethal):
         return None
-    recovered = _recovered_at(Seen(events, history()), trigger)
+    recovered = _recovered_at(Seen(tuple(events), history()), trigger)
     return None if recovered is None else max(recovered, back or recovered) if trigger.lasting else recovered
 
 
 @dataclass(frozen=True)
-class Seen:
+class Seen(RunEvents):
     """What a run has told so far."""
 
-    events: Sequence[Event]
+    events: tuple[Event, ...]
     history: History
 
 

@@ -1,0 +1,193 @@
+"""Measures what it costs to judge a run of many ranks: processor seconds, microseconds per event, and peak memory.
+
+A small recorded run (a rank is killed, all ranks go on from a checkpoint) is grown to the number of ranks and steps
+that are asked for, with a twin of the same size. Each stage is timed in a process of its own, which reads the run
+directory as `torchaos judge` does: reading the journal, placing the steps, judging, writing the page. Reading is
+compared with json.loads of the same lines, in the same process.
+
+Usage: python ci/bench/judge.py [--ranks 64] [--steps 500] [--samples 8] [--profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import hashlib
+import json
+import pstats
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from torchaos.harness.agent.wire import FIELDS, Kind
+from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.record.history import History
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.rundir import RunDir
+
+RECORDED = Path(__file__).parents[2] / "tests" / "fuzz" / "corpus" / "run"
+STEP_S, RESTART_S = 0.25, 10.0
+ASSERTIONS = {
+    "recovery_time": {"catch_up": 60.0}, "restarts": {"max": 1}, "loss_continuity": {}, "lr_continuity": {},
+    "sample_accounting": {}, "completed": {},
+}  # fmt: skip
+
+
+class Grown:
+    """A run directory of `ranks` ranks and `steps` steps. Rank 1 is killed at three fifths of the steps, and attempt 1
+    goes on from the checkpoint before it. The twin has one attempt."""
+
+    def __init__(self, root: Path, ranks: int, steps: int, samples: int) -> None:
+        self.ranks, self.steps, self.samples = ranks, steps, samples
+        self.killed = steps * 3 // 5
+        self.every = max(2, steps // 10)
+        self.resumed = (self.killed - 1) // self.every * self.every
+        shutil.copytree(RECORDED, root)
+        self.run = RunDir(root)
+        for events in (root / "events", root / "twins" / "0" / "events"):
+            shutil.rmtree(events)
+            events.mkdir()
+        plan = json.loads(self.run.plan.read_text())
+        kill = {**plan["faults"][0], "duration_s": None, "injector": "Kill"}
+        kill["trigger"] = {**kill["trigger"], "step": self.killed}
+        plan["faults"] = [kill]
+        plan["job"]["world_size"] = ranks
+        plan["asserts"] = [{"name": name, "params": params} for name, params in ASSERTIONS.items()]
+        self.run.plan.write_text(json.dumps(plan))
+        self.count = self._write(root / "events", [(0, 0, self.killed - 1), (1, self.resumed, steps)])
+        self.count += self._write(root / "twins" / "0" / "events", [(0, 0, steps)])
+
+    def _write(self, folder: Path, attempts: list[tuple[int, int, int]]) -> int:
+        """`attempts`: number, the step that it goes on from, and its last step."""
+        own = Writer(folder, "harness")
+        own.add(Kind.JOB_STARTED, 1.0, attempt=0, submission=0, pid=9)
+        written, at_s = 0, 2.0
+        for attempt, first, last in attempts:
+            killed = attempt + 1 < len(attempts)
+            end_s = at_s + (last - first + 1) * STEP_S
+            for rank in range(self.ranks):
+                written += self._rank(folder, rank, attempt, first, last, at_s, killed)
+                who: dict[str, Any] = {"rank": rank, "attempt": attempt, "pid": _pid(rank, attempt), "start_ticks": 7}
+                own.add(Kind.RANK_UP, at_s, **who, local_rank=rank, world_size=self.ranks, node=0)
+                code = (-9 if rank == 1 else -15) if killed else 0
+                own.add(Kind.RANK_EXITED, end_s + (rank != 1), **who, exit_code=code)
+            at_s = end_s + RESTART_S
+        own.add(Kind.JOB_EXITED, at_s, submission=0, pid=9, exit_code=0)
+        own.close()
+        return written + own.number
+
+    def _rank(self, folder: Path, rank: int, attempt: int, first: int, last: int, at_s: float, killed: bool) -> int:
+        file = Writer(folder, f"rank{rank}-a{attempt}-p{_pid(rank, attempt)}")
+        who: dict[str, Any] = {"rank": rank, "attempt": attempt}
+        start = dict.fromkeys(FIELDS[Kind.AGENT_STARTED]) | {
+            "pid": _pid(rank, attempt), "start_ticks": 7, "local_rank": rank, "world_size": self.ranks,
+            "python": "3.11", "torch": "2.13.0", "hooks": ["checkpoints", "loss", "lr", "samples", "steps"],
+        }  # fmt: skip
+        file.add(Kind.AGENT_STARTED, at_s, **who, step=0, **start)
+        if first:
+            for kind, more in ((Kind.LOAD_BEGIN, {}), (Kind.LOAD_END, {"ok": True, "numbers": {"step": first}})):
+                file.add(kind, at_s, **who, step=0, path=f"/job/step-{first}.pt", format="torch", **more)
+        for step in range(first + 1, last + 1):
+            at_s += STEP_S
+            file.add(Kind.STEP, at_s, **who, step=step - first, **self._step(rank, step))
+            if rank == 0 and step % self.every == 0:
+                for kind, more in ((Kind.SAVE_BEGIN, {}), (Kind.SAVE_END, {"ok": True, "blocked_s": 0.01})):
+                    path = f"/job/step-{step}.pt"
+                    file.add(kind, at_s, **who, step=step - first, path=path, format="torch", **more)
+        if killed and rank == 1:
+            hit = {"fault": "process.kill", "phase": "backward", "global_step": self.killed}
+            file.add(Kind.APPLYING, at_s + 0.1, **who, step=last - first + 1, pid=_pid(rank, attempt), **hit)
+        file.close()
+        return file.number
+
+    def _step(self, rank: int, step: int) -> dict[str, Any]:
+        rows = [hashlib.md5(f"{rank}/{step}/{row}".encode()).hexdigest()[:12] for row in range(self.samples)]
+        indices = [(step * self.ranks + rank) * self.samples + row for row in range(self.samples)]
+        phases = {"data": 0.019, "forward": 0.08, "backward": 0.12, "optimizer": 0.02}
+        return {"losses": [5.0 / step + rank * 1e-3], "samples": rows, "indices": indices, "lr": [3e-4 / step],
+                "opt_step": step, "sched_step": step - 1, "phases": phases, "skipped": False}  # fmt: skip
+
+
+class Writer:
+    """One file of events, with times that the caller names."""
+
+    def __init__(self, folder: Path, source: str) -> None:
+        self._file = open(folder / f"{source}.jsonl", "w")  # noqa: SIM115  # until `close`
+        self._source, self.number = source, 0
+
+    def add(
+        self, kind: Kind, at_s: float, *, rank: int | None = None, attempt: int | None = None, step: int | None = None,
+        **data: Any,
+    ) -> None:  # fmt: skip
+        event = {"kind": kind.value, "source": self._source, "seq": self.number, "wall_s": 1.8e9 + at_s, "mono_s": at_s,
+                 "rank": rank, "attempt": attempt, "step": step, "data": data}  # fmt: skip
+        self._file.write(json.dumps(event, separators=(",", ":")) + "\n")
+        self.number += 1
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _pid(rank: int, attempt: int) -> int:
+    return 1000 + rank * 10 + attempt
+
+
+def _timed(work: Any, *arguments: Any) -> tuple[float, Any]:
+    start = time.process_time()
+    found = work(*arguments)
+    return time.process_time() - start, found
+
+
+def _lines(folder: Path) -> Iterator[bytes]:
+    for path in sorted(folder.glob("**/events/*.jsonl")):
+        yield from path.read_bytes().splitlines()
+
+
+def _measure(root: str, profile: bool) -> dict[str, float]:
+    folder = RunDir(Path(root))
+    seconds = {"json alone": _timed(lambda: sum(len(json.loads(line)) for line in _lines(folder.root)))[0]}
+    seconds["read"], record = _timed(lambda: Record.load(folder))
+    seconds["place"] = _timed(lambda: History.of(record.events))[0]
+    profiler = cProfile.Profile()
+    if profile:
+        profiler.enable()
+    seconds["judge"], result = _timed(judge, folder)
+    if profile:
+        profiler.disable()
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(30)
+    print(
+        "  ".join(f"{case.name}: {case.verdict.value}" for case in result.cases),
+        f"-> {result.verdict.value}: {result.reason}",
+    )
+    seconds["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--samples", type=int, default=8, help="in the batch of one rank")
+    parser.add_argument("--profile", action="store_true", help="print where judging spends its time")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        grown = Grown(Path(place) / "run", options.ranks, options.steps, options.samples)
+        size = sum(path.stat().st_size for path in grown.run.root.glob("**/events/*.jsonl"))
+        print(f"{options.ranks} ranks, {options.steps} steps: {grown.count} events, {size / 2**20:.0f} MiB")
+        with get_context("spawn").Pool(1) as pool:
+            seconds = pool.apply(_measure, (str(grown.run.root), options.profile))
+    memory = seconds.pop("memory")
+    for stage, took in seconds.items():
+        print(f"{stage:12} {took:8.2f} s  {took / grown.count * 1e6:8.1f} us per event")
+    print(f"{'peak memory':12} {memory:8.0f} MiB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -38,7 +38,7 @@ class StraggleQuota(Fault):
         told = [event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("throttled", 0) > 0]
         if not told or not any(record.of_fault(fault, Kind.APPLYING)):
             return None
-        return Evidence(f"the kernel says: {told[-1].data['effect']}", ((told[-1].source, told[-1].seq),))
+        return Evidence.of(f"the kernel says: {told[-1].data['effect']}", told[-1])
 
 
 class _Throttled:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
     from torchaos.harness.agent.wire import Event, Kind, Phase
     from torchaos.harness.checkpoints.archive import records
     from torchaos.harness.checkpoints.files import Files
+    from torchaos.harness.checkpoints.formats.folders import note_missing, problem_of
     from torchaos.harness.checkpoints.formats.format import Format
     from torchaos.harness.checkpoints.layout import (
         ITEM_SIZES,
@@ -110,8 +111,8 @@ __all__ = [
     "RankProcess", "RankSite", "Record", "Regex", "Save", "Seconds", "ShapedFault", "Shard", "Share", "Site", "Size",
     "StorageFault", "Target", "TargetGone", "TensorEntry", "Trouble", "Unreadable", "UsageError", "WaitingFault",
     "Watched", "What", "Where", "all_waited", "as_one", "counted", "died", "drawn", "each", "each_hit", "elastic_env",
-    "failed", "gone", "inconclusive", "landings", "last_answer", "late", "logged", "out_of_step", "passed", "records",
-    "slower", "stood_still", "stopped", "took_turns", "torn",
+    "failed", "gone", "inconclusive", "landings", "last_answer", "late", "logged", "note_missing", "out_of_step",
+    "passed", "problem_of", "records", "slower", "stood_still", "stopped", "took_turns", "torn",
 ]  # fmt: skip
 
 _IN_RANKS = ("torchaos.harness.agent.", "torchaos.plugin.")

@@ -27,17 +27,14 @@ class Files(Protocol):
 
     def is_alias(self, path: str, root: str) -> bool:
         """Whether it is a link to something below `root`."""
-        ...
 
     def size(self, path: str) -> int: ...
 
     def read(self, path: str, offset: int, length: int) -> bytes:
         """Up to `length` bytes; fewer only at the end of the file."""
-        ...
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
         """Fill the buffer, and return the number of bytes; fewer than its size only at the end of the file."""
-        ...
 
     def close(self) -> None: ...
 

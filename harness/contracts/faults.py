@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Mapping, Protocol, Sequence, runtime_checkable
 
+from torchaos.harness.agent.wire import Event
+
 if TYPE_CHECKING:
     from torchaos.harness.contracts.sites import NodeSite
     from torchaos.harness.contracts.watching import Probe
@@ -39,6 +41,10 @@ class Evidence:
     what: str
     events: tuple[tuple[str, int], ...] = ()
 
+    @classmethod
+    def of(cls, what: str, *events: Event) -> Evidence:
+        return cls(what, tuple((event.source, event.seq) for event in events))
+
 
 @runtime_checkable
 class Handle(Protocol):
@@ -48,15 +54,12 @@ class Handle(Protocol):
 
     def touches(self) -> Touches:
         """What it may touch: checked before a fault lands, and before it is healed from a log."""
-        ...
 
     def restore(self) -> None:
         """Set the known-good state. Repeatable; spares strangers (checks identity first)."""
-        ...
 
     def restored(self) -> bool:
         """Whether the known-good state is there, verified by identity and not by absence alone."""
-        ...
 
 
 @runtime_checkable
@@ -85,23 +88,18 @@ class Injector(Protocol):
 
     def plan(self, target: Target, draw: random.Random) -> Injector:
         """Itself with every random choice made. Pure; all randomness is spent here."""
-        ...
 
     def changes(self, site: NodeSite) -> Sequence[Handle] | Irreversible:
         """Everything that `apply` may change, read before it does. Changes nothing."""
-        ...
 
     def apply(self, site: Any) -> None:
         """`site` is a RankSite in the rank, and a NodeSite outside."""
-        ...
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
         """What to observe while the fault is on."""
-        ...
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         """Proof from the journal that the fault took effect, or None. Pure. What the agent says alone is no proof."""
-        ...
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None: ...
 

@@ -105,7 +105,6 @@ class Assertion(Protocol):
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         """Pure: reads the records and nothing else."""
-        ...
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
         """The same for a job of several replicas; one of the functions of judging/replicas.py may be it."""

@@ -58,20 +58,16 @@ class Node(Protocol):
     @property
     def env(self) -> Mapping[str, str]:
         """What the job's environment has on this node beside the spec's; the launcher has heeded what the user set."""
-        ...
 
     @property
     def link(self) -> Link | None:
         """Its link to the other nodes; None where nothing can be done to that."""
-        ...
 
     def argv(self, command: Sequence[str]) -> list[str]:
         """The command with the prefix that runs it on this node: none, nsenter, docker exec, srun."""
-        ...
 
     def host_pid(self, pid: int) -> int | None:
         """The pid in the harness's namespace of a pid that the node reports."""
-        ...
 
 
 class LiveNode(Protocol):
@@ -83,20 +79,16 @@ class LiveNode(Protocol):
     @property
     def run_id(self) -> str:
         """The mark of the job's processes; that of a fault's helper begins with it."""
-        ...
 
     def processes(self) -> Mapping[int, int]:
         """The job's processes on this node, as they are now: start times (clock ticks since boot) by pid."""
-        ...
 
     def start_again(self) -> int:
         """Start the job's command on this node once more, and return its pid. Raises ChaosError when the job is over,
         or the command still runs."""
-        ...
 
     def keep_place(self) -> None:
         """The node will come back: the job is not over before that, whatever becomes of the others."""
-        ...
 
 
 class Launcher(Protocol):
@@ -116,6 +108,5 @@ class Launcher(Protocol):
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
         """What `create` will make, so that it is guarded before it is made."""
-        ...
 
     def create(self, spec: JobSpec) -> Sequence[Node]: ...

@@ -20,24 +20,20 @@ class Site(Protocol):
     @property
     def fault(self) -> str:
         """The fault's id."""
-        ...
 
     @property
     def pids(self) -> Sequence[int]:
         """The target processes."""
-        ...
 
     @property
     def step(self) -> int | None:
         """The global step at the Moment, if it is known."""
-        ...
 
     @property
     def phase(self) -> Phase | None: ...
 
     def signal(self, number: int) -> None:
         """Send a signal to each target process, by pidfd if it is another process."""
-        ...
 
     def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event: ...
 
@@ -48,42 +44,33 @@ class NodeSite(Site, Protocol):
     @property
     def nodes(self) -> Sequence[LiveNode]:
         """The target nodes, for a fault that hits nodes."""
-        ...
 
     @property
     def cluster(self) -> Sequence[LiveNode]:
         """All nodes of the job."""
-        ...
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:
         """The job's endpoints that a proxy stands before, by name, for a fault that hits endpoints."""
-        ...
 
     @property
     def checkpoints(self) -> Path | None:
         """The folder that the scenario names as the job's checkpoints: the only files that a fault may touch beside
         those in the run's own folder."""
-        ...
 
     @property
     def guarded(self) -> Sequence[Handle]:
         """What `changes` has returned: the way back that is on disk. Empty before `apply` runs."""
-        ...
 
     @property
     def undo_copies(self) -> Path:
         """Where `File.of` saves what it will put back."""
-        ...
 
     def check(self, changes: Sequence[Handle]) -> None:
         """Raises TargetGone if a target is another process by now, or one of these handles is not guarded."""
-        ...
 
     def release(self) -> None:
         """Let a rank that is held at the Moment go on now, before `apply` returns."""
-        ...
 
     def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
         """Wait until the targets are gone; the pids of those that are still there after the time."""
-        ...

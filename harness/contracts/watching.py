@@ -41,7 +41,6 @@ class Condition(Protocol):
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
         """Pure. `now_s` is CLOCK_MONOTONIC. None: can't be told (yet)."""
-        ...
 
     def probes(self, at: Watched) -> Sequence[Probe]:
         """What has to be looked at while the run lasts. Equal probes of several conditions run once."""

@@ -34,7 +34,13 @@ def test_the_examples_are_short() -> None:
     """An injector takes less than 40 lines, as the guide shows, and so do the others but for a checkpoint format."""
     lengths = {block.name: len(block.text.splitlines()) for block in blocks("python", sorted(GUIDES.glob("*.md")))}
     assert lengths.pop("arrays/formats.py") < 60
-    files = ["onsite/conditions.py", "polite/launchers.py", "straggler/faults.py", "strict/asserts.py"]
+    files = [
+        "onsite/conditions.py",
+        "polite/launchers.py",
+        "shelf/formats.py",
+        "straggler/faults.py",
+        "strict/asserts.py",
+    ]
     assert sorted(filter(None, lengths)) == files
     assert max(lengths.values()) < MOST_LINES
 
@@ -105,6 +111,32 @@ def test_the_format_is_verified_to_the_bit(torchaos: Torchaos, tmp_path: Path) -
     assert cut["kind"] == "torn"
     (flipped,) = found["step-20.npz"]["problems"]
     assert (flipped["tensor"], flipped["element"], flipped["bits"]) == ("weight", [1, 1], [30])
+
+
+def test_a_folder_of_the_guide_is_read_and_what_is_missing_is_named(torchaos: Torchaos, tmp_path: Path) -> None:
+    """Each array of a whole folder is read; a file that is gone, and one that was cut off, are problems of theirs."""
+    weight, names = np.arange(6, dtype=np.float32).reshape(2, 3), ("weight", "bias", "scale")
+    for step in (10, 20):
+        folder = tmp_path / "checkpoints" / f"step-{step}"
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / f"{name}.raw").write_bytes(weight.tobytes())
+        (folder / "arrays.json").write_text(json.dumps({name: ["float32", [2, 3]] for name in names}))
+    (folder / "bias.raw").unlink()
+    (folder / "scale.raw").write_bytes(weight.tobytes()[:-1])
+
+    done = torchaos("verify", "--all", "--json", tmp_path / "checkpoints")
+    found = {Path(one["path"]).name: one for one in json.loads(done.stdout)["checkpoints"]}
+    assert {name: (one["format"], one["step"], one["tensors"]) for name, one in found.items()} == {
+        "step-10": ("shelf", 10, 3),
+        "step-20": ("shelf", 20, 1),
+    }
+    assert not found["step-10"]["problems"]
+    texts = sorted((one["kind"], one["text"]) for one in found["step-20"]["problems"])
+    assert texts == [
+        ("torn", "bias.raw: missing"),
+        ("torn", "scale: it has 23 bytes, and the list says otherwise"),
+    ]
 
 
 def test_the_condition_holds_when_its_probe_has_seen_the_file(

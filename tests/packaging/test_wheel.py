@@ -46,6 +46,11 @@ def test_the_wheel_holds_what_is_no_module(names: set[str]) -> None:
     assert "torchaos/__init__.py" not in names, "a package of a third party could no longer add to torchaos"
 
 
+def test_the_wheel_says_that_it_is_typed(names: set[str]) -> None:
+    """Each package has its mark of PEP 561, since torchaos itself is a namespace."""
+    assert {f"torchaos/{folder}/py.typed" for folder in FOLDERS} <= names
+
+
 def test_the_wheel_carries_the_licence(names: set[str]) -> None:
     """The text of the licence goes where the code goes."""
     assert [name for name in names if name.endswith("LICENSE")]

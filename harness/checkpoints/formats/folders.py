@@ -40,6 +40,7 @@ def read_folder(files: Files, folder: str, into: Checkpoint, prefix: str = "") -
 
 
 def problem_of(error: Exception, what: str, path: str) -> Problem:
+    """The problem that an Unreadable or an OSError is. `what`: the tensor or file that could not be read."""
     if isinstance(error, Unreadable):
         return Problem(error.kind, f"{what}: {error}", path)
     gone = isinstance(error, FileNotFoundError)
@@ -91,6 +92,7 @@ def check_ranks(pattern: re.Pattern[str], names: Sequence[str], into: Checkpoint
 
 
 def note_missing(into: Checkpoint, prefix: str, wanted: Sequence[str], have: set[str]) -> None:
+    """Add a problem for each of the files `wanted` that is not among those that the folder has."""
     for name in wanted:
         text = f"{prefix}{name}: missing"
         if name not in have and all(one.text != text for one in into.problems):

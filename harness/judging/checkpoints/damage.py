@@ -97,7 +97,7 @@ def felt(record: Record, fault: str) -> Evidence | None:
             continue
         when = f"when attempt {meeting.attempt.number} resumed"
         event = meeting.damage.event
-        return Evidence(f"{meeting.damage.words} {when}, and it {in_words(meeting)}", ((event.source, event.seq),))
+        return Evidence.of(f"{meeting.damage.words} {when}, and it {in_words(meeting)}", event)
     return None
 
 

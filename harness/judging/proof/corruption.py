@@ -140,12 +140,12 @@ def seen_by_others(record: Record, fault: str) -> Evidence | None:
     spikes = [note for note in _spikes(record, 0.0) if note.rank not in landing.ranks]
     if spikes and spikes[0].mono_s >= landing.at_s:
         words = f"{effect.data['effect']}; on rank {spikes[0].rank}, which was not hit, {spikes[0].data['text']}"
-        return Evidence(words, ((spikes[0].source, spikes[0].seq),))
+        return Evidence.of(words, spikes[0])
     first = next((step for step in steps_of(record) if step.replicas_differ), None)
     if first is None or first.over_s < landing.at_s or not _others_took_part(first, landing.ranks):
         return None
     words = f"{effect.data['effect']}; after step {first.number} the ranks no longer hold the same parameters"
-    return Evidence(words, ((effect.source, effect.seq),))
+    return Evidence.of(words, effect)
 
 
 def seen_by_twin(record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
@@ -169,7 +169,7 @@ def seen_by_twin(record: Record, twins: Sequence[Record], fault: str) -> Evidenc
     words = (
         f"{effect.data['effect']}; after step {first.number} the parameters of rank {others[0]} differ from the twin's"
     )
-    return Evidence(words, ((effect.source, effect.seq),))
+    return Evidence.of(words, effect)
 
 
 def _others_took_part(step: Step, hit: frozenset[int]) -> bool:

@@ -5,53 +5,52 @@ A report of the target's own agent is never proof alone: the kernel, torchelasti
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Evidence
 from torchaos.harness.record.record import Record
+
+_EXITS = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE, Kind.JOB_EXITED)
 
 
 def died(record: Record, fault: str, *codes: int) -> Evidence | None:
     """Evidence that every process that the fault hit ended with one of these exit codes (-9: killed by signal 9).
     None: not all of them did."""
-    hits = list(record.of_fault(fault, Kind.APPLYING))
-    proofs = [_death(record, hit, codes) for hit in hits]
-    if not hits or None in proofs:
-        return None
-    sentences = [f"pid {proof.data['pid']} ended with {_words(proof)}" for proof in proofs if proof]
-    return Evidence("; ".join(sentences), tuple((proof.source, proof.seq) for proof in proofs if proof))
+    proofs = of_each(record, fault, lambda hit: _death(record, hit, codes))
+    words = "; ".join(f"pid {proof.data['pid']} ended with {_words(proof)}" for proof in proofs)
+    return Evidence.of(words, *proofs) if proofs else None
 
 
 def gone(record: Record, fault: str) -> Evidence | None:
     """Evidence that every process that the fault hit ended, with any exit code: a job that ends gracefully chooses its
     own exit code."""
-    hits = list(record.of_fault(fault, Kind.APPLYING))
-    exits = [
-        next(
-            (e for e in record.of_kind(*_EXITS) if e.data.get("pid") == hit.data["pid"] and e.mono_s >= hit.mono_s),
-            None,
-        )
-        for hit in hits
-    ]
-    if not hits or None in exits:
-        return None
-    pids = ", ".join(str(event.data["pid"]) for event in exits if event)
-    return Evidence(f"pid {pids} left", tuple((e.source, e.seq) for e in exits if e))
+    exits = of_each(record, fault, lambda hit: _after(record.of_kind(*_EXITS), hit))
+    return Evidence.of(f"pid {_pids(exits)} left", *exits) if exits else None
 
 
-_EXITS = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE, Kind.JOB_EXITED)
+def stopped(record: Record, fault: str) -> Evidence | None:
+    """Evidence that the process probe saw every process that the fault hit in state T (stopped) after the hit."""
+    states = [event for event in record.of_kind(Kind.RANK_STATE) if event.data["state"] == "T"]
+    seen = of_each(record, fault, lambda hit: _after(states, hit))
+    return Evidence.of(f"the kernel showed pid {_pids(seen)} as stopped", *seen) if seen else None
+
+
+def of_each(record: Record, fault: str, find: Callable[[Event], Event | None]) -> list[Event]:
+    """What `find` returns for each hit of the fault; empty if that is None for any of them, or there was no hit."""
+    found = [find(hit) for hit in record.of_fault(fault, Kind.APPLYING)]
+    return [] if None in found else [event for event in found if event]
+
+
+def _after(events: Iterable[Event], hit: Event) -> Event | None:
+    """The first of these events that is about the process that was hit, and came after the hit."""
+    return next((e for e in events if e.data.get("pid") == hit.data["pid"] and e.mono_s >= hit.mono_s), None)
 
 
 def _death(record: Record, hit: Event, codes: tuple[int, ...]) -> Event | None:
     """The end of the process that was hit, with one of these exit codes. None also if the rank finished a step after
     the hit: then it survived the fault and died of another cause."""
-    death = next(
-        (
-            event for event in record.of_kind(*_EXITS)
-            if event.data.get("pid") == hit.data["pid"] and event.mono_s >= hit.mono_s
-            and event.data["exit_code"] in codes
-        ),
-        None,
-    )  # fmt: skip
+    death = _after((event for event in record.of_kind(*_EXITS) if event.data.get("exit_code") in codes), hit)
     steps = (event.mono_s for event in record.of_kind(Kind.STEP) if event.source == hit.source)
     survived = death is not None and any(hit.mono_s < at < death.mono_s for at in steps)
     return None if survived else death
@@ -62,25 +61,8 @@ def _words(proof: Event) -> str:
     return f"exit code {proof.data['exit_code']}, {witness}"
 
 
-def stopped(record: Record, fault: str) -> Evidence | None:
-    """Evidence that the process probe saw every process that the fault hit in state T (stopped) after the hit."""
-    hits = list(record.of_fault(fault, Kind.APPLYING))
-    states = list(record.of_kind(Kind.RANK_STATE))
-    seen = [
-        next(
-            (
-                e
-                for e in states
-                if e.data["pid"] == hit.data["pid"] and e.data["state"] == "T" and e.mono_s >= hit.mono_s
-            ),
-            None,
-        )
-        for hit in hits
-    ]
-    if not hits or None in seen:
-        return None
-    pids = ", ".join(str(event.data["pid"]) for event in seen if event)
-    return Evidence(f"the kernel showed pid {pids} as stopped", tuple((e.source, e.seq) for e in seen if e))
+def _pids(events: Iterable[Event]) -> str:
+    return ", ".join(str(event.data["pid"]) for event in events)
 
 
 def stood_still(record: Record, fault: str, seconds: float) -> Evidence | None:
@@ -90,7 +72,7 @@ def stood_still(record: Record, fault: str, seconds: float) -> Evidence | None:
     if not found or min(gap for gap, _end in found) < 0.8 * seconds:
         return None
     gaps = ", ".join(f"{gap:.2f}" for gap, _end in found)
-    return Evidence(f"no rank finished a step for {gaps} s", tuple((e.source, e.seq) for _gap, e in found if e))
+    return Evidence.of(f"no rank finished a step for {gaps} s", *(end for _gap, end in found if end))
 
 
 def _silence(record: Record, hit: Event) -> tuple[float, Event | None]:

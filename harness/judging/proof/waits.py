@@ -6,12 +6,14 @@ no rank can finish a step while another rank is missing in a collective.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Evidence
 from torchaos.harness.judging.ending.teardown import ABORT, aborts_at_exit
+from torchaos.harness.judging.proof.evidence import of_each
 from torchaos.harness.record.record import Record
 
 _SHARE = 0.8  # of the time that the fault was on: the other ranks first finish the step that they are in
@@ -30,7 +32,7 @@ def all_waited(record: Record, fault: str) -> Evidence | None:
     words = ", ".join(f"{seconds:.2f}" for seconds, _ in filter(None, found))
     ends = [end for _, end in filter(None, found)]
     failed = "".join(f", and then rank {end.rank} left" for end in ends if end.kind is Kind.AGENT_ENDED)
-    return Evidence(f"no other rank ended a step for {words} s{failed}", tuple((end.source, end.seq) for end in ends))
+    return Evidence.of(f"no other rank ended a step for {words} s{failed}", *ends)
 
 
 def slower(record: Record, fault: str, by_s: float = 0.0, factor: float = 1.4) -> Evidence | None:
@@ -44,8 +46,7 @@ def slower(record: Record, fault: str, by_s: float = 0.0, factor: float = 1.4) -
     words = ", ".join(
         f"{before:.3f} s before and {during:.3f} s during it" for before, during, _ in filter(None, found)
     )
-    events = tuple((last.source, last.seq) for _, _, last in filter(None, found))
-    return Evidence(f"a step of the other ranks took {words}", events)
+    return Evidence.of(f"a step of the other ranks took {words}", *(last for _, _, last in filter(None, found)))
 
 
 def took_turns(record: Record, fault: str) -> Evidence | None:
@@ -53,7 +54,7 @@ def took_turns(record: Record, fault: str) -> Evidence | None:
     three times."""
     events: list[Event] = []
     for hit in record.of_fault(fault, Kind.APPLYING):
-        end = next((e for e in record.of_kind(*_ENDS) if e.mono_s > hit.mono_s and _ends(e, hit)), None)
+        end = _end(record, hit)
         until_s = end.mono_s if end is not None else float("inf")
         seen = [e for e in record.of_kind(Kind.RANK_STATE) if e.data["pid"] == hit.data["pid"]]
         turns = [a for a, b in pairwise(seen) if a.data["state"] == "T" != b.data["state"]]
@@ -67,17 +68,14 @@ def took_turns(record: Record, fault: str) -> Evidence | None:
 def _turns(events: list[Event]) -> Evidence:
     pids = ", ".join(sorted({str(event.data["pid"]) for event in events}))
     words = f"the kernel showed pid {pids} as stopped {len(events)} times, and going on in between"
-    return Evidence(words, tuple((event.source, event.seq) for event in events))
+    return Evidence.of(words, *events)
 
 
 def out_of_step(record: Record, fault: str) -> Evidence | None:
     """Evidence that the ranks lost each other: after each landing, a rank failed in the same attempt, or no rank
     finished a step until the run was stopped."""
-    proofs = [_broke(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
-    if not proofs or None in proofs:
-        return None
-    events = tuple((proof.source, proof.seq) for proof in proofs if proof)
-    return Evidence("; ".join(f"then {_what_broke(proof)}" for proof in proofs if proof), events)
+    proofs = of_each(record, fault, partial(_broke, record))
+    return Evidence.of("; ".join(f"then {_what_broke(proof)}" for proof in proofs), *proofs) if proofs else None
 
 
 def _broke(record: Record, hit: Event) -> Event | None:
@@ -105,7 +103,7 @@ def _what_broke(event: Event) -> str:
 
 
 def _slower(record: Record, hit: Event, by_s: float, factor: float) -> tuple[float, float, Event] | None:
-    end = next((event for event in record.of_kind(*_ENDS) if event.mono_s > hit.mono_s and _ends(event, hit)), None)
+    end = _end(record, hit)
     peers = [e for e in record.of_kind(Kind.STEP) if e.attempt == hit.attempt and e.rank != hit.rank]
     before = _usual(peers, hit.mono_s)
     until_s = end.mono_s if end is not None else float("inf")
@@ -122,7 +120,7 @@ def _slower(record: Record, hit: Event, by_s: float, factor: float) -> tuple[flo
 def _wait(record: Record, hit: Event) -> tuple[float, Event] | None:
     """The longest time in which no other rank finished a step while the fault was on, in seconds, and the event that
     ended this time. None: it was too short to prove anything."""
-    end = next((event for event in record.of_kind(*_ENDS) if event.mono_s > hit.mono_s and _ends(event, hit)), None)
+    end = _end(record, hit)
     peers = [e for e in record.of_kind(Kind.STEP) if e.attempt == hit.attempt and e.rank != hit.rank]
     if end is None:
         return None
@@ -154,8 +152,12 @@ def _gave_up(record: Record, hit: Event, end: Event) -> tuple[float, Event] | No
     return None if first is None else (first.mono_s - hit.mono_s, first)
 
 
+def _end(record: Record, hit: Event) -> Event | None:
+    """The event with which the fault that made this hit is over."""
+    return next((event for event in record.of_kind(*_ENDS) if event.mono_s > hit.mono_s and _ends(event, hit)), None)
+
+
 def _ends(event: Event, hit: Event) -> bool:
-    """Whether the fault that made this hit is over with this event."""
     if event.kind is Kind.ROLLED_BACK:
         return bool(event.data["fault"] == hit.data["fault"])
     return event.kind is not Kind.RANK_EXITED or event.data["pid"] == hit.data["pid"]

@@ -130,7 +130,7 @@ def told(record: Record, fault: str, action: str, words: str) -> Evidence | None
     if not wanted or not wanted <= nodes:
         return None
     names = ", ".join(map(str, sorted(nodes)))
-    return Evidence(words.format(nodes=names), tuple((event.source, event.seq) for event in reports))
+    return Evidence.of(words.format(nodes=names), *reports)
 
 
 def limit(hit: Hit, cpus: float, memory: int) -> None:

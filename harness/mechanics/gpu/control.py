@@ -70,16 +70,12 @@ class OverlayFault(Fault):
     def felt(self, record: Record, fault: str) -> Evidence | None:
         """Evidence that a process which asked about the GPU was served an order after it was given."""
         hit = next(record.of_fault(fault, Kind.APPLYING), None)
-        seen = [
-            e for e in record.of_fault(fault, Kind.EFFECT) if hit and e.mono_s >= hit.mono_s and "served_to" in e.data
-        ]
-        if not seen:
+        served = (event for event in record.of_fault(fault, Kind.EFFECT) if "served_to" in event.data)
+        first = next((event for event in served if hit and event.mono_s >= hit.mono_s), None)
+        if first is None:
             return None
-        first = seen[0]
-        return Evidence(
-            f"pid {first.data['served_to']}, which watches the GPUs, was told {first.data['effect']}",
-            ((first.source, first.seq),),
-        )
+        words = f"pid {first.data['served_to']}, which watches the GPUs, was told {first.data['effect']}"
+        return Evidence.of(words, first)
 
 
 def _write(path: Path, orders: bytes) -> None:

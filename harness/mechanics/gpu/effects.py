@@ -10,4 +10,4 @@ from torchaos.harness.record.record import Record
 def told(record: Record, fault: str, words: str) -> Evidence | None:
     """The first effect of this fault that the harness recorded and that contains these words."""
     seen = [e for e in record.of_fault(fault, Kind.EFFECT) if words in str(e.data["effect"]) and e.source == "harness"]
-    return Evidence(str(seen[0].data["effect"]), ((seen[0].source, seen[0].seq),)) if seen else None
+    return Evidence.of(str(seen[0].data["effect"]), seen[0]) if seen else None

@@ -14,7 +14,7 @@ def counted(record: Record, fault: str, *names: str, least: float = 1) -> Eviden
     for event in record.of_fault(fault, Kind.NETWORK):
         for name in names:
             if (number := event.data["counts"].get(name, 0)) >= least:
-                return Evidence(_WORDS.get(name, name + ": {n}").format(n=f"{number:g}"), ((event.source, event.seq),))
+                return Evidence.of(_WORDS.get(name, name + ": {n}").format(n=f"{number:g}"), event)
     return None
 
 
@@ -45,7 +45,7 @@ def late(record: Record, fault: str, seconds: float) -> Evidence | None:
     first = min(steps, key=lambda event: event.mono_s, default=None)
     if first is None or first.mono_s - hits[0] < seconds:
         return None
-    return Evidence(f"no rank finished a step for {first.mono_s - hits[0]:.1f} s", ((first.source, first.seq),))
+    return Evidence.of(f"no rank finished a step for {first.mono_s - hits[0]:.1f} s", first)
 
 
 def logged(record: Record, fault: str, cause: str, words: str, naming: Sequence[str] = ("",)) -> Evidence | None:
@@ -56,5 +56,5 @@ def logged(record: Record, fault: str, cause: str, words: str, naming: Sequence[
     for event in record.of_kind(Kind.LOG_CAUSE):
         is_on = on and on[0] <= event.mono_s <= (off[0] + 1.0 if off else float("inf"))
         if is_on and event.data["cause"] == cause and any(name in event.data["line"] for name in naming):
-            return Evidence(f"{words}: {event.data['line']}", ((event.source, event.seq),))
+            return Evidence.of(f"{words}: {event.data['line']}", event)
     return None

@@ -27,13 +27,17 @@ class Helper:
     def start(self, space: Space | None, command: Sequence[str]) -> str:
         """Start it in a network namespace, or (None) in the harness's own. Returns the first line that it prints, by
         which it reports that it is ready; for `sh` an empty text. Raises OSError."""
-        process = subprocess.Popen(
+        process = self.open(space, command)
+        assert process.stdout is not None
+        return process.stdout.readline().decode().strip() if command[0] != "sh" else ""
+
+    def open(self, space: Space | None, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """As `start`, for who reads on what it prints. Raises OSError."""
+        return subprocess.Popen(
             space.enter(command) if space else list(command), cwd="/", start_new_session=True,
             env={**os.environ, ENV_RUN_ID: self.mark},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        assert process.stdout is not None
-        return process.stdout.readline().decode().strip() if command[0] != "sh" else ""
 
 
 def helper_of(fault: str, link: Link) -> Helper:

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchaos.harness.agent.wire import ENV_RUN_ID, Kind
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.contracts import Emit, Handle, NodeSite
 from torchaos.harness.mechanics.network import meter
+from torchaos.harness.mechanics.network.helper import Helper
 from torchaos.harness.mechanics.network.link import Link, link_of
-from torchaos.harness.undo.handles import JobProcesses
 from torchaos.harness.undo.network import mark_of
 
 SETTLE_S = 0.3  # seconds, in addition to the delay that was asked for
@@ -22,7 +22,7 @@ SETTLE_S = 0.3  # seconds, in addition to the delay that was asked for
 
 def meter_handle(site: NodeSite) -> Handle:
     """The handle of the meter that `measured` starts."""
-    return JobProcesses(_mark(site))
+    return _helper(site).handle
 
 
 def measured(
@@ -40,7 +40,7 @@ def measured(
     ends = (outside[0], inside[0]) if inward else (inside[0], outside[0])
     settle_s = SETTLE_S + 2e-3 * asked.get("delay_ms", 0.0)
     return [
-        Measuring(site.fault, dict(asked), _start(_mark(site), *ends, settle_s, max(meter.GAP_S, 2.2e-3 * jitter_ms)))
+        Measuring(site.fault, dict(asked), _start(_helper(site), *ends, settle_s, max(meter.GAP_S, 2.2e-3 * jitter_ms)))
     ]
 
 
@@ -67,17 +67,14 @@ class Measuring:
             emit(Kind.NETWORK, {"fault": self.fault, "counts": {}, "measured": values, "datagrams": printed["sent"]})
 
 
-def _mark(site: NodeSite) -> str:
-    return f"{link_of(site.nodes[0]).run_id}.{mark_of(site.fault)}.meter"
+def _helper(site: NodeSite) -> Helper:
+    return Helper(f"{link_of(site.nodes[0]).run_id}.{mark_of(site.fault)}.meter")
 
 
-def _start(mark: str, sender: Link, receiver: Link, settle_s: float, gap_s: float) -> subprocess.Popen[bytes]:
+def _start(helper: Helper, sender: Link, receiver: Link, settle_s: float, gap_s: float) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-S", "-E", meter.__file__, str(receiver.space.pid)]
     argv += [sender.address, receiver.address, str(settle_s), str(gap_s)]
-    process = subprocess.Popen(
-        sender.space.enter(argv), cwd="/", start_new_session=True, env={**os.environ, ENV_RUN_ID: mark},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    process = helper.open(sender.space, argv)
     assert process.stdout is not None
     os.set_blocking(process.stdout.fileno(), False)
     return process

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import ClassVar
 
 from torchaos.harness.agent.fault import Fault
-from torchaos.harness.agent.wire import Kind
+from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import ChaosError, Evidence, Handle, Hits, Irreversible, LiveNode, NodeSite, Where
 from torchaos.harness.machine import proc
 from torchaos.harness.mechanics.network import throttle
@@ -102,32 +102,28 @@ def slow_down(site: NodeSite, share: float) -> None:
     tell(site, targets, f"slowed down to {100 * share:g} % of the time")
 
 
+_EXITS = (Kind.RANK_EXITED, Kind.NODE_EXITED, Kind.JOB_EXITED)
+
+
 def ended(record: Record, fault: str) -> Evidence | None:
     """Evidence that a process which the fault killed has exited by SIGKILL: a rank, or a node's command."""
-    pids = _pids(record, fault)
-    for event in record.of_kind(Kind.RANK_EXITED, Kind.NODE_EXITED, Kind.JOB_EXITED):
-        if event.data["pid"] in pids and event.data["exit_code"] == -signal.SIGKILL:
-            return Evidence(f"pid {event.data['pid']} ended with exit code -9", ((event.source, event.seq),))
-    return None
+    exits = (event for event in record.of_kind(*_EXITS) if event.data.get("exit_code") == -signal.SIGKILL)
+    return _first(record, fault, exits, "pid {} ended with exit code -9")
 
 
 def left(record: Record, fault: str) -> Evidence | None:
     """As `ended`, but with any exit code, since a process that ends gracefully chooses its own."""
-    pids = _pids(record, fault)
-    for event in record.of_kind(Kind.NODE_EXITED, Kind.JOB_EXITED, Kind.RANK_EXITED):
-        if event.data["pid"] in pids:
-            return Evidence(f"pid {event.data['pid']} left", ((event.source, event.seq),))
-    return None
+    return _first(record, fault, record.of_kind(*_EXITS), "pid {} left")
 
 
 def stopped(record: Record, fault: str) -> Evidence | None:
     """Evidence that the process probe saw a rank of the node in state T (stopped)."""
-    pids = _pids(record, fault)
-    for event in record.of_kind(Kind.RANK_STATE):
-        if event.data["pid"] in pids and event.data["state"] == "T":
-            return Evidence(f"the kernel showed pid {event.data['pid']} as stopped", ((event.source, event.seq),))
-    return None
+    states = (event for event in record.of_kind(Kind.RANK_STATE) if event.data["state"] == "T")
+    return _first(record, fault, states, "the kernel showed pid {} as stopped")
 
 
-def _pids(record: Record, fault: str) -> set[int]:
-    return {pid for event in record.of_fault(fault, Kind.EFFECT) for pid in event.data.get("pids", ())}
+def _first(record: Record, fault: str, events: Iterable[Event], words: str) -> Evidence | None:
+    """The first of these events that is about a process which the fault hit."""
+    pids = {pid for event in record.of_fault(fault, Kind.EFFECT) for pid in event.data.get("pids", ())}
+    seen = next((event for event in events if event.data["pid"] in pids), None)
+    return Evidence.of(words.format(seen.data["pid"]), seen) if seen else None

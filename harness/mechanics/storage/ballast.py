@@ -80,7 +80,7 @@ class FillFault(Fault):
             overlaps = full is not None and full.mono_s < event.mono_s and since < over
             if full and overlaps and not event.data.get("ok") and not any(since <= at <= event.mono_s for at in others):
                 what = f"{full.data['effect']}, and rank {event.rank} could not save {Path(event.data['path']).name}"
-                return Evidence(what, ((full.source, full.seq), (event.source, event.seq)))
+                return Evidence.of(what, full, event)
         return None
 
 

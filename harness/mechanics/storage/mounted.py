@@ -88,7 +88,7 @@ class StorageFault(Fault):
         if not last:
             return None
         told = "; ".join(str(event.data["effect"]) for _rank, event in sorted(last.items()))
-        return Evidence(told, tuple((event.source, event.seq) for event in last.values()))
+        return Evidence.of(told, *last.values())
 
 
 @dataclass

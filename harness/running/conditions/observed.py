@@ -60,31 +60,22 @@ class CommandFails:
 
     name: ClassVar[str] = "command_fails"
     about_job: ClassVar[bool] = False
+    good: ClassVar[bool] = False  # whether the condition holds if the command succeeds
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
         return last_answer(events, _command_key(self.name, self.run))
 
     def probes(self, at: Watched) -> Sequence[Probe]:
-        return [_Command(_command_key(self.name, self.run), self.run, self.every, self.timeout, at, False)]
+        return [_Command(_command_key(self.name, self.run), self.run, self.every, self.timeout, at, self.good)]
 
 
 @dataclass(frozen=True)
-class CommandSucceeds:
+class CommandSucceeds(CommandFails):
     """The command `run` (a program and its arguments; no shell) ends with the exit code 0 within `timeout`. It is run
     `every` so often."""
 
-    run: list[str]
-    every: Time = 10.0
-    timeout: Time = 10.0
-
     name: ClassVar[str] = "command_succeeds"
-    about_job: ClassVar[bool] = False
-
-    def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        return last_answer(events, _command_key(self.name, self.run))
-
-    def probes(self, at: Watched) -> Sequence[Probe]:
-        return [_Command(_command_key(self.name, self.run), self.run, self.every, self.timeout, at, True)]
+    good: ClassVar[bool] = True
 
 
 def last_answer(events: Sequence[Event], key: str) -> bool | None:

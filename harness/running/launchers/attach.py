@@ -6,17 +6,14 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torchaos.harness.agent.wire import Event, Kind
-from torchaos.harness.contracts import RankProcess, UsageError
-from torchaos.harness.mechanics.proxy.server import Endpoint
-from torchaos.harness.mechanics.site import Victim
+from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.command import Lines
-from torchaos.harness.running.launchers.job import agents_of
-from torchaos.harness.running.launchers.node_run import LiveNode
+from torchaos.harness.running.launchers.running_job import RunningJob
 from torchaos.harness.watching.probes.agents import check_agent
 from torchaos.harness.watching.probes.job_log import JobLog
 from torchaos.harness.watching.probes.log_adapters import Adapter
@@ -27,23 +24,21 @@ from torchaos.harness.watching.probes.sampling import Sampling
 _TAIL_S = 0.02
 
 
-class Attached:
-    """Fits where a `Job` does. `log`: the file that the job's output goes to, if there is one; it is read from its
+class Attached(RunningJob):
+    """`log`: the file that the job's output goes to, if there is one; it is read from its
     present end. Raises UsageError unless `pid` is a torchelastic agent of this user."""
 
     def __init__(
         self, pid: int, journal: Journal, *, log: Path | None = None, log_adapter: Adapter | None = None,
         watchdogs: Sequence[str] = (), metrics: Path | None = None,
     ) -> None:  # fmt: skip
+        super().__init__(RankWatch(journal, mark=None))
         self.pid, self._ticks = pid, check_agent(pid)
         self._pidfd = os.pidfd_open(pid)
         self._journal, self._log = journal, JobLog(journal, log_adapter, watchdogs)
-        self._watch = RankWatch(journal, mark=None)
         self._tail = _Tail(log, Lines(self._log.line)) if log else None
         self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._log.emit)
-        self._exit_code: int | None = None
-        self._left, self._done = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._live, name="job", daemon=True)
+        self._left = threading.Event()
 
     def start(self) -> None:
         data = {"submission": 0, "pid": self.pid, "node": 0, "attached": True}
@@ -54,32 +49,7 @@ class Attached:
         self._sampling.start()
         self._thread.start()
 
-    @property
-    def done(self) -> bool:
-        """Whether the torchrun that we attached to is gone."""
-        return self._done.is_set()
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        """The exit code of torchrun; None while it runs, and where nobody but its parent could learn it."""
-        return self._exit_code if self._done.wait(timeout_s) else None
-
-    def ranks(self) -> dict[int, RankProcess]:
-        return self._watch.ranks()
-
-    def agents(self, nodes: Sequence[int] = ()) -> list[Victim]:
-        """Raises ChaosError where one of the nodes has none now."""
-        return agents_of(self._watch, nodes)
-
-    def nodes(self) -> list[LiveNode]:
-        """Always empty: in an attached job torchaos can act on processes only, and a scenario names these by rank."""
-        return []
-
-    def endpoints(self) -> Mapping[str, Endpoint]:
-        """None: the job has long been told where everything is."""
-        return {}
-
     def members(self) -> dict[int, int]:
-        """Every living process of the job that was seen: start times (clock ticks since boot) by pid."""
         return {**self._watch.members(), self.pid: self._ticks}
 
     def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 
 from torchaos.harness.agent.wire import ENV_RUN_ID, Event, Kind
-from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, Node, RankProcess
+from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, Node
 from torchaos.harness.machine import proc
 from torchaos.harness.mechanics.proxy.server import Endpoint
-from torchaos.harness.mechanics.site import Victim
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.running.launchers.ending import ask_to_end, end
 from torchaos.harness.running.launchers.fronted import Fronted
 from torchaos.harness.running.launchers.node_run import LiveNode, NodeRun, start
+from torchaos.harness.running.launchers.running_job import RunningJob
 from torchaos.harness.watching.probes.job_log import JobLog
 from torchaos.harness.watching.probes.log_adapters import Adapter
 from torchaos.harness.watching.probes.metrics_file import MetricsFile
@@ -29,9 +29,9 @@ _DRAIN_S = 1.0  # the last lines of the output come after the exit
 _LOOK_S = 0.05  # how often it is looked whether a node's command was started again
 
 
-class Job:
+class Job(RunningJob):
     """`spec_for(n)` is the nth submission, from 0. One that ends with anything but 0 is followed by another while
-    any are left. The methods may be called from any thread."""
+    any are left."""
 
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,
@@ -46,19 +46,16 @@ class Job:
         self._run_id = spec_for(0).env[ENV_RUN_ID]
         self._new_log = partial(JobLog, journal, log_adapter, watchdogs)
         self._logs: dict[int, JobLog] = {0: self._new_log()}  # by node
-        self._watch = RankWatch(journal, self._run_id)
+        super().__init__(RankWatch(journal, self._run_id))
         self._sampling = Sampling([MetricsFile(metrics)] if metrics else [], self._logs[0].emit)
         self._nodes: list[Node] = []  # of this submission
         self._runs: dict[int, NodeRun] = {}  # likewise, of those that were started, by node
         self._submission, self._base = 0, 0
-        self._exit_code: int | None = None
         self._exited_s = 0.0  # when the last command ended, CLOCK_MONOTONIC
         journal.listen(self._note_attempt)
-        self._ending, self._done, self._lock = threading.Event(), threading.Event(), threading.Lock()
-        self._thread = threading.Thread(target=self._live, name="job", daemon=True)
+        self._ending, self._lock = threading.Event(), threading.Lock()
 
     def start(self) -> None:
-        """Raises UsageError when the command can't be started."""
         self._watch.start()
         try:
             self._submit()
@@ -69,50 +66,24 @@ class Job:
         self._sampling.start()
         self._thread.start()
 
-    @property
-    def done(self) -> bool:
-        """Whether the last submission has ended. Processes of it may still be there until `stop`."""
-        return self._done.is_set()
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        """The exit code of the last submission (negative: the signal's number); None while it is not done."""
-        return self._exit_code if self._done.wait(timeout_s) else None
-
-    def ranks(self) -> dict[int, RankProcess]:
-        """The live ranks. One that is not clear, or not up, is left out."""
-        return self._watch.ranks()
-
-    def agents(self, nodes: Sequence[int] = ()) -> list[Victim]:
-        """Torchelastic's agents of these nodes (none named: of all). Raises ChaosError where one has none now."""
-        return agents_of(self._watch, nodes)
-
     def nodes(self) -> list[LiveNode]:
-        """In order of their index."""
         with self._lock:
             nodes = list(self._nodes)
-        return [LiveNode(node, self._run_id, self._members, self._start_again, self._keep_place) for node in nodes]
+        return [LiveNode(node, self._run_id, self.members, self._start_again, self._keep_place) for node in nodes]
 
     def endpoints(self) -> Mapping[str, Endpoint]:
-        """Those that a proxy stands before."""
         return self._launcher.endpoints if isinstance(self._launcher, Fronted) else {}
 
-    def members(self) -> dict[int, int]:
-        """Every living process of the job: start times (clock ticks since boot) by pid."""
-        return self._members()
-
     def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
-        """End every process of the job: a job that still runs gets SIGTERM and, unless it is `hurried`, `grace_s`
-        seconds first. Returns the
-        pids of those that could not be ended (none, as a rule). No event comes after this; it may be called again."""
         with self._lock:
             self._ending.set()
         started = self._thread.ident is not None
         if started and not self._done.is_set() and grace_s > 0:
-            ask_to_end(self._members(), [run.command.pid for run in list(self._runs.values())])
+            ask_to_end(self.members(), [run.command.pid for run in list(self._runs.values())])
             end_s = time.monotonic() + grace_s
             while time.monotonic() < end_s and not hurried() and not self._done.wait(_LOOK_S):
                 pass
-        left = end(self._members)
+        left = end(self.members)
         if left:
             text = f"processes of the job could not be ended: {', '.join(map(str, left))}"
             self._journal.emit(Kind.NOTE, {"text": text})
@@ -193,7 +164,8 @@ class Job:
         if index not in self._runs:
             raise ChaosError(f"node {index} can't be started again: it is spare, and was not started yet")
         run, end_s = self._runs[index], time.monotonic() + _DRAIN_S
-        while run.code is None and not _is_there(run.command.pid) and time.monotonic() < end_s:
+        pid = run.command.pid
+        while run.code is None and not proc.is_alive(pid, proc.ticks_of(pid)) and time.monotonic() < end_s:
             time.sleep(_LOOK_S)  # it has just ended, and that is not noted yet
         with self._lock:
             run = self._runs[index]
@@ -255,37 +227,18 @@ class Job:
 
     def _clear_away(self) -> None:
         """A scheduler ends what a job leaves behind before it starts the job again."""
-        leftover = self._members()
+        leftover = self.members()
         if leftover:
             text = f"{len(leftover)} processes outlived submission {self._submission}; they were ended before the next"
             self._journal.emit(Kind.NOTE, {"text": text})
-            end(self._members)
+            end(self.members)
 
     def _next_attempt(self) -> int:
         """One counter over restarts and submissions."""
         seen = [event.attempt for event in self._journal.snapshot() if event.kind in _TELL_ATTEMPT]
         return max((attempt for attempt in seen if attempt is not None), default=-1) + 1
 
-    def _members(self) -> dict[int, int]:
+    def members(self) -> dict[int, int]:
         """By the tree, as it was seen, and by the mark in the environment: either may miss one."""
-        living = {pid: ticks for pid, ticks in self._watch.members().items() if _is_alive(pid, ticks)}
+        living = {pid: ticks for pid, ticks in self._watch.members().items() if proc.is_alive(pid, ticks)}
         return {**living, **proc.family(self._run_id)}
-
-
-def agents_of(watch: RankWatch, nodes: Sequence[int]) -> list[Victim]:
-    found = watch.agents()
-    missing = [node for node in nodes if node not in found]
-    if missing or not found:
-        raise ChaosError(f"node {missing[0] if missing else 0} has no torchelastic agent now")
-    return [Victim(*found[node], rank=None) for node in nodes or sorted(found)]
-
-
-def _is_alive(pid: int, ticks: int) -> bool:
-    found = proc.stat(pid)
-    return found is not None and found.ticks == ticks and found.state not in "ZX"
-
-
-def _is_there(child: int) -> bool:
-    """A child of ours keeps its pid until it is waited for."""
-    found = proc.stat(child)
-    return found is not None and found.state not in "ZX"

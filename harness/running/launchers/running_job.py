@@ -2,46 +2,70 @@
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
-from torchaos.harness.contracts import LiveNode, RankProcess
+from torchaos.harness.contracts import ChaosError, LiveNode, RankProcess
 from torchaos.harness.mechanics.proxy.server import Endpoint
 from torchaos.harness.mechanics.site import Victim
+from torchaos.harness.watching.probes.ranks import RankWatch
 
 
-class RunningJob(Protocol):
-    """What `Job` and `Attached` have in common."""
+class RunningJob(ABC):
+    """What `Job` and `Attached` have in common. The methods may be called from any thread."""
 
-    def start(self) -> None: ...
+    def __init__(self, watch: RankWatch) -> None:
+        self._watch = watch
+        self._exit_code: int | None = None
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="job", daemon=True)
+
+    @abstractmethod
+    def start(self) -> None:
+        """Raises UsageError when the command can't be started."""
 
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether the last submission has ended. Processes of it may still be there until `stop`."""
+        return self._done.is_set()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """The exit code; None if the job is not done, or if it is not known."""
-        ...
+        """The exit code of the last submission (negative: the signal's number); None while it is not done, and if
+        nobody but the job's parent could learn it."""
+        return self._exit_code if self._done.wait(timeout_s) else None
 
     def ranks(self) -> dict[int, RankProcess]:
-        """The live ranks, by number."""
-        ...
+        """The live ranks, by number. A rank that is not clear, or not up, is left out."""
+        return self._watch.ranks()
 
     def agents(self, nodes: Sequence[int] = ()) -> list[Victim]:
-        """The torchelastic agents of these nodes; of all if none is named."""
-        ...
+        """Torchelastic's agents of these nodes; of all if none is named. Raises ChaosError if a node has none now."""
+        found = self._watch.agents()
+        missing = [node for node in nodes if node not in found]
+        if missing or not found:
+            raise ChaosError(f"node {missing[0] if missing else 0} has no torchelastic agent now")
+        return [Victim(*found[node], rank=None) for node in nodes or sorted(found)]
 
     def nodes(self) -> Sequence[LiveNode]:
-        """In order of their index."""
-        ...
+        """In order of their index. Empty for an attached job: torchaos can act on its processes only, and a scenario
+        names these by rank."""
+        return []
 
     def endpoints(self) -> Mapping[str, Endpoint]:
         """The endpoints that a proxy stands before."""
-        ...
+        return {}
 
+    @abstractmethod
     def members(self) -> dict[int, int]:
         """Every living process of the job: start times (clock ticks since boot) by pid."""
-        ...
 
+    @abstractmethod
     def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
-        """End every process of the job; the pids of those that could not be ended."""
-        ...
+        """End every process of the job: a job that still runs gets SIGTERM and, unless it is `hurried`, `grace_s`
+        seconds first. Returns the pids of those that could not be ended (none, as a rule). No event comes after this;
+        it may be called again."""
+
+    @abstractmethod
+    def _live(self) -> None:
+        """Follows the job to its end, in a thread of its own."""

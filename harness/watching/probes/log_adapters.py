@@ -40,11 +40,9 @@ class Adapter(Protocol):
     @property
     def name(self) -> str:
         """The name of the format; empty as long as it is not known."""
-        ...
 
     def read(self, line: str) -> LogStep | None:
         """The facts in the line; None if it is not about a step."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ class Listed(NamedTuple):
 
 GROUPS: Mapping[str, Mapping[str, Listed]] = {
     "Inject faults": {
+        "init": Listed("init", "Write a first scenario for your job, and show what is seen of it."),
         "run": Listed("run", "Run scenarios against live jobs and judge them."),
         "plan": Listed("run", "Show what a run would do, and change nothing."),
         "validate": Listed("look", "Check scenario files without looking at the machine."),

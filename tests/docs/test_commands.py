@@ -21,6 +21,7 @@ from .conftest import PAGES, REPOSITORY, Block, Torchaos, blocks
 # Why a command is not run here. Of those of torchaos the command line still reads each as it stands.
 NOT_RUN = {
     "torchaos run": "a job for each; the tutorial's and the README's are run by test_tutorial.py and test_scenarios.py",
+    "torchaos init": "reads and runs the reader's job; tests/cli has it",
     "torchaos gameday": "hours of jobs; --plan and --presets are run, a short one by tests/harness/gameday",
     "torchaos shrink": "many jobs; tests/harness/gameday runs it",
     "torchaos exec": "a node's job under a scheduler; tests/launchers runs it",

@@ -51,6 +51,7 @@ class Twins:
         self._home = (cache or user_cache_path("torchaos")) / "twins" / key_of(self._plan)
         self._first: Inputs | None = None  # inputs of twin 0 of the generation in use
         self.died = ""  # a clause about the twin's job, if it died before its first step
+        self.failed: Record | None = None  # what was recorded of it, if its job failed or was ended early
         self.refused = ""  # why no further twin of this generation is available
 
     def give(self, number: int, to: RunDir) -> bool:
@@ -120,7 +121,7 @@ class Twins:
             shutil.rmtree(self._home / "failed", ignore_errors=True)
             folder.root.rename(self._home / "failed")
             if record.exit_code != 0 or record.stopped:
-                self.died = died_at_start(record)
+                self.failed, self.died = record, died_at_start(record)
                 return False
         else:
             return False

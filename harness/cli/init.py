@@ -1,0 +1,110 @@
+"""torchaos init: a first scenario for the user's own job."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from rich.console import Console
+
+from torchaos.harness.cli import care
+from torchaos.harness.cli.interrupt import signals
+from torchaos.harness.cli.options import PATH, WithCommand, cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.machine.disk import write_atomically
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import ExitCode
+from torchaos.harness.running.drafting.job import EXAMPLE, Draft, draft_of
+from torchaos.harness.running.drafting.look import Look
+from torchaos.harness.running.drafting.seen import kill_step, seen_in
+from torchaos.harness.running.drafting.text import scenario_text
+from torchaos.harness.running.planner import make_plan
+from torchaos.harness.running.upkeep.commands import at_work
+from torchaos.harness.scenario import load
+from torchaos.harness.telling.terminal.live import Live
+from torchaos.harness.undo.recovery import before_a_run
+
+_STEP, _TIMEOUT_S = 18, 600.0  # unless a look shows better ones
+
+
+@cli.command(cls=WithCommand)
+@click.option(
+    "-o", "--output", type=PATH, default=Path("kill-rank.yaml"), show_default=True, help="The scenario to write."
+)
+@click.option("--no-look", is_flag=True, help="Do not run the job.")
+def init(output: Path, no_look: bool, given: Sequence[str] = ()) -> None:
+    """Write a first scenario for your job, and show what is seen of it.
+
+    COMMAND starts your job, such as `torchaos init -- torchrun train.py`. Its script is read, and then it is run once
+    without a fault. No file is ever overwritten.
+    """
+    draft = draft_of(given or EXAMPLE, Path.cwd())
+    if given and draft.script and not draft.script.path.is_file():
+        raise UsageError(f"{draft.script.path}: there is no such file; mend the command, or change the folder")
+    text = scenario_text(draft, _STEP, _TIMEOUT_S, {})
+    _write_new(output, text)
+    click.echo(f"{output}: written")
+    _tell("assumed", draft.assumed)
+    _tell("check", draft.to_check)
+    if not given:
+        _tell("check", ["it has an example for a command; write yours there"])
+        return
+    code = ExitCode.PASSED if no_look else _look(output, draft, text)
+    if no_look:
+        _tell("check", [f"step {_STEP} for the kill: it must lie between two checkpoints, before the job's end"])
+    _tell("next", [f"torchaos plan {output}", f"torchaos run {output}"])
+    sys.exit(code)
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{path}: it exists, and is never overwritten; name another file with -o") from None
+    except OSError as error:
+        raise UsageError(f"{path}: it can't be written: {error.strerror}; name another file with -o") from error
+
+
+def _tell(label: str, lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(f"  {label:<9} {line}")
+
+
+def _look(output: Path, draft: Draft, text: str) -> ExitCode:
+    """Runs the job once without faults, says what was seen, and writes what this shows into the scenario."""
+    plan = make_plan(load(output), output, 0)
+    _tell("look", [f"runs the job once without faults, for at most {_TIMEOUT_S / 60:.0f} min; --no-look leaves it out"])
+    look = Look(plan, partial(Live, console=Console()))
+    with signals() as interrupted, at_work([plan.scenario]), TemporaryDirectory(prefix="torchaos-") as scratch:
+        care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
+        interrupted.ends(look)
+        record = look(Path(scratch))
+    if look.problem:
+        _tell("failed", [look.problem, "mend the job first: no scenario says anything of a job that fails by itself"])
+    if record is None:
+        return ExitCode.INCONCLUSIVE
+    blind: dict[str, str] = {}
+    for one in seen_in(record):
+        _tell("not seen" if one.blind else "seen", [f"{one.what}: {one.words}"])
+        blind |= dict.fromkeys(one.blind, f"{one.what} were not seen")
+    _tell("left out", [f"{name}: {why}" for name, why in blind.items()])
+    better = scenario_text(draft, _step(record), _timeout_s(record), blind)
+    if output.read_text(encoding="utf-8") == text:
+        write_atomically(output, better)
+    return ExitCode.INCONCLUSIVE if look.problem else ExitCode.PASSED
+
+
+def _step(run: Record) -> int:
+    return kill_step(run) or _STEP
+
+
+def _timeout_s(run: Record) -> float:
+    """Room for the job, a recovery and a busy machine, in whole minutes."""
+    took_s = run.events[-1].mono_s - run.events[0].mono_s if run.events else 0.0
+    return max(_TIMEOUT_S, 60.0 * math.ceil((3 * took_s + 120) / 60))

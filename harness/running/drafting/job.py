@@ -1,0 +1,151 @@
+"""From a command line, as somebody types it, to the job of a scenario: what was assumed, and what must be checked."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchaos.harness.running.drafting.script import Script, read_script
+from torchaos.harness.running.launchers.torchrun_line import restarts_of, script_of, world_of
+from torchaos.harness.scenario.other_job import checkpoints_in
+
+GLOO = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+CHECKPOINTS = "{run}/checkpoints"
+EXAMPLE = ("torchrun", "--nproc-per-node", "2", "--max-restarts", "3", "train.py", "--dir", CHECKPOINTS)
+_FOLDER = re.compile(
+    r"--((checkpoint|ckpt|chkpt|save|output|out|model|log|work|run|results?|default[-_]root)s?([-_]?(dir|path|folder|root|directory))?|dir)s?"
+)
+_WITH_SEED = "Hugging Face Trainer"  # its default is 42
+_OTHER_LAUNCHERS = ("accelerate", "deepspeed", "python", "python3")
+
+
+@dataclass
+class Draft:
+    command: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+    world_size: int | None = None  # to be written, because the command does not show it
+    ranks: int = 2
+    script: Script | None = None
+    assumed: list[str] = field(default_factory=list)
+    to_check: list[str] = field(default_factory=list)
+
+    @property
+    def checkpoints(self) -> str | None:
+        return checkpoints_in(self.command)
+
+
+def draft_of(command: Sequence[str], cwd: Path, env: Mapping[str, str] = os.environ) -> Draft:
+    """The draft for a command that is typed in the folder `cwd`."""
+    draft = Draft(_by_torchrun(list(command)))
+    if draft.command != list(command):
+        draft.assumed.append(f"torchrun starts the ranks: {shlex.join(command)} became {shlex.join(draft.command)}")
+    _ranks(draft, env)
+    _restarts(draft, env)
+    name = script_of(draft.command)
+    if name and "{" not in name:
+        draft.script = read_script(cwd / name)
+        _says(draft, draft.script)
+    _folder(draft)
+    words = draft.script.words if draft.script else set()
+    if "nccl" not in words or "gloo" in words:
+        draft.env[GLOO] = "1"
+        draft.to_check.append(
+            f"{GLOO}=1: torchrun's restarts under gloo often fail without it; remove it if you use NCCL"
+        )
+    return draft
+
+
+def _by_torchrun(words: list[str]) -> list[str]:
+    """The same script, started by torchrun, if it was started by a program whose ranks torchaos can't find."""
+    program = words[0].rpartition("/")[2]
+    script = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
+    if program not in _OTHER_LAUNCHERS or script is None or _torchrun_in(words) is not None:
+        return words
+    return ["torchrun", "--nproc-per-node", "2", *words[script:]]
+
+
+def _torchrun_in(command: Sequence[str]) -> int | None:
+    """The place of torchrun, or of its module."""
+    known = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+    return next((place for place, word in enumerate(command[:4]) if word.endswith(known)), None)
+
+
+def _ranks(draft: Draft, env: Mapping[str, str]) -> None:
+    per_node, nodes = world_of(draft.command, env)
+    if per_node:
+        draft.ranks = per_node * (nodes or 1)
+    elif _torchrun_in(draft.command) is None:
+        draft.world_size = draft.ranks
+        draft.to_check.append(
+            f"job.world_size: {draft.ranks} is a guess, the command does not show the number of ranks"
+        )
+    if draft.ranks == 1:
+        draft.to_check.append(
+            "the job has one rank; with --nproc-per-node 2 the others notice its death, as in production"
+        )
+
+
+def _restarts(draft: Draft, env: Mapping[str, str]) -> None:
+    if restarts_of(draft.command, env) == 0:
+        at = (_torchrun_in(draft.command) or 0) + 1
+        draft.command[at:at] = ["--max-restarts", "3"]
+        draft.assumed.append("torchrun starts the ranks again after a death: --max-restarts 3 was added")
+
+
+def _says(draft: Draft, script: Script) -> None:
+    name = script.path.name
+    if script.unread:
+        draft.to_check.append(script.unread)
+    if script.framework:
+        draft.assumed.append(f"{name} is {script.framework}, by its imports")
+    if script.seeds:
+        draft.assumed.append(f"the seed is fixed, by {script.seeds[0]}")
+    elif script.framework != _WITH_SEED and not script.unread:
+        draft.to_check.append(
+            f"{name} sets no seed: without a fixed seed, no loss can be compared with a run without faults"
+        )
+    if script.loads:
+        draft.assumed.append(f"it resumes by itself, by {script.loads[0]}")
+    elif not script.unread:
+        draft.to_check.append(
+            f"{name} loads no checkpoint, as far as its text shows: after a restart it would begin anew"
+        )
+
+
+def _folder(draft: Draft) -> None:
+    """Leads the checkpoints below {run}: by the command's own option, else by an option of the script."""
+    if any("{run}" in word for word in draft.command):
+        if draft.checkpoints:
+            draft.assumed.append(f"checkpoints are in {draft.checkpoints}, as the command says")
+        return
+    words = draft.command
+    for place, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if not _FOLDER.fullmatch(option):
+            continue
+        if equals:
+            words[place] = f"{option}={CHECKPOINTS}"
+        elif place + 1 < len(words) and not words[place + 1].startswith("-"):
+            value, words[place + 1] = words[place + 1], CHECKPOINTS
+        else:
+            continue
+        draft.assumed.append(f"checkpoints go to the folder of {option}: {value} became {CHECKPOINTS}, new in each run")
+        return
+    options = draft.script.options if draft.script else {}
+    found = [option for option in options if _FOLDER.fullmatch(option)]
+    own = "--output_dir" if draft.script and draft.script.framework == _WITH_SEED else None
+    if chosen := next(iter(sorted(found, key=_likely)), own):
+        words += [chosen, CHECKPOINTS]
+        by = options.get(chosen, "of the Trainer")
+        draft.assumed.append(f"checkpoints go to the folder of {chosen} ({by}), which was added: {CHECKPOINTS}")
+    else:
+        what = "nothing shows where the job saves its checkpoints: it may resume from those of an earlier run"
+        draft.to_check.append(f"{what}; name a folder below {{run}} in the command or in job.env")
+
+
+def _likely(option: str) -> bool:
+    return not re.search("checkpoint|ckpt|save", option)

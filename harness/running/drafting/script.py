@@ -1,0 +1,90 @@
+"""What the text of a training script says about the job. Nothing in it is run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# In this order: a script that imports several is of the first framework.
+FRAMEWORKS = {
+    "megatron": "Megatron-LM", "torchtitan": "TorchTitan", "deepspeed": "DeepSpeed", "lightning": "Lightning",
+    "pytorch_lightning": "Lightning", "transformers": "Hugging Face Trainer", "accelerate": "Accelerate",
+    "torch": "a plain PyTorch loop",
+}  # fmt: skip
+_SEEDS = re.compile(r"(^|\.)(manual_seed|seed_everything|set_seed|random\.seed)$")
+_LOADS = re.compile(
+    r"(^|\.)(torch\.load|\w*load_checkpoint|load_state|load_file|load_model|dcp\.load|checkpoint\.load)$"
+)
+_RESUMES = frozenset({"resume_from_checkpoint", "ckpt_path"})  # keyword arguments of frameworks
+_MOST_BYTES, _MOST_FILES = 1 << 20, 20
+
+
+@dataclass
+class Script:
+    """What was found, with places as `train.py:12`."""
+
+    path: Path
+    files: list[str] = field(default_factory=list)  # that were read
+    imports: set[str] = field(default_factory=set)  # the top-level packages
+    options: dict[str, str] = field(default_factory=dict)  # of its command line, such as --dir
+    seeds: list[str] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    words: set[str] = field(default_factory=set)  # texts, such as nccl
+    unread: str = ""  # why it could not be read
+
+    @property
+    def framework(self) -> str:
+        """In words; empty if the script imports none of those that are known."""
+        return next((name for package, name in FRAMEWORKS.items() if package in self.imports), "")
+
+
+def read_script(path: Path) -> Script:
+    """The script, and the modules beside it that it imports."""
+    script, waiting = Script(path), [path]
+    while waiting and len(script.files) < _MOST_FILES:
+        file = waiting.pop(0)
+        if file.name in script.files:
+            continue
+        try:
+            tree = ast.parse(file.read_bytes()[:_MOST_BYTES])
+        except (OSError, SyntaxError, ValueError) as error:
+            script.unread = script.unread or f"{file.name} can't be read: {error}"
+            continue
+        script.files.append(file.name)
+        waiting += [path.parent / f"{name}.py" for name in _of_tree(tree, file.name, script)]
+        waiting = [one for one in waiting if one.is_file()]
+    return script
+
+
+def _of_tree(tree: ast.AST, file: str, script: Script) -> set[str]:
+    """Adds what a file says. Returns the names of the modules that it imports."""
+    imported = set(_imported(tree))
+    script.imports |= imported
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 40:
+            script.words.add(node.value)
+        if isinstance(node, ast.Call):
+            _of_call(node, f"{file}:{node.lineno}", script)
+    return imported
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def _of_call(node: ast.Call, place: str, script: Script) -> None:
+    name = ast.unparse(node.func)
+    if name.endswith("add_argument"):
+        texts = (one.value for one in node.args if isinstance(one, ast.Constant))
+        script.options |= {text: place for text in texts if isinstance(text, str) and text.startswith("--")}
+    if _SEEDS.search(name):
+        script.seeds.append(f"{name} ({place})")
+    if _LOADS.search(name) or _RESUMES & {one.arg for one in node.keywords}:
+        script.loads.append(f"{name} ({place})")

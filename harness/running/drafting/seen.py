@@ -1,0 +1,77 @@
+"""What the agent saw of a trainer in a run without faults, and which assertions see too little of it."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchaos.harness.judging.gaps.unseen import why_unseen
+from torchaos.harness.record.history import Save
+from torchaos.harness.record.record import Record
+
+
+@dataclass(frozen=True)
+class Seen:
+    what: str
+    words: str  # what was seen, or why nothing was
+    blind: tuple[str, ...] = ()  # the assertions that can't judge without it; empty if it was seen
+
+
+def seen_in(run: Record) -> Iterator[Seen]:
+    """One line for each kind of evidence."""
+    steps = run.history.executions
+    ranks = len({one.rank for one in steps})
+    if not steps:
+        why = why_unseen(run, "steps")
+        yield Seen(
+            "steps", why, ("recovery_time", "loss_continuity", "sample_accounting", "state_restored", "no_lost_work")
+        )
+        return
+    by = "by the agent" if run.history.source == "agent" else "in the job's log"
+    yield Seen("steps", f"{run.history.last_step} on {_counted(ranks, 'rank')}, {by}")
+    count = sum(one.loss_seen for one in steps)
+    yield _share("losses", count, len(steps), why_unseen(run, "loss"), "loss_continuity")
+    drawn = "by index" if any(one.indices for one in steps) else "by contents"
+    count = sum(one.samples_seen for one in steps)
+    yield _share("samples", count, len(steps), why_unseen(run, "samples"), "sample_accounting", drawn)
+    count = sum(one.parameters is not None for one in steps)
+    yield _share("parameters", count, len(steps), why_unseen(run, "parameters"), "state_restored")
+    yield _saves([save for save in run.history.saves if save.ok])
+
+
+def _share(what: str, count: int, steps: int, why: str, assertion: str, more: str = "") -> Seen:
+    if not count:
+        return Seen(what, why, (assertion,))
+    return Seen(what, f"in {'every step' if count == steps else f'{count} of {steps} steps'}{more and ', ' + more}")
+
+
+def _saves(saves: list[Save]) -> Seen:
+    if not saves:
+        return Seen(
+            "checkpoints", "no save was seen: a job that saves nothing begins anew after a death", ("no_lost_work",)
+        )
+    at = sorted({save.global_step for save in saves if save.global_step is not None})
+    steps = f", after steps {', '.join(map(str, at[:5]))}{' …' if len(at) > 5 else ''}" if at else ""
+    return Seen(
+        "checkpoints", f"{_counted(len(saves), 'save')}{steps}, the last to {posixpath.basename(saves[-1].path)}"
+    )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def kill_step(run: Record) -> int | None:
+    """A step in which a death costs work, and after which enough follows: between two checkpoints, after the second.
+    None if the run made too few steps."""
+    last = run.history.last_step
+    if last is None or last < 3:
+        return None
+    found = {save.global_step for save in run.history.saves if save.ok and save.global_step}
+    at = sorted(step for step in found if step < last)
+    if not at:
+        return last // 2 + 1
+    begin = at[min(1, len(at) - 1)]
+    end = min((step for step in at if step > begin), default=last)
+    return min(begin + max(1, (end - begin) // 2), last - 1)

@@ -1,0 +1,74 @@
+"""The text of the drafted scenario."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from torchaos.harness.running.drafting.job import GLOO, Draft
+from torchaos.harness.scenario.yaml_source import dumped
+
+_SCHEMA = "torchaos-schema.json"
+_ASSERTIONS = {
+    "recovery_time": "{catch_up: 60s}",
+    "loss_continuity": "",
+    "sample_accounting": "",
+    "state_restored": "",
+    "no_lost_work": "",
+    "checkpoint_integrity": "",
+    "completed": "",
+}
+
+
+def scenario_text(draft: Draft, step: int, timeout_s: float, blind: Mapping[str, str]) -> str:
+    """`step`: in which the rank dies; `blind`: assertions that see too little of this job, with the reason."""
+    rank = draft.ranks - 1
+    job = [f"  command: {_one_line(_command(draft), flow=False)}"]
+    if draft.env:
+        note = " # else torchrun's restarts under gloo often fail" if GLOO in draft.env else ""
+        job.append(f"  env: {{{', '.join(f'{name}: {_one_line(value)}' for name, value in draft.env.items())}}}{note}")
+    if draft.checkpoints:
+        job.append(f"  checkpoints: {{path: {_one_line(draft.checkpoints)}}}")
+    if draft.world_size:
+        job.append(f"  world_size: {draft.world_size}")
+    job.append(f"  timeout: {timeout_s:.0f}s # of one run")
+    blind = blind if draft.checkpoints else {**blind, "checkpoint_integrity": "needs job.checkpoints.path"}
+    judged = [_assertion(name, bounds, blind.get(name, "")) for name, bounds in _ASSERTIONS.items()]
+    return "\n".join([
+        f"# yaml-language-server: $schema={_SCHEMA}",
+        f"# `torchaos schema > {_SCHEMA}` lets your editor complete and check this file.",
+        "scenario: kill-rank",
+        "description: One rank dies without warning; only the steps since the last checkpoint may be lost.",
+        "job:",
+        *job,
+        "faults:",
+        "  - inject: process.kill",
+        f"    target: {{rank: {rank}}}",
+        f"    when: {{step: {step}, phase: backward}}",
+        "assert:",
+        *judged,
+        "",
+    ])  # fmt: skip
+
+
+def _assertion(name: str, bounds: str, blind: str) -> str:
+    whole = f"  - {name}: {bounds}" if bounds else f"  - {name}"
+    return f"  # - {name} # {blind}" if blind else whole
+
+
+def _command(draft: Draft) -> str | list[str]:
+    """As text if that is read back as the same words."""
+    text = " ".join(draft.command)
+    try:
+        return text if shlex.split(text) == draft.command else draft.command
+    except ValueError:
+        return draft.command
+
+
+def _one_line(value: str | list[str], flow: bool = True) -> str:
+    """`flow`: whether it stands between brackets or braces, where some characters need quotes."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_one_line, value))}]"
+    quoted = dumped([value])[2:].rstrip("\n")
+    plain = "\n" not in quoted and not (flow and set(value) & set("{}[],#"))
+    return quoted if plain else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,144 @@
+"""The first scenario for a user's own job."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from torchaos.harness.cli import cli
+from torchaos.harness.contracts import UsageError
+from torchaos.harness.running.drafting.job import CHECKPOINTS, EXAMPLE, GLOO, Draft, draft_of
+from torchaos.harness.running.drafting.script import read_script
+from torchaos.harness.running.drafting.text import scenario_text
+from torchaos.harness.running.planner import make_plan
+from torchaos.harness.running.planner.warnings import warnings_of
+from torchaos.harness.scenario import load
+
+PLAIN = Path(__file__).parents[1] / "trainers" / "plain_ddp.py"
+TRAINERS = Path(__file__).parents[1] / "trainers"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text(PLAIN.read_text())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def init(*words: str) -> str:
+    return CliRunner().invoke(cli, ["init", "--no-look", *words], catch_exceptions=False).stdout
+
+
+def test_a_bare_command_becomes_a_scenario_that_can_be_planned(project: Path) -> None:
+    """Restarts and a folder of its own in each run are added, each is said, and nothing is left to warn of."""
+    said = init("--", "torchrun", "--nproc-per-node", "2", "train.py", "--steps", "40")
+    assert "assumed   torchrun starts the ranks again after a death: --max-restarts 3 was added" in said
+    assert "train.py is a plain PyTorch loop" in said
+    assert "checkpoints go to the folder of --dir (train.py:" in said
+    scenario = load(project / "kill-rank.yaml")
+    plan = make_plan(scenario, project / "kill-rank.yaml", 0)
+    assert plan.job.command[1:] == (
+        "--max-restarts", "3", "--nproc-per-node", "2", "train.py", "--steps", "40", "--dir", CHECKPOINTS
+    )  # fmt: skip
+    assert (plan.job.checkpoints, plan.job.env, plan.faults[0].target.ranks) == (CHECKPOINTS, {GLOO: "1"}, (1,))
+    assert warnings_of(plan, scenario, project / "kill-rank.yaml") == []
+
+
+def test_no_file_is_overwritten(project: Path) -> None:
+    """Not even one of its own."""
+    (project / "kill-rank.yaml").write_text("mine")
+    with pytest.raises(UsageError, match=r"kill-rank.yaml: it exists, and is never overwritten; name another"):
+        init("--", "torchrun", "train.py")
+    assert (project / "kill-rank.yaml").read_text() == "mine"
+
+
+def test_a_script_that_is_not_there(project: Path) -> None:
+    """It is said, and no file is written."""
+    with pytest.raises(UsageError, match=r"trian.py: there is no such file"):
+        init("--", "torchrun", "trian.py")
+    assert not (project / "kill-rank.yaml").exists()
+
+
+def test_without_a_command_it_is_an_example(project: Path) -> None:
+    """The file is well-formed, and the user is told to write the command."""
+    assert "it has an example for a command" in init()
+    assert load(project / "kill-rank.yaml").job.command == " ".join(EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("command", "became"),
+    [
+        ("python train.py --dir out", "torchrun --max-restarts 3 --nproc-per-node 2 train.py --dir {run}/checkpoints"),
+        ("accelerate launch --num_processes 2 train.py --dir=out",
+         "torchrun --max-restarts 3 --nproc-per-node 2 train.py --dir={run}/checkpoints"),
+        ("python -m torch.distributed.run --max-restarts 1 train.py --dir {run}/x",
+         "python -m torch.distributed.run --max-restarts 1 train.py --dir {run}/x"),
+        ("bash run.sh", "bash run.sh"),
+    ],
+)  # fmt: skip
+def test_what_a_command_becomes(project: Path, command: str, became: str) -> None:
+    """Launchers whose ranks can't be found give way to torchrun; what is good stays as it is."""
+    draft = draft_of(command.split(), project, {})
+    assert " ".join(draft.command) == became
+    assert (draft.world_size is None) == ("bash" not in command)
+
+
+@pytest.mark.parametrize(
+    ("name", "framework"),
+    [
+        ("plain_ddp", "a plain PyTorch loop"),
+        ("hf_trainer", "Hugging Face Trainer"),
+        ("lightning_trainer", "Lightning"),
+        ("accelerate_trainer", "Accelerate"),
+    ],
+)
+def test_what_a_script_is(name: str, framework: str) -> None:
+    """By its imports; its seed and its resume are found, with their lines."""
+    script = read_script(TRAINERS / f"{name}.py")
+    assert script.framework == framework
+    assert script.loads
+    assert f"({name}.py:" in script.loads[0]
+
+
+def test_what_must_be_checked(project: Path) -> None:
+    """A script without a seed, a resume or a folder is not made better than it is."""
+    (project / "train.py").write_text("import torch\nimport helpers\n")
+    (project / "helpers.py").write_text("backend = 'nccl'\n")
+    draft = draft_of(["torchrun", "train.py"], project, {})
+    said = "\n".join(draft.to_check)
+    for text in ("sets no seed", "loads no checkpoint", "nothing shows where the job saves", "the job has one rank"):
+        assert text in said
+    assert draft.env == {}  # its helper names NCCL
+    (project / "train.py").write_text("def broken(:\n")
+    assert "train.py can't be read" in "\n".join(draft_of(["torchrun", "train.py"], project, {}).to_check)
+
+
+@pytest.mark.parametrize("word", ["a: b", "it's", "#", "--x=[1,2]", "ü", "x" * 200, 'say "hi"'])
+def test_any_word_is_read_back(project: Path, word: str) -> None:
+    """Whatever a command line holds is quoted so that YAML gives it back."""
+    draft = Draft(["torchrun", "train.py", word], {"A": word})
+    (project / "x.yaml").write_text(scenario_text(draft, 5, 600, {"loss_continuity": "losses were not seen"}))
+    scenario = load(project / "x.yaml")
+    command = scenario.job.command
+    assert (shlex.split(command) if isinstance(command, str) else command) == ["torchrun", "train.py", word]
+    assert scenario.job.env == {"A": word}
+    assert "loss_continuity" not in [item.name for item in scenario.assert_]
+
+
+@pytest.mark.job
+def test_a_look_shows_what_the_agent_sees(project: Path) -> None:
+    """The step of the kill comes from the job's own checkpoints, and the run needs no twin of its own any more."""
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = CliRunner(env=env).invoke(
+        cli, ["init", "--", "torchrun", "--nproc-per-node", "2", "train.py", "--steps", "12"], catch_exceptions=False
+    )
+    assert done.exit_code == 0
+    for said in ("seen      steps: 12 on 2 ranks, by the agent", "samples: in every step", "checkpoints: 2 saves"):
+        assert said in done.stdout
+    scenario = load(project / "kill-rank.yaml")
+    assert scenario.faults[0].when.step == 11

@@ -1,4 +1,4 @@
-"""Are the checkpoints whole, and do they hold what they would hold without the fault?"""
+"""Are the checkpoints whole, and do they have the contents that they would have without the fault?"""
 
 from __future__ import annotations
 
@@ -42,18 +42,16 @@ from torchaos.plugin import (
     passed,
 )
 
-_BLIND = "without a twin, contents that are whole and wrong can't be told"
+_BLIND = "without a twin, checkpoints that are whole but have wrong contents can't be found"
 
 
 @dataclass(frozen=True)
 class CheckpointIntegrity(Assertion):
-    """Every checkpoint is complete and loads, the newest is no older than the twin's, none that the twin has is
-    lacking, and what is in them equals the twin's at the same step. A torn one is borne with when a whole one
-    supersedes it and it isn't marked as complete.
-
-    `tolerance` is relative (0.001: a thousandth), of each tensor's norm and of each number. Without one, entries must
-    be bitwise equal, but for rounding, and for as much as twins differ among themselves. `ignore` names entries that
-    are not compared; `*` stands for anything."""
+    """Every checkpoint is complete and loads. The newest is no older than the twin's, and no checkpoint of the twin is
+    missing. The contents equal the twin's at the same step. A torn checkpoint is accepted if a later one is whole and
+    it isn't marked as complete. `tolerance` is relative (0.001: a thousandth), to each tensor's norm and to each
+    number. Without it, entries must be bitwise equal, except for rounding, and except as far as twins differ from each
+    other. `ignore` names entries that are not compared; `*` stands for anything."""
 
     name = "checkpoint_integrity"
     harm = Harm.WRONG_RESULT
@@ -65,20 +63,18 @@ class CheckpointIntegrity(Assertion):
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         ours = checkpoints_of(run)
         if ours is None:
-            return inconclusive(
-                "the checkpoints were not looked at: say in the scenario where they are (job.checkpoints)"
-            )
+            return inconclusive("the checkpoints were not read: write in the scenario where they are (job.checkpoints)")
         resumed = _resumed(run, twins, ours)
         if resumed:
             return resumed
         unread = run.artifacts["inventory"].get("problem")
         if unread:
-            return inconclusive(f"not all checkpoints could be looked at: {unread}")
+            return inconclusive(f"not all checkpoints could be read: {unread}")
         if not ours:
             return _none(run, twins)
         closed = next((one for one in ours if one.closed), None)
         if closed:
-            return inconclusive(f"{closed.at} was not looked into: {closed.closed}")
+            return inconclusive(f"{closed.at} was not read: {closed.closed}")
         held = Held(run)
         broken = _broken(ours) or _claimed(run, ours) or _too_old(run, ours) or held.finding
         if broken:
@@ -89,7 +85,7 @@ class CheckpointIntegrity(Assertion):
         well = f"{len(ours) - len(torn)} checkpoints are complete and loadable, the newest is {_newest(ours).at}"
         left = f" ({len(torn)} torn and superseded: {torn[0].path})" if torn else ""
         own = {"own": held.right} if held.right else {}
-        left += f", {held.right} of them with parameters that the run had at their step" if own else ""
+        left += f", {held.right} of them hold the parameters that the run had at that step" if own else ""
         if not theirs:
             return passed(f"{well}{left}; {_BLIND}", checkpoints=len(ours), torn=len(torn), **own)
         finding = _as_in_the_twin(run, twins, ours, theirs, well + left, self.tolerance, self.ignore)
@@ -98,8 +94,8 @@ class CheckpointIntegrity(Assertion):
 
 
 def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -> Finding | None:
-    """What is wrong with how the job resumed while a checkpoint was damaged. Only attempts whose steps count: what a
-    later one took back is no harm."""
+    """How the job resumed wrongly while a checkpoint was damaged. Only attempts whose steps count: what a later attempt
+    undid does no harm."""
     met = meetings(run)
     back = [one for one in met if counts(run, one.attempt.number)]
     for one in back:
@@ -114,9 +110,9 @@ def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -
     for one in back:
         if one.lost and one.best:
             return failed(
-                f"attempt {one.attempt.number} went back to step {one.attempt.base}, though the checkpoint of step "
-                f"{one.best[1]} ({posixpath.basename(one.best[0])}) was whole: {one.lost} more steps were "
-                "lost than had to be",
+                f"attempt {one.attempt.number} went back to step {one.attempt.base}, although the checkpoint of step "
+                f"{one.best[1]} ({posixpath.basename(one.best[0])}) was whole: {one.lost} steps were lost "
+                "needlessly",
                 lost=one.lost, fault=one.damage.fault,
             )  # fmt: skip
     ended = [one for one in met if one.did is Did.ENDED]
@@ -135,8 +131,8 @@ def _resumed(run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint]) -
 
 
 def _was_mended(damage: Damage, attempt: Attempt, twins: Sequence[Record], ours: Sequence[Checkpoint]) -> bool:
-    """Whether all tensors that were saved since the attempt began are the twin's bit for bit, the damaged one among
-    them: a job that keeps two copies may read a damaged file and take the other."""
+    """Whether all tensors that were saved since the attempt began, also the damaged one, are bit for bit the twin's: a
+    job that keeps two copies may read a damaged file and use the other copy."""
     since = [one for one in ours if one.good and (one.saved_s or 0.0) > attempt.started_s]
     theirs = [found for twin in twins[:1] if (found := checkpoints_of(twin))]
     both = pairs(since, theirs[0]) if theirs else []
@@ -147,15 +143,15 @@ def _was_mended(damage: Damage, attempt: Attempt, twins: Sequence[Record], ours:
 
 
 def _none(run: Record, twins: Sequence[Record]) -> Finding:
-    """There is nothing to look at. It is the run's fault only where the twin has checkpoints."""
+    """There is no checkpoint. That fails only if the twin has some."""
     saved = [save for save in run.history.saves if save.ok and is_below(save.path, root_of(run))]
-    seen = f"; {len(saved)} were saved while it ran, and are gone" if saved else ""
+    seen = f"; {len(saved)} were saved during the run, and are gone" if saved else ""
     unread = f"; {unread_of(run)}" if unread_of(run) else ""
     if any(checkpoints_of(twin) for twin in twins):
-        return failed(f"there is no checkpoint in the end, and the twin has some{seen}{unread}", checkpoints=0)
-    twin = ", nor has the twin any" if twins else ""
+        return failed(f"no checkpoint is left, but the twin has some{seen}{unread}", checkpoints=0)
+    twin = ", and the twin has none" if twins else ""
     return inconclusive(
-        f"no checkpoint lies in {root_of(run) or 'the folder'} in the end{twin}{seen}{unread}: nothing could be judged"
+        f"no checkpoint lies in {root_of(run) or 'the folder'} at the end{twin}{seen}{unread}: nothing could be judged"
     )
 
 
@@ -168,13 +164,14 @@ def _broken(ours: Sequence[Checkpoint]) -> Finding | None:
     whole = [one for one in ours if one.good]
     for one in ours:
         if one.complete and not one.loadable:
-            return failed(f"{one.at} is marked as complete and does not load: {one.problem}", checkpoint=one.path)
+            return failed(f"{one.at} is marked as complete but does not load: {one.problem}", checkpoint=one.path)
         if one.complete and one.problem and one.raced:
             return failed(
-                f"{one.at} loads, and is not what was in memory when it was saved: {one.problem}", checkpoint=one.path
+                f"{one.at} loads, but differs from what was in memory when it was saved: {one.problem}",
+                checkpoint=one.path,
             )
         if one.complete and one.problem:
-            return failed(f"{one.at} loads, and is damaged all the same: {one.problem}", checkpoint=one.path)
+            return failed(f"{one.at} loads, but is damaged: {one.problem}", checkpoint=one.path)
     for one in ours:
         newer = [other for other in whole if one.step is None or (other.step is not None and other.step >= one.step)]
         if not one.complete and not newer:
@@ -187,13 +184,13 @@ def _broken(ours: Sequence[Checkpoint]) -> Finding | None:
 def _claimed(run: Record, ours: Sequence[Checkpoint]) -> Finding | None:
     found = claimed_whole(run, ours)
     return failed(
-        f"{found[0].at} could not be saved, and the job gave it the name of a whole one: {found[0].problem}",
+        f"{found[0].at} could not be saved, but the job gave it the name of a complete checkpoint: {found[0].problem}",
         checkpoint=found[0].path, torn=len(found),
     ) if found else None  # fmt: skip
 
 
 def _too_old(run: Record, ours: Sequence[Checkpoint]) -> Finding | None:
-    """The newest one on disk is older than the last that the run was seen to finish."""
+    """Whether the newest checkpoint on disk is older than the last save that the run was seen to finish."""
     newest, root = _newest(ours).step, str(run.artifacts["inventory"].get("root", ""))
     saves = [save for save in run.history.saves if save.ok and save.global_step is not None]
     saved = [save for save in saves if is_below(save.path, root)]  # a model that is exported elsewhere is no checkpoint
@@ -201,7 +198,8 @@ def _too_old(run: Record, ours: Sequence[Checkpoint]) -> Finding | None:
     if newest is None or last is None or newest >= (last.global_step or 0):
         return None
     return failed(
-        f"the newest checkpoint is of step {newest}, though one was saved after step {last.global_step} ({last.path})",
+        f"the newest checkpoint is of step {newest}, although a checkpoint was saved after step "
+        f"{last.global_step} ({last.path})",
         newest=newest,
     )
 
@@ -227,29 +225,29 @@ def _as_in_the_twin(
     if found:
         return _clash(run, twins, found, tolerance)
     if not made.entries:
-        why = "the twins differ among themselves in all"
+        why = "the twins differ from each other in all of them"
         if not alike:
-            of_others = "all are of another number of ranks" if both else "none is of a step at which it has one"
+            of_others = (
+                "all were saved on another number of ranks"
+                if both
+                else "none is of a step at which the twin has a checkpoint"
+            )
             why = f"with the twin's, {of_others}"
         return inconclusive(f"{well}; their contents could not be compared: {why}")
     if made.noisy:
-        return inconclusive(f"{well}; the twins differ too much among themselves to judge {listed(made.noisy)}")
+        return inconclusive(f"{well}; the twins differ too much from each other to judge {listed(made.noisy)}")
     if made.doubtful:
         far = max(made.doubtful.values())
         return inconclusive(
             f"{well}; {listed(made.doubtful)} differ from the twin's by {far:.1g} of their norm at most, which may be "
-            "chance or rounding: a tolerance decides"
+            "chance or rounding: set a tolerance to decide"
         )
     aside = next((one for one in strange if vary and one.ours is not None and is_aside(run, one)), None)
     if aside:
-        return inconclusive(f"{well}; {words(aside)}, and the steps of checkpoints are others in each run")
+        return inconclusive(f"{well}; {words(aside)}, and each run saves at other steps")
     if (more or vary) and not any((one.saved_s or 0.0) > run.history.attempts[-1].started_s for one, _other in alike):
-        by_time = (
-            "the steps of checkpoints are others in each run"
-            if vary
-            else f"{_newest(ours).at} is one that the twin has not"
-        )
-        return inconclusive(f"{well}; {by_time}, and none since the last start could be compared")
+        by_time = "each run saves at other steps" if vary else f"{_newest(ours).at} is not in the twin"
+        return inconclusive(f"{well}; {by_time}, and no checkpoint since the last start could be compared")
     own = {one.path for one, _other in both}
     return passed(
         f"{well}; the contents of {len(alike)} equal the twin's at the same step{but(made, run)}"
@@ -264,14 +262,12 @@ def _clash(run: Record, twins: Sequence[Record], found: list[Clash], tolerance: 
     invalid = apart_before(run, history_of(run, twins), twins, tolerance)
     if invalid or not landed:
         where = f"the {invalid.what} differs in step {invalid.step}" if invalid else "no fault landed"
-        return inconclusive(f"the twin is no measure for this run: {where}, and {words(first)}")
+        return inconclusive(f"the twin can't be compared with this run: {where}, and {words(first)}")
     if len(twins) == 1 and all(map(may_be_a_clock, found)):
-        return inconclusive(f"{words(first)}: it may be a clock, which a second twin would tell", entries=len(found))
+        return inconclusive(f"{words(first)}: it may be a clock; a second twin would show that", entries=len(found))
     loss = next(differences(run.history.by_step(), steps, 0.0), None)
     if loss and all(clash.kind == "checkpoint" and clash.ours is not None for clash in found):
-        return inconclusive(
-            f"{words(first)}: it may be that the losses, which are not the twin's either, decide on that"
-        )
+        return inconclusive(f"{words(first)}: the losses are not the twin's either, and may decide that")
     more = len({clash.name for clash in found}) - 1
     return failed(
         f"{words(first)}{also(first, more)}. {meaning(loss, first)}",

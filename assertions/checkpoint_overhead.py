@@ -1,4 +1,4 @@
-"""What do checkpoints cost: how long does training stand still for each, and for what share of the time?"""
+"""What do checkpoints cost: how long does training stand still for each, and for which share of the time?"""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torchaos.plugin import Assertion, Finding, Harm, History, Need, Record, Sav
 
 @dataclass(frozen=True)
 class CheckpointOverhead(Assertion):
-    """Bounds. `blocked`: the longest time that training stood still for one checkpoint. `blocked_share`: for all of
-    them, as a share (0 to 1) of the time in which steps were made. `writing_share`: the share in which a checkpoint was
-    being written, in the background too."""
+    """Bounds. `blocked`: the longest time (seconds) that training stands still for one checkpoint. `blocked_share`: the
+    same for all checkpoints, as a share (0 to 1) of the time in which steps are made. `writing_share`: the share in
+    which a checkpoint is being written, also in the background."""
 
     name = "checkpoint_overhead"
     harm = Harm.SLOW
@@ -31,10 +31,10 @@ class CheckpointOverhead(Assertion):
     def _judge(self, run: Record, bounds: dict[str, float]) -> Finding:
         saves = [save for save in run.history.saves if save.ended_s is not None]
         if not saves:
-            return inconclusive("no checkpoint was seen being written, so nothing shows what it costs")
+            return inconclusive("no checkpoint was seen while it was written, so its cost is not known")
         training = training_s(run.history)
         if training <= 0.0:
-            return inconclusive("too few steps were seen to say how long the job trained")
+            return inconclusive("too few steps were seen to know how long the job trained")
         stood = standstill(run.history)
         blocked, possible = list(stood.blocked.values()), stood.possible.values()
         measured = {
@@ -65,7 +65,8 @@ _WORDS = {
 
 
 def training_s(history: History) -> float:
-    """The time in which steps were made, in seconds: of each attempt, from the end of its first step to its last."""
+    """The time in which steps were made, in seconds: in each attempt, from the end of its first step to the end of its
+    last."""
     times: dict[int, list[float]] = defaultdict(list)
     for one in history.executions:
         times[one.attempt].append(one.mono_s)
@@ -73,7 +74,7 @@ def training_s(history: History) -> float:
 
 
 def writing_s(saves: Sequence[Save]) -> float:
-    """The time in which at least one was being written, in seconds."""
+    """The time in seconds in which at least one checkpoint was being written."""
     total, until = 0.0, float("-inf")
     for begun, ended in sorted((save.begun_s, save.ended_s or save.begun_s) for save in saves):
         total += max(0.0, ended - max(begun, until))

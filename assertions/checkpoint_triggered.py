@@ -1,4 +1,4 @@
-"""Was a checkpoint taken between the first sign of trouble and the death? (Trigger-based checkpointing.)"""
+"""Was a checkpoint saved between the first sign of trouble and the death? (Trigger-based checkpointing.)"""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from torchaos.plugin import (
 
 @dataclass(frozen=True)
 class CheckpointTriggered(Assertion):
-    """A whole checkpoint, begun after the fault `sign` (the first one of a GPU's health, where none is named) and done
-    before the first rank ended, of a step at which the twin saved none."""
+    """A whole checkpoint exists that was begun after the fault `sign` (default: the first fault of a GPU's health),
+    finished before the first rank ended, and is of a step at which the twin saved none."""
 
     sign: str | None = None
 
@@ -35,7 +35,7 @@ class CheckpointTriggered(Assertion):
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
         hit = next((one for one in landings(run) if self._is_sign(run, one)), None)
         if hit is None:
-            return inconclusive("the sign of trouble never came, so no checkpoint was due")
+            return inconclusive("the GPU's fault was never reported, so no checkpoint was due")
         death_s = _death(run, hit)
         if death_s is None:
             return inconclusive(f"no rank ended after {hit.fault}, so there was no death to save before")
@@ -54,11 +54,11 @@ class CheckpointTriggered(Assertion):
         if twins and not own:
             return inconclusive(
                 f"the checkpoint after step {whole[0].global_step} was taken in that time, but the twin has it too: "
-                "it may have been due anyway; let the fault come between two regular ones"
+                "it may have been due anyway; let the fault come between two regular checkpoints"
             )
         chosen = (own or whole)[0]
         took = (chosen.ended_s or chosen.begun_s) - hit.at_s
-        unsure = "" if twins else "; without a twin, a regular one can't be told from one that was triggered"
+        unsure = "" if twins else "; without a twin, a regular checkpoint can't be distinguished from a triggered one"
         return (passed if twins else inconclusive)(
             f"a checkpoint after step {chosen.global_step} was whole {took:.2f} s after {hit.fault}, "
             f"{death_s - hit.at_s - took:.2f} s before the death{unsure}",
@@ -72,6 +72,6 @@ class CheckpointTriggered(Assertion):
 
 
 def _death(run: Record, hit: Landing) -> float | None:
-    """When the first rank ended after it, with whatever exit code but that of a job that is done."""
+    """When the first rank ended after the fault, with any exit code, unless the job was done."""
     exits = run.of_kind(Kind.RANK_EXITED)
     return min((e.mono_s for e in exits if e.mono_s >= hit.at_s and e.data["exit_code"] != 0), default=None)

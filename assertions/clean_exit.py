@@ -1,4 +1,4 @@
-"""Did the job leave nothing behind when it ended: no process, no port, no shared memory, no GPU memory?"""
+"""Did the job leave anything behind when it ended: a process, a port, shared memory, GPU memory?"""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _GRACE_S = 5.0  # more than the twin took, before a job that is done and still t
 
 @dataclass(frozen=True)
 class CleanExit(Assertion):
-    """Once the command had ended by itself, and a few seconds more, nothing of the job was left. A job that has made
-    its last step and does not end is failed."""
+    """A few seconds after the command has ended by itself, nothing of the job is left. A job that has made its last
+    step and does not end fails."""
 
     name = "clean_exit"
     harm = Harm.ENDING
@@ -27,20 +27,20 @@ class CleanExit(Assertion):
             return _never_ended(run, twins, run.stopped)
         left = run.artifacts.get("leftovers")
         if not isinstance(left, Mapping):
-            return inconclusive("it was not looked at what the job left: it was attached to, or never ended")
+            return inconclusive("nobody looked at what the job left: torchaos was attached to it, or it never ended")
         processes, shared = left.get("processes") or [], left.get("shared_memory") or []
         own, strange = [one for one in shared if one["of_job"]], [one for one in shared if not one["of_job"]]
         gpu = left.get("gpu_memory")
         measured = {"processes": len(processes), "shared_memory": len(own), "waited_s": left.get("waited_s")}
         told = [*_processes(processes, gpu or []), *_shared(own)]
         if told:
-            too = " The twin leaves such things too: it is the job's way, and not the fault's doing." * _any_left(twins)
+            too = " The twin leaves such things too, so the job does this without a fault." * _any_left(twins)
             return failed(f"the job had ended, and left {' and '.join(told)}.{too}", **measured)
         if strange:
             names = ", ".join(str(one["name"]) for one in strange[:3])
             return inconclusive(
-                f"{len(strange)} new entries in /dev/shm ({names}) may be the job's, or another's: no process of the "
-                "job was seen to use them",
+                f"{len(strange)} new entries in /dev/shm ({names}) may belong to the job or to another program: no "
+                "process of the job was seen to use them",
                 **measured,
             )
         unseen = "; GPU memory was not looked at" if gpu is None else ""
@@ -51,7 +51,7 @@ def _never_ended(run: Record, twins: Sequence[Record], stopped: Event) -> Findin
     due = final_step(twins[0]) if twins else None
     last, reason = run.history.last_step, str(stopped.data["reason"])
     if due is None or last is None or last < due:
-        return inconclusive(f"the job did not end by itself ({reason}), so nothing can be said of what it left")
+        return inconclusive(f"the job did not end by itself ({reason}), so nothing is known about what it left")
     waited_s = stopped.mono_s - max(one.mono_s for one in run.history.executions)
     if stopped.data.get("enough") or stopped.data.get("interrupted") or waited_s < _usual_s(twins[0]) + _GRACE_S:
         return inconclusive(
@@ -63,13 +63,13 @@ def _never_ended(run: Record, twins: Sequence[Record], stopped: Event) -> Findin
     who = those if alive else "its command was"
     return failed(
         f"the job was done after step {last} and did not end: {who} still there {waited_s:.0f} s later "
-        f"({reason}). Likeliest a thread that is no daemon, or a child, waits for something that never comes.",
+        f"({reason}). Most likely a thread that is no daemon, or a child process, waits for ever.",
         seconds=round(waited_s, 1),
     )
 
 
 def _usual_s(twin: Record) -> float:
-    """From the twin's last step to the end of its command, in seconds."""
+    """The seconds from the twin's last step to the end of its command."""
     ends = [event.mono_s for event in twin.of_kind(Kind.JOB_EXITED)]
     return max(ends) - max(one.mono_s for one in twin.history.executions) if ends else 0.0
 

@@ -1,4 +1,4 @@
-"""Did the job end well, and with the step it was to end with?"""
+"""Did the job end with exit code 0, in the step in which it should end?"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torchaos.plugin import (
 
 @dataclass(frozen=True)
 class Completed(Assertion):
-    """Exit code 0, and the last global step is `steps`, or the twin's last one when no number is given."""
+    """The exit code is 0, and the last global step is `steps`, or the twin's last step if `steps` is not given."""
 
     name = "completed"
     harm = Harm.ENDING
@@ -50,7 +50,7 @@ class Completed(Assertion):
 
 
 def _ending(run: Record, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:
-    """What is wrong with how the job ended."""
+    """What is wrong with the way the job ended."""
     stopped, exited, code = run.stopped, run.exited, run.exit_code
     if stopped and (not exited or exited.mono_s >= stopped.mono_s):
         return failed(f"the job did not end by itself: {stopped.data['reason']}")
@@ -72,7 +72,7 @@ def _ending(run: Record, due: int | None, aborts: Sequence[TeardownAbort]) -> Fi
 
 
 def _steps(run: Record, history: History, due: int | None, aborts: Sequence[TeardownAbort]) -> Finding | None:
-    """What is wrong with the step it ended with."""
+    """What is wrong with the step in which the job ended."""
     if due is None:
         return None
     if history.unplaced:
@@ -91,8 +91,8 @@ def _well(history: History, due: int | None, aborts: Sequence[TeardownAbort]) ->
     note = f". Set aside: {_abort(aborts[0])}; torch's own fault, not the job's." if aborts else ""
     if due is None:
         return inconclusive(
-            f"exit code 0 after step {history.last_step}, and with no twin nothing says that this is the end; give "
-            f"`completed` the number of steps{note}"
+            f"exit code 0 after step {history.last_step}, and without a twin nothing shows that this is the last step; "
+            f"give `completed` the number of steps{note}"
         )
     code = "exit code 0" if not note else "the job was done"
     return passed(f"{code} after step {due}, the last one{note}")

@@ -1,4 +1,4 @@
-"""Were the right ranks blamed for a hang, all of them, and no other?"""
+"""Were the right ranks blamed for a hang, all of them and no others?"""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Record, failed
 
 @dataclass(frozen=True)
 class CulpritIdentified(Assertion):
-    """Compared with the ranks that the faults hit. `precision`: of those that are blamed, so many must be right;
-    `recall`: of those that were hit, so many must be blamed; both from 0 to 1, over all faults of the run.
-
-    `report`: judge not our own diagnosis but that of another tool: a JSON file with `culprits`, a list of ranks, which
-    the job or the tool leaves by the end of the run; `{run}` stands for the job's folder."""
+    """Compares the blamed ranks with the ranks that the faults hit, over all faults of the run. `precision`: the share
+    (0 to 1) of blamed ranks that must be right. `recall`: the share of hit ranks that must be blamed. `report`: judge
+    another tool instead of torchaos's own diagnosis. It is the path of a JSON file with `culprits`, a list of ranks,
+    which must exist when the run ends; `{run}` stands for the job's folder."""
 
     name = "culprit_identified"
     harm = Harm.REACTION
@@ -35,7 +34,7 @@ class CulpritIdentified(Assertion):
     def _judge(self, run: Record) -> Finding:
         stalls = [stall for stall in stalls_of(run) if stall.ranks]
         if not stalls:
-            return inconclusive("no fault was applied to a rank, so nobody could be blamed rightly")
+            return inconclusive("no fault was applied to a rank, so nobody could be blamed correctly")
         if self.report is not None:
             named = _of_report(run)
             if isinstance(named, str):
@@ -67,7 +66,8 @@ class CulpritIdentified(Assertion):
 
 
 def _named(run: Record, stall: Stall) -> frozenset[int] | None:
-    """Of the last time that a hang was declared while the fault was on: it had most to go by. None: it never was."""
+    """The ranks that the last declaration of a hang during the fault blamed, because it had most evidence. None: no
+    hang was declared."""
     found = [
         event for event in run.of_kind(Kind.HANG_DECLARED)
         if stall.since_s <= float(event.data.get("declared_s", event.mono_s)) <= stall.until_s
@@ -76,7 +76,7 @@ def _named(run: Record, stall: Stall) -> frozenset[int] | None:
 
 
 def _of_report(run: Record) -> frozenset[int] | str:
-    """The ranks, or why there are none to judge."""
+    """The ranks in the report, or why it can't be judged."""
     raw = run.artifacts.get("report")
     if not isinstance(raw, dict):
         return "it was not collected; run the scenario again"

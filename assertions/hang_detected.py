@@ -28,10 +28,10 @@ _LATE_S = 1.0  # so long after the death of a rank may a line of it still come
 
 @dataclass(frozen=True)
 class HangDetected(Assertion):
-    """`by`: who has to notice each stall: the job's own time-outs (of a process group, faulthandler's, a monitor's:
-    docs/known-failures.md), our observers (by declaring a hang), or either. `pattern`: a regular expression for the
-    line by which the job says that it noticed, where its log has another. `within`, and `suspected_within` for our
-    observers' first suspicion: seconds since the fault was applied."""
+    """`by`: who must notice each stall: the job's own time-outs (docs/known-failures.md), torchaos's observers (by
+    declaring a hang), or either. `pattern`: a regular expression for the line by which the job says that it noticed, if
+    the line is not a known one. `within`, and `suspected_within` for the observers' first suspicion: seconds since the
+    fault was applied."""
 
     name = "hang_detected"
     harm = Harm.REACTION
@@ -62,7 +62,7 @@ class HangDetected(Assertion):
         return passed(f"{who} noticed {after:.2f} s after the fault", **measured)
 
     def _first_of(self, one: dict[str, Any]) -> tuple[str, float | None]:
-        """Who counts, and after how many seconds; None: never."""
+        """Who noticed first among those that count, and after how many seconds; None: nobody."""
         if self.by == "job":
             return "the job's own time-out", one["job"]
         return (
@@ -75,12 +75,13 @@ class HangDetected(Assertion):
         if after is None:
             if stall.died and self.by != "observers" and self.pattern is None:
                 return inconclusive(
-                    f"{stall.fault} ended after {lasted:.2f} s, when the ranks that it held up died, and no line "
-                    "that is known says why; if the job's own watchdog did it, name its line by `pattern`"
+                    f"{stall.fault} ended after {lasted:.2f} s, when the ranks that it held up died, and no known line "
+                    "of the log says why; if the job's own watchdog ended them, name its line by `pattern`"
                 )
             if self.within is not None and lasted < self.within:
                 return inconclusive(
-                    f"{stall.fault} lasted only {lasted:.2f} s, less than {who} may take; make it longer"
+                    f"{stall.fault} lasted only {lasted:.2f} s, less than the time that {who} may take; make "
+                    "the fault longer"
                 )
             others = f" (only {one['who']} did)" if one["who"] else ""
             return failed(f"{stall.fault} was not noticed by {who} in the {lasted:.2f} s that it lasted{others}")
@@ -96,7 +97,7 @@ class HangDetected(Assertion):
         return None
 
     def _noticed(self, run: Record, stall: Stall) -> dict[str, Any]:
-        """Seconds since the fault was applied; None: never."""
+        """Seconds since the fault was applied; None: nobody noticed."""
         job = _first(run, replace(stall, until_s=stall.until_s + stall.died * _LATE_S), self._is_of_the_job)
         ours = _first(run, stall, lambda e: e.kind is Kind.HANG_DECLARED)
         suspected = _first(run, stall, lambda e: e.kind is Kind.HANG_SUSPECTED)
@@ -121,7 +122,7 @@ def _first(run: Record, stall: Stall, fits: Any) -> float | None:
 
 
 def _at(event: Event) -> float:
-    """A hang is declared before it has been found out who is to blame."""
+    """A hang is declared before it is known which ranks are to blame."""
     return float(event.data.get("declared_s", event.mono_s))
 
 

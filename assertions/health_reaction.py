@@ -1,4 +1,4 @@
-"""Did the job, or the agent that watches its node, react to what a GPU said of its health, and in time?"""
+"""Did the job, or the agent that watches its node, react in time to what a GPU reported about its health?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchaos.plugin import (
 )
 
 _PARTS = {
-    "noticed": "anybody who watches the GPUs was told of it",
+    "noticed": "a watcher of the GPUs was informed",
     "checkpointed": "a checkpoint was saved",
     "drained": "the ranks on that GPU had left",
 }
@@ -31,9 +31,9 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class HealthReaction(Assertion):
-    """The longest time from the fault on until a watcher was told (`noticed`), a checkpoint was saved (`checkpointed`),
-    and the ranks on that GPU had left (`drained`); a part without a bound is measured and not asked for.
-    `excluded`: no rank of a later attempt uses that GPU of that node, whatever its number is then."""
+    """The longest time in seconds from the fault until a watcher was informed (`noticed`), a checkpoint was saved
+    (`checkpointed`), and the ranks on that GPU had left (`drained`). A part without a bound is only measured.
+    `excluded`: no rank of a later attempt uses that GPU of that node, whatever the rank's number is then."""
 
     noticed: Seconds | None = None
     checkpointed: Seconds | None = None
@@ -58,17 +58,19 @@ class HealthReaction(Assertion):
     def _judge(self, run: Record, hit: Landing, took: dict[str, float | None], gpus: frozenset[Gpu]) -> Finding:
         if took["noticed"] is None:
             return inconclusive(
-                "nobody asked about that GPU after the fault, so whether there is a reaction can't be told"
+                "nobody asked about that GPU after the fault, so it is not known whether anybody would react"
             )
         for name, meaning in _PARTS.items():
             bound, seen = getattr(self, name), took[name]
             if bound is not None and seen is None:
-                return failed(f"{hit.fault}: it never came to this: {meaning}")
+                return failed(f"{hit.fault}: this never happened: {meaning}")
             if bound is not None and seen is not None and seen > bound:
                 return failed(f"{hit.fault}: {seen:.2f} s until {meaning}, {seen - bound:.2f} s more than allowed")
         if self.excluded:
             if not gpus:
-                return inconclusive(f"{hit.fault}: which GPU was hit can't be told: no rank was seen to come up on it")
+                return inconclusive(
+                    f"{hit.fault}: it is not known which GPU was hit: no rank was seen to come up on it"
+                )
             if took["drained"] is None:
                 return failed(f"{hit.fault}: the ranks on that GPU never left")
             for up in ranks_on(run, gpus):
@@ -85,21 +87,21 @@ def _is_health(run: Record, hit: Landing) -> bool:
 
 
 def _noticed(run: Record, hit: Landing) -> float | None:
-    """When a process that asks about the GPUs was served the first order; the overlay's own clock."""
+    """When a process that asks about the GPUs got the first changed answer, by the overlay's own clock."""
     told = [e for e in run.of_fault(hit.fault, Kind.EFFECT) if "served_to" in e.data]
     at = min((float(event.data.get("served_mono_s", event.mono_s)) for event in told), default=None)
     return None if at is None else round(max(0.0, at - hit.at_s), 6)
 
 
 def _checkpointed(run: Record, hit: Landing) -> float | None:
-    """The first whole save that was begun after it."""
+    """The first whole save that was begun after the fault."""
     ends = [save.ended_s for save in run.history.saves if save.ok and save.begun_s >= hit.at_s]
     at = min((end for end in ends if end is not None), default=None)
     return None if at is None else round(at - hit.at_s, 6)
 
 
 def _drained(run: Record, hit: Landing, gpus: frozenset[Gpu]) -> float | None:
-    """When the last of the ranks on those GPUs was gone, while the job was not yet done or was stopped by itself."""
+    """When the last rank on those GPUs was gone, if the job was not yet done or was stopped by itself."""
     there = {up.data["pid"] for up in ranks_on(run, gpus) if up.attempt == hit.attempt} or hit.pids
     gone = {
         e.data["pid"]: e.mono_s

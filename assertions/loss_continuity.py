@@ -1,4 +1,4 @@
-"""Did the loss go on as if nothing had happened?"""
+"""Did the loss continue as if nothing had happened?"""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ _BLIND = "without a twin, steps that were done only once were compared with noth
 
 @dataclass(frozen=True)
 class LossContinuity(Assertion):
-    """Losses and learning rates of the history that counts, against the twins: step by step, rank by rank.
-
-    `tolerance` is relative (0.001: a thousandth) to the value, or to the run's typical loss where the value is smaller.
-    Without one, losses must be bitwise equal, but for rounding after a restart on three ranks or more; if several twins
-    differ among themselves, the tolerance of each step is learned from them. After a change of world size the means
-    over the ranks are compared."""
+    """Compares losses and learning rates of the final history with the twins', by step and rank. `tolerance` is
+    relative (0.001: a thousandth) to the value, or to the run's typical loss if the value is smaller. Without it,
+    losses must be bitwise equal, except for rounding after a restart on three ranks or more. If several twins differ
+    from each other, the tolerance of each step is learned from them. After a change of world size the means over the
+    ranks are compared."""
 
     name = "loss_continuity"
     harm = Harm.WRONG_RESULT
@@ -50,19 +49,19 @@ class LossContinuity(Assertion):
         return replace(comparison.finding(), bound=comparison.bound)
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """Where all replicas had a part in every step, as without replicas."""
+        """If all replicas took part in every step, judges as without replicas."""
         parts = records_of(run)
         if blind := why_no_steps(parts):
             return blind
         if gone := absent_in_words(parts):
             return inconclusive(
                 f"{gone}, on fewer samples than in the twin: from then on neither weights nor losses are the twin's, "
-                "and no difference says anything"
+                "so a difference proves nothing"
             )
         return each(self, run, twins)
 
     def _redone(self, history: History) -> Finding:
-        """Each step that was done again, against its first execution."""
+        """Compares each step that was done again with its first execution."""
         pairs = history.redone()
         seen = [(old, new) for old, new in pairs if old.loss_seen and new.loss_seen]
         if not seen:
@@ -78,7 +77,7 @@ class LossContinuity(Assertion):
                 return replace(failed(words, first_of(first), **measured_of(first)), cause=cause.short)
         steps = sorted({new.global_step or 0 for _old, new in seen})
         return passed(
-            f"all {len(steps)} steps that were done again ({steps[0]} to {steps[-1]}) gave the losses of the first "
-            f"time; {_BLIND}",
+            f"all {len(steps)} steps that were done again ({steps[0]} to {steps[-1]}) gave the same losses as the "
+            f"first time; {_BLIND}",
             steps=len(steps),
         )

@@ -1,4 +1,4 @@
-"""Did the learning rate go on as if nothing had happened?"""
+"""Did the learning rate continue as if nothing had happened?"""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Differing:
 
 @dataclass(frozen=True)
 class LrContinuity(Assertion):
-    """The learning rate of every parameter group, step by step and rank by rank, is the twin's. `tolerance` is
-    relative; without one it is 1e-9. Where the twins differ among themselves, as where the schedule follows the loss,
-    it is learned from them for each step."""
+    """The learning rate of every parameter group equals the twin's, by step and rank. `tolerance` is relative; the
+    default is 1e-9. If the twins differ from each other, for example because the schedule follows the loss, it is
+    learned from them for each step."""
 
     name = "lr_continuity"
     harm = Harm.WRONG_RESULT
@@ -65,9 +65,7 @@ class LrContinuity(Assertion):
         if not history.executions:
             return inconclusive(f"no step was seen: {why_unseen(run, 'steps')}")
         if not any(one.lr for one in history.executions):
-            return inconclusive(
-                "no learning rate was seen: no optimizer of torch's made a step, and no log tells of it"
-            )
+            return inconclusive("no learning rate was seen: no optimizer of torch made a step, and the log shows none")
         if history.unplaced:
             return inconclusive(why_unplaced(run, history.unplaced))
         given = Tolerance("given", _ROUNDING if self.tolerance is None else self.tolerance)
@@ -82,7 +80,7 @@ class LrContinuity(Assertion):
         invalid = next(_beyond(early, steps, early_allowed, CERTAIN), None)
         if invalid:
             words = _words(invalid, "in the twin")
-            return inconclusive(f"the twin is no measure for this run: before any fault, {words}")
+            return inconclusive(f"the twin can't be compared with this run: before any fault, {words}")
         found = _compared(history, twins[0].history, steps, allowed)
         return replace(found, bound={"tolerance": allowed.largest})
 
@@ -96,7 +94,7 @@ def _compared(history: History, twin: History, twins: Sequence[Steps], allowed: 
             "learning rates can't be compared."
         )
     if first and (odd := uneven(theirs)):
-        return inconclusive(f"{_words(first, 'in the twin')} But {odd}: whether that is a defect can't be told.")
+        return inconclusive(f"{_words(first, 'in the twin')} But {odd}: it is not known whether that is a defect.")
     if first:
         attempt = ours[first.step][first.rank].attempt
         story = f"{_words(first, 'in the twin')} {_story(history, ours, theirs, first, attempt)}"
@@ -110,30 +108,30 @@ def _compared(history: History, twin: History, twins: Sequence[Steps], allowed: 
     blind = min(dark, default=None)
     if blind is not None or not common:
         where = "in no step" if blind is None else f"in step {blind}"
-        return inconclusive(f"the learning rate was not seen {where} on all ranks, here or in the twin")
+        return inconclusive(f"the learning rate was not seen {where} on all ranks, in the run or in the twin")
     if max(ours) < max(theirs):
         return inconclusive(
-            f"the history that counts ends with step {max(ours)}, and the twin's with step {max(theirs)}: the learning "
+            f"the final history ends with step {max(ours)}, and the twin's with step {max(theirs)}: the learning "
             "rates of the steps between were not seen"
         )
     noisy = next((step for step in sorted(common) if not allowed.judges(step)), None)
     if noisy is not None:
         return inconclusive(
-            f"too noisy to judge: in step {noisy} the learning rates of the twins themselves differ by "
-            f"{allowed.spreads.get(noisy, math.inf):.2g}, as where a schedule follows the loss"
+            f"too noisy to judge: in step {noisy} the learning rates of the twins differ from each other by "
+            f"{allowed.spreads.get(noisy, math.inf):.2g}, for example because a schedule follows the loss"
         )
     near = next(_beyond(ours, twins, allowed), None)
     if near:
         return inconclusive(
-            f"{_words(near, 'in the twin')} The twins differ among themselves by {allowed.spreads[near.step]:.2g} "
-            "there: a defect, or chance. More twins or a tolerance would tell."
+            f"{_words(near, 'in the twin')} The twins differ from each other by {allowed.spreads[near.step]:.2g} "
+            "there: a defect, or chance. More twins or a tolerance would decide."
         )
-    equal = "the twin's" if allowed.basis == "given" else "as near to the twins' as these are to each other"
+    equal = "the twin's" if allowed.basis == "given" else "as near to the twins' as the twins' are to each other"
     return passed(f"the learning rates of all {len(common)} steps are {equal}", steps=len(common))
 
 
 def _redone(history: History, allowed: Tolerance) -> Finding:
-    """Without a twin: each step that was done again, against its first execution."""
+    """Without a twin: compares each step that was done again with its first execution."""
     pairs = [(old, new) for old, new in history.redone() if old.lr and new.lr]
     if not pairs:
         return inconclusive("there is no twin, and no step was done twice: nothing to compare the learning rates with")
@@ -143,15 +141,15 @@ def _redone(history: History, allowed: Tolerance) -> Finding:
         if first:
             return failed(_words(first, "the first time"), First(What.RATE, step), step=step, rank=new.rank)
     return passed(
-        f"{len(pairs)} steps that were done again had the learning rates of the first time; without a twin, steps that "
-        "were done only once were compared with nothing"
+        f"{len(pairs)} steps that were done again had the same learning rates as the first time; without a twin, steps "
+        "that were done only once were compared with nothing"
     )
 
 
 def _beyond(
     ours: Steps, twins: Sequence[Steps], allowed: Tolerance, factor: float = LEARNED_FACTOR
 ) -> Iterator[Differing]:
-    """Differences that there are from every twin, as that from the first one."""
+    """The differences that exist from every twin, given as differences from the first twin."""
     others = [
         {(one.step, one.rank, one.group) for one in _differences(ours, twin, allowed, factor)} for twin in twins[1:]
     ]
@@ -161,8 +159,8 @@ def _beyond(
 
 
 def _differences(ours: Steps, theirs: Steps, allowed: Tolerance, factor: float) -> Iterator[Differing]:
-    """In order of step; ranks that both have, and what both could see. After a change of the number of ranks any rank
-    of the twin's will do, since all follow one schedule."""
+    """The differences by step, for ranks and values that both runs have. After a change of the number of ranks, any
+    rank of the twin is used, because all follow one schedule."""
     for step in sorted(ours.keys() & theirs.keys()):
         for rank, one in sorted(ours[step].items()):
             other = theirs[step].get(rank) or next(iter(theirs[step].values()))
@@ -178,23 +176,23 @@ def _story(history: History, ours: Steps, theirs: Steps, first: Differing, attem
     twins = {step: _rate(by_rank, first) for step, by_rank in theirs.items()}
     window = [step for step in sorted(mine) if step >= first.step][:_FEW]
     if len(window) > 1 and len({mine[step] for step in window}) == 1 and len({twins.get(step) for step in window}) > 1:
-        return f"It stays at {first.ours:g} {resumed}: the schedule is no longer heeded, or was not restored."
+        return f"It stays at {first.ours:g} {resumed}: the job no longer follows the schedule, or did not restore it."
     shift = _shift(mine, twins, window)
     if shift is None:
         return (
-            f"The rates are those of no other steps of the twin's {resumed}: likeliest the schedule was not restored."
+            f"The rates are those of no other steps of the twin's {resumed}: most likely the schedule was not restored."
         )
     if window[0] + shift == min(twins):
         return f"They are the twin's from step {min(twins)} on, {resumed}: the schedule was started again."
     steps = "one step" if abs(shift) == 1 else f"{abs(shift)} steps"
     where = (
-        "ahead, as if it made steps while it was put back" if shift > 0 else "behind, as if saved before its own step"
+        "ahead, as if it made steps while it was restored" if shift > 0 else "behind, as if saved before its own step"
     )
     return f"The schedule is {steps} {where}, {resumed}."
 
 
 def _shift(mine: Mapping[int, float | None], twins: Mapping[int, float | None], window: Sequence[int]) -> int | None:
-    """By how many steps the rates are off, the nearest; None where that does not explain them."""
+    """The smallest number of steps by which the rates are shifted; None if no shift explains them."""
     shifts = sorted((other - window[0] for other in twins if other != window[0]), key=abs)
     return next((by for by in shifts if all(_near(mine[step], twins.get(step + by)) for step in window)), None)
 

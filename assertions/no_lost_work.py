@@ -1,4 +1,4 @@
-"""Did every resume go on from the newest complete checkpoint, so that no more was lost than had to be?"""
+"""Did every resume continue from the newest complete checkpoint, so that no work was lost needlessly?"""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, eac
 
 @dataclass(frozen=True)
 class NoLostWork(Assertion):
-    """Each attempt went on from the newest complete checkpoint of the ones before, and lost at most `steps` steps,
-    where that is given. A checkpoint that a fault damaged need not be taken."""
+    """Each attempt continued from the newest complete checkpoint of the attempts before it, and lost at most `steps`
+    steps, if that is given. A checkpoint that a fault damaged need not be used."""
 
     name = "no_lost_work"
     harm = Harm.LOST_WORK
@@ -41,7 +41,8 @@ class NoLostWork(Assertion):
         return replace(finding, measured={**measured, **finding.measured}, bound=bound)
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """A replica that comes back is given the state of one that went on. Where none did, it is judged as any job."""
+        """A replica that comes back gets the state of a replica that continued. If no replica continued, it is judged
+        like any job."""
         parts = records_of(run)
         if blind := why_no_steps(parts):
             return blind
@@ -63,19 +64,19 @@ class NoLostWork(Assertion):
         begun = "started from scratch" if base == 0 and attempt.loaded is None else f"went on from step {base}"
         if one.best and base < one.best.step:
             return failed(
-                f"attempt {attempt.number} {begun}, though the checkpoint of step {one.best.step} "
-                f"({name_of(one.best.path)}) had been complete since before: {one.best.step - base} steps "
-                f"more were lost than had to be. {_cause(one, base)}",
+                f"attempt {attempt.number} {begun}, although the checkpoint of step {one.best.step} "
+                f"({name_of(one.best.path)}) was already complete: {one.best.step - base} steps were lost "
+                f"needlessly. {_cause(one, base)}",
                 base=base, newest=one.best.step, needless=one.best.step - base,
             )  # fmt: skip
         if self.steps is not None and lost > self.steps:
             return failed(f"attempt {attempt.number} {begun}: {lost} steps were lost, and {self.steps} are allowed")
         if one.newer and base < one.newer.step:
-            lacks = f"({name_of(one.newer.path)}) lacks {', '.join(one.newer.lacks)}, which most have"
+            lacks = f"({name_of(one.newer.path)}) lacks {', '.join(one.newer.lacks)}, which most checkpoints have"
             doubt = lacks if one.newer.lacks else "had just been written"
             return inconclusive(
                 f"attempt {attempt.number} {begun}; the checkpoint of step {one.newer.step} {doubt}, and nothing shows "
-                "whether the job was done with it"
+                "whether the job had finished with it"
             )
         if one.best is None and base == 0 and _all_were_seen(run):
             return passed(
@@ -87,24 +88,24 @@ class NoLostWork(Assertion):
                 f"attempt {attempt.number} {begun}, and no checkpoint was seen to be complete before it"
             )
         return passed(
-            f"every resume went on from the newest complete checkpoint; in the last, step {base}, of {one.reached} "
-            "that had been done",
+            f"every resume continued from the newest complete checkpoint; the last resume from step {base}, after "
+            f"{one.reached} steps had been done",
             base=base, newest=one.best.step,
         )  # fmt: skip
 
 
 def _all_were_seen(run: Record) -> bool:
-    """Whether every checkpoint that lies there in the end was seen saved, so that no other can have been missed."""
+    """Whether the save of every checkpoint that exists at the end was seen, so that no other can have been missed."""
     there = checkpoints_of(run) or []
     return bool(there) and all(one.saved_s is not None for one in there)
 
 
 def _not_resumed(run: Record) -> Finding:
-    """The job was restarted, and no attempt made steps after one that had."""
+    """For a job that was restarted, and in which no attempt made steps after one that had made steps."""
     made = {one.attempt for one in run.history.executions}
     first = min(made)
     if first == run.history.attempts[0].number:
-        return inconclusive("the job was restarted and made no step again: there is no resume to judge")
+        return inconclusive("the job was restarted and made no further step: there is no resume to judge")
     base = next((one.base for one in run.history.attempts if one.number == first), None)
     if base is None:
         return inconclusive(why_unplaced(run, (first,)))
@@ -115,10 +116,11 @@ def _cause(one: Resume, base: int) -> str:
     loaded = one.attempt.loaded
     other = f" Moreover {one.attempt.conflicts[0]}." if one.attempt.conflicts else ""
     if loaded is not None:
-        return f"It loaded {name_of(loaded)}: likeliest its choice of the newest is at fault.{other}"
+        return f"It loaded {name_of(loaded)}: most likely it chose the wrong checkpoint as the newest.{other}"
     if base == 0:
         return (
-            "No checkpoint was seen loaded: likeliest it did not find what names the newest one, or could not load it."
+            "No load of a checkpoint was seen: most likely the job did not find the newest checkpoint, or could "
+            "not load it."
         )
     return f"Which checkpoint was loaded was not seen.{other}"
 
@@ -131,17 +133,17 @@ def _went_on(parts: Sequence[Record], number: int, one: Resume) -> bool:
 
 
 def _beside(parts: Sequence[Record], number: int, one: Resume) -> Finding:
-    """Whether the replica went on from what all had done by the time that it was started again."""
+    """Whether the replica continued from the step that all others had reached when it was started again."""
     base, at_s = one.attempt.base or 0, one.attempt.started_s
     done = [e.global_step or 0 for part in parts for e in part.history.executions if e.mono_s <= at_s]
     lost = max(0, max(done) - base)
     if lost:
         return failed(
-            f"attempt {one.attempt.number} of replica {number} went on from step {base}, though another replica had "
+            f"attempt {one.attempt.number} of replica {number} went on from step {base}, although another replica had "
             f"done {max(done)} and went on: {lost} were lost",
             resumes=1, lost_steps=lost,
         )  # fmt: skip
     return passed(
-        f"replica {number} went on from step {base}, beside one that had never stopped: nothing was done again",
+        f"replica {number} went on from step {base}, beside a replica that had never stopped: nothing was done again",
         resumes=1, lost_steps=0,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Are the model's parameters what they would be without the fault, and the same on every rank that holds a replica?"""
+"""Are the model's parameters as they would be without the fault, and equal on all ranks that hold replicas?"""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from torchaos.plugin import (
 
 @dataclass(frozen=True)
 class ParameterDigest(Assertion):
-    """The check sum of the parameters after each step is the same on all ranks that hold replicas, and the twin's: at
-    every checkpoint and at the end. Ranks whose parameters differ in the twin too hold parts and no replicas. With
-    `replicas_only` the twin says only that."""
+    """After each step, the check sum of the parameters is equal on all ranks that hold replicas. At every checkpoint
+    and at the end, it equals the twin's. Ranks whose parameters differ in the twin too are taken to hold parts, not
+    replicas. With `replicas_only`, the twin serves only for that."""
 
     name = "parameter_digest"
     harm = Harm.WRONG_RESULT
@@ -58,8 +58,8 @@ class ParameterDigest(Assertion):
         return replace(finding, bound={"replicas_only": True} if self.replicas_only else {})
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """The same rank of each replica holds the same; what a replica's own ranks hold is its own affair. The twin
-        says more only where all replicas had a part in every step."""
+        """The same rank of each replica has equal parameters; ranks of one replica may differ. The twin is compared
+        only if all replicas took part in every step."""
         parts = records_of(run)
         if blind := why_no_steps(parts):
             return blind
@@ -68,15 +68,15 @@ class ParameterDigest(Assertion):
             return replace(apart, bound={"replicas_only": True} if self.replicas_only else {})
         if gone := absent_in_words(parts):
             return inconclusive(
-                f"{apart.reason}; {gone}, so that they are not the twin's: `replicas_only: true` asks for the replicas "
-                "alone"
+                f"{apart.reason}; {gone}, so that they are not the twin's: `replicas_only: true` compares only the "
+                "replicas"
             )
         finding = each(self, run, twins)
         return replace(finding, reason=f"{apart.reason}; {finding.reason}")
 
 
 def _across(parts: Sequence[Record]) -> Finding:
-    """Whether the same rank holds the same in all the replicas that made a step."""
+    """Whether the same rank has equal parameters in all replicas that made a step."""
     steps = [one.history.by_step() for one in parts]
     compared = 0
     for step in sorted(set().union(*steps)):
@@ -120,7 +120,7 @@ class _Digests:
             unseen = self._unseen() if self._are_replicas else None
             if unseen is not None:
                 return inconclusive(f"{replicas}; {unseen}")
-            why = "" if replicas_only else "; without a twin, what all replicas share can't be told"
+            why = "" if replicas_only else "; without a twin, a defect that all replicas share can't be found"
             return passed(f"{replicas}{why}") if self._are_replicas else inconclusive(f"{replicas}{why}")
         return AgainstTwins(self._run, self._history, self._twins, self._ours, self._early).finding(replicas)
 
@@ -128,7 +128,7 @@ class _Digests:
 
     @property
     def _are_replicas(self) -> bool:
-        """Whether the ranks are known to hold the same parameters when nothing goes wrong."""
+        """Whether the ranks are known to hold equal parameters when nothing goes wrong."""
         healthy = self._theirs[0] if self._twins else self._early
         seen = [_differ(by_rank) for by_rank in healthy.values()]
         return True not in seen and False in seen
@@ -154,26 +154,29 @@ class _Digests:
     def _why_apart(self, step: int, attempt: int) -> str:
         life = self._history.attempt(attempt)
         if life is None or life.base is None or (life.base == 0 and not life.number):
-            return "It had not been restarted by then: likeliest the fault itself changed the parameters of a rank."
+            return "It had not been restarted by then: most likely the fault itself changed the parameters of a rank."
         if step > life.base + 1:
-            return "No earlier step shows it: likeliest the optimizer's state of one of them was not restored."
+            return "No earlier step shows it: most likely the optimizer's state of one of them was not restored."
         norms = [one.norm for one in self._ours[step].values() if one.norm is not None]
-        loaded = "likeliest not all ranks loaded the same weights or optimizer state"
+        loaded = "most likely not all ranks loaded the same weights or optimizer state"
         if len(norms) < 2:
             return f"Their gradients were not seen: {loaded}, or gradients are no longer averaged."
         if max(relative(norms[0], norm) for norm in norms) > ROUNDING:
-            return "Their gradients' norms differ too, which DDP makes equal: likeliest they are no longer averaged."
+            return (
+                "The norms of their gradients differ too, although DDP makes them equal: most likely they are no "
+                "longer averaged."
+            )
         return f"Their gradients' norms are equal: {loaded}."
 
     def _replicas(self) -> str:
         if not self._are_replicas:
-            return "the ranks hold parts of the model, or are alone, so there are no replicas to compare"
+            return "the ranks hold parts of the model, or there is only one rank, so there are no replicas to compare"
         steps = [step for step, by_rank in self._ours.items() if _differ(by_rank) is False]
         return f"the replicas are equal after each of {len(steps)} steps"
 
     def _unseen(self) -> str | None:
-        """What of the replicas was not seen. The last step of an attempt that was superseded may be: its rank may have
-        died before it told of it, and what came of it was compared."""
+        """The parameters of replicas that were not seen. The last step of a superseded attempt may be unseen: its rank
+        may have died before it reported the step, and the later steps were compared."""
         last_of = {self._attempt(step): step for step in sorted(self._ours)}
         first_of = {self._attempt(step): step for step in sorted(self._ours, reverse=True)}
         last = max(last_of.values())
@@ -185,7 +188,7 @@ class _Digests:
                 return f"the parameters after step {step} were not seen on all {world} ranks"
         theirs = max(self._theirs[0], default=0) if self._twins else 0
         if last < theirs:
-            return f"the history that counts ends with step {last}, and the twin's with step {theirs}"
+            return f"the final history ends with step {last}, and the twin's with step {theirs}"
         return None
 
     def _attempt(self, step: int) -> int:
@@ -193,7 +196,7 @@ class _Digests:
 
 
 def _differ(by_rank: Mapping[int, Execution]) -> bool | None:
-    """Whether the ranks hold different parameters; None where that can't be told."""
+    """Whether the ranks hold different parameters; None if that is not known."""
     sums = [one.parameters for one in by_rank.values()]
     if len(sums) < 2 or not all(one is not None and is_whole(one) for one in sums):
         return None

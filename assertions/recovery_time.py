@@ -39,14 +39,12 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class RecoveryTime(Assertion):
-    """Bounds in seconds since the fault was applied; without any, the job must catch up at all.
-
-    `felt`; `detect`: somebody noticed; `torn_down`: the last rank of the old attempt was gone; `rendezvous`: the ranks
-    had found each other again; `workers_up`: all ranks were up; `restored`: the checkpoint was loaded; `first_step`:
-    the first step was done; `catch_up`: the job had got further than before the fault.
-
-    `lost_steps`: at most so many steps are done again. `invalid_time`: interruptions × recovery, plus all the time that
-    training stood still to write checkpoints (Baidu's invalid training time)."""
+    """Bounds in seconds since the fault was applied. Without any bound, the job only has to catch up. `felt`; `detect`:
+    somebody noticed; `torn_down`: the last rank of the old attempt was gone; `rendezvous`: the ranks had found each
+    other again; `workers_up`: all ranks were up; `restored`: the checkpoint was loaded; `first_step`: the first step
+    was done; `catch_up`: the job had got further than before the fault. `lost_steps`: the largest number of steps that
+    may be done again. `invalid_time`: interruptions × recovery, plus all the time that training stood still to write
+    checkpoints (Baidu's invalid training time)."""
 
     name = "recovery_time"
     harm = Harm.SLOW
@@ -106,7 +104,7 @@ class RecoveryTime(Assertion):
                 )
         if self.invalid_time is not None and invalid is not None and invalid > self.invalid_time:
             return failed(
-                f"{invalid:.2f} s of training time were invalid, {invalid - self.invalid_time:.2f} s too many"
+                f"{invalid:.2f} s of training time were invalid, {invalid - self.invalid_time:.2f} s more than allowed"
             )
         return unseen
 
@@ -117,7 +115,7 @@ class RecoveryTime(Assertion):
 
 
 def invalid_time(run: Record, found: Sequence[Recovery]) -> float | None:
-    """Interruptions × recovery + total checkpoint write time, in seconds; None when a recovery never ended."""
+    """Interruptions × recovery + total checkpoint write time, in seconds; None if a recovery never ended."""
     recovered = [one.parts["caught_up"] for one in found]
     if None in recovered:
         return None

@@ -1,7 +1,7 @@
-"""Which tier brought the job back after each fault: torchelastic in place, another node, or a scheduler from anew?
+"""Which tier brought the job back after each fault: torchelastic in place, another node, or a new submission by a
+scheduler?
 
-The tiers are those of multi-level restart, as Baidu practises it; each costs more than the one before it.
-"""
+The tiers are those of multi-level restart, as Baidu practises it; each costs more than the tier before it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class RestartTier(Assertion):
-    """The highest tier that was needed after each fault, until the job had got further than before it: at most `most`,
-    at least `least`. `node_replaced`: the set of nodes changed, or one of them was started again."""
+    """Bounds the highest tier that was needed after each fault until the job had got further than before: at most
+    `most`, at least `least`. `node_replaced`: the set of nodes changed, or a node was started again."""
 
     name = "restart_tier"
     harm = Harm.SLOW
@@ -79,18 +79,18 @@ class RestartTier(Assertion):
 
 
 def _name(landing: Landing, landed: Sequence[Landing]) -> str:
-    """A fault may land in several attempts: each time is told apart by its attempt."""
+    """A fault may land in several attempts, so the attempt is part of the name."""
     often = sum(one.fault == landing.fault for one in landed) > 1
     return f"{landing.fault} in attempt {landing.attempt}" if often else landing.fault
 
 
 def _worst(tiers: Sequence[Tier | None]) -> Tier | None:
-    """None, which is no recovery at all, is worse than any tier."""
+    """The worst tier; None (no recovery at all) is worse than any tier."""
     return None if None in tiers else max((tier for tier in tiers if tier), key=TIERS.index, default=None)
 
 
 def tier_of(run: Record, landing: Landing, twins: Sequence[Record] = ()) -> Tier | None:
-    """None when training never went on, in the attempt that was hit or in a later one."""
+    """The tier; None if training never continued, in the attempt that was hit or in a later one."""
     back = end_of(run, landing, twins)
     if back is None:
         return None

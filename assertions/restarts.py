@@ -1,4 +1,4 @@
-"""How often was the job restarted, by whom and why; and does one that can't recover give up?"""
+"""How often was the job restarted, by whom and why? And does a job that can't recover give up?"""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ class Restart:
 
 @dataclass(frozen=True)
 class Restarts(Assertion):
-    """`max` restarts (default: one per fault that landed), `min` restarts, all by `who`. With `gives_up_within`, the
-    job must end with an error that long after the first fault, instead of being restarted for ever; no recovery is
-    then expected of it. A restart of a job that was done and aborted on its way out is counted apart."""
+    """At most `max` restarts (default: one per fault that landed), at least `min`, all by `who`. With
+    `gives_up_within`, the job must end with an error within that many seconds after the first fault, instead of being
+    restarted for ever; then no recovery is expected. Restarts of a job that was done and aborted while it exited are
+    counted separately."""
 
     name = "restarts"
     harm = Harm.SLOW
@@ -111,7 +112,7 @@ class Restarts(Assertion):
 
 
 def restarts_of(run: Record, last_step: int | None) -> tuple[list[Restart], int]:
-    """The restarts, and how many more there were of a job that was done."""
+    """The restarts, and the number of restarts of a job that was already done."""
     done = {abort.attempt for abort in teardown_aborts(run, last_step)}
     pairs = list(pairwise(run.history.attempts))
     found = [
@@ -123,7 +124,7 @@ def restarts_of(run: Record, last_step: int | None) -> tuple[list[Restart], int]
 
 
 def _why(run: Record, old: Attempt, new: Attempt) -> str:
-    """The first rank that ended by itself, and what the log says of it."""
+    """The first rank that ended by itself, and what the log says about it."""
     ended = [
         (process.exited_s or 0.0, rank) for rank, process in old.ranks.items() if process.exit_code not in (None, 0)
     ]

@@ -42,14 +42,14 @@ from torchaos.plugin import (
     passed,
 )
 
-_BLIND = "without a twin, samples that were skipped in steps done only once can't be told"
+_BLIND = "without a twin, samples that were skipped in steps that were done only once can't be found"
 
 
 @dataclass(frozen=True)
 class SampleAccounting(Assertion):
-    """Compared per global step as a multiset over the ranks, so that the number of ranks may change. Digests of what
-    was trained on decide, and indices too where a digest is not of one sample (a packed batch); elsewhere they serve
-    for the words."""
+    """Compares the samples of each global step, as a multiset over all ranks, so that the number of ranks may change.
+    Digests of the batches that were trained on decide. Indices decide too if a digest does not cover exactly one sample
+    (a packed batch); otherwise they are only used in the reason."""
 
     name = "sample_accounting"
     harm = Harm.WRONG_RESULT
@@ -76,8 +76,8 @@ class SampleAccounting(Assertion):
         return _against(history, ours, theirs, early, unreported(history, ours, twin.history, theirs))
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """What each replica consumed in the steps that it made, against the twin's in the same steps. What it would
-        have consumed in the others was left out, and whether that may be is not for us to say."""
+        """Compares what each replica consumed in its own steps with the twin's samples of these steps. The samples of
+        the other steps were left out; whether that is a defect is not known."""
         parts = records_of(run)
         if blind := why_no_steps(parts):
             return blind
@@ -97,7 +97,7 @@ class SampleAccounting(Assertion):
         )  # fmt: skip
         return inconclusive(
             f"each replica consumed the samples of the twin's in the steps that it made; {gone}, and {left_out} "
-            "samples were left out with it: the job is made so, or they are lost",
+            "samples were left out with it: the job may be built so, or they are lost",
             skipped=left_out, repeated=0,
         )  # fmt: skip
 
@@ -117,8 +117,8 @@ def _against(history: History, ours: Steps, theirs: Steps, early: Steps, blind: 
     invalid = next((step for step in seen if not are_same(early[step], theirs[step])), None)
     if invalid is not None:
         return inconclusive(
-            f"the twin is no measure for this run: already before any fault other samples were consumed, first in step "
-            f"{invalid}. Give the job a fixed seed.",
+            "the twin can't be compared with this run: other samples were consumed already before any fault, first in "
+            f"step {invalid}. Give the job a fixed seed.",
             step=invalid,
         )
     unseen, times = None, Counter(map(in_order, theirs.values()))
@@ -136,30 +136,31 @@ def _against(history: History, ours: Steps, theirs: Steps, early: Steps, blind: 
 
 
 def _uneven(theirs: Steps) -> Finding | None:
-    """Ranks that make unequal numbers of steps have none in common: what is due in a step depends on where each was."""
+    """Ranks that make different numbers of steps have no step in common: the samples of a step depend on the place of
+    each rank."""
     made = Counter(rank for by_rank in theirs.values() for rank in by_rank).most_common()
     (most, many), (least, few) = made[0], made[-1]
     if many == few:
         return None
     return inconclusive(
-        f"in the twin rank {most} made {many} steps and rank {least} made {few}, as under DDP's Join. A step of one is "
-        "then no step of the other, and after a restart nobody can say which samples were due in which step"
+        f"in the twin rank {most} made {many} steps and rank {least} made {few}, as under DDP's Join. So a step of one "
+        "rank is no step of the other, and after a restart nobody can say which samples were due in which step"
     )
 
 
 def _differs(history: History, ours: Steps, theirs: Steps, step: int) -> Finding:
-    """What differed first, and what it comes to over the whole history."""
+    """The first difference, and the sum of all differences over the whole history."""
     read = reader(ours, theirs)
     mine, twins = total_of(ours.values(), read), total_of(theirs.values(), read)
     skipped, repeated = twins - mine, mine - twins
     measured = {"step": step, "skipped": skipped.total(), "repeated": repeated.total()}
     if step not in ours:
         gone = named(counts_of(theirs[step], read))
-        reason = f"the history that counts has no step {step}: {gone} were never consumed"
+        reason = f"the final history has no step {step}: {gone} were never consumed"
         return failed(reason, First(What.ABSENT, step), **measured)
     if step not in theirs:
         return failed(
-            f"step {step} was done beyond the twin's last one ({max(theirs)}), with samples of its own", **measured
+            f"step {step} was done after the twin's last step ({max(theirs)}), with samples of its own", **measured
         )
     story = f"{_story(history, ours, theirs, step, read, skipped)} {_sum(skipped, repeated)}"
     return failed(story, First(What.SAMPLES, step), **measured)
@@ -169,8 +170,8 @@ def _story(
     history: History, ours: Steps, theirs: Steps, step: int, read: Read, skipped: Samples | None = None,
     other: str = "the twin",
 ) -> str:  # fmt: skip
-    """The likeliest story of the first step whose samples are others than those of `other`. `skipped`: those that did
-    not come later either; None: that is not known."""
+    """The most likely explanation of the first step whose samples differ from those of `other`. `skipped`: samples that
+    did not come later either; None: that is not known."""
     got, due = counts_of(ours[step], read), counts_of(theirs[step], read)
     attempt = history.attempt(next(iter(ours[step].values())).attempt)
     base = attempt.base if attempt and attempt.number else None
@@ -183,7 +184,7 @@ def _story(
     if got == due:
         return (
             f"{named(got)} in step {step} have the right indices and other contents than in {other}, {resumed}: "
-            "likeliest what is drawn for a sample (augmentation) comes from an RNG that was not restored."
+            "most likely the random numbers for a sample (augmentation) come from an RNG that was not restored."
         )
     usual = _nearest(step, {at for at in theirs if counts_of(theirs[at], read) == got})
     if usual is None:
@@ -196,13 +197,13 @@ def _story(
     why = "the data was rewound"
     if base is not None and step == base + 1 and usual == 1:
         drawn = all(isinstance(one, int) for one in got)
-        likely = ": likeliest the sampler restarted, or the RNG that draws the batches"
+        likely = ": most likely the sampler restarted, or the RNG that draws the batches"
         why = f"the data starts over{likely if drawn else ''}"
     return f"{named(got)} were consumed twice, in steps {usual} and {step}, {resumed}: {why}."
 
 
 def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resumed: str) -> str:
-    """Of a step whose samples are those of no one step of `other`."""
+    """For a step whose samples are not those of any single step of `other`."""
     got, due = counts_of(ours[step], read), counts_of(theirs[step], read)
     extra, missing = got - due, due - got
     odd = [
@@ -219,12 +220,13 @@ def _partly(ours: Steps, theirs: Steps, step: int, read: Read, other: str, resum
 
 
 def _nearest(step: int, others: Collection[int]) -> int | None:
-    """Where every epoch has the same order a batch is that of many steps."""
+    """If every epoch has the same order, a batch belongs to many steps: the nearest is taken."""
     return min(others, key=lambda at: (abs(at - step), at), default=None)
 
 
 def _alone(run: Record, history: History) -> Finding:
-    """Without a twin: steps done again against their first execution, and batches that come twice in one epoch."""
+    """Without a twin: compares steps done again with their first execution, and finds batches that come twice in one
+    epoch."""
     size = {attempt.number: attempt.world_size for attempt in history.attempts}
     groups: dict[tuple[int, int], dict[int, Execution]] = {}
     for one in history.executions:
@@ -250,14 +252,15 @@ def _alone(run: Record, history: History) -> Finding:
             "there is no twin, and no step was done twice on all ranks: nothing to compare the samples with"
         )
     return passed(
-        f"{len(redone)} steps that were done again consumed the samples of the first time; {_BLIND}", steps=len(redone)
+        f"{len(redone)} steps that were done again consumed the same samples as the first time; {_BLIND}",
+        steps=len(redone),
     )
 
 
 def _replayed(run: Record, history: History) -> Finding | None:
-    """A resume whose first step consumed again what had all been consumed, while the epoch had at least a batch left to
-    give: less than that is what drop_last leaves out, and comes first in a later epoch. Nothing is said of a job that
-    did so before any fault: it draws with replacement."""
+    """Finds a resume whose first step consumed samples that had all been consumed, although the epoch still had at
+    least a batch left. (drop_last leaves out less than a batch, which then comes first in a later epoch.) A job that
+    repeated samples before any fault is not judged: it draws with replacement."""
     steps = history.by_step()
     indices = {step: [i for one in by_rank.values() for i in one.indices] for step, by_rank in steps.items()}
     first_use = {index: step for step in sorted(indices, reverse=True) for index in indices[step]}

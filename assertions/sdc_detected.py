@@ -20,8 +20,8 @@ _WHO = {
 
 @dataclass(frozen=True)
 class SdcDetected(Assertion):
-    """Somebody found the corruption `within` so many steps, and no checkpoint holds bad state. `by`: who counts, the
-    job alone, or also the watches that it could have had (replica digests, gradient norm, loss)."""
+    """The corruption was found in at most `within` steps, and no checkpoint holds bad state. `by`: who counts: only the
+    job, or also checks that a job could have (digests of replicas, gradient norm, loss)."""
 
     within: int = 10
     by: Literal["anybody", "job"] = "anybody"
@@ -36,7 +36,7 @@ class SdcDetected(Assertion):
             return inconclusive("no fault landed, so there was nothing to find")
         bad = bad_steps(run, twins)
         if bad is None:
-            return inconclusive("the state of no step could be seen, so whether it was bad can't be told")
+            return inconclusive("the state of no step could be seen, so it is not known whether it was bad")
         since_s = hits[0].at_s
         early = [step for step in bad if step.over_s < since_s]
         if early:
@@ -65,13 +65,13 @@ class SdcDetected(Assertion):
         later = [step for step in bad if step.attempt > hit.attempt]
         if later:
             return inconclusive(
-                f"the job resumed from good state, and after step {later[0].number} it is not the twin's all the same: "
-                "sums in another order may be all that differs; see loss_continuity"
+                f"the job resumed from good state, and after step {later[0].number} it still differs from the twin's: "
+                "perhaps only because sums are in another order; see loss_continuity"
             )
         if not twins and not bad:
-            return inconclusive("without a twin, a corruption that all replicas share can't be told")
+            return inconclusive("without a twin, a corruption that all replicas share can't be found")
         if not seen and not bad:
-            return inconclusive("no step's state was other than in the twin, so there was nothing to find")
+            return inconclusive("the state was that of the twin after each step, so there was nothing to find")
         if not seen:
             return failed(f"nobody found it in {len(bad)} bad steps, the first of them step {bad[0].number}")
         took = _steps_until(run, seen[0], since_s)
@@ -79,7 +79,7 @@ class SdcDetected(Assertion):
             return failed(f"it took {took} steps until it was found: {_told(seen[0], since_s, run)}")
         if not twins:
             return inconclusive(
-                f"{_told(seen[0], since_s, run)}; without a twin, checkpoints with bad state can't be told"
+                f"{_told(seen[0], since_s, run)}; without a twin, checkpoints with bad state can't be found"
             )
         unseen = _unseen(run, twins)
         clash = _clash(run, twins)
@@ -96,20 +96,21 @@ def _told(first: Sighting, since_s: float, run: Record) -> str:
 
 
 def _steps_until(run: Record, first: Sighting, since_s: float) -> int:
-    """Steps that were over between the landing and the sighting; one that is found in its own step is found after 1."""
+    """The number of steps that ended between the landing and the sighting; a corruption found in its own step counts as
+    1."""
     before = run.history.highest_step(before_s=since_s) or 0
     return max(1, (first.step or before) - before)
 
 
 def _corruptions(run: Record) -> list[Landing]:
-    """The faults that corrupt numbers; all, where none of those is ours."""
+    """The faults that corrupt numbers; all faults if none of them is known to do so."""
     hits, planned = landings(run), {one.id: one.inject for one in run.plan.faults}
     return [one for one in hits if registry.family_of(planned.get(one.fault, "")) == "numeric"] or hits
 
 
 def _saved_bad(run: Record, twins: Sequence[Record], own: list[Step]) -> str | None:
-    """A checkpoint that holds bad state: by the step after which it was saved, in the attempt that was hit (`own`: its
-    bad steps), else by what lies on disk, where nothing was restarted."""
+    """A checkpoint that holds bad state. In the attempt that was hit, the step after which it was saved decides (`own`:
+    its bad steps); otherwise, if nothing was restarted, its contents on disk."""
     steps = {(step.attempt, step.number) for step in own}
     for save in run.history.saves:
         if save.ok and (save.attempt, save.global_step) in steps:
@@ -131,12 +132,12 @@ def _clash(run: Record, twins: Sequence[Record]) -> Clash | None:
 
 
 def _unseen(run: Record, twins: Sequence[Record]) -> str | None:
-    """Why it can't be said that no checkpoint is bad; None where it can."""
+    """Why it is not known whether a checkpoint is bad; None if it is known."""
     ours, theirs = checkpoints_of(run), checkpoints_of(twins[0])
     if ours is None or theirs is None:
-        return "what lies in the checkpoints could not be read"
+        return "the contents of the checkpoints could not be read"
     if not [one for one in ours if one.good]:
-        return "there is no checkpoint in the end that could be compared"
+        return "no checkpoint that could be compared is left"
     return None
 
 

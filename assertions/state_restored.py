@@ -13,10 +13,10 @@ from torchaos.plugin import Assertion, Finding, First, Harm, Need, Record, What,
 
 @dataclass(frozen=True)
 class StateRestored(Assertion):
-    """Each attempt that resumed after step N began with the parameters, and with the moments of the optimizers, that an
-    earlier attempt had after step N: bit for bit, by check sums that add up over the ranks, whatever their number; or
-    step N+1 led both to the same. It needs no twin. Parts that are not DTensors, as in FSDP1, DeepSpeed and Megatron,
-    can't be added up: inconclusive unless each rank has just what it had."""
+    """Each attempt that resumed after step N began with the parameters and the optimizers' moments that an earlier
+    attempt had after step N, bit for bit; or step N+1 gave both attempts the same state. The check sums add up over the
+    ranks, whatever their number. No twin is needed. Parts that are not DTensors, as in FSDP1, DeepSpeed and Megatron,
+    can't be added up: inconclusive unless each rank has exactly the same as before."""
 
     name = "state_restored"
     needs = frozenset({Need.STEPS, Need.LOSS, Need.STATE, Need.CHECKPOINTS})
@@ -33,24 +33,24 @@ class StateRestored(Assertion):
         found = list(resumes_carried(history))
         if not found:
             if len(history.attempts) == 1:
-                return not_restarted(run, "so nothing had to be put back")
+                return not_restarted(run, "so nothing had to be restored")
             if _nothing_was_saved(run):
                 return passed(
-                    "no save of a checkpoint was over when the job was restarted, so nothing could be put back",
+                    "no save of a checkpoint was complete when the job was restarted, so nothing could be restored",
                     resumes=0,
                 )
-            return inconclusive("no attempt resumed from a step that this run had done, so nothing was put back")
+            return inconclusive("no attempt resumed from a step that this run had done, so nothing was restored")
         lost = next((one for one in found if one.lost), None)
         if lost:
             return _lost(lost)
         blind = next((one for one in found if one.parameters is None or one.moments is None), None)
         if blind:
             return inconclusive(
-                f"over {blind.in_words}, the check sums of the ranks can't be added up, and are not rank by rank what "
-                "they were: not all ranks reported one, or they hold parts of the model that are not DTensors"
+                f"over {blind.in_words}, the check sums of the ranks can't be added up, and differ from the earlier "
+                "sums of each rank: not all ranks reported one, or they hold parts of the model that are not DTensors"
             )
         return passed(
-            f"parameters and moments of the optimizer are bit for bit what they were, over {found[-1].in_words}"
+            f"parameters and moments of the optimizer are bit for bit as before, over {found[-1].in_words}"
             + (f" and {len(found) - 1} more before it" if len(found) > 1 else ""),
             resumes=len(found),
         )
@@ -59,7 +59,7 @@ class StateRestored(Assertion):
 
 
 def _nothing_was_saved(run: Record) -> bool:
-    """Whether the last restart came before the first checkpoint, of a job whose saves are seen."""
+    """Whether the last restart came before the first checkpoint, in a job whose saves are seen."""
     ends = [save.ended_s for save in run.history.saves if save.ended_s is not None]
     return bool(ends) and min(ends) > max(one.started_s for one in run.history.attempts)
 
@@ -68,6 +68,6 @@ def _lost(one: Carried) -> Finding:
     what = " and the ".join(one.lost)
     return failed(
         f"the {what} with which attempt {one.attempt.number} began are not those that attempt {one.saver.number} had "
-        f"after step {one.step}: they were not put back as they were, over {one.in_words}",
+        f"after step {one.step}: they were not restored exactly, over {one.in_words}",
         First(What.PARAMETERS, one.step), step=one.step, lost=len(one.lost),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How much slower did the job get while a rank was slow or was waited for, against its twin?"""
+"""How much slower than its twin was the job while a rank was slow or delayed?"""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ Times = Mapping[tuple[int, int], float]  # seconds that a step took, by (global 
 
 @dataclass(frozen=True)
 class StragglerTolerated(Assertion):
-    """`ratio`: while faults were on, steps took at most so many times as long as those of the twin, in the mean.
-
-    Inconclusive where the twin's own steps vary by more than that, or run and twin differed so before the fault."""
+    """`ratio`: while faults were on, steps took on average at most this many times as long as the twin's. Inconclusive
+    if the twin's own steps vary by more than that, or if run and twin differed by that much before the fault."""
 
     name = "straggler_tolerated"
     harm = Harm.SLOW
@@ -54,15 +53,18 @@ class StragglerTolerated(Assertion):
         return self._compare(own, usual, shared)
 
     def _doubt(self, own: Times, usual: Times, before: set[tuple[int, int]], length: int) -> str | None:
-        """Why the step times can't be compared, if they can't."""
+        """Why the step times can't be compared; None if they can."""
         steps = sorted({step for step, _ in usual})
         means = {step: _mean(usual, {key for key in usual if key[0] == step}) for step in steps}
         windows = [sum(means[s] for s in steps[n : n + length]) / length for n in range(len(steps) - length + 1)]
         if windows and max(windows) > self.ratio * median(means.values()):
             worst = max(windows) / median(means.values())
-            return f"the twin's own steps vary by a factor of {worst:.2f}, so that such a bound tells nothing"
+            return f"the twin's own steps vary by a factor of {worst:.2f}, so that such a bound decides nothing"
         if len({step for step, _ in before}) < _CALM:
-            return f"fewer than {_CALM} steps lie before the fault, so run and twin can't be known to be equally fast"
+            return (
+                f"fewer than {_CALM} steps lie before the fault, so it is not known whether run and twin were equally "
+                "fast"
+            )
         already = _mean(own, before) / _mean(usual, before)
         if not 1 / self.ratio <= already <= self.ratio:
             return f"before the fault the run already took {already:.2f} times as long as the twin: another load was on"
@@ -86,7 +88,7 @@ class StragglerTolerated(Assertion):
 
 
 def step_times(history: History) -> Times:
-    """Of each step that counts and that follows another one in the same attempt."""
+    """The time of each step that counts and follows another step in the same attempt."""
     found = history.counting()
     return {
         (step, rank): one.mono_s - last.mono_s
@@ -102,7 +104,7 @@ def _mean(times: Times, keys: set[tuple[int, int]]) -> float:
 
 
 def _spans(run: Record) -> list[tuple[float, float]]:
-    """From each landing of a fault to when it was taken back, CLOCK_MONOTONIC."""
+    """The times (CLOCK_MONOTONIC) from each landing of a fault until it was undone."""
     spans = []
     for hit in run.of_kind(Kind.APPLYING):
         ends = [e.mono_s for e in run.of_fault(hit.data["fault"], Kind.ROLLED_BACK) if e.mono_s > hit.mono_s]

@@ -1,4 +1,5 @@
-"""checkpoint.tracker and .permissions: the checkpoint is whole; what points to it, or the right to read it, is not."""
+"""checkpoint.tracker and .permissions: the checkpoint itself is whole, but the file that names it, or the right to read
+it, is not."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from torchaos.plugin import CheckpointFault, Count
 
 @dataclass(frozen=True)
 class Tracker(CheckpointFault):
-    """The file that says which checkpoint is the newest (`latest`, `latest_checkpointed_iteration.txt`) is empty, or
-    names an older one: `how`."""
+    """The file that names the newest checkpoint (`latest`, `latest_checkpointed_iteration.txt`) is empty, or names an
+    older checkpoint: `how`."""
 
     how: Literal["empty", "stale"] = "empty"
     newest: Count = 1
@@ -30,7 +31,8 @@ class Tracker(CheckpointFault):
 
 @dataclass(frozen=True)
 class Permissions(CheckpointFault):
-    """Nobody may read one file of tensors. Root may all the same: a job that runs as root does not feel it."""
+    """Nobody may read one file of tensors. Root may still read it, so a job that runs as root does not feel the
+    fault."""
 
     newest: Count = 1
     seed: int | None = None

@@ -1,5 +1,5 @@
-"""checkpoint.flip_bits, .zero_block and .nan: some bytes of a checkpoint are others, and its length is as before. Most
-loaders take them without a word."""
+"""checkpoint.flip_bits, .zero_block and .nan: some bytes of a checkpoint are changed, and its length is not. Most
+loaders accept them without an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchaos.plugin import CheckpointFault, Count
 
 @dataclass(frozen=True)
 class FlipBits(CheckpointFault):
-    """`bits` bits are inverted. `place`: all in one tensor, or in the files that describe the tensors."""
+    """Inverts `bits` bits. `place`: in one tensor, or in the files that describe the tensors."""
 
     bits: Count = 1
     place: Literal["tensor", "metadata"] = "tensor"
@@ -31,7 +31,8 @@ class FlipBits(CheckpointFault):
 
 @dataclass(frozen=True)
 class ZeroBlock(CheckpointFault):
-    """`bytes` bytes of one file read as zeros, as after a lost block; at a multiple of `bytes` from its start."""
+    """`bytes` bytes of one file are zero, as after a lost block. They begin at a multiple of `bytes` from the file's
+    start."""
 
     bytes: Count = 4096
     newest: Count = 1
@@ -45,8 +46,8 @@ class ZeroBlock(CheckpointFault):
 
 @dataclass(frozen=True)
 class Nan(CheckpointFault):
-    """One value of a floating-point tensor is NaN. With `fix_crc` the CRC that the format keeps of it is made to fit,
-    as if it had been so in memory when it was saved: only the contents tell."""
+    """One value of a floating-point tensor is NaN. With `fix_crc` the format's own CRC of it is corrected too, as if
+    the NaN had been in memory at the save: then only the contents show it."""
 
     fix_crc: bool = False
     newest: Count = 1

@@ -15,7 +15,8 @@ from torchaos.plugin import CheckpointFault, Count, Share
 
 @dataclass(frozen=True)
 class Truncate(CheckpointFault):
-    """One file of tensors ends early: at `keep` of its length (0 to 1), or where the seed says."""
+    """One file of tensors ends early: after the share `keep` of its length (0 to 1), or at a place that the seed
+    draws."""
 
     keep: Share | None = None
     newest: Count = 1
@@ -29,8 +30,8 @@ class Truncate(CheckpointFault):
 
 @dataclass(frozen=True)
 class TornWrite(CheckpointFault):
-    """One file has its full length, and from some block on it reads as zeros: its size reached the disk before a crash,
-    and its data did not."""
+    """One file has its full length, but zeros from some block on: its size reached the disk before a crash, and its
+    data did not."""
 
     newest: Count = 1
     seed: int | None = None
@@ -58,8 +59,8 @@ class Delete(CheckpointFault):
 
 @dataclass(frozen=True)
 class Partial(CheckpointFault):
-    """The directory is there, and only part of its files: those that describe the others are missing, and so is half of
-    the others; one is cut off."""
+    """The folder exists with only a part of its files. The files that describe the others and half of the others are
+    missing, and one file is cut off."""
 
     newest: Count = 1
     seed: int | None = None

@@ -1,4 +1,4 @@
-"""checkpoint.hang: writing a checkpoint does not come back, as on a dead file server. `for` says how long."""
+"""checkpoint.hang: writing a checkpoint does not return, as on a dead file server. `for` is its duration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchaos.plugin import WaitingFault
 
 @dataclass(frozen=True)
 class CheckpointHang(WaitingFault):
-    """Waits where the rank begins to save, before anything is written. A save "after step 30" is made in step 31."""
+    """Waits when the rank begins to save, before anything is written. A save "after step 30" happens in step 31."""
 
     name = "checkpoint.hang"
     phase = "checkpoint_write"

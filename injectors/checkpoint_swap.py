@@ -1,4 +1,4 @@
-"""checkpoint.stale_shard and .foreign_shard: every file is whole, and one of them is not the one that belongs there."""
+"""checkpoint.stale_shard and .foreign_shard: every file is whole, but one file does not belong to this checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torchaos.plugin import CheckpointFault, Count
 
 @dataclass(frozen=True)
 class StaleShard(CheckpointFault):
-    """One file of tensors is that of the next older checkpoint, as after a write that was lost or a wrong copy."""
+    """One file of tensors is replaced by the file of the next older checkpoint, as after a lost write or a wrong
+    copy."""
 
     newest: Count = 1
     seed: int | None = None
@@ -27,7 +28,7 @@ class StaleShard(CheckpointFault):
 
 @dataclass(frozen=True)
 class ForeignShard(CheckpointFault):
-    """One rank's file of tensors holds what another rank's file holds."""
+    """One rank's file of tensors is replaced by another rank's file."""
 
     newest: Count = 1
     seed: int | None = None

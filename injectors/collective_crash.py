@@ -1,4 +1,4 @@
-"""collective.crash: the rank dies inside a collective, when its own part of it has begun."""
+"""collective.crash: the rank dies inside a collective, after it has begun its own part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torchaos.plugin import DeathFault, RankSite
 
 @dataclass(frozen=True)
 class Crash(DeathFault):
-    """Hands the collective to torch, and dies at once: data may be on its way. `by`: SIGKILL, SIGABRT or SIGSEGV."""
+    """Starts the collective in torch, and dies at once, perhaps while data is being sent. `by`: SIGKILL, SIGABRT or
+    SIGSEGV."""
 
     by: Literal["kill", "abort", "segfault"] = "kill"
 

@@ -1,4 +1,4 @@
-"""collective.delay: the rank starts collectives late: each or every nth, by a fixed or drawn time."""
+"""collective.delay: the rank starts collectives late, each or every nth of them, by a fixed or random time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from torchaos.plugin import (
 
 @dataclass(frozen=True)
 class Delay(Fault):
-    """Waits `time`, plus up to `jitter` more (uniform, from the seed), before every `every`th collective; only those of
-    the `operation`, process `group` and size (bytes) that are given. `for` says how long the rank stays slow."""
+    """Waits `time`, plus up to `jitter` more (uniform, from the seed), before every `every`th collective. `operation`,
+    process `group` and size (bytes) limit which collectives count. `for` says how long the rank stays slow."""
 
     time: Seconds = 0.1
     jitter: Seconds = 0.0

@@ -1,4 +1,5 @@
-"""collective.drop: the rank leaves one collective out and goes on as if it had been done: the ranks no longer match."""
+"""collective.drop: the rank leaves out one collective and continues as if it had been done, so the ranks no longer
+match."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, R
 
 @dataclass(frozen=True)
 class Drop(Fault):
-    """What comes after depends on the backend: the next collective of the rank may meet this one of the others (wrong
-    values, silently, where the sizes fit), fail, or never end."""
+    """What follows depends on the backend. The rank's next collective may be matched with this collective of the other
+    ranks (wrong values without an error, if the sizes are equal), fail, or never end."""
 
     name = "collective.drop"
     where = ("rank",)

@@ -1,4 +1,4 @@
-"""collective.reorder: the rank starts two collectives the wrong way round."""
+"""collective.reorder: the rank starts two collectives in the wrong order."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, RankS
 
 @dataclass(frozen=True)
 class Reorder(Fault):
-    """Keeps one collective back until the rank has started the next one. That takes a job that starts several before it
-    waits, as DDP does with its buckets; where none follows within `patience`, it is started after all, nothing is out
-    of order, and the fault was not felt."""
+    """Holds one collective back until the rank has started the next one. The job must start several collectives before
+    it waits, as DDP does with its buckets. If no other follows within `patience`, the collective is started after all:
+    the order is right, and the fault was not felt."""
 
     patience: Seconds = 2.0
 

@@ -1,4 +1,4 @@
-"""collective.stall: the rank does not enter a collective, and all others wait for it. `for` says how long."""
+"""collective.stall: the rank does not enter a collective, and all others wait for it. `for` is the duration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torchaos.plugin import WaitingFault
 
 @dataclass(frozen=True)
 class Stall(WaitingFault):
-    """Waits in front of the one collective that the trigger names; its other threads run on. Without `for` it lasts
-    until the run ends or the job's own watchdog ends the rank."""
+    """Waits before the collective that the trigger names; the rank's other threads run on. Without `for` it lasts until
+    the run ends, or until the job's own watchdog ends the rank."""
 
     name = "collective.stall"
     phase = "collective"

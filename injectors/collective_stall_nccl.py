@@ -1,4 +1,4 @@
-"""collective.stall_nccl: one NCCL call of the rank does not begin, and all others wait. `for` says how long."""
+"""collective.stall_nccl: one NCCL call of the rank does not begin, and all others wait. `for` is the duration."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torchaos.plugin import Evidence, Fault, Handle, Kind, NodeSite, RankSite, R
 
 @dataclass(frozen=True)
 class StallNccl(Fault):
-    """Waits in front of the `nth` call of the function `call` after the moment of the trigger, whoever makes it (torch,
-    an extension, ctypes), of at least and at most so many bytes. A C library does it, by NVTX."""
+    """Waits before the `nth` call of the NCCL function `call` after the moment of the trigger, whoever makes it (torch,
+    an extension, ctypes). `min_bytes` and `max_bytes` bound its size. A C library does this, by NVTX."""
 
     call: str = "ncclAllReduce"
     nth: int = 1

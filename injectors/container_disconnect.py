@@ -1,4 +1,4 @@
-"""container.disconnect: the engine takes a node off the network, and puts it back afterwards."""
+"""container.disconnect: the engine takes a node off the network, and connects it again afterwards."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torchaos.plugin import ContainerFault, Hit
 
 @dataclass(frozen=True)
 class Disconnect(ContainerFault):
-    """The containers lose their interface. They get it back with the same address, under another name (eth1), so that a
-    GLOO_SOCKET_IFNAME=eth0 of the job's own no longer fits."""
+    """The containers lose their interface. They get it back with the same address but another name (eth1), so a job's
+    own GLOO_SOCKET_IFNAME=eth0 is no longer right."""
 
     name = "container.disconnect"
     part = "network"

@@ -1,4 +1,4 @@
-"""container.kill: a node's container dies at once, as when somebody removes it by force."""
+"""container.kill: a node's container dies at once, as if somebody removed it by force."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torchaos.plugin import ContainerDeath, Hit
 
 @dataclass(frozen=True)
 class Kill(ContainerDeath):
-    """SIGKILL by the engine to the containers of the target nodes: their processes and their network go with them."""
+    """The engine sends SIGKILL to the containers of the target nodes. Their processes and their network end with
+    them."""
 
     name = "container.kill"
     done = "killed"

@@ -1,4 +1,4 @@
-"""container.limit: a node gets less than it needs: of the CPU, or of memory."""
+"""container.limit: a node gets less CPU time or memory than it needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchaos.plugin import ContainerFault, Hit, NodeSite, Probe
 
 @dataclass(frozen=True)
 class Limit(ContainerFault):
-    """The containers get `cpus` CPUs and `memory_mb` million bytes at most; 0: as much as before."""
+    """The containers get at most `cpus` CPUs and `memory_mb` million bytes; 0: no new limit."""
 
     cpus: float = 0.5
     memory_mb: float = 0.0

@@ -10,8 +10,8 @@ from torchaos.plugin import ContainerFault, Hit
 
 @dataclass(frozen=True)
 class OutOfMemory(ContainerFault):
-    """The memory of the containers is limited to `spare_mb` million bytes more than they use, and a process started
-    there (`sh`, `head` and `tail` must be) that uses them up: the kernel ends the largest, as a rule a rank."""
+    """Limits the memory of the containers to `spare_mb` million bytes more than they use. Then a process in them (with
+    the programs `sh`, `head` and `tail`) uses these up: the kernel ends the largest process, usually a rank."""
 
     spare_mb: float = 64.0
 

@@ -1,4 +1,4 @@
-"""container.pause: a node's container is frozen by the engine, as under a snapshot, and goes on afterwards."""
+"""container.pause: the engine freezes a node's container, as for a snapshot, and it continues afterwards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchaos.plugin import ContainerFault, Hit
 
 @dataclass(frozen=True)
 class Pause(ContainerFault):
-    """The cgroup of the containers is frozen: no process of them runs, and none can notice that it was stopped."""
+    """Freezes the cgroup of the containers: no process in them runs, and none can notice that it was stopped."""
 
     name = "container.pause"
     part = "running"

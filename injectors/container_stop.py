@@ -1,4 +1,4 @@
-"""container.stop: a node's container is told to end, and killed when it does not, as a scheduler ends one."""
+"""container.stop: a node's container is asked to end, and killed if it does not, as by a scheduler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torchaos.plugin import ContainerDeath, Hit, Seconds
 
 @dataclass(frozen=True)
 class Stop(ContainerDeath):
-    """SIGTERM by the engine to the first process of the containers, and SIGKILL to all of it after `grace`."""
+    """The engine sends SIGTERM to the first process of the containers, and SIGKILL to all processes after `grace`
+    seconds."""
 
     grace: Seconds = 10.0
 

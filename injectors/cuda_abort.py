@@ -1,4 +1,4 @@
-"""cuda.abort: NCCL's watchdog thread sees the error first and ends the process, with SIGABRT and its own words."""
+"""cuda.abort: NCCL's watchdog thread sees the error first and ends the process with SIGABRT and its usual message."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torchaos.plugin import DeathFault, RankSite
 
 @dataclass(frozen=True)
 class Abort(DeathFault):
-    """No exception reaches Python: no handler, no clean-up. What a broken device mostly looks like in a real job.
-    `kind`: which of CUDA's errors its words name."""
+    """No exception reaches Python, so no handler and no clean-up runs. In real jobs a broken device mostly looks like
+    this. `kind`: the CUDA error in the message."""
 
     kind: Kind = "ecc"
 

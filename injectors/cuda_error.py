@@ -13,9 +13,9 @@ from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, R
 
 @dataclass(frozen=True)
 class Error(Fault):
-    """PyTorch's own error, with its text and code, in the call that the Moment is at, and in each one after. Where
-    there is no GPU, the CPU stands for the device. A job that catches it and goes on meets it again. `kind`: which of
-    CUDA's errors it is."""
+    """PyTorch's own error, with its text and code, is raised in the call at the moment and in every later call. Without
+    a GPU, operations on the CPU raise it. A job that catches the error and continues meets it again. `kind`: the CUDA
+    error."""
 
     kind: Kind = "ecc"
 

@@ -1,4 +1,4 @@
-"""cuda.out_of_memory: the device, or the process where there is none, has no memory left for what comes next."""
+"""cuda.out_of_memory: the device has no memory left; without a device, the process has none."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ _MORE = 64 << 20  # bytes: more than any allocator keeps in reserve under the li
 
 @dataclass(frozen=True)
 class OutOfMemory(Fault):
-    """The allocator's own error: on a GPU by torch's limit for this process (set_per_process_memory_fraction), else by
-    RLIMIT_AS, with `spare` bytes to go. The limit stays for the rest of the process."""
+    """Raises the allocator's own error. On a GPU it uses torch's memory limit of this process
+    (set_per_process_memory_fraction), otherwise RLIMIT_AS, and leaves `spare` bytes free. The limit stays until the
+    process ends."""
 
     spare: int = 1 << 20
 

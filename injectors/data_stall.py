@@ -1,4 +1,4 @@
-"""data.stall: the data loader gives no batch, as when storage or a preprocessing service hangs. `for` says how long."""
+"""data.stall: the data loader gives no batch, as if storage or a preprocessing service hangs. `for` is the duration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchaos.plugin import WaitingFault
 
 @dataclass(frozen=True)
 class DataStall(WaitingFault):
-    """Waits where the training loop asks for its next batch, in the rank's own process; worker processes run on."""
+    """Waits when the training loop asks for its next batch, in the rank's own process; worker processes run on."""
 
     name = "data.stall"
     phase = "data"

@@ -1,5 +1,5 @@
-"""gpu.thermal_slowdown: the GPU is too hot, and its clocks say why they are low. A signal only: no kernel gets
-slower."""
+"""gpu.thermal_slowdown: NVML reports that the GPU is too hot and its clocks are low. Only the report changes: no kernel
+gets slower."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _REASONS = {"software": 0x20, "hardware": 0x40 | 0x8, "power_brake": 0x80 | 0x8}
 
 @dataclass(frozen=True)
 class ThermalSlowdown(OverlayFault):
-    """Clocks are held down, for a `reason`: by the driver, by the GPU itself, or by the power supply. `celsius` is its
-    temperature."""
+    """NVML reports low clocks for a `reason`: the driver, the GPU itself, or the power supply; and the temperature
+    `celsius`."""
 
     reason: Literal["software", "hardware", "power_brake"] = "hardware"
     celsius: int = 92

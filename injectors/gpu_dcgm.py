@@ -1,4 +1,5 @@
-"""gpu.dcgm: a value in the cache of this node's DCGM host engine, which every client of it then reads, for a while."""
+"""gpu.dcgm: puts a value into the cache of the node's DCGM host engine, so that every client of it reads that value for
+a while."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from torchaos.plugin import ChaosError, Evidence, Fault, Irreversible, Kind, Nod
 
 @dataclass(frozen=True)
 class DcgmInject(Fault):
-    """`dcgmi test --inject`: DCGM field `field` (its own numbers: 230 is XID_ERRORS there) of the GPU has `value`. The
-    next value that DCGM samples takes its place."""
+    """Runs `dcgmi test --inject`: the DCGM field `field` (DCGM's own number; 230 is XID_ERRORS) of the GPU gets
+    `value`, until DCGM samples the next value."""
 
     field: int
     value: int

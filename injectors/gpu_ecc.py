@@ -1,4 +1,4 @@
-"""gpu.ecc_double_bit and gpu.ecc_single_bit_storm: memory errors, as whoever watches the GPU sees them."""
+"""gpu.ecc_double_bit and gpu.ecc_single_bit_storm: memory errors, as programs that watch the GPU see them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torchaos.plugin import OverlayFault
 
 @dataclass(frozen=True)
 class EccDoubleBit(OverlayFault):
-    """`count` errors that ECC could not correct, in the GPU's memory; a row is marked to be remapped."""
+    """NVML reports `count` errors in the GPU's memory that ECC could not correct, and a row that is marked for
+    remapping."""
 
     count: int = 1
     gpu: int | None = None
@@ -24,7 +25,7 @@ class EccDoubleBit(OverlayFault):
 
 @dataclass(frozen=True)
 class EccSingleBitStorm(OverlayFault):
-    """`count` errors that ECC did correct: no harm yet, and usually the announcement of it."""
+    """NVML reports `count` errors that ECC corrected. They do no harm yet, and often announce worse errors."""
 
     count: int = 100_000
     gpu: int | None = None

@@ -1,4 +1,4 @@
-"""gpu.kernel_log: an Xid in the kernel's own log. It can cordon or reboot a real node, whoever reads it there."""
+"""gpu.kernel_log: an Xid in the kernel's own log. Programs that read the log may cordon or reboot a real node."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ DEVICE = "/dev/kmsg"
 
 @dataclass(frozen=True)
 class KernelLog(Fault):
-    """Writes the lines of Xid `number` to /dev/kmsg. A line from user space never has the kernel's own facility, so
-    that journald cuts one prefix off; with `journald` there are two."""
+    """Writes the lines of Xid `number` to /dev/kmsg. Lines from user space never have the kernel's own facility, so
+    journald removes one prefix from them; `journald` writes the prefix twice."""
 
     number: int = 79
     gpu: int = 0

@@ -10,7 +10,8 @@ from torchaos.plugin import OverlayFault
 
 @dataclass(frozen=True)
 class NvlinkDown(OverlayFault):
-    """The first `links` links of the GPU are inactive, their error counters went up by `errors`, and Xid 74 came."""
+    """NVML reports that the GPU's first `links` links are inactive and their error counters rose by `errors`; Xid 74
+    comes."""
 
     links: int = 1
     errors: int = 256

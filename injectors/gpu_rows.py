@@ -1,4 +1,4 @@
-"""gpu.row_remap_failure: the memory has no spare rows left where one is needed; the GPU has to be replaced."""
+"""gpu.row_remap_failure: the GPU's memory has no spare row left for a broken row, so the GPU must be replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torchaos.plugin import OverlayFault
 
 @dataclass(frozen=True)
 class RowRemapFailure(OverlayFault):
-    """`banks` banks of the memory have used all their spare rows, and a row could not be remapped (Xid 64)."""
+    """NVML reports that `banks` memory banks have used all spare rows, and that a row could not be remapped (Xid
+    64)."""
 
     banks: int = 1
     gpu: int | None = None

@@ -1,4 +1,4 @@
-"""gpu.xid: the driver reports an Xid, with all that comes with it: counts, the recovery action, Xid 154."""
+"""gpu.xid: the driver reports an Xid, with its usual signs: counts, the recovery action, Xid 154."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Number = Literal[48, 63, 64, 74, 79, 94, 95, 119, 120, 121, 140, 143, 144, 145, 
 
 @dataclass(frozen=True)
 class Xid(OverlayFault):
-    """Xid `number`: an event for all who wait for one, and, with `kernel_log`, its lines in `kernel.log` beside the
-    orders."""
+    """Sends Xid `number` as an event to all programs that wait for events. With `kernel_log`, its lines are written to
+    `kernel.log` beside the orders."""
 
     number: Number
     gpu: int | None = None

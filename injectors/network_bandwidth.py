@@ -1,4 +1,4 @@
-"""network.bandwidth: a link that is slower than it should be, as after it fell back to a lower rate."""
+"""network.bandwidth: a link is slower than it should be, for example after it fell back to a lower rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Probe, Qdisc, Rec
 
 @dataclass(frozen=True)
 class Bandwidth(Fault):
-    """What the target nodes send goes at `mbit` million bits a second at most (a token bucket)."""
+    """The target nodes send at most `mbit` million bits per second (a token bucket)."""
 
     mbit: float = 10.0
 

@@ -1,4 +1,4 @@
-"""network.delay: what a node sends comes late, as over a long or a crowded way."""
+"""network.delay: packets that a node sends arrive late, as over a long or busy route."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchaos.plugin import Seconds, ShapedFault
 
 @dataclass(frozen=True)
 class Delay(ShapedFault):
-    """Each packet comes `delay` later, give or take `jitter`, in the order in which it was sent."""
+    """Each packet arrives `delay` later, plus or minus `jitter`, in the order of sending."""
 
     delay: Seconds = 0.05
     jitter: Seconds = 0.0
@@ -19,7 +19,7 @@ class Delay(ShapedFault):
 
     @property
     def least(self) -> float:
-        """Of a round trip, in ms."""
+        """The smallest possible delay of a round trip, in ms."""
         return max(1.0, 800 * (self.delay - self.jitter))
 
     def shape(self) -> dict[str, float]:

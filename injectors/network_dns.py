@@ -1,4 +1,4 @@
-"""network.dns: the node no longer finds the others by name; connections that stand go on."""
+"""network.dns: a node can't look up the names of the others; open connections continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchaos.plugin import Evidence, Fault, Handle, Names, NodeSite, Record, lo
 
 @dataclass(frozen=True)
 class Dns(Fault):
-    """On the target nodes no name but localhost can be looked up."""
+    """On the target nodes only the name localhost can be looked up."""
 
     name = "network.dns"
     where = ("node",)

@@ -1,4 +1,4 @@
-"""network.duplicate, .reorder, .corrupt: what a node sends comes twice, in another order, or damaged."""
+"""network.duplicate, .reorder, .corrupt: packets that a node sends arrive twice, in another order, or damaged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchaos.plugin import Seconds, ShapedFault
 
 @dataclass(frozen=True)
 class Duplicate(ShapedFault):
-    """`percent` of the packets come twice."""
+    """`percent` of the packets arrive twice."""
 
     percent: float = 10.0
 
@@ -26,7 +26,7 @@ class Duplicate(ShapedFault):
 
 @dataclass(frozen=True)
 class Reorder(ShapedFault):
-    """`percent` of the packets overtake those before them, which come `delay` later."""
+    """`percent` of the packets overtake earlier packets, which arrive `delay` later."""
 
     percent: float = 25.0
     delay: Seconds = 0.01
@@ -44,7 +44,7 @@ class Reorder(ShapedFault):
 
 @dataclass(frozen=True)
 class Corrupt(ShapedFault):
-    """In `percent` of the packets one bit is another. TCP's checksum finds it, and they are sent again."""
+    """`percent` of the packets have one flipped bit. TCP's checksum finds it, and the packets are sent again."""
 
     percent: float = 5.0
 

@@ -1,4 +1,4 @@
-"""network.link_down: the node's cable is pulled, once or again and again (a flapping link)."""
+"""network.link_down: the node's cable is pulled, once or repeatedly (a flapping link)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from torchaos.plugin import (
 
 @dataclass(frozen=True)
 class LinkDown(Fault):
-    """The link of each target node goes down; both ends lose their carrier. With `up`, it flaps: down for `down`, up
-    for `up`, and so on until it is taken back."""
+    """The link of each target node goes down, and both ends lose their carrier. With `up` the link flaps: down for
+    `down`, up for `up`, and so on until the fault is undone."""
 
     down: Seconds = 1.0
     up: Seconds = 0.0
@@ -55,7 +55,7 @@ class LinkDown(Fault):
         return [*resent(site), *measured(site, self.asked())]
 
     def asked(self) -> dict[str, float]:
-        """As long as it does not flap, all is lost."""
+        """A loss of 100 %, unless the link flaps."""
         return {} if self.up else {"loss_percent": 100.0}
 
     def felt(self, record: Record, fault: str) -> Evidence | None:

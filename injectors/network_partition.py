@@ -1,4 +1,4 @@
-"""network.partition: nodes that no longer hear each other, as behind a broken switch."""
+"""network.partition: nodes can't reach each other, as behind a broken switch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torchaos.plugin import CutFault
 
 @dataclass(frozen=True)
 class Partition(CutFault):
-    """Cuts the target nodes off from `peers`, by default from all others. `direction`, as the target sees it: `out`
-    drops what it sends. With `ports`, only TCP from or to these, such as the rendezvous store's."""
+    """Cuts the target nodes off from `peers`, by default from all others. `direction` is from the target's view: `out`
+    drops what the target sends. With `ports`, only TCP from or to these ports is dropped, such as the rendezvous
+    store's."""
 
     peers: list[int] = field(default_factory=list)
     direction: Literal["both", "out", "in"] = "both"

@@ -1,4 +1,4 @@
-"""network.refuse: new connections to the node are refused, as when a port is closed; those that stand go on."""
+"""network.refuse: new connections to the node are refused, as if a port is closed; open connections continue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torchaos.plugin import Evidence, Fault, Handle, NftTable, NodeSite, Probe, 
 
 @dataclass(frozen=True)
 class Refuse(Fault):
-    """Whoever opens a connection to the target nodes (with `ports`, to these) is told that nobody listens there."""
+    """A program that opens a connection to the target nodes (with `ports`, to these ports) gets a refusal, as if nobody
+    listens there."""
 
     ports: list[int] = field(default_factory=list)
 

@@ -12,7 +12,8 @@ from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
 
 @dataclass(frozen=True)
 class Freeze(Fault):
-    """SIGSTOP to every process of the job on the target nodes, torchrun's keep-alive included; SIGCONT afterwards."""
+    """Sends SIGSTOP to every process of the job on the target nodes, also to torchrun, which sends the keep-alives.
+    SIGCONT comes afterwards."""
 
     name = "node.freeze"
     where = ("node",)

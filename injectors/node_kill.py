@@ -1,4 +1,4 @@
-"""node.kill: a node dies at once, torchrun and ranks together, as when it loses its power."""
+"""node.kill: a node dies at once, torchrun and ranks together, as after a power loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torchaos.plugin import Evidence, NodeDeath, NodeSite, Record
 
 @dataclass(frozen=True)
 class Kill(NodeDeath):
-    """SIGKILL to every process of the job on the target nodes. Their peers get a reset: the kernel lives on."""
+    """Sends SIGKILL to every process of the job on the target nodes. The kernel lives on, so their peers get a
+    reset."""
 
     name = "node.kill"
 

@@ -1,4 +1,4 @@
-"""node.preempt: the notice of a spot machine, and its end when the time is over."""
+"""node.preempt: a spot machine gets its notice, and is taken away after the notice period."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torchaos.plugin import Evidence, Kind, NodeDeath, NodeSite, Record, Seconds
 
 @dataclass(frozen=True)
 class Preempt(NodeDeath):
-    """SIGTERM to torchrun on the target nodes; whatever is left there after `notice` is killed."""
+    """Sends SIGTERM to torchrun on the target nodes, and SIGKILL to all processes that are left there after `notice`
+    seconds."""
 
     notice: Seconds = 30.0
 

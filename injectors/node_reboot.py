@@ -1,4 +1,4 @@
-"""node.reboot: a node dies, stays away, and comes back with torchrun started anew."""
+"""node.reboot: a node dies, stays away, and comes back with a new torchrun."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchaos.plugin import Evidence, Kind, NodeDeath, NodeSite, Record, Seconds
 
 @dataclass(frozen=True)
 class Reboot(NodeDeath):
-    """As node.kill; after `away` the job's command is started again on the target nodes."""
+    """Kills the node like node.kill. After `away` seconds the job's command is started again on the target nodes."""
 
     away: Seconds = 5.0
 

@@ -1,4 +1,4 @@
-"""node.slow: a whole node takes its time, as when it throttles or shares its cores: a straggler."""
+"""node.slow: a whole node is slow, as if it throttles or shares its cores: a straggler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
 
 @dataclass(frozen=True)
 class Slow(Fault):
-    """Every process of the job that is on the target nodes now runs only `share` of the time."""
+    """Every process of the job on the target nodes runs only for `share` of the time."""
 
     share: float = 0.5
 

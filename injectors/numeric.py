@@ -18,8 +18,8 @@ _VALUES = {"nan": float("nan"), "inf": float("inf"), "zero": 0.0}
 
 
 class Corruption(Fault):
-    """One number becomes another. Fields of each: `change`; `bit`, from the least significant one; `place`, from 0 to
-    1, how far into the tensors. What is None is drawn."""
+    """Changes one number. `change`: how. `bit`: which bit, from the least significant. `place`: how far into the
+    tensors, from 0 to 1. A field that is None is drawn."""
 
     where = ("rank",)
     needs = frozenset({"agent"})
@@ -86,7 +86,7 @@ def trained(site: RankSite) -> list[Any]:
 
 
 def gradients(call: Call) -> list[Any]:
-    """What this rank puts into a reduction of gradients; empty for any other collective."""
+    """The tensors that this rank puts into a reduction of gradients; empty for any other collective."""
     if call.op not in ("all_reduce", "reduce_scatter"):
         return []
     given = call.args[1:2] if call.op == "reduce_scatter" and hasattr(call.args[1], "__len__") else call.args[:1]

@@ -1,4 +1,4 @@
-"""numeric.activation: one number of what a layer puts out is wrong, once, in one forward pass."""
+"""numeric.activation: one number of a layer's output is wrong, once, in one forward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchaos.plugin import RankSite
 
 @dataclass(frozen=True)
 class Activation(Corruption):
-    """The output of the `nth` module that is called from the Moment on. Code that is compiled calls no module."""
+    """Changes the output of the `nth` module that is called after the moment. Compiled code calls no modules."""
 
     change: Change = "flip"
     bit: int | None = None

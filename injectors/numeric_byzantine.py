@@ -1,5 +1,5 @@
-"""numeric.scaled_gradient and numeric.stale_gradient: a rank that takes part and computes something else. `for` ends
-it."""
+"""numeric.scaled_gradient and numeric.stale_gradient: a rank takes part but gives wrong gradients. `for` is the
+duration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchaos.plugin import Handle, Kind, NodeSite, RankSite
 
 @dataclass(frozen=True)
 class ScaledGradient(Corruption):
-    """Everything that the rank gives into reductions of gradients is `factor` times what it should be."""
+    """Multiplies everything that the rank puts into reductions of gradients by `factor`."""
 
     factor: float = 10.0
 
@@ -42,7 +42,7 @@ class ScaledGradient(Corruption):
 
 @dataclass(frozen=True)
 class StaleGradient(Corruption):
-    """The rank gives the gradients of its first step under the fault again and again."""
+    """The rank gives the gradients of its first step under the fault again in each later step."""
 
     name = "numeric.stale_gradient"
     hooks = ("collectives", "state")

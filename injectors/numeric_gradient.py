@@ -1,5 +1,5 @@
-"""numeric.gradient and numeric.reduced_gradient: a wrong number before the reduction reaches all ranks alike, after it
-one rank alone."""
+"""numeric.gradient and numeric.reduced_gradient: a number is wrong before the reduction, so in all ranks; or after it,
+in one rank."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torchaos.plugin import RankSite
 
 @dataclass(frozen=True)
 class Gradient(Corruption):
-    """One number of what the rank gives into the first reduction of gradients from the Moment on. All replicas then are
-    equal and wrong, so that comparing them shows nothing."""
+    """Changes one number that the rank puts into the first reduction of gradients after the moment. All replicas are
+    then equal and wrong, so a comparison between them shows nothing."""
 
     change: Change = "flip"
     bit: int | None = None
@@ -37,8 +37,8 @@ class Gradient(Corruption):
 
 @dataclass(frozen=True)
 class ReducedGradient(Corruption):
-    """One number of the gradient that the optimizer is about to use, after reduction, clipping and any guard: only this
-    rank's parameters go wrong."""
+    """Changes one number of the gradient that the optimizer is about to use, after reduction, clipping and any guard:
+    only this rank's parameters become wrong."""
 
     change: Change = "flip"
     bit: int | None = None

@@ -1,4 +1,4 @@
-"""numeric.parameter and numeric.moment: a bit of what a rank keeps in memory is wrong, from the next step on."""
+"""numeric.parameter and numeric.moment: one bit in a rank's memory is wrong, from the next step on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchaos.plugin import RankSite
 
 @dataclass(frozen=True)
 class Parameter(Corruption):
-    """One number of one parameter on one rank, between two steps: from then on the replicas differ."""
+    """Changes one number of a parameter on one rank, between two steps. From then on the replicas differ."""
 
     change: Change = "flip"
     bit: int | None = None
@@ -24,7 +24,8 @@ class Parameter(Corruption):
 
 @dataclass(frozen=True)
 class Moment(Corruption):
-    """One number of the optimizer's state on one rank: no digest of parameters shows it before the next step."""
+    """Changes one number of the optimizer's state on one rank. No digest of parameters shows it before the next
+    step."""
 
     change: Change = "flip"
     bit: int | None = None

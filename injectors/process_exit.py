@@ -1,4 +1,4 @@
-"""process.exit: the rank leaves in the middle of its work, with a code of choice."""
+"""process.exit: the rank exits in the middle of its work, with a chosen exit code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torchaos.plugin import DeathFault, RankSite
 
 @dataclass(frozen=True)
 class Exit(DeathFault):
-    """_exit(2) with `code`: no clean-up runs. 0 is the nasty one: a supervisor takes it for success."""
+    """Calls _exit(2) with `code`: no clean-up runs. The most dangerous code is 0, because a supervisor takes it for
+    success."""
 
     code: int = 1
 

@@ -1,4 +1,4 @@
-"""process.freeze: the rank stops dead and nobody is told: the classic silent hang. `for` says how long."""
+"""process.freeze: the rank stops and nobody is informed: the classic silent hang. `for` is the duration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Process, Record, 
 
 @dataclass(frozen=True)
 class Freeze(Fault):
-    """SIGSTOP to the rank, SIGCONT when it is rolled back."""
+    """Sends SIGSTOP to the rank, and SIGCONT when the fault is undone."""
 
     name = "process.freeze"
     where = ("node",)

@@ -1,4 +1,5 @@
-"""process.hold_gil: no Python thread of the rank runs for a time, as when a C extension never yields."""
+"""process.hold_gil: no Python thread of the rank runs for a time, as if a C extension never releases the interpreter
+lock."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, R
 
 @dataclass(frozen=True)
 class HoldGil(Fault):
-    """Sleeps in C for `time` without giving up the interpreter lock: heartbeats and watchdog threads in Python stop
+    """Sleeps in C for `time` seconds and holds the interpreter lock, so heartbeat and watchdog threads in Python stop
     too."""
 
     time: Seconds = 5.0

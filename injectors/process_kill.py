@@ -1,4 +1,4 @@
-"""process.kill: the rank dies at once and without warning, as under the OOM killer or on a lost node."""
+"""process.kill: the rank dies at once and without warning, as by the OOM killer or on a lost node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchaos.plugin import DeathFault, Site
 
 @dataclass(frozen=True)
 class Kill(DeathFault):
-    """SIGKILL to the rank. No handler runs, no buffer is flushed."""
+    """Sends SIGKILL to the rank. No handler runs, and no buffer is flushed."""
 
     name = "process.kill"
     where = ("rank", "node")

@@ -11,7 +11,7 @@ from torchaos.plugin import DeathFault, NodeSite
 
 @dataclass(frozen=True)
 class KillAgent(DeathFault):
-    """SIGKILL to the agents of the target's nodes. Nobody restarts the workers, and nobody ends them."""
+    """Sends SIGKILL to the agents of the target's nodes. Nobody restarts the workers, and nobody ends them."""
 
     name = "process.kill_agent"
     where = ("node",)

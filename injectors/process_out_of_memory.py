@@ -12,8 +12,8 @@ from torchaos.plugin import Emit, Evidence, Fault, Handle, Kind, NodeSite, Probe
 
 @dataclass(frozen=True)
 class OutOfMemory(Fault):
-    """Moves the rank's process into a memory cgroup of our own (version 1 or 2), in which it may take `spare` bytes
-    more; with the next ones the kernel kills it."""
+    """Moves the rank's process into a memory cgroup of torchaos (version 1 or 2) that allows `spare` more bytes. When
+    the process uses more than these, the kernel kills it."""
 
     spare: int = 1 << 20
 
@@ -38,7 +38,7 @@ class OutOfMemory(Fault):
         return [_Killed(site.fault, memory_of(pid)) for pid in site.pids]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """SIGKILL alone says nothing of memory: the group's own counter does."""
+        """SIGKILL alone does not show a lack of memory; the cgroup's own counter does."""
         death = died(record, fault, -signal.SIGKILL)
         told = next((event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("killed", 0) > 0), None)
         if death is None or told is None:
@@ -47,7 +47,7 @@ class OutOfMemory(Fault):
 
 
 class _Killed:
-    """Whether the kernel has killed in the group."""
+    """Whether the kernel has killed a process in the group."""
 
     period_s = 0.1
 

@@ -1,4 +1,4 @@
-"""process.raise: an exception in the training loop's own thread, as a bug or a bad batch raises."""
+"""process.raise: an exception in the thread of the training loop, as by a bug or a bad batch."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torchaos.plugin import Evidence, Fault, Irreversible, NodeSite, RankSite, R
 
 @dataclass(frozen=True)
 class Raise(Fault):
-    """RuntimeError with `text`, raised where the Moment is. A job may catch it and go on: then the fault was not
-    felt. A job may catch it and save before it ends: then another rank may die first, and torchelastic ends this
-    one."""
+    """Raises RuntimeError with `text` at the moment. If the job catches it and continues, the fault was not felt. If
+    the job catches it and saves before it ends, another rank may die first, and torchelastic then ends this rank."""
 
     text: str = "injected by torchaos"
 

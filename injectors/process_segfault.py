@@ -12,7 +12,7 @@ from torchaos.plugin import DeathFault, RankSite
 
 @dataclass(frozen=True)
 class Segfault(DeathFault):
-    """A real invalid read; the kernel ends the process by SIGSEGV."""
+    """Makes a really invalid read; the kernel ends the process with SIGSEGV."""
 
     name = "process.segfault"
     where = ("rank",)

@@ -1,4 +1,4 @@
-"""process.terminate: notice, a grace period, then death, as in a spot preemption or a scheduler's cancel."""
+"""process.terminate: a notice, a grace period, then death, as for a spot preemption or a scheduler's cancel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torchaos.plugin import DeathFault, Evidence, Kind, NodeSite, Record, Second
 
 @dataclass(frozen=True)
 class Terminate(DeathFault):
-    """SIGTERM, and SIGKILL for what is still there after `grace`. With `target: {node: N}` it reaches the
-    torchelastic agent, as a preemption notice reaches a container's first process; else the ranks themselves."""
+    """Sends SIGTERM, and SIGKILL to processes that are left after `grace` seconds. With `target: {node: N}` the signal
+    goes to the torchelastic agent, as a preemption notice goes to a container's first process; otherwise to the
+    ranks."""
 
     grace: Seconds = 30.0
 

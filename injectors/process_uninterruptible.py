@@ -1,4 +1,4 @@
-"""process.uninterruptible: the rank sleeps in the kernel and SIGKILL does not end it, as on a dead disk."""
+"""process.uninterruptible: the rank sleeps in the kernel, and SIGKILL does not end it, as on a dead disk."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record, all_waite
 
 @dataclass(frozen=True)
 class Uninterruptible(Fault):
-    """State D, by the cgroup freezer of version 1 (that of version 2 leaves a process killable). Signals act once it is
-    taken back: a supervisor that kills the rank meanwhile waits that long."""
+    """Puts the process into state D by the cgroup freezer of version 1 (a process frozen by version 2 can be killed).
+    Signals take effect when the fault is undone, so a supervisor that kills the rank waits until then."""
 
     name = "process.uninterruptible"
     where = ("node",)

@@ -1,4 +1,4 @@
-"""proxy.timeout, .reset_peer, .slow_close, .limit_data, .down: an endpoint whose connections say nothing or break."""
+"""proxy.timeout, .reset_peer, .slow_close, .limit_data, .down: connections to an endpoint give no answer, or break."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torchaos.plugin import Count, ProxyFault, Seconds
 
 @dataclass(frozen=True)
 class Timeout(ProxyFault):
-    """No answer comes any more; with `after`, the connection is closed so long after the fault, or after it was opened.
-    Without it the connection stays open, until the fault is taken back."""
+    """No answer comes. With `after`, the connection is closed that many seconds after the fault, or after it was
+    opened; without `after`, it stays open until the fault is undone."""
 
     endpoint: str
     after: Seconds = 0.0
@@ -27,7 +27,7 @@ class Timeout(ProxyFault):
 
 @dataclass(frozen=True)
 class ResetPeer(ProxyFault):
-    """Connections are reset, `after` that long."""
+    """Connections are reset after `after` seconds."""
 
     endpoint: str
     after: Seconds = 0.0
@@ -43,7 +43,7 @@ class ResetPeer(ProxyFault):
 
 @dataclass(frozen=True)
 class SlowClose(ProxyFault):
-    """That the endpoint has closed a connection is heard of only after `delay`."""
+    """When the endpoint closes a connection, the job learns of it `delay` seconds later."""
 
     endpoint: str
     delay: Seconds = 10.0
@@ -59,7 +59,7 @@ class SlowClose(ProxyFault):
 
 @dataclass(frozen=True)
 class LimitData(ProxyFault):
-    """Each connection is closed once the endpoint has sent so many `bytes` over it."""
+    """Each connection is closed after the endpoint has sent `bytes` bytes over it."""
 
     endpoint: str
     bytes: Count = 1024

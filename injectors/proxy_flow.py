@@ -1,4 +1,5 @@
-"""proxy.latency, .bandwidth and .slicer: what goes to or from an endpoint of the job comes late, slowly, in crumbs."""
+"""proxy.latency, .bandwidth and .slicer: traffic to or from an endpoint of the job is late, slow, or in small
+pieces."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ Stream = Literal["both", "upstream", "downstream"]  # upstream: what the job sen
 
 @dataclass(frozen=True)
 class Latency(ProxyFault):
-    """All that goes through comes `latency` later, give or take `jitter`."""
+    """All traffic arrives `latency` later, plus or minus `jitter`."""
 
     endpoint: str
     latency: Seconds = 0.5
@@ -28,7 +29,7 @@ class Latency(ProxyFault):
 
 @dataclass(frozen=True)
 class Bandwidth(ProxyFault):
-    """Each connection gets `rate` KB/s at most."""
+    """Each connection gets at most `rate` KB/s."""
 
     endpoint: str
     rate: Positive = 100.0
@@ -43,7 +44,7 @@ class Bandwidth(ProxyFault):
 
 @dataclass(frozen=True)
 class Slicer(ProxyFault):
-    """Data goes on in slices of about `size` bytes, with `delay` between them."""
+    """Data is passed on in slices of about `size` bytes, with `delay` between them."""
 
     endpoint: str
     size: Count = 64

@@ -1,4 +1,4 @@
-"""storage.error, .fsync_error, .read_only and .full: the file system of the checkpoints refuses what it is asked."""
+"""storage.error, .fsync_error, .read_only and .full: the file system of the checkpoints refuses operations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Error(StorageFault):
 
 @dataclass(frozen=True)
 class FsyncError(StorageFault):
-    """fsync fails with `error`: what was written may never have reached the disk."""
+    """fsync fails with `error`: the written data may never have reached the disk."""
 
     error: Literal["EIO", "ENOSPC", "EDQUOT"] = "EIO"
     ranks: tuple[int, ...] = drawn()
@@ -39,7 +39,7 @@ class FsyncError(StorageFault):
 
 @dataclass(frozen=True)
 class ReadOnly(StorageFault):
-    """Nothing can be written any more, as after a file system was mounted read-only because of errors."""
+    """Nothing can be written, as if errors made the kernel mount the file system read-only."""
 
     ranks: tuple[int, ...] = drawn()
 
@@ -51,7 +51,7 @@ class ReadOnly(StorageFault):
 
 @dataclass(frozen=True)
 class Full(StorageFault):
-    """The file system is full once `left` bytes more have been written; removing files makes no room."""
+    """The file system is full after `left` more bytes have been written; removing files frees no space."""
 
     left: Size = 0
     ranks: tuple[int, ...] = drawn()

@@ -1,4 +1,4 @@
-"""storage.slow and .stall: the file system of the checkpoints takes its time, or never answers."""
+"""storage.slow and .stall: the file system of the checkpoints is slow, or does not answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchaos.plugin import Positive, Seconds, StorageFault, drawn
 
 @dataclass(frozen=True)
 class Slow(StorageFault):
-    """Each read or write (`on`) takes `delay` longer, and at most `rate` bytes per second get through."""
+    """Each read or write (`on`) takes `delay` longer, with at most `rate` bytes per second."""
 
     delay: Seconds = 0.05
     rate: Positive | None = None
@@ -27,9 +27,9 @@ class Slow(StorageFault):
 
 @dataclass(frozen=True)
 class Stall(StorageFault):
-    """What touches the folder (`on`) hangs, and not even SIGKILL ends who waits, as on a hard NFS mount whose server is
-    gone. `for` says how long. The kernel locks a folder in which a file is being made: others may have to wait there
-    too."""
+    """Operations (`on`) on the folder hang, and not even SIGKILL ends a process that waits, as on a hard NFS mount
+    whose server is gone. `for` is the duration. The kernel locks a folder while a file is created in it, so other
+    processes may have to wait there too."""
 
     on: Literal["writes", "reads", "all"] = "all"
     ranks: tuple[int, ...] = drawn()

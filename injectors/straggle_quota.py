@@ -1,4 +1,4 @@
-"""straggle.quota: a slow rank, by the kernel: its process gets a share of the CPU (cgroup quota, version 1 or 2)."""
+"""straggle.quota: a slow rank: the kernel gives its process a share of the CPU (cgroup quota, version 1 or 2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torchaos.plugin import Emit, Evidence, Fault, Handle, Kind, NodeSite, Probe
 
 @dataclass(frozen=True)
 class StraggleQuota(Fault):
-    """Moves the rank's process, not its children, into a cgroup of our own that has `cpus` CPUs, and back."""
+    """Moves the rank's process, without its children, into a cgroup of torchaos with `cpus` CPUs, and moves it back
+    afterwards."""
 
     cpus: float = 0.3
 
@@ -42,7 +43,7 @@ class StraggleQuota(Fault):
 
 
 class _Throttled:
-    """How often the kernel held the group back, by its cpu.stat."""
+    """How often the kernel throttled the group, from its cpu.stat."""
 
     period_s = 0.5
 

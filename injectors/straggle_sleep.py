@@ -1,4 +1,5 @@
-"""straggle.sleep: a slow rank, at any factor and without privileges: after each step it sleeps in proportion to it."""
+"""straggle.sleep: a slow rank, by any factor and without privileges: after each step it sleeps in proportion to the
+step's time."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torchaos.plugin import Evidence, Fault, Handle, NodeSite, RankSite, Record,
 
 @dataclass(frozen=True)
 class StraggleSleep(Fault):
-    """A step of the rank takes `factor` times as long. `for` says how long it is slow."""
+    """A step of the rank takes `factor` times as long. `for` is the duration."""
 
     factor: float = 3.0
 

@@ -1,4 +1,4 @@
-"""straggle.stop: a slow rank, by SIGSTOP and SIGCONT in turns: whatever it does, and without privileges."""
+"""straggle.stop: a slow rank, by SIGSTOP and SIGCONT in turns: it works for any rank, without privileges."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from torchaos.plugin import (
 
 @dataclass(frozen=True)
 class StraggleStop(Fault):
-    """The rank runs for 1/`factor` of each `period`. Measured: about 2.5 times as slow at a factor of 3."""
+    """The rank runs for 1/`factor` of each `period` (seconds). Measured: with a factor of 3 it is about 2.5 times as
+    slow."""
 
     factor: float = 3.0
     period: Seconds = 0.02
@@ -41,7 +42,7 @@ class StraggleStop(Fault):
         return [Process.of(pid, "resume") for pid in site.pids]
 
     def apply(self, site: NodeSite) -> None:
-        """The turns are the probe's: it ends before the fault is taken back, and with the harness."""
+        """The probe sends the signals. It ends before the fault is undone, and with the harness."""
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
         return (_Turns(site, self.period / self.factor, self.period * (1 - 1 / self.factor)),)

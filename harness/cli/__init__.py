@@ -1,8 +1,7 @@
-"""The command line. Each command is a thin layer: it reads what the user gave, calls the engine, and prints.
+"""The command line. Each command is a thin layer: it reads the user's input, calls the engine, and prints.
 
-Exit codes: 0 passed, 1 an assertion failed, 2 inconclusive, 3 bad usage or scenario, 4 rollback incomplete,
-5 internal error; of several scenarios the worst counts, in the order 3 > 4 > 5 > 1 > 2 > 0.
-"""
+Exit codes: 0 passed, 1 an assertion failed, 2 inconclusive, 3 bad usage or scenario, 4 rollback incomplete, 5 internal
+error. For several scenarios the worst is returned, in the order 3 > 4 > 5 > 1 > 2 > 0."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ __all__ = ["cli", "main"]
 
 
 def main() -> None:
-    """The entry point: an error meant for the user is one message and an exit code, never a traceback."""
+    """The entry point. An error that is meant for the user is one message and an exit code, never a traceback."""
     # Events are many, stay, and have no cycles: looking for cycles took half of the time that a long history takes.
     gc.set_threshold(50_000, 20, 50)
     try:

@@ -1,4 +1,4 @@
-"""The commands that look after runs from outside: status, halt, recover, prune."""
+"""The commands that manage runs from outside: status, halt, recover, prune."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def halt(now: bool) -> None:
 
 @cli.command("recover")
 @click.argument("folders", nargs=-1, type=RunFolder())
-@click.option("--forget", is_flag=True, help="Forget what can't be taken back: you have put it in order yourself.")
-@click.option("--any-host", is_flag=True, help="Also runs of another machine: this one had another name then.")
+@click.option("--forget", is_flag=True, help="Forget what can't be undone, after you have repaired it yourself.")
+@click.option("--any-host", is_flag=True, help="Also undo runs under another host name: this machine was renamed.")
 def recover_(folders: Sequence[Path], forget: bool, any_host: bool) -> None:
     """Undo what killed runs left behind, also after a reboot. FOLDERS: the run directories, if not all."""
     if not folders:
@@ -82,12 +82,12 @@ def recover_(folders: Sequence[Path], forget: bool, any_host: bool) -> None:
 @cli.command()
 @click.argument("out", type=PATH, default=RUNS)
 @click.option("--older-than", metavar="AGE", help="Remove runs that ended longer ago than this, such as 30d.")
-@click.option("--beyond", metavar="SIZE", help="Then the oldest, until the rest is no more than this, such as 20GB.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--beyond", metavar="SIZE", help="Then remove the oldest until the rest is at most this, such as 20GB.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 def prune(out: Path, older_than: str | None, beyond: str | None, dry_run: bool) -> None:
     """Remove finished run directories by age and size."""
     if older_than is None and beyond is None:
-        raise UsageError("prune removes nothing unless it is told what: give --older-than or --beyond")
+        raise UsageError("say what to remove: give --older-than or --beyond")
     try:
         age = None if older_than is None else parse_duration(older_than)
         size = None if beyond is None else parse_size(beyond)
@@ -100,13 +100,13 @@ def prune(out: Path, older_than: str | None, beyond: str | None, dry_run: bool) 
         raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(f"{error.filename or out}: {error.strerror}") from error
-    click.echo(f"{len(chosen)} of the run directories, {size_in_words(sum(one.size for one in chosen))}")
+    click.echo(f"{len(chosen)} run directories, {size_in_words(sum(one.size for one in chosen))}")
 
 
 def tell(done: Iterable[Recovered]) -> None:
-    """A line for each run and each handle that was healed."""
+    """Prints a line for each run and for each handle that was undone."""
     for one in done:
-        click.echo(f"{one.run_dir or one.run_id}: {one.problem or ('taken back' if one.clean else 'INCOMPLETE')}")
+        click.echo(f"{one.run_dir or one.run_id}: {one.problem or ('undone' if one.clean else 'INCOMPLETE')}")
         for each in one.healed:
             said = "verified" if each.verified else f"NOT verified: {each.reason}"
             click.echo(f"  {each.record}: {in_words(each.handle)}: {said}")

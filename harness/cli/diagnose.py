@@ -1,4 +1,4 @@
-"""`torchaos diagnose`: who is to blame for a hang."""
+"""`torchaos diagnose`: which ranks caused a hang."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from torchaos.harness.watching.diagnosis.verdict import Diagnosis
 @cli.command()
 @click.argument("folder", required=False, type=RunFolder(), metavar="[DIR]")
 @click.option("--pid", type=int, metavar="PID", help="Look at the live job of the torchrun that runs as PID.")
-@click.option("--kernel", type=click.FloatRange(0.1, 600), metavar="SECONDS", help="With --pid: look into the kernel.")
+@click.option(
+    "--kernel",
+    type=click.FloatRange(0.1, 600),
+    metavar="SECONDS",
+    help="With --pid: also watch the kernel for so long.",
+)
 @click.option("--function", "functions", multiple=True, metavar="LIB:SYMBOL", help="With --kernel: calls to time.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diagnose(
@@ -46,13 +51,13 @@ def _diagnosis(folder: Path | None, pid: int | None) -> Diagnosis:
     if folder is None:
         raise UsageError("nothing to look at; give a directory of Flight Recorder dumps, a run directory, or --pid")
     if not folder.is_dir():
-        raise UsageError(f"{folder}: not a directory; give the one that holds the dumps of all ranks")
+        raise UsageError(f"{folder}: not a directory; give the directory that holds the dumps of all ranks")
     run = RunDir(folder)
     if run.plan.is_file():
         if not run.stamps.is_dir():
             raise UsageError(
-                f"{folder}: no stamps of collectives in this run; they are kept where an assertion needs them, "
-                "as hang_detected does"
+                f"{folder}: no stamps of collectives in this run; only an assertion that needs them, such as "
+                "hang_detected, makes a run keep them"
             )
         return blame.diagnose(read_stamps(run.stamps))
     return blame.diagnose(flight.read_folder(folder))

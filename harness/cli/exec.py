@@ -21,9 +21,9 @@ from torchaos.harness.scenario import load
 
 
 @cli.command("exec", context_settings={"ignore_unknown_options": True})
-@click.option("--run", "folder", type=PATH, required=True, help="The run directory, which all nodes see.")
-@click.option("--scenario", type=PATH, help="On node 0: what the run directory is made from, when there is none yet.")
-@click.option("--node", type=click.IntRange(0), help="Which node this is; else as the scheduler says.")
+@click.option("--run", "folder", type=PATH, required=True, help="The run directory, in a folder that all nodes share.")
+@click.option("--scenario", type=PATH, help="On node 0: the scenario for a run directory that does not exist yet.")
+@click.option("--node", type=click.IntRange(0), help="This node's number; by default the scheduler's.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(folder: Path, scenario: Path | None, node: int | None, command: Sequence[str]) -> None:
     """Record one node's part of a job that a scheduler starts.
@@ -40,8 +40,8 @@ def exec_(folder: Path, scenario: Path | None, node: int | None, command: Sequen
 
 
 def make(run: RunDir, scenario: Path) -> None:
-    """A run directory of a job that somebody else starts; one that was left half made is finished. Raises
-    UsageError if the scenario has faults: those are injected by `torchaos run`, which starts the job itself."""
+    """Makes the run directory of a job that a scheduler starts; a half-made directory is completed. Raises UsageError
+    if the scenario has faults: only `torchaos run`, which starts the job itself, injects faults."""
     plan = replace(make_plan(load(scenario), scenario, 0), twin={})  # which the harness would have to run
     if plan.faults:
         raise UsageError(f"{scenario}: exec records, and injects nothing; use `torchaos run`, or remove the faults")

@@ -18,8 +18,7 @@ from torchaos.harness.telling.explain.story import story_of
 def explain(folders: Sequence[Path]) -> None:
     """Tell the story of a run in plain words.
 
-    What was planned, what happened and when, what was seen, and why the verdict; from the run directory alone. Exit
-    code 0, whatever the verdict.
-    """
+    The story has the plan, the events with their times, the evidence, and the reason of the verdict, from the run
+    directory alone. Exit code 0, whatever the verdict."""
     for folder in folders:
         tell(story_of(RunDir(folder.absolute()).check()), Console())

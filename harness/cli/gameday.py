@@ -1,4 +1,4 @@
-"""`torchaos gameday`: many faults over a long run, and the score of it."""
+"""`torchaos gameday`: many faults over a long run, and its score."""
 
 from __future__ import annotations
 
@@ -37,15 +37,17 @@ from torchaos.harness.telling.trends.nights import Night
 
 @cli.command()
 @click.argument("file", required=False, type=PATH)
-@click.option("--out", type=PATH, default=Path("torchaos-days"), help="Where its directory goes.", show_default=True)
+@click.option(
+    "--out", type=PATH, default=Path("torchaos-days"), help="The folder for its directory.", show_default=True
+)
 @SEED
 @SET
 @CONSENT
 @JUNIT
-@click.option("--plan", "only_plan", is_flag=True, help="Print what was drawn, and do nothing.")
+@click.option("--plan", "only_plan", is_flag=True, help="Print what was drawn, and do nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="With --plan: as JSON.")
-@click.option("--resume", type=PATH, metavar="DIR", help="Go on with a game day that was ended.")
-@click.option("--keep", is_flag=True, help="Keep the run directories of rounds that passed, too.")
+@click.option("--resume", type=PATH, metavar="DIR", help="Continue a game day that was interrupted.")
+@click.option("--keep", is_flag=True, help="Also keep the run directories of rounds that passed.")
 @click.option(
     "--presets", "list_presets", is_flag=True, help="Print the published tables that faults can be drawn from."
 )
@@ -120,12 +122,12 @@ def _run(
     with suppress(*GONE):
         console.print(Markdown(report.page(plan, str(folder), rounds, score, cases)))
     again = ["torchaos", "gameday", "--resume", str(folder), *(["--junit", str(junit_file)] if junit_file else [])]
-    _tell(f"Files: {folder}" + (f"; go on: {shlex.join(again)}" if cut_short else ""))
+    _tell(f"Files: {folder}" + (f"; to continue: {shlex.join(again)}" if cut_short else ""))
     return code
 
 
 def _tell(text: str) -> None:
-    """If the reader of the output is gone, the day goes on, and its verdict is the same."""
+    """Prints the text. If the reader of the output is gone, the day continues, with the same verdict."""
     with suppress(*GONE):
         click.echo(text)
 
@@ -133,7 +135,7 @@ def _tell(text: str) -> None:
 def _write_pages(
     plan: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cases: Sequence[Case]
 ) -> None:  # fmt: skip
-    """What a person reads of the day, and its line in the history."""
+    """Writes the pages about the day, and its line in the history."""
     write_atomically(folder / "report.md", report.page(plan, str(folder), rounds, score, cases), private=True)
     try:
         html = page.text(plan, folder, rounds, score, cases)
@@ -147,7 +149,8 @@ def _write_pages(
 
 
 def _first(folder: Path) -> tuple[str, str]:
-    """When the first round began, and the commit that it was of: its run directory may be gone, its history is not."""
+    """When the first round began, and its commit. Its run directory may be gone, but its entry in the history is
+    not."""
     runs = store.kept(path_of(folder / "rounds" / "000" / "run"))
     return (runs[0].result.started, runs[0].commit) if runs else ("", "")
 
@@ -156,7 +159,7 @@ def _tables() -> str:
     lines = []
     for name, table in presets().tables.items():
         lines += [f"## {name}", "", table.source, *([table.says] if table.says else []), ""]
-        lines += ["| cause | count | GPU time | stands for it |", "|---|---|---|---|"]
+        lines += ["| cause | count | GPU time | injector |", "|---|---|---|---|"]
         for one in table.causes:
             stand_ins = presets().stand_ins.get(one.stands or "", [])
             words = " or ".join(risk.inject for risk in stand_ins) or "nothing"

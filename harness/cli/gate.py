@@ -1,4 +1,4 @@
-"""`torchaos gate`: may this be released? Judges what was run against a file of bounds and waivers."""
+"""`torchaos gate`: may this be released? Judges runs by a file of bounds and waivers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,14 @@ from torchaos.harness.telling.terminal import gate as report
 @cli.command()
 @click.argument("file", type=PATH, metavar="GATE.yaml")
 @click.argument("runs", nargs=-1, type=PATH)
-@click.option("--env", "environment", metavar="NAME", help="The environment; needed where the file has several.")
+@click.option("--env", "environment", metavar="NAME", help="The environment; needed if the file has several.")
 @click.option("--commit", metavar="SHA", help="Only runs of a job at this commit count; seven digits are enough.")
-@click.option("--run", "run_missing", is_flag=True, help="First run what has no run that counts, into the first RUNS.")
+@click.option(
+    "--run",
+    "run_missing",
+    is_flag=True,
+    help="First run, into the first RUNS, each scenario without a run that counts.",
+)
 @CONSENT
 @JUNIT
 @JSON
@@ -67,7 +72,7 @@ def gate(
     if not run_missing:
         for folder in folders:
             if not folder.exists():
-                click.echo(f"{folder}: there is no such folder, and so no run in it", err=True)
+                click.echo(f"{folder}: there is no such folder", err=True)
     else:
         folders[0].mkdir(parents=True, exist_ok=True)
         files = tuple(one.path for one in judged().missing)  # and the reports say so until these have run

@@ -1,4 +1,4 @@
-"""What happens on SIGINT, SIGTERM and SIGHUP."""
+"""Handles SIGINT, SIGTERM and SIGHUP."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Endable(Protocol):
 
 
 class Interrupt:
-    """What the signal handlers set: the run under way is ended in order, rolled back and judged; no other starts. A
-    second signal hurries: no grace for the job, no more evidence; everything is still rolled back."""
+    """The signal handlers. The current run is ended in order, rolled back and judged, and no other run starts. A second
+    signal shortens this: no grace for the job and no more evidence, but everything is still rolled back."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
         self._target: Endable | None = None
 
     def ends(self, target: Endable) -> None:
-        """From now on it is this run that a signal ends; one that came just before ends it, too."""
+        """Names the run that a signal ends from now on. A signal that came just before ends it too."""
         self._target = target
         if self.reason:
             target.stop(self.reason)

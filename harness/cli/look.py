@@ -1,4 +1,4 @@
-"""The commands that only look: judge, validate, list, doctor, schema."""
+"""The commands that change nothing: judge, validate, list, doctor, schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and the group that they belong to."""
+"""Arguments and options that several commands share, and the group of all commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LATEST = "latest"
 
 
 def _begin_anew(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """What an earlier call wrote goes at once: whatever becomes of this one, no reader takes the old for the new."""
+    """Removes the file of an earlier call at once, so that no reader takes it for the result of this call."""
     with suppress(OSError):
         if path and path.is_file() and b"<testsuites" in path.read_bytes()[:200]:
             path.unlink()
@@ -101,12 +101,12 @@ SET = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value, such as job.timeout=2m."
 )
 REPEAT = click.option(
-    "--repeat", type=click.IntRange(1), metavar="N", help="Run each so often, with seeds counted up; all must pass."
+    "--repeat", type=click.IntRange(1), metavar="N", help="Run each N times, with increasing seeds; all must pass."
 )
 AT_LEAST = click.option("--at-least", type=click.IntRange(1), metavar="K", help="K of the repetitions must pass.")
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
-RATE = click.option("--rate", type=_SHARE, help="The share that passes must be shown to be at least this.")
-CONFIDENCE = click.option("--confidence", type=_SHARE, help="Of the bounds of that share.  [default: 0.95]")
+RATE = click.option("--rate", type=_SHARE, help="The runs must show that at least this share passes.")
+CONFIDENCE = click.option("--confidence", type=_SHARE, help="Confidence of the bounds of that share.  [default: 0.95]")
 
 
 @click.group(

@@ -19,16 +19,13 @@ from torchaos.harness.telling.repro.write import script_of
 
 @cli.command()
 @RUN_DIR
-@click.option(
-    "--out", type=PATH, metavar="FILE", help="The script; RUN_DIR's name with -repro.py where it isn't given."
-)
+@click.option("--out", type=PATH, metavar="FILE", help="The script's file; by default RUN_DIR's name with -repro.py.")
 @click.option("--promise", default="", metavar="TEXT", help="What the trainer's documentation says, and where.")
 def repro(folder: Path, out: Path | None, promise: str) -> None:
     """Write a script that shows a finding without torchaos.
 
-    The script runs the job once as a control and three times with the kill, and exits with 0 where the finding shows
-    each time. Where it takes torchaos to show it, that is said, and the exit code is 3.
-    """
+    The script runs the job once as a control and three times with the kill. It exits with 0 if the finding shows each
+    time. If only torchaos can show the finding, the command says so, with exit code 3."""
     run_dir = RunDir(folder.absolute()).check()
     run = Record.load(run_dir)
     twins = [Record.load(RunDir(path)) for path in sorted(run_dir.twins.iterdir())] if run_dir.twins.is_dir() else []
@@ -43,5 +40,9 @@ def repro(folder: Path, out: Path | None, promise: str) -> None:
             file.write(text)
     except OSError as error:
         raise UsageError(f"{path}: the script can't be written: {error.strerror}; choose another --out") from error
-    what = "the run passed: it should not reproduce" if result.verdict is Verdict.PASSED else result.reason
+    what = (
+        "the run passed, so the script should not reproduce anything"
+        if result.verdict is Verdict.PASSED
+        else result.reason
+    )
     click.echo(f"{path}: {what}")

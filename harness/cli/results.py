@@ -1,4 +1,4 @@
-"""The commands about what runs left: report, history, compare."""
+"""The commands about the results of runs: report, history, compare."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from torchaos.harness.telling.trends.store import Kept
 Records = tuple[Record, list[Record]]
 
 _OUT = click.option("--out", type=PATH, default=RUNS, help="Where run directories are.", show_default=True)
-_DB = click.option("--db", type=PATH, help="The history's file, where it is not OUT.sqlite.")
+_DB = click.option("--db", type=PATH, help="The history's file, if it is not OUT.sqlite.")
 _CODES = {Change.WORSE: ExitCode.FAILED, Change.UNCLEAR: ExitCode.INCONCLUSIVE}
 
 
 def keep(result: Result, folder: RunDir, records: Records | None = None) -> list[str]:
-    """Write the page of a run and add it to the history beside its folder; what went wrong with that, a sentence each:
-    none of it changes a verdict. `records`: of the run and its twins, where they have been read."""
+    """Writes the page of a run and adds the run to the history beside its folder. Returns a sentence for each problem
+    with that; none changes a verdict. `records`: of the run and its twins, if they were read already."""
     problems = []
     try:
         html.write(folder, result, records)
@@ -50,7 +50,7 @@ def keep(result: Result, folder: RunDir, records: Records | None = None) -> list
 
 @cli.command()
 @RUN_DIRS
-@click.option("-o", "--output", type=PATH, help="Write the page here, not into the run directory; of one run alone.")
+@click.option("-o", "--output", type=PATH, help="Write the page of a single run here, not into its directory.")
 def report(folders: Sequence[Path], output: Path | None) -> None:
     """Write report.html, which opens offline, for run directories."""
     if output and len(folders) > 1:
@@ -70,7 +70,7 @@ def report(folders: Sequence[Path], output: Path | None) -> None:
 @click.argument("scenarios", nargs=-1)
 @_OUT
 @_DB
-@click.option("--last", type=click.IntRange(1), default=20, show_default=True, help="So many runs of each scenario.")
+@click.option("--last", type=click.IntRange(1), default=20, show_default=True, help="The last N runs of each scenario.")
 @click.option("--json", "as_json", is_flag=True, help="Print all as JSON.")
 @click.option("--html", "page", type=PATH, help="Write a page over all runs here.")
 def history(
@@ -103,14 +103,12 @@ def history(
 @_OUT
 @_DB
 @click.option("--tolerance", type=click.FloatRange(0), default=TOLERANCE, show_default=True,
-              help="Recovery may take so much longer, as a share.")  # fmt: skip
+              help="The share by which a recovery may take longer.")  # fmt: skip
 def compare_(before: str, after: str, out: Path, db: Path | None, tolerance: float) -> None:
     """Compare two runs, game days or commits: is B worse than A?
 
-    A and B are each the directory of a run or a game day, a folder of them, a file that --json wrote, or a commit.
-
-    Exit code 0: nothing got worse; 1: something did; 2: it can't be told.
-    """
+    A and B are each the directory of a run or a game day, a folder of them, a file that --json wrote, or a commit. Exit
+    code 0: nothing got worse; 1: something did; 2: it can't be decided."""
     kept = db or path_of(out)
     (runs, days), (newer_runs, newer_days) = (_side(text, kept, out) for text in (before, after))
     rows = compare(runs, newer_runs, tolerance) + nights.compare_nights(days, newer_days, tolerance)

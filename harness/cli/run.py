@@ -189,7 +189,7 @@ def _job_options(job: Source | None) -> tuple[str, ...]:
 
 
 def _apart(runs: Sequence[Planned]) -> list[Planned]:
-    """Each with a folder of its own, also where two files describe the same scenario with the same seed."""
+    """Gives each scenario a folder of its own, even if two files describe the same scenario with the same seed."""
     seen = Counter[Path]()
     found = []
     for one in runs:
@@ -221,7 +221,7 @@ def _run_one(one: Planned, console: Console, interrupted: Interrupt) -> Result:
 
 
 def _result_of(scenario_run: ScenarioRun) -> Result:
-    """Raises ChaosError also where the run directory can't be written: by then all has been taken back."""
+    """Raises ChaosError also if the run directory can't be written; by then everything has been undone."""
     try:
         return scenario_run()
     except OSError as error:
@@ -255,4 +255,4 @@ def plan(
         show.plan(one.plan.masked(), Console())
         show.warnings(one.warnings, Console())
         if one.ask.times > 1:
-            click.echo(f" Repeated {one.ask.times} times, with seeds counted up: {one.ask.in_words}.\n")
+            click.echo(f" Repeated {one.ask.times} times, with increasing seeds: {one.ask.in_words}.\n")

@@ -21,19 +21,22 @@ from torchaos.harness.scenario.yaml_source import dumped
 
 @cli.command()
 @RUN_DIR
-@click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="How often each set is tried.")
-@click.option("--fails", type=click.IntRange(1), default=2, show_default=True, help="How many of them have to fail.")
+@click.option("--tries", type=click.IntRange(1), default=3, show_default=True, help="How many times each set is tried.")
+@click.option(
+    "--fails", type=click.IntRange(1), default=2, show_default=True, help="How many of these tries must fail."
+)
 @click.option(
     "-o", "--output", type=PATH, default=Path("shrunk.yaml"), show_default=True, help="The scenario to write."
 )
-@click.option("--out", type=PATH, default=Path("torchaos-shrink"), show_default=True, help="Where the tries go.")
+@click.option(
+    "--out", type=PATH, default=Path("torchaos-shrink"), show_default=True, help="The folder for the runs of the tries."
+)
 def shrink(folder: Path, tries: int, fails: int, output: Path, out: Path) -> None:
     """Find the smallest set of a game day's faults that still fails.
 
-    RUN_DIR is a run that failed, or a game day: then its first round that failed.
-    """
+    RUN_DIR is a run that failed, or a game day, whose first failed round is used."""
     if fails > tries:
-        raise UsageError(f"--fails {fails} of --tries {tries} can't be; write fewer")
+        raise UsageError(f"--fails {fails} of --tries {tries} is impossible; write a smaller number")
     found = RunDir(_failed_round(folder.absolute())).check()
     home = (out / f"{found.root.name}-{datetime.now():%Y%m%d-%H%M%S}").absolute()
     task = Shrink.of(found, judge(found), home, tries, fails, click.echo)
@@ -41,7 +44,7 @@ def shrink(folder: Path, tries: int, fails: int, output: Path, out: Path) -> Non
         interrupted.ends(task.child)
         smallest = task()
     if smallest is None:
-        click.echo(f"it did not fail again in {fails} of {tries} tries with all its faults: luck plays a part in it")
+        click.echo(f"with all its faults, it did not fail again in {fails} of {tries} tries: chance is involved")
         sys.exit(ExitCode.INCONCLUSIVE)
     try:
         write_atomically(output, task.evidence() + dumped(smallest))

@@ -1,4 +1,4 @@
-"""torchaos verify: is a checkpoint what was written, and all that a resume needs?"""
+"""torchaos verify: is a checkpoint as it was written, and does it have everything that a resume needs?"""
 
 from __future__ import annotations
 
@@ -27,16 +27,15 @@ _SHOWN = 20  # problems of one checkpoint
 
 @cli.command()
 @click.argument("path")
-@click.option("--all", "every", is_flag=True, help="All checkpoints under PATH, not the newest alone.")
+@click.option("--all", "every", is_flag=True, help="All checkpoints under PATH, not only the newest.")
 @click.option("--manifest", type=PATH, metavar="DIR", help="The run directory (or a folder of manifests) of the job.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None:
     """Check a checkpoint for damage.
 
-    PATH is a checkpoint, or a folder or URL whose newest checkpoint is meant. Checked are its structure, the CRCs in
-    it, NaN, and the digests that were taken when it was saved. Nothing in it is executed. Exit code 0: whole; 1:
-    damaged; 2: unknown, with the reason.
-    """
+    PATH is a checkpoint, or a folder or URL whose newest checkpoint is checked. The command checks the structure, the
+    CRCs in it, NaN, and the digests that were taken when it was saved. Nothing in it is executed. Exit code 0: whole;
+    1: damaged; 2: unknown, with the reason."""
     manifests = Manifests.load(manifest) if manifest else None
     files, where = locate(path)
     try:
@@ -63,7 +62,7 @@ def verify(path: str, every: bool, manifest: Path | None, as_json: bool) -> None
 
 
 def _chosen(files: Files, where: str, every: bool) -> Sequence[str]:
-    """The checkpoint of the highest step, without those whose names say that they are unfinished."""
+    """The checkpoint of the highest step, without those whose names mark them as unfinished."""
     found = formats.find(files, where)
     if every or len(found) < 2:
         return found
@@ -90,7 +89,7 @@ def _show(one: Verified) -> None:
     if layout.missing:
         click.echo(f"  not found in it: {', '.join(layout.missing)}")
     if not one.manifest and one.code is ExitCode.PASSED:
-        click.echo("  by its CRCs; without a manifest a part of another save would not be told")
+        click.echo("  checked by its CRCs; without a manifest, a part of another save can't be found")
 
 
 def _as_json(one: Verified) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A fault: whom it hits, how it is applied and taken back, and what proves that it was felt."""
+"""A fault: its target, how it is applied and undone, and what proves that it was felt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Hits = Literal["ranks", "agents", "as_targeted", "nodes", "files", "endpoints"]
 
 @dataclass(frozen=True)
 class Target:
-    """Whom a fault hits, resolved: ranks (global), or whole nodes by index; neither of files and endpoints."""
+    """The resolved target of a fault: ranks (global), or whole nodes by index; neither for files and endpoints."""
 
     ranks: tuple[int, ...]
     nodes: tuple[int, ...] = ()
@@ -29,14 +29,14 @@ class Target:
 
 @dataclass(frozen=True)
 class Irreversible:
-    """Why a fault can't be taken back; what `rollback` then means is handing the job to its supervisor."""
+    """Why a fault can't be undone; its `rollback` then means that the job's supervisor takes over."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Proof that a fault took effect: a sentence, and the (source, seq) of the events that it rests on."""
+    """Proof that a fault took effect: a sentence, and the (source, seq) of the events on which it is based."""
 
     what: str
     events: tuple[tuple[str, int], ...] = ()
@@ -48,7 +48,8 @@ class Evidence:
 
 @runtime_checkable
 class Handle(Protocol):
-    """How to take one change back, as data: a frozen dataclass whose fields are JSON. Few, closed, in undo/handles."""
+    """How to undo one change, as data: a frozen dataclass whose fields are JSON. A small closed set, in
+    undo/handles."""
 
     kind: ClassVar[str]
 

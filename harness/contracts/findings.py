@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Need(str, Enum):
-    """What an assertion needs to be collected; each switches hooks or stages on."""
+    """Data that an assertion needs; each switches on hooks or stages."""
 
     STEPS = "steps"
     LOSS = "loss"
@@ -32,7 +32,7 @@ class Outcome(str, Enum):
 
 
 class Harm(str, Enum):
-    """What it means for a job when an assertion fails."""
+    """What a failure of an assertion means for a job."""
 
     WRONG_RESULT = "wrong result"  # what it computes or keeps is not what it would have been
     LOST_WORK = "lost work"  # it went on from an older checkpoint than it had
@@ -43,7 +43,7 @@ class Harm(str, Enum):
 
 
 class What(str, Enum):
-    """In what a run may differ from its twin, or from its first execution of a step."""
+    """The quantities in which a run may differ from its twin, or from its first execution of a step."""
 
     LOSS = "loss"
     LOSSES = "number of losses"  # backwards in a step
@@ -59,7 +59,7 @@ class What(str, Enum):
 
 @dataclass(frozen=True)
 class First:
-    """The first thing that was not as it should be, and its global step: what tells a cause from its consequences."""
+    """The first quantity that was wrong, and its global step: it separates a cause from its consequences."""
 
     what: What
     step: int
@@ -67,7 +67,7 @@ class First:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one assertion says. `reason` is one or two sentences that a person understands without the code."""
+    """The answer of one assertion. `reason`: one or two sentences that a person understands without the code."""
 
     outcome: Outcome
     reason: str
@@ -107,7 +107,7 @@ class Assertion(Protocol):
         """Pure: reads the records and nothing else."""
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """The same for a job of several replicas; one of the functions of judging/replicas.py may be it."""
+        """The same for a job of several replicas; it may be one of the functions of judging/replicas.py."""
         return inconclusive(
             f"{self.name} knows one torchrun's ranks, and can't judge a job of {run.plan.job.replicas} replicas"
         )

@@ -1,4 +1,4 @@
-"""A job: what starts it, and the nodes and ranks that it has then."""
+"""A job: what starts it, and its nodes and ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class RankProcess:
-    """One live rank: (pid, start_ticks) names the process for good."""
+    """One live rank; (pid, start_ticks) identifies the process for ever."""
 
     rank: int
     local_rank: int
@@ -45,12 +45,12 @@ class RankProcess:
 
     @property
     def own_pid(self) -> int:
-        """As the rank itself sees it."""
+        """The pid as the rank itself sees it."""
         return self.inner_pid or self.pid
 
 
 class Node(Protocol):
-    """One machine, or what stands for one (a network namespace, a container)."""
+    """One machine, or a network namespace or container that stands for a machine."""
 
     @property
     def index(self) -> int: ...
@@ -84,7 +84,7 @@ class LiveNode(Protocol):
         """The job's processes on this node, as they are now: start times (clock ticks since boot) by pid."""
 
     def start_again(self) -> int:
-        """Start the job's command on this node once more, and return its pid. Raises ChaosError when the job is over,
+        """Starts the job's command on this node once more, and returns its pid. Raises ChaosError if the job is over,
         or the command still runs."""
 
     def keep_place(self) -> None:
@@ -92,8 +92,9 @@ class LiveNode(Protocol):
 
 
 class Launcher(Protocol):
-    """All that a platform writes. The rest (ranks, attempts, logs, resubmission) is in running/launchers/job.py. What
-    has a value here is optional: the registry gives it to a class that lacks it."""
+    """The part that each platform writes. The rest (ranks, attempts, logs, resubmission) is in
+    running/launchers/job.py. Attributes with a value here are optional: the registry gives them to a class that lacks
+    them."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine

@@ -1,4 +1,4 @@
-"""Where a fault is applied."""
+"""The place at which a fault is applied."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class Site(Protocol):
-    """Where a fault is applied, as every fault sees it. It is a `RankSite` (agent/site.py) in a rank, where the process
-    is the target itself, and a `NodeSite` outside."""
+    """The place at which a fault is applied, as every fault sees it. It is a `RankSite` (agent/site.py) in a rank,
+    where the process is the target itself, and a `NodeSite` outside."""
 
     @property
     def fault(self) -> str:
@@ -39,7 +39,7 @@ class Site(Protocol):
 
 
 class NodeSite(Site, Protocol):
-    """Where a fault is applied from outside, by the harness."""
+    """The place at which the harness applies a fault from outside."""
 
     @property
     def nodes(self) -> Sequence[LiveNode]:

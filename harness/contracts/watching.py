@@ -1,4 +1,4 @@
-"""What looks at a job while it runs, and what is then asked about it."""
+"""Observers of a running job, and the questions about what they see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Emit = Callable[[Kind, Mapping[str, Any]], Event]
 
 
 class Probe(Protocol):
-    """Observes from outside; only emits events. `sample` is called every `period_s` seconds."""
+    """Observes from outside, and only emits events. `sample` is called every `period_s` seconds."""
 
     period_s: float
 
@@ -25,7 +25,7 @@ class Probe(Protocol):
 
 @dataclass(frozen=True)
 class Watched:
-    """Where the probes of conditions look. `mark` is what a command that they start carries as its run id."""
+    """Where the probes of conditions look. `mark`: the run id that a command which they start must carry."""
 
     run_dir: Path
     checkpoints: Path | None
@@ -43,7 +43,7 @@ class Condition(Protocol):
         """Pure. `now_s` is CLOCK_MONOTONIC. None: can't be told (yet)."""
 
     def probes(self, at: Watched) -> Sequence[Probe]:
-        """What has to be looked at while the run lasts. Equal probes of several conditions run once."""
+        """Probes to run while the run lasts. Equal probes of several conditions run once."""
         return ()
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Do one thing in a process of its own: what it takes of memory ends with it, however many rounds a day has."""
+"""Runs a function in a process of its own, so that its memory is freed when it ends, however many rounds a day has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORK = get_context("fork")  # the caller has one thread; nothing has to be impo
 
 
 def apart(work: Callable[[], T]) -> T:
-    """What `work` returns. Raises what it raises, and ChaosError if its process died."""
+    """Returns the result of `work`. Raises what it raises, and ChaosError if its process died."""
     ours, theirs = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=_send, args=(theirs, work))
     process.start()

@@ -1,4 +1,4 @@
-"""Runs one scenario by the command line, in a process of its own: what it takes of memory ends with it."""
+"""Runs one scenario by the command line, in a process of its own, so that its memory is freed when it ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Ran:
 
 
 class Child:
-    """One at a time. `stop` may be called from a signal handler: the run is then ended in order, and judged."""
+    """Runs one scenario at a time. `stop` may be called from a signal handler: then the run is ended in order, and
+    judged."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -44,9 +45,9 @@ class Child:
     def run(
         self, scenario: dict[str, Any], home: Path, seed: int, consent: Sequence[str], fds: Sequence[int] = ()
     ) -> Ran:
-        """In the new folder `home`: scenario.yaml, console.log, results.json, and in run/ its run directory.
-
-        `fds`: what it holds open too. Raises ChaosError if it left no result."""
+        """Runs the scenario in the new folder `home`, which gets scenario.yaml, console.log, results.json, and the run
+        directory in run/. `fds`: file descriptors that the process also keeps open. Raises ChaosError if it left no
+        result."""
         home.mkdir(parents=True, mode=0o700)
         path = home / "scenario.yaml"
         path.write_text(dumped(scenario))

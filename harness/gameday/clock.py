@@ -1,14 +1,13 @@
-"""Where the wall-clock time of a round went. Pure.
+"""Divides the wall-clock time of a round into classes. Pure.
 
-The window begins with the end of the round's first step, since its start-up belongs to the round and not to any fault,
-and ends with the last step, or with the end of the run where the job made no more steps. Within it, each moment is one
-of: *productive* (steps that count in the end), *lost* (steps done again), *checkpoint* (training stood still
-to save), *stalled* (what is beyond one usual step, of one that took longer than LONG times that) and *down* (no step
-was being made: from the last step of one attempt to the first of the next).
+The window begins with the end of the round's first step, because the start of the job belongs to no fault. It ends with
+the last step, or with the end of the run if the job made no further step. Each moment in it is one of: *productive*
+(steps that count in the end), *lost* (steps done again), *checkpoint* (training stood still to save), *stalled* (for a
+step that took longer than LONG usual steps, its time beyond one usual step) and *down* (no step was made: from the last
+step of an attempt to the first step of the next).
 
 ETTR = productive / wall (Meta, arXiv 2410.21680: productive runtime by wall-clock time; ByteRobust, arXiv 2509.16293).
-Runtime goodput = (training - lost) / wall, in which saving and stalls count as training (Google's ML goodput).
-"""
+Runtime goodput = (training - lost) / wall, in which saving and stalls count as training (Google's ML goodput)."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ LONG = 3.0  # times the usual step
 
 @dataclass(frozen=True)
 class Clock:
-    """All in seconds; `wall_s` is the sum of the others."""
+    """All values in seconds; `wall_s` is the sum of the others."""
 
     productive_s: float = 0.0
     lost_s: float = 0.0
@@ -52,7 +51,8 @@ class Clock:
 
 @dataclass(frozen=True)
 class Ended:
-    """A step of all ranks. `at_s`: when the last rank had done it, CLOCK_MONOTONIC; `counts`: in the end."""
+    """A step that all ranks have done. `at_s`: when the last rank had done it (CLOCK_MONOTONIC). `counts`: whether it
+    counts in the end."""
 
     attempt: int
     local_step: int
@@ -84,7 +84,7 @@ def clock_of(run: Record) -> Clock:
 
 
 def steps_of(history: History) -> list[Ended]:
-    """In order of time: one for each step of each attempt, over when its last rank was."""
+    """One entry for each step of each attempt, in order of time. A step is over when its last rank has done it."""
     counting = {(one.attempt, one.local_step) for one in history.counting().values()}
     ends: dict[tuple[int, int], float] = defaultdict(float)
     for one in history.executions:
@@ -95,13 +95,14 @@ def steps_of(history: History) -> list[Ended]:
 
 
 def usual_s(steps: list[Ended]) -> float:
-    """The median step, in seconds; 0 where there are too few to say."""
+    """The median step in seconds; 0 if there are too few steps."""
     gaps = [b.at_s - a.at_s for a, b in pairwise(steps) if a.attempt == b.attempt]
     return median(gaps) if gaps else 0.0
 
 
 def _stuck_s(run: Record, last_s: float) -> float:
-    """From the last step to the end of a run that did not end on purpose: the job was down, or stood still."""
+    """The seconds from the last step to the end of a run that did not end on purpose: the job was down, or stood
+    still."""
     if run.stopped is not None:
         return 0.0 if run.ended_on_purpose else max(0.0, run.stopped.mono_s - last_s)
     return max(0.0, run.exited.mono_s - last_s) if run.exited and run.exit_code not in (0, None) else 0.0

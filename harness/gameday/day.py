@@ -67,13 +67,14 @@ class Day:
 
 
 def _risk(risk: Risk) -> dict[str, Any]:
-    """As the file of a game day would say it."""
+    """The fault in the words of a game day's file."""
     lasts = {} if risk.for_ is None else {"for": f"{risk.for_:.3f}s"}
     return risk.model_dump(by_alias=True, exclude_none=True) | lasts
 
 
 class DayRun:
-    """`stop` and `hurry` may be called from a signal handler; the round under way is then ended in order."""
+    """Runs a game day. `stop` and `hurry` may be called from a signal handler; the current round is then ended in
+    order."""
 
     def __init__(
         self, day: GameDay, plan: Day, folder: Path, keep: bool, tell: Callable[[str], None],
@@ -84,8 +85,8 @@ class DayRun:
         self.stop, self.hurry = self._child.stop, self._child.hurry
 
     def __call__(self) -> tuple[list[RoundScore], str]:
-        """The scores of all rounds so far, and why the day ended before its time (empty: it did not). Raises ChaosError
-        where a round can't be carried out, UsageError if somebody else is at this day."""
+        """Returns the scores of all rounds so far, and why the day ended early (empty: it did not). Raises ChaosError
+        if a round can't be carried out, UsageError if another process runs this day."""
         with self._locked() as lock:
             done, elapsed_s = self._earlier()
             why = ""
@@ -108,7 +109,7 @@ class DayRun:
             return done, why or self._given_up(done)
 
     def _in_time(self, one: Round, elapsed_s: float) -> Round:
-        """The round without the faults that could not finish, rest included, before the end of the game day."""
+        """The round without the faults that could not end, rest included, before the end of the game day."""
         left = self._day.duration - elapsed_s
         rest = self._day.rest
         due = [f for f in one.faults if f.at_s - one.start_s + (f.risk.for_ or 0.0) + rest <= left]
@@ -136,7 +137,7 @@ class DayRun:
         return score
 
     def _earlier(self) -> tuple[list[RoundScore], float]:
-        """What an earlier process has done, and for how long, in seconds."""
+        """The scores of rounds that an earlier process has done, and their time in seconds."""
         done, elapsed_s = list[RoundScore](), 0.0
         for one in self._plan.rounds:
             path = self._home(one.number) / "score.json"
@@ -146,7 +147,9 @@ class DayRun:
                 text = path.read_text()
                 score, elapsed_s = read_as(RoundScore, text), float(json.loads(text)["elapsed_s"])
             except (ValueError, KeyError, TypeError) as error:
-                raise UsageError(f"{path}: it is damaged: {error}; remove it, and the round is done again") from error
+                raise UsageError(
+                    f"{path}: it is damaged: {error}; remove it, and the round will be run again"
+                ) from error
             if score.exit_code not in (*JUDGED, ExitCode.ROLLBACK):  # it was never judged, and is done again
                 break
             done.append(score)

@@ -1,4 +1,4 @@
-"""What happens when: the whole game day, drawn from the seed before anything is done. Pure."""
+"""Draws the whole game day from the seed, before anything is done. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Round:
-    """`start_s`: on the day's clock; the faults come at their `at_s` less this, after the round's launch."""
+    """`start_s`: seconds on the day's clock. Each fault comes `at_s` - `start_s` seconds after the round's launch."""
 
     number: int
     start_s: float
@@ -30,8 +30,8 @@ class Round:
 
 
 def draw(day: GameDay, risks: Sequence[Risk], seed: int) -> list[Drawn]:
-    """Every fault of the day, in order. What each is, is drawn from a stream of its own, so that a longer day begins
-    with a shorter one. One that could not be over by the end of the day is left out."""
+    """Every fault of the day, in order. Each fault has a random stream of its own, so that a longer day begins with the
+    shorter day. A fault that could not end before the day ends is left out."""
     weights = list(accumulate(risk.weight for risk in risks))
     found = []
     for number, at_s in enumerate(arrivals(day.arrivals, day.duration, stream(seed, "arrivals"))):
@@ -42,7 +42,7 @@ def draw(day: GameDay, risks: Sequence[Risk], seed: int) -> list[Drawn]:
 
 
 def arrivals(when: Arrivals, duration_s: float, random_stream: random.Random) -> Iterator[float]:
-    """Seconds on the day's clock, up to its end."""
+    """The arrival times in seconds on the day's clock, up to its end."""
     if when.trace is not None:
         gaps: Iterator[float] = iter([b - a for a, b in zip([0.0, *when.trace], when.trace, strict=False)])
     elif when.every is not None:
@@ -57,7 +57,8 @@ def arrivals(when: Arrivals, duration_s: float, random_stream: random.Random) ->
 
 
 def cut(day: GameDay, faults: Sequence[Drawn]) -> list[Round]:
-    """Into rounds: a new round after a number of faults or a time. A round without faults trains for its length."""
+    """Divides the faults into rounds: a new round begins after a number of faults or a time. A round without faults
+    trains for its whole length."""
     found: list[Round] = []
     start_s, mine = 0.0, list[Drawn]()
     for fault in [*faults, None]:

@@ -1,4 +1,4 @@
-"""Loads the file of a game day; all that is wrong with it is said at once, each with its place."""
+"""Loads the file of a game day. All mistakes are reported at once, each with its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANYWHERE = Path("/")  # only for the checks, which look at no folder
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> GameDay:
-    """Raises ScenarioError, a line per problem: `file:line:column: what; what to do`."""
+    """Raises ScenarioError with a line per mistake: `file:line:column: what; what to do`."""
 
     def checked(day: GameDay, tell: Tell) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What came of each fault of a round. Pure."""
+"""Decides the outcome of each fault of a round. Pure."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class FaultOutcome:
 
 
 def outcomes_of(run: Record, result: Result) -> list[FaultOutcome]:
-    """One for each fault of the plan. What an assertion found wrong in a round is put down to the last fault that the
-    job had to come back from: what came before it had been recovered from, and that much is known of it."""
+    """One outcome for each fault of the plan. A failed assertion is attributed to the last fault from which the job had
+    to recover, because the job had recovered from all faults before it."""
     recoveries: dict[str, Recovery] = {}
     for one in result.recoveries:  # of a fault that landed several times, the worst
         recoveries[one.fault] = max(recoveries.get(one.fault, one), one, key=_badness)
@@ -78,7 +78,7 @@ def _of(fault: FaultResult, recovery: Recovery | None) -> FaultOutcome:
 
 
 def _wrong(result: Result) -> list[tuple[Case, Harm]]:
-    """The failed cases that say what became of the job, the worst first."""
+    """The failed cases that describe the job's behaviour, the worst first."""
     failed = [case for case in result.cases if case.kind == "assertion" and case.verdict is Verdict.FAILED]
     found = [(case, harm) for case in failed if (harm := _harm(case.name)) in _OF_HARM]
     return sorted(found, key=lambda one: list(_OF_HARM).index(one[1]))
@@ -96,7 +96,7 @@ def _with(one: FaultOutcome, outcome: Outcome, reason: str) -> FaultOutcome:
 
 
 def _slower(run: Record) -> str:
-    """In words, where the job was clearly slower after the last recovery than before the first fault, or smaller."""
+    """A clause, if after the last recovery the job was clearly slower, or smaller, than before the first fault."""
     attempts = [one for one in run.history.attempts if one.first_step is not None]
     if attempts and attempts[-1].world_size < attempts[0].world_size:
         return f"the job went on with {attempts[-1].world_size} of {attempts[0].world_size} ranks"

@@ -18,7 +18,7 @@ from torchaos.harness.scenario.strict import Strict
 
 
 class Cause(Strict):
-    """`count` and `gpu_time` are the table's own figures, whatever their unit: only shares matter."""
+    """`count` and `gpu_time` are the table's own figures, in any unit: only shares matter."""
 
     cause: str
     count: float | None = Field(default=None, strict=False)
@@ -53,7 +53,8 @@ def presets() -> Presets:
 
 
 def mix_of(day: GameDay) -> Mix:
-    """What may be drawn here. Raises UsageError if there is no such preset, or nothing in it can be done here."""
+    """The faults that may be drawn here. Raises UsageError if there is no such preset, or if none of its causes can be
+    injected here."""
     if day.preset is None:
         return Mix(tuple(day.faults))
     known = presets()
@@ -73,14 +74,16 @@ def mix_of(day: GameDay) -> Mix:
         else:
             risks.append(stand_in.model_copy(update={"weight": weight, "cause": one.cause}))
     if not any(one.count if day.preset.by == "count" else one.gpu_time for one in table.causes):
-        raise UsageError(f"the preset {day.preset.name} has no figures by {day.preset.by}; write the other one")
+        raise UsageError(
+            f"the preset {day.preset.name} has no weights by {day.preset.by}; write the other value of `by`"
+        )
     if not risks:
-        raise UsageError(f"nothing of the preset {day.preset.name} can be done here: {_reasons(without)}")
+        raise UsageError(f"no cause of the preset {day.preset.name} can be injected here: {_reasons(without)}")
     return Mix(tuple(risks), tuple(without))
 
 
 def _first_possible(stand_ins: Sequence[Risk], day: GameDay) -> tuple[Risk | None, str]:
-    """Or None, and why the last of them can't be done."""
+    """The first fault that can be applied here; or None, and why the last one can't."""
     why = "no injector stands for it"
     for risk in stand_ins:
         why = _why_not(risk, day)
@@ -94,7 +97,7 @@ def _reasons(without: Sequence[tuple[str, float, str]]) -> str:
 
 
 def _why_not(risk: Risk, day: GameDay) -> str:
-    """Why a fault can't be done to this job on this machine; empty if it can."""
+    """Why a fault can't be applied to this job on this machine; empty if it can."""
     injector = registry.find("injectors", risk.inject)
     launcher = registry.find("launchers", day.launcher)
     offered: frozenset[str] = launcher.needs

@@ -1,4 +1,4 @@
-"""A game day on one page, in Markdown: the verdict and why, the score, what came of each kind of fault."""
+"""A game day as a Markdown page: the verdict and its reason, the score, and the outcomes by kind of fault."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def drawn(day: Day) -> str:
         for one in day.rounds
         for fault in one.faults
     ]
-    head = ["| fault | round | at | what | stands for |", "|---|---|---|---|---|"]
+    head = ["| fault | round | at | injector | stands for |", "|---|---|---|---|---|"]
     many = sum(len(one.faults) for one in day.rounds)
     return "\n".join([f"# {day.name}: {many} faults in {len(day.rounds)} rounds", "", *head, *rows, *_without(day), ""])
 
@@ -47,7 +47,7 @@ def _share(share: float | None) -> str:
 
 
 def score_rows(score: Score) -> list[tuple[str, str]]:
-    """Each figure with its name, in words."""
+    """Each figure with its name in words."""
     clock, wall = score.clock, score.clock.wall_s or 1.0
     return [
         ("effective training time ratio (ETTR)", _share(clock.ettr)),
@@ -62,12 +62,12 @@ def score_rows(score: Score) -> list[tuple[str, str]]:
         ("lost GPU hours", f"{score.gpu_hours_lost:.3g}"),
         ("mean time between interruptions", seconds_in_words(score.mtbf_s)),
         ("checkpoint interval in use", seconds_in_words(score.interval_s)),
-        ("best one for that (Young, Daly)", seconds_in_words(score.best_interval_s)),
+        ("best checkpoint interval for that (Young, Daly)", seconds_in_words(score.best_interval_s)),
     ]
 
 
 def bound_rows(cases: Sequence[Case]) -> list[tuple[str, str, str, str]]:
-    """Of each bound: its name, what was measured, what was asked, and whether it holds."""
+    """For each bound: its name, the measured value, the bound, and whether it holds."""
     rows = []
     for case in cases:
         for name, bound in case.bound.items():
@@ -112,14 +112,14 @@ def _spread(name: str, found: Spread) -> str:
 
 
 def again_in_words(day: Day, folder: str, number: int) -> str:
-    """The command that runs a round once more, as it was."""
+    """The command that runs a round again, unchanged."""
     scenario = f"{folder}/rounds/{number:03d}/scenario.yaml"
     consent = [word for name in day.consent for word in ("--consent", name)]
     return shlex.join(["torchaos", "run", scenario, "--seed", str(day.seed), *consent])
 
 
 def _to_look_at(day: Day, rounds: Sequence[RoundScore], folder: str) -> list[str]:
-    """Every fault that was not simply recovered from, and the rounds that they were in."""
+    """Every fault without a simple recovery, and its rounds."""
     lines = []
     for one in rounds:
         bad = [fault for fault in one.faults if fault.outcome is not Outcome.RECOVERED]
@@ -133,9 +133,7 @@ def _to_look_at(day: Day, rounds: Sequence[RoundScore], folder: str) -> list[str
 def _end(day: Day, folder: str, rounds: Sequence[RoundScore]) -> list[str]:
     many, begun = faults_of(day.rounds), sum(len(one.faults) for one in rounds)
     late = (
-        f" {many - begun} of {many} faults were not begun: they could not have been over in time."
-        if begun < many
-        else ""
+        f" {many - begun} of {many} faults were not started: they could not have ended in time." if begun < many else ""
     )
     return ["", f"Seed {day.seed}, {len(rounds)} of {len(day.rounds)} rounds.{late} The plan: {folder}/day.json"]
 
@@ -144,7 +142,7 @@ def _without(day: Day) -> list[str]:
     if not day.without:
         return []
     lines = [f"- {cause} ({weight:g}): {why}" for cause, weight, why in day.without]
-    return ["", "## Causes of the preset that nothing stands for here", "", *lines]
+    return ["", "## Causes of the preset that can't be injected here", "", *lines]
 
 
 def faults_of(rounds: Sequence[Round]) -> int:

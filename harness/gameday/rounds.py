@@ -1,4 +1,4 @@
-"""From a round of a game day to an ordinary scenario, as one would write it by hand."""
+"""Turns a round of a game day into an ordinary scenario, as a person would write it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ USUAL = ("recovery_time", "loss_continuity", "sample_accounting", "checkpoint_in
 
 
 def scenario_of(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, Any]:
-    """In the words of the scenario grammar. `here`: the folder of the day's file; `home`: what `{day}` stands for."""
+    """The scenario. `here`: the folder of the day's file; `home`: the folder `{day}`."""
     asserts: list[Any] = [{item.name: item.params} for item in day.assert_] or list(USUAL)
     quiet = {"wall": {"longer_than": _seconds(_length(day, one))}}
     return {
@@ -35,7 +35,8 @@ def scenario_of(day: GameDay, one: Round, here: Path, home: Path) -> dict[str, A
 
 
 def as_scenario(day: GameDay, here: Path, home: Path) -> dict[str, Any]:
-    """All that a round may hold, in the order of the file: for the checks that scenarios go through."""
+    """A scenario with everything that a round may contain, in the order of the file, to run the scenario checks on
+    it."""
     every = [Drawn(f"risk-{number}", 0.0, risk) for number, risk in enumerate(day.faults)]
     return scenario_of(day, Round(0, 0.0, tuple(every)), here, home)
 
@@ -58,7 +59,7 @@ def _limits(day: GameDay) -> dict[str, Any]:
 
 
 def _length(day: GameDay, one: Round) -> float:
-    """How long the round goes on at least, in seconds: to its last fault, or for its whole length where it has none."""
+    """The shortest length of the round in seconds: until its last fault, or its whole length if it has none."""
     length = one.faults[-1].at_s - one.start_s if one.faults else min(day.round.length, day.duration - one.start_s)
     return max(length, 1.0)
 

@@ -1,4 +1,4 @@
-"""The score of a game day: what its rounds add up to, and what that means. Pure."""
+"""The score of a game day: the sum of its rounds, and its meaning. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchaos.harness.release.repeats.figures import p90
 
 @dataclass(frozen=True)
 class RoundScore:
-    """Small, and all that is kept of a round once it is judged."""
+    """The score of a round: small, and the only part of a judged round that is kept."""
 
     number: int
     verdict: str
@@ -62,7 +62,7 @@ def score_round(number: int, run: Record, result: Result) -> RoundScore:
 
 
 def _saves(run: Record) -> list[tuple[int, float, float]]:
-    """(attempt, when it was begun, for how long training stood still), one for each step after which any file was
+    """(attempt, begin of the save, seconds that training stood still), one for each step after which a file was
     written."""
     blocked = standstill(run.history).blocked
     begun: dict[tuple[int, int], float] = {}
@@ -74,7 +74,7 @@ def _saves(run: Record) -> list[tuple[int, float, float]]:
 
 @dataclass(frozen=True)
 class Spread:
-    """Of what was measured several times."""
+    """The distribution of a value that was measured several times."""
 
     count: int
     mean: float
@@ -143,8 +143,8 @@ def total(rounds: Sequence[RoundScore]) -> Score:
 
 
 def _proves_nothing(one: RoundScore, rounds: Sequence[RoundScore]) -> bool:
-    """Where no fault of a round made the job start again, nothing was done twice that could be compared. That is no
-    lack of evidence, as long as another round has it."""
+    """Whether the rounds prove nothing. A round in which no fault restarted the job has no steps that were done twice
+    to compare; that is no lack of evidence if another round has some."""
     if one.verdict not in ("inconclusive", "error"):
         return False
     told = {name for other in rounds for name in other.passed}
@@ -153,7 +153,7 @@ def _proves_nothing(one: RoundScore, rounds: Sequence[RoundScore]) -> bool:
 
 
 def best_interval_s(write_s: float | None, mtbf_s: float | None) -> float | None:
-    """Of training between two checkpoints: sqrt(2 * write * MTBF) (Young 1974; Daly 2006, first order)."""
+    """The best time in seconds between two checkpoints: sqrt(2 * write * MTBF) (Young 1974; Daly 2006, first order)."""
     return math.sqrt(2 * write_s * mtbf_s) if write_s is not None and mtbf_s is not None else None
 
 

@@ -1,4 +1,4 @@
-"""From a run that failed to the smallest scenario that still fails, k times of n, with the evidence."""
+"""Finds, from a run that failed, the smallest scenario that still fails k times of n, with the evidence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Tried:
-    """One set of faults: how often it failed as the original did, of how many tries."""
+    """One set of faults: how many of its tries failed like the original run."""
 
     faults: tuple[str, ...]
     failed: int
@@ -30,7 +30,7 @@ class Tried:
 
 @dataclass
 class Shrink:
-    """`k` of `n` tries have to fail. `home`: a new folder, where each try lies."""
+    """`k` of `n` tries must fail. `home`: a new folder for the tries."""
 
     scenario: dict[str, Any]
     seed: int
@@ -45,7 +45,7 @@ class Shrink:
 
     @classmethod
     def of(cls, folder: RunDir, result: Result, home: Path, n: int, k: int, tell: Tell) -> Shrink:
-        """Raises UsageError if that run did not fail, or its scenario is damaged."""
+        """Raises UsageError if the run did not fail, or its scenario is damaged."""
         if result.verdict is not Verdict.FAILED:
             raise UsageError(
                 f"{folder.root}: that run is {result.verdict.value}, not failed: there is nothing to shrink"
@@ -62,14 +62,14 @@ class Shrink:
         return cls(scenario, plan.seed, plan.consent, wrong, home, n, k, tell)
 
     def __call__(self) -> dict[str, Any] | None:
-        """The smallest scenario; None if not even all the faults together failed again k times of n."""
+        """The smallest scenario; None if not even all faults together failed again k times of n."""
         faults = self.scenario["faults"]
         if not self._fails(faults):
             return None
         return with_faults(self.scenario, ddmin(faults, self._fails))
 
     def _fails(self, faults: Sequence[dict[str, Any]]) -> bool:
-        """Tried until k runs have failed, or until k failures are no longer possible."""
+        """Tries until k runs have failed, or until k failures are no longer possible."""
         names = tuple(name_of(fault) for fault in faults)
         failed = tries = 0
         while failed < self.k and self.n - tries >= self.k - failed:
@@ -86,7 +86,7 @@ class Shrink:
         return failed >= self.k
 
     def evidence(self) -> str:
-        """A comment for the head of the file."""
+        """A comment for the head of the new file."""
         lines = [f"the seed is {self.seed}; failed before and now: {', '.join(sorted(self.wrong))}; tried:"]
         lines += [f"  {one.failed} of {one.tries} failed: {', '.join(one.faults)}" for one in self.tried]
         return "".join(f"# {line}\n" for line in ("What is left when no fault can be taken away;", *lines))
@@ -97,8 +97,8 @@ def name_of(fault: dict[str, Any]) -> str:
 
 
 def with_faults(scenario: dict[str, Any], faults: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The scenario with these of its faults alone. One that waited for another that is gone waits for what that one
-    waited for."""
+    """The scenario with only these of its faults. A fault that waited for a removed fault gets the trigger of the
+    removed fault."""
     whens = {name_of(fault): fault["when"] for fault in scenario["faults"]}
     kept = {name_of(fault) for fault in faults}
     found = copy.deepcopy(scenario)
@@ -120,7 +120,7 @@ def _when(when: dict[str, Any], kept: set[str], whens: dict[str, dict[str, Any]]
 
 
 def _own_state(scenario: dict[str, Any], home: Path) -> dict[str, Any]:
-    """Where the rounds of a game day share the job's folder, each try has one of its own, empty at first."""
+    """Gives each try a folder of its own, empty at first, if the rounds of a game day share the job's folder."""
     days = {str(path) for path in _folders(scenario)}
 
     def moved(value: Any) -> Any:
@@ -137,6 +137,6 @@ def _own_state(scenario: dict[str, Any], home: Path) -> dict[str, Any]:
 
 
 def _folders(scenario: dict[str, Any]) -> set[Path]:
-    """The `{day}` of a round, as rounds.py wrote it out: the folder above its checkpoints, beside a day.json."""
+    """The folder `{day}` of a round, as rounds.py wrote it: the folder above its checkpoints, beside a day.json."""
     path = (scenario["job"].get("checkpoints") or {}).get("path", "")
     return {parent for parent in Path(path).parents if parent.name == "job" and (parent.parent / "day.json").exists()}

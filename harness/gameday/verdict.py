@@ -1,4 +1,4 @@
-"""What is said of a game day: a case for its faults, for each of its bounds, and for its rollback. Pure."""
+"""The cases of a game day: for its faults, for each bound, and for its rollback. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SECONDS = ("mttr", "mttr_p90")
 def cases_of(
     score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str = "", planned: int = 0
 ) -> list[Case]:
-    """`cut_short`: why the day ended early; `planned`: how many faults were drawn for it."""
+    """`cut_short`: why the day ended early. `planned`: the number of faults that were drawn."""
     return [_faults(score, bounds, rounds, cut_short, planned), *_bounds(score, bounds), _rollback(rounds)]
 
 
 def verdict_of(cases: Sequence[Case]) -> tuple[ExitCode, list[str]]:
-    """The exit code, and the sentences that say why."""
+    """The exit code, and the sentences with the reason."""
     bad = {verdict: [case.reason for case in cases if case.verdict is verdict] for verdict in Verdict}
     if bad[Verdict.ERROR]:
         return ExitCode.ROLLBACK, [*bad[Verdict.ERROR], *bad[Verdict.FAILED]]
@@ -35,13 +35,13 @@ def verdict_of(cases: Sequence[Case]) -> tuple[ExitCode, list[str]]:
 
 
 def result_of(name: str, seed: int, folder: str, started: str, wall_s: float, cases: Sequence[Case]) -> Result:
-    """As JUnit shows it. `started`: ISO 8601, UTC."""
+    """The result for JUnit. `started`: ISO 8601, UTC."""
     code, why = verdict_of(cases)
     return Result(name, "", seed, code.verdict, code, "; ".join(why), folder, started, wall_s, cases=tuple(cases))
 
 
 def not_finished(result: Result) -> Result:
-    """The same cases, each an error: what a gate reads until the day is over."""
+    """The same cases, each an error: this is what a gate reads until the day is over."""
     cases = [replace(case, verdict=Verdict.ERROR, reason="not finished", measured={}) for case in result.cases]
     return replace(
         result, verdict=Verdict.ERROR, exit_code=ExitCode.INTERNAL, reason="not finished", cases=tuple(cases)
@@ -52,7 +52,7 @@ def _faults(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_shor
     faults, doubt = sum(score.outcomes.values()), ""
     unproved = score.outcomes.get(Outcome.UNPROVED.value, 0)
     if cut_short:
-        doubt = f"the game day did not take its time: {cut_short}"
+        doubt = f"the game day was cut short: {cut_short}"
     elif not faults or not score.clock.wall_s:
         doubt = "no fault landed" if score.clock.wall_s else "no step was seen"
     elif unproved > bounds.unproved * faults:
@@ -62,7 +62,7 @@ def _faults(score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_shor
     verdict = Verdict.INCONCLUSIVE if doubt else Verdict.PASSED
     felt = f"{faults - unproved} of {faults} faults landed and were felt"
     if faults < planned:
-        felt = f"{faults} of {planned} faults were begun; {faults - unproved} landed and were felt"
+        felt = f"{faults} of {planned} faults were started; {faults - unproved} landed and were felt"
     reason = doubt or felt
     return Case("faults", "faults", verdict, reason, score.outcomes)
 
@@ -71,12 +71,12 @@ def _rollback(rounds: Sequence[RoundScore]) -> Case:
     left = [one.number for one in rounds if one.exit_code == ExitCode.ROLLBACK]
     unjudged = [one.number for one in rounds if one.exit_code not in JUDGED]
     if left:
-        verdict, why = Verdict.ERROR, f"something could not be taken back in round {left[0]}; see `torchaos recover`"
+        verdict, why = Verdict.ERROR, f"something could not be undone in round {left[0]}; see `torchaos recover`"
     elif unjudged:
         verdict = Verdict.INCONCLUSIVE
-        why = f"whether round {unjudged[0]} took everything back can't be told; see `torchaos status`"
+        why = f"it is not known whether round {unjudged[0]} undid everything; see `torchaos status`"
     else:
-        verdict, why = Verdict.PASSED, "all rounds took back what they had changed"
+        verdict, why = Verdict.PASSED, "all rounds undid their changes"
     return Case("rollback", "rollback", verdict, why)
 
 
@@ -87,12 +87,12 @@ def _bounds(score: Score, bounds: Bounds) -> Iterator[Case]:
             continue
         seconds = (name,) if name in _SECONDS else ()
         if value is None:
-            reason = f"nothing was seen that tells the {words}"
+            reason = f"nothing was seen that gives the {words}"
             yield Case(name, "assertion", Verdict.INCONCLUSIVE, reason, {}, {name: bound}, seconds)
             continue
         holds = value >= bound if name in AT_LEAST else value <= bound
         is_to_be = f"{'at least' if name in AT_LEAST else 'at most'} {bound:g}"
-        reason = f"{words} is {value:.4g}, and is to be {is_to_be}"
+        reason = f"{words} is {value:.4g}, and must be {is_to_be}"
         if name == "damaged" and not holds:
             reason += f": {'; '.join(score.problems[:3])}"
         verdict = Verdict.PASSED if holds else Verdict.FAILED

@@ -1,8 +1,7 @@
-"""Scenarios as tests. Loading this costs a project that has none of them nothing: only pytest is imported, and no file
-is looked into that was not named on the command line or by the `torchaos_scenarios` setting.
+"""Scenarios as tests. In a project without scenarios, the plugin costs nothing: only pytest is imported, and no file is
+opened that is not named on the command line or by the setting `torchaos_scenarios`.
 
-Everything is done by the command line in a process of its own; here its results become pytest's.
-"""
+The command line does the work in a process of its own; here its results become pytest's."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _IN_BRACES = re.compile(rb"""(?:\xef\xbb\xbf)?(?:\s|---|[#%].*\n)*\{""")  # JSON
 _MOST_BYTES = 1 << 20  # of a scenario file
 _MARKER = (
     "torchaos(scenario, *, seeds=(), ranks=(), phases=(), steps=(), each={}, set=(), judge=True): the `run` fixture "
-    "runs this scenario file, once for each combination; with judge=False the test looks at the verdict itself"
+    "runs this scenario file, once for each combination; with judge=False the test checks the verdict itself"
 )
 
 
@@ -33,7 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         metavar="GLOB",
         default=[],
-        help="Collect scenario files that match, relative to the root directory. A file that is named is always taken.",
+        help="Collect scenario files that match, relative to the root directory. A file that is named is "
+        "always collected.",
     )
     add("--torchaos-seeds", metavar="N,N", default="", help="Run each scenario file with each of these seeds.")
     add(
@@ -57,12 +57,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         metavar="N",
         default=None,
-        help="So many scenarios run at a time on this machine, over all workers of pytest-xdist. Default: one for each "
-        "four processors.",
+        help="At most this many scenarios run at a time on this machine, over all workers of pytest-xdist. "
+        "Default: one for each four processors.",
     )
     parser.addini("torchaos_scenarios", type="args", default=[], help="As --torchaos-scenarios.")
     parser.addini("torchaos_command", type="args", default=[],
-                  help="The command of torchaos, where it is not in pytest's own environment.")  # fmt: skip
+                  help="The command of torchaos, if it is not in pytest's own environment.")  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,7 +81,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def _is_scenario(path: Path) -> bool:
-    """By its key, also where the file is broken."""
+    """Whether the file has the key of a scenario, also if the file is broken."""
     with open(path, "rb") as file:
         text = file.read(_MOST_BYTES)
     if not _IN_BRACES.match(text):
@@ -107,7 +107,7 @@ def _is_wanted(path: Path, config: pytest.Config) -> bool:
 
 
 def _matching(config: pytest.Config) -> frozenset[Path]:
-    """The files that the patterns name, relative to the root directory."""
+    """The files that match the patterns, relative to the root directory."""
     if _MATCHING not in config.stash:
         globs = [*config.getoption("--torchaos-scenarios"), *config.getini("torchaos_scenarios")]
         try:
@@ -130,7 +130,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Run:
-    """The run of the scenario that the test's `torchaos` marker names; tests with the same one share it."""
+    """The run of the scenario in the test's `torchaos` marker; tests with the same marker share it."""
     from torchaos.harness.pytest_plugin.running import run_of_test
 
     return run_of_test(request)
@@ -144,7 +144,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """An error of its own kind: the run is no evidence, of the job's health or of the opposite."""
+    """Inconclusive is a status of its own: the run proves nothing about the job."""
     if getattr(report, "torchaos", "") == "inconclusive":
         return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
     return None
@@ -165,7 +165,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """pytest-xdist: all workers share the runs of the session."""
+    """With pytest-xdist, all workers share the runs of the session."""
     from torchaos.harness.pytest_plugin.running import share
 
     share(node)

@@ -1,7 +1,6 @@
-"""A scenario file as tests: under the scenario's name one for its faults, one per assertion, and one for the rollback.
+"""A scenario file as tests: one for its faults, one per assertion, and one for the rollback, under the scenario's name.
 
-The first of them that is set up runs the scenario; what comes after only reads what it came to.
-"""
+The first test that is set up runs the scenario; the others only read its result."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ class ScenarioFile(pytest.File):
 
 
 class ScenarioNode(pytest.Collector):
-    """One way to run the scenario."""
+    """One variation of the scenario."""
 
     def __init__(self, *, source: Source, variation: Variation, **more: Any) -> None:
         super().__init__(**more)
@@ -78,7 +77,7 @@ class CaseItem(pytest.Item):
             self.add_marker(pytest.mark.timeout(0))  # the scenario has a time-out of its own
 
     def setup(self) -> None:
-        """Where there is no evidence it is an error, not a failure."""
+        """Without evidence it is an error, not a failure."""
         run = self.parent.run()
         case = self._case(run)
         self.user_properties += [("torchaos.verdict", case["verdict"] if case else "error"), *_properties(run, case)]
@@ -101,7 +100,7 @@ class CaseItem(pytest.Item):
             raise Failed(self._told(run, follows + (case["reason"] if case else run.reason), case))
 
     def _told(self, run: Run, reason: str, case: Mapping[str, Any] | None = None) -> str:
-        """Of several tests of a run, the first that fails has its story."""
+        """If several tests of a run fail, only the first shows the story."""
         first = self.config.stash.setdefault(_FIRST, {}).setdefault(str(run.result.get("run_dir")), self.nodeid)
         return told(run, reason, case, self._line, story=first == self.nodeid)
 
@@ -121,7 +120,7 @@ class CaseItem(pytest.Item):
 
 
 def _properties(run: Run, case: Mapping[str, Any] | None) -> Iterator[tuple[str, object]]:
-    """What was measured, for --junitxml: by name, with bounds."""
+    """The measured values with their bounds, by name, for --junitxml."""
     if case is None:
         return
     for name, value in case["measured"].items():

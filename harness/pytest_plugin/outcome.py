@@ -1,4 +1,4 @@
-"""What one call of `torchaos run` came to, as tests see it. Reads the run directory only when it is asked for."""
+"""The result of one call of `torchaos run`, as tests see it. Reads the run directory only on demand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Outcome: Any = pytest.fail.Exception
 
 
 class Failed(_Outcome):  # type: ignore[misc]
-    """An assertion of the scenario does not hold. Its text is the whole report: none of our code is shown."""
+    """An assertion of the scenario does not hold. Its text is the whole report: no code of torchaos is shown."""
 
     __module__ = "builtins"  # so that pytest's summary shows the bare name, as of its own
 
@@ -87,7 +87,8 @@ class Run:
         return tuple(self.result.get("cases", ()))
 
     def case(self, name: str) -> Mapping[str, Any]:
-        """An assertion's, or `faults`, or `rollback`. Raises LookupError if there is none of that name."""
+        """The case of an assertion, of `faults`, or of `rollback`. Raises LookupError if there is none with that
+        name."""
         found = next((one for one in self.cases if one["name"] == name), None)
         if found is None:
             raise LookupError(f"{name}: this run has {', '.join(one['name'] for one in self.cases)}")
@@ -101,7 +102,7 @@ class Run:
 
     @property
     def recovery(self) -> Recovered:
-        """The only one. Raises LookupError if there is none, or several."""
+        """The only recovery. Raises LookupError if there is none, or several."""
         if len(self.recoveries) != 1:
             raise LookupError(f"there are {len(self.recoveries)} recoveries; choose one of `recoveries`")
         return self.recoveries[0]
@@ -120,7 +121,7 @@ class Run:
 
     @cached_property
     def twins(self) -> Sequence[Record]:
-        """The records of the fault-free runs that it was judged against."""
+        """The records of the fault-free runs."""
         from torchaos.harness.record.record import Record
         from torchaos.harness.record.rundir import RunDir
 
@@ -132,8 +133,8 @@ class Run:
         return self.twins[0] if self.twins else None
 
     def proves_nothing(self) -> str:
-        """Why no assertion of this run may count as passed, whatever it says itself; empty if they may. An assertion
-        that is inconclusive by itself says nothing about the others."""
+        """Why no assertion of this run may count as passed, whatever its own verdict; empty if they may. An assertion
+        that is inconclusive itself does not affect the others."""
         if not self.result:
             return f"nothing was run: {self.reason}"
         if self.exit_code == _ROLLBACK or self.result["exit_code"] == _ROLLBACK:

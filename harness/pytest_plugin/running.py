@@ -1,8 +1,7 @@
-"""Runs each scenario once per session, whoever asks for it: items, fixtures, and all workers of pytest-xdist.
+"""Runs each scenario once per session for all who need it: items, fixtures, and all workers of pytest-xdist.
 
-The workers share a folder with a lock and a result per run; and a live run takes one of the machine's slots, so that
-parallel tests don't start more training jobs than it bears.
-"""
+The workers share a folder with a lock and a result per run. A live run takes one of the machine's slots, so that
+parallel tests don't start more training jobs than the machine can bear."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ _RUNS = pytest.StashKey["Runs"]()
 
 
 class Runs:
-    """Those of one session. `shared`: the folder of the session's locks and results."""
+    """The runs of one session. `shared`: the folder of the session's locks and results."""
 
     def __init__(self, config: pytest.Config, shared: Path) -> None:
         self._command = config.getini("torchaos_command") or [sys.executable, "-m", "torchaos.harness"]
@@ -47,7 +46,7 @@ class Runs:
         self._shared, self._known = shared, dict[str, Run]()
 
     def get(self, scenario: Path, variation: Variation) -> Run:
-        """The run of that scenario, from this session where it has been."""
+        """The run of that scenario; it is run only if this session has not run it yet."""
         words = [*(["--seed", str(variation.seed)] if variation.seed is not None else []), *self._consent]
         words += [word for text in variation.overrides for word in ("--set", text)]
         key = hashlib.blake2b(json.dumps([str(scenario), words]).encode(), digest_size=12).hexdigest()
@@ -93,7 +92,7 @@ def runs_of(config: pytest.Config) -> Runs:
 
 
 def share(node: Any) -> None:
-    """Called on the controller of pytest-xdist for each worker."""
+    """Is called on the controller of pytest-xdist for each worker."""
     config = node.config
     if _SHARED not in config.stash.get(_GIVEN, {}):
         config.stash[_GIVEN] = {_SHARED: str(_session_folder(config))}
@@ -104,7 +103,7 @@ _GIVEN = pytest.StashKey[dict[str, str]]()
 
 
 def run_of_test(request: pytest.FixtureRequest) -> Run:
-    """For the `run` fixture. The test fails, or is inconclusive, as the run is, unless it wants to judge by itself."""
+    """The run for the `run` fixture. The test fails, or is inconclusive, like the run, unless it has judge=False."""
     marker = request.node.get_closest_marker("torchaos")
     if marker is None or len(marker.args) != 1:
         raise pytest.UsageError(f'{request.node.nodeid}: `run` needs @pytest.mark.torchaos("FILE.yaml") on the test')
@@ -120,7 +119,7 @@ def run_of_test(request: pytest.FixtureRequest) -> Run:
 
 
 def _scenario(name: str, request: pytest.FixtureRequest) -> Path:
-    """Relative to the test's own file, or else to the root directory."""
+    """The path of the scenario, relative to the test's file, or else to the root directory."""
     places = [Path(request.node.path).parent / name, request.config.rootpath / name]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
@@ -142,8 +141,8 @@ def _session_folder(config: pytest.Config) -> Path:
 
 
 def _result(path: Path) -> dict[str, Any]:
-    """Empty if nothing was run, or it was not finished. Of a scenario that was repeated, what all came to: one case
-    for the repetitions and one for the rollback, with all else of the first that did not pass."""
+    """The result; empty if nothing was run, or the run was not finished. For a repeated scenario: a case for the
+    repetitions and one for the rollback, and otherwise the first result that did not pass."""
     try:
         raw = json.loads(path.read_text())
         results = raw["results"]
@@ -168,7 +167,7 @@ def _repeated(results: Sequence[dict[str, Any]], told: dict[str, Any]) -> dict[s
 
 
 def _outcome_of(process: subprocess.Popen[bytes]) -> int:
-    """Its exit code. Whatever ends the wait (Ctrl-C, a time-out of pytest's) ends the run too, in order."""
+    """The exit code. If the wait is interrupted (Ctrl-C, a time-out of pytest), the run is ended in order too."""
     try:
         return process.wait()
     except BaseException:
@@ -191,7 +190,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _slot(count: int) -> Iterator[None]:
-    """One of the machine's slots for live runs, over all of this user's sessions."""
+    """Holds one of the machine's slots for live runs, shared by all sessions of this user."""
     from platformdirs import user_state_path
 
     home = user_state_path("torchaos") / "slots"

@@ -1,5 +1,5 @@
-"""What a failure shows: the reason, figures against bounds, the story around the fault, and the scenario's lines; all
-of it without secrets, since it goes into terminals and JUnit files."""
+"""The text of a failure: the reason, values with their bounds, the story around the fault, and the scenario's lines. It
+has no secrets, because it goes to terminals and JUnit files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _BETWEEN = "\n\n"  # two paragraphs
 
 
 class Shown:
-    """A failure's text, for pytest. Its summary and JUnit's `message` show the first paragraph alone: on a CI machine
-    pytest does not cut its summary, and would show the whole story a second time."""
+    """A failure's text, for pytest. pytest's summary and JUnit's `message` show only the first paragraph. On a CI
+    machine pytest does not shorten its summary, and would show the whole story a second time."""
 
     def __init__(self, outcome: str, text: str) -> None:
         self._text = text
@@ -31,8 +31,8 @@ class Shown:
 def told(
     run: Run, reason: str, case: Mapping[str, Any] | None = None, line: int | None = None, story: bool = True
 ) -> str:
-    """`line`: where in the scenario the assertion stands, from 1; `story`: with what happened around the fault. The
-    likeliest cause comes first: pytest's summary shows the beginning alone."""
+    """`line`: the line of the assertion in the scenario, from 1. `story`: include what happened around the fault. The
+    most likely cause comes first, because pytest's summary shows only the beginning."""
     cause = [case["cause"]] if case and case.get("cause") else []
     blocks = [[*cause, reason], list(_figures(case)) if case else [], list(_around(run)) if story else []]
     blocks += [list(_excerpt(run.scenario, line)), list(_pointers(run))]

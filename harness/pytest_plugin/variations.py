@@ -1,4 +1,4 @@
-"""One scenario, several ways: seeds, ranks, phases, steps, or any other value."""
+"""Variations of a scenario: seeds, ranks, phases, steps, or any other value."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def of_options(config: pytest.Config) -> list[Variation]:
 
 
 def of_marker(given: Mapping[str, Any]) -> list[Variation]:
-    """Raises pytest.UsageError if the marker has an argument that there is none of."""
+    """Raises pytest.UsageError if the marker has an unknown argument."""
     unknown = given.keys() - {*_OPTIONS, "each", "set", "judge"}
     if unknown:
         raise pytest.UsageError(f"the marker torchaos has no {min(unknown)}; it has seeds, ranks, phases, steps, each, "

@@ -1,4 +1,4 @@
-"""What a run depended on: interpreters, versions, the machine. It may explain a difference between two runs."""
+"""Records what a run depended on: interpreters, versions, the machine. It may explain a difference between two runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torchaos.harness.record.plan import Plan
 
 
 def resolve_program(name: str, cwd: Path) -> str:
-    """The absolute path of a command's program: as the shell would find it, else beside our own Python (a virtual
-    environment that was not activated). Raises UsageError if there is none."""
+    """The absolute path of a command's program: as the shell would find it, or else beside torchaos's own Python (a
+    virtual environment that was not activated). Raises UsageError if there is none."""
     found = shutil.which(name if "/" not in name else str(cwd / name)) or shutil.which(
         name, path=str(Path(sys.executable).parent)
     )
@@ -32,7 +32,7 @@ def resolve_program(name: str, cwd: Path) -> str:
 
 
 def job_python(command: Sequence[str]) -> str:
-    """The interpreter that runs the job: the program itself, or the one that its first line names; else ours."""
+    """The interpreter that runs the job: the program itself, or the one in its first line, or else torchaos's own."""
     program = Path(command[0])
     if program.name.startswith("python"):
         return str(program)
@@ -47,12 +47,12 @@ def job_python(command: Sequence[str]) -> str:
 
 
 def installed(python: str) -> dict[str, str]:
-    """Name and version of every distribution that this interpreter has."""
+    """Name and version of every distribution that is installed for this interpreter."""
     return {name: version for name, version, _folder in _distributions(python)}
 
 
 def editable(python: str) -> list[Path]:
-    """The folders of what `pip install -e` installed: its sources change, and its version does not."""
+    """The folders of editable installations (`pip install -e`): their sources may change while the version does not."""
     return [Path(folder) for name, _version, folder in _distributions(python) if folder and name != "torchaos"]
 
 
@@ -74,8 +74,8 @@ print(json.dumps([(d.metadata["Name"], d.version, folder(d)) for d in m.distribu
 
 @lru_cache
 def ranks_per_node(python: str, word: str, env: frozenset[tuple[str, str]]) -> int | None:
-    """What torchrun makes of `--nproc-per-node gpu`, `cpu` or `auto` on this machine, with the job's own torch; None
-    where it refuses the word, or can't be asked."""
+    """The number that torchrun uses for `--nproc-per-node gpu`, `cpu` or `auto` on this machine, with the job's own
+    torch; None if it refuses the word, or can't be asked."""
     code = "import sys, torch.distributed.run as r; print(r.determine_local_world_size(sys.argv[1]))"
     try:
         done = subprocess.run(
@@ -102,8 +102,7 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 
 def commit_of(folder: Path) -> str:
-    """The commit that a folder is checked out at, with `-dirty` where tracked files were changed; empty if it can't
-    be told."""
+    """The commit of a folder's checkout, with `-dirty` if tracked files were changed; empty if not known."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

@@ -1,4 +1,4 @@
-"""Finished runs on disk: what their directories and the files of `--json` say. They may be moved, cut or damaged."""
+"""Reads finished runs from disk: their directories and the files of `--json`, which may be moved, cut or damaged."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ _MOST_BYTES = 32 << 20  # of a file
 
 
 def result_in(folder: RunDir) -> Result:
-    """As it was written. Raises OSError if there is none, UsageError if it can't be read."""
+    """The result as written. Raises OSError if there is none, UsageError if it can't be read."""
     return Result.from_json(_json(folder.result))
 
 
 def results_in(path: Path) -> list[Result]:
-    """Of a file that `torchaos run --json` wrote. Raises OSError if there is none, UsageError if it can't be read."""
+    """The results in a file of `torchaos run --json`. Raises OSError if there is none, UsageError if it can't be
+    read."""
     raw = _json(path)
     if not isinstance(raw, dict) or not isinstance(raw.get("results"), list):
         raise UsageError("there are no results in it")
@@ -26,7 +27,7 @@ def results_in(path: Path) -> list[Result]:
 
 
 def commit_in(folder: RunDir) -> str:
-    """Of the job's working directory, with `-dirty` if it was; empty if nothing says which."""
+    """The commit of the job's working directory, with `-dirty` if it had uncommitted changes; empty if not known."""
     try:
         found = _json(folder.artifacts / "environment.json")
     except (OSError, UsageError):

@@ -1,8 +1,7 @@
-"""What is going to happen, decided before anything does: targets, moments, parameters, needs.
+"""The plan of a run, made before anything is done: targets, moments, parameters, needs.
 
-A Plan is data (JSON): `run` executes it, a dry run prints it, a replay reads it back. Everything random has been
-drawn by then, each fault from a stream of its own, so that taking one fault out changes no other.
-"""
+A Plan is data (JSON): `run` executes it, a dry run prints it, a replay reads it back. All random choices are already
+made, each fault with a stream of its own, so that removing a fault changes no other."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ ENDED_BEFORE = "the run ended before its trigger was reached"
 
 @dataclass(frozen=True)
 class After:
-    """A trigger that is seen from outside: so long after the launch, or after something happened to another fault."""
+    """A trigger that is seen from outside: a time after the launch, or after something happened to another fault."""
 
     delay_s: float = 0.0
     fault: str | None = None  # None: after the job's launch
@@ -75,13 +74,13 @@ class PlannedJob:
 
     @property
     def per_node(self) -> int:
-        """Ranks of a node that has any."""
+        """The number of ranks on a node that has any."""
         return max(1, self.world_size // (self.busy_nodes or self.nodes))
 
 
 @dataclass(frozen=True)
 class Named:
-    """A thing with bounds that the registry finds by name: an assertion or a condition."""
+    """An assertion or a condition by name, with its parameters."""
 
     name: str
     params: Mapping[str, Any]
@@ -118,13 +117,13 @@ class Plan:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
     def masked(self) -> Plan:
-        """As it may be shown and kept: the secrets in the job's command and environment are not in it. What is run is
-        the plan itself."""
+        """The plan as it may be shown and kept, without the secrets in the job's command and environment. The plan
+        itself is what is run."""
         job = replace(self.job, command=mask_words(self.job.command), env=mask_env(self.job.env))
         return replace(self, job=job)
 
     def write(self, path: Path) -> None:
-        """Masked, and readable by its owner alone."""
+        """Writes the masked plan, readable only by its owner."""
         with open(path, "w", opener=owner_only) as file:
             file.write(self.masked().to_json() + "\n")
 
@@ -135,6 +134,6 @@ class Plan:
 
 
 def stream(seed: int, fault: str) -> random.Random:
-    """The random stream of one fault: a function of the seed and the fault's id alone."""
+    """The random stream of one fault: a function of only the seed and the fault's id."""
     digest = hashlib.blake2b(f"{seed}/{fault}".encode(), digest_size=8).digest()
     return random.Random(int.from_bytes(digest, "big"))

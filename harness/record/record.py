@@ -1,4 +1,5 @@
-"""All that a run left, in the shape that assertions and injectors judge: read-only, and no file is opened again."""
+"""Everything that a run left, in the form that assertions and injectors judge: read-only, and no file is opened
+again."""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ class Record(RunEvents):
 
     @cached_property
     def exited(self) -> Event | None:
-        """How the job's last command ended, as far as anybody saw it."""
+        """How the job's last command ended, if that was seen."""
         return next((event for event in reversed(self.beside_steps) if event.kind is Kind.JOB_EXITED), None)
 
     @property
     def exit_code(self) -> int | None:
-        """Of the job's last command. None: nobody saw it."""
+        """The exit code of the job's last command. None: not seen."""
         return self.exited.data["exit_code"] if self.exited else None
 
     @cached_property
@@ -58,7 +59,7 @@ class Record(RunEvents):
     @classmethod
     @uncollected()
     def load(cls, folder: RunDir) -> Record:
-        """Raises UsageError if the folder lacks what a record needs, or where that is damaged."""
+        """Raises UsageError if the folder lacks what a record needs, or if that is damaged."""
         try:
             artifacts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.artifacts.glob("*.json"))}
             damaged, gaps = list[str](), Gaps()
@@ -70,7 +71,7 @@ class Record(RunEvents):
 
 
 def _log_end(folder: RunDir) -> tuple[str, ...]:
-    """Of the last submission's log; empty if there is none."""
+    """The end of the last submission's log; empty if there is none."""
     logs = sorted(folder.logs.glob("job-*.log"), key=lambda path: (len(path.name), path.name))
     if not logs:
         return ()

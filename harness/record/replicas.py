@@ -1,8 +1,8 @@
-"""A job of several replicas, each a torchrun of its own, as in torchft: what of a run is whose. Pure.
+"""A job of several replicas, each a torchrun of its own, as in torchft: which parts of a run belong to which replica.
+Pure.
 
-In the journal ranks are numbered one replica after the other. What one replica left is the record of an ordinary job:
-its ranks count from 0, its torchrun is the job's command, its restarts are the attempts, and its faults are the faults.
-"""
+In the journal ranks are numbered one replica after the other. The record of one replica is the record of an ordinary
+job: its ranks count from 0, its torchrun is the job's command, and its restarts are the attempts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMMAND = {Kind.NODE_STARTED: Kind.JOB_STARTED, Kind.NODE_EXITED: Kind.JOB_EXIT
 
 
 def ranks_of(job: PlannedJob, replica: int) -> range:
-    """By their numbers in the whole job."""
+    """The ranks of a replica, by their numbers in the whole job."""
     size = job.world_size // job.replicas
     return range(replica * size, (replica + 1) * size)
 
@@ -39,13 +39,14 @@ def events_of(events: Iterable[Event], job: PlannedJob, replica: int) -> Iterato
 
 
 def records_of(run: Record) -> list[Record]:
-    """What each replica left; of a job without replicas, the run itself."""
+    """The record of each replica; for a job without replicas, the run itself."""
     job = run.plan.job
     return [run] if job.replicas == 1 else [_record_of(run, replica) for replica in range(job.replicas)]
 
 
 def without_steps(run: Record) -> Record:
-    """For a page that would show all steps, samples and checkpoints of replicas as if they were of one torchrun."""
+    """The record without steps, for a page that would otherwise show steps, samples and checkpoints of all replicas as
+    if they were of one torchrun."""
     told = {
         Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.RENAMED,
         Kind.LOAD_BEGIN, Kind.LOAD_END,

@@ -1,4 +1,4 @@
-"""What is said of one scenario in the end: the shape of result.json, and what every report is made from."""
+"""The result of one scenario: the form of result.json, and the input of every report."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _SEVERITY = (
 
 
 def worst(codes: list[ExitCode]) -> ExitCode:
-    """The exit code of several scenarios; of none it is bad usage, since nothing was shown."""
+    """The worst exit code of several scenarios; bad usage if there is none, because then nothing was shown."""
     return min(codes, key=_SEVERITY.index, default=ExitCode.USAGE)
 
 
@@ -68,12 +68,12 @@ class Case:
 
     @property
     def told(self) -> str:
-        """The reason, behind the case that it follows from."""
+        """The reason, after the name of the case from which it follows."""
         return f"(follows from {self.follows}) {self.reason}" if self.follows else self.reason
 
 
 def root_first(cases: Sequence[Case]) -> list[Case]:
-    """In the order of reports: a case that follows from another case stands right after it."""
+    """The cases in the order of reports: a case that follows from another case comes right after it."""
     found = [case for case in cases if case.follows is None]
     for case in (case for case in reversed(cases) if case.follows is not None):
         at = next((place for place, one in enumerate(found, 1) if one.name == case.follows), len(found))
@@ -99,7 +99,7 @@ class FaultResult:
 
 @dataclass(frozen=True)
 class Recovery:
-    """One recovery, in seconds from the moment of injection; a part that was not seen is None."""
+    """One recovery, in seconds since the fault was applied; a part that was not seen is None."""
 
     fault: str
     parts: Mapping[
@@ -133,13 +133,13 @@ class Result:
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Any]:
-        """JSON that every reader takes: NaN and infinities as words, lone surrogates as escapes."""
+        """JSON that every reader accepts: NaN and infinities as words, lone surrogates as escapes."""
         found: dict[str, Any] = _as_json(asdict(self))
         return found
 
     @classmethod
     def from_json(cls, raw: Any) -> Result:
-        """Unknown keys are passed over. Raises UsageError if this is no result, or of a later schema."""
+        """Ignores unknown keys. Raises UsageError if this is no result, or of a later schema."""
         try:
             if int(raw["schema"]) > SCHEMA:
                 raise UsageError(

@@ -91,8 +91,8 @@ class RunDir:
         return self.root / "report.html"
 
     def create(self, finish: bool = False) -> RunDir:
-        """Make the folders, 0700. Raises UsageError when `root` exists, is a link, or can't be made. `finish`: it may
-        be there, half made, if it is this user's own and has nothing else in it."""
+        """Makes the folders with mode 0700. Raises UsageError if `root` exists, is a link, or can't be made. `finish`:
+        it may exist half made, if it is this user's own and has nothing else in it."""
         own = (self.events, self.logs, self.undo, self.job, self.artifacts, self.twins)
         folders = (self.pages.parent, self.pages, *own)
         try:
@@ -115,7 +115,7 @@ class RunDir:
         self.own(*(path for path in paths if os.path.lexists(path)))
 
     def check(self) -> RunDir:
-        """Raises UsageError unless `root` is a run directory of this user's own."""
+        """Raises UsageError unless `root` is a run directory of this user."""
         try:
             found = os.lstat(self.root)
         except OSError as error:
@@ -127,7 +127,7 @@ class RunDir:
         return self.own(*self._own_paths())
 
     def own(self, *paths: Path) -> RunDir:
-        """Raises UsageError unless each is this user's own and no link. Nothing is read before."""
+        """Raises UsageError unless each path belongs to this user and is no link. Must come before anything is read."""
         for path in paths:
             found = os.lstat(path)
             if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
@@ -136,7 +136,7 @@ class RunDir:
         return self
 
     def _own_paths(self) -> Iterator[Path]:
-        """All that is in it but for the job's own files."""
+        """All paths in it except the job's own files."""
         for folder, below, names in os.walk(self.root):
             if Path(folder) == self.root and "job" in below:
                 below.remove("job")

@@ -1,5 +1,6 @@
-"""Keeps secrets out of what is recorded and shown: by the name of a variable or an option, by the look of a text, and
-the very values that this process has in its environment under such a name. The job itself gets everything as it is."""
+"""Keeps secrets out of records and reports. A secret is recognised by the name of a variable or an option, by the form
+of a text, and by the values that this process's environment has under such names. The job itself gets everything
+unchanged."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ _SHORTEST = 8  # characters of a value that is looked for everywhere; shorter on
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a variable of that name is not for others."""
+    """Whether a variable of that name holds a secret."""
     return bool(NAME.search(name))
 
 
@@ -56,7 +57,7 @@ def mask_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def mask_words(words: Iterable[str]) -> tuple[str, ...]:
-    """A command's words; the word after `--token` is one too."""
+    """The words of a command, masked; the word after `--token` counts as a secret too."""
     found: list[str] = []
     behind = False
     for word in words:
@@ -67,13 +68,14 @@ def mask_words(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def forget() -> None:
-    """The environment has changed."""
+    """Clears the cache, because the environment has changed."""
     _own_secrets.cache_clear()
 
 
 @lru_cache(maxsize=1)
 def _own_secrets() -> tuple[str, ...]:
-    """Values of this process's environment; not paths, which would make every other path unreadable."""
+    """Secret values of this process's environment. Paths are left out, because masking them would make every other path
+    unreadable."""
     values = {value for name, value in os.environ.items() if is_secret(name) and len(value) >= _SHORTEST}
     return tuple(sorted((value for value in values if not value.startswith(("/", "."))), key=len, reverse=True))
 
@@ -102,12 +104,12 @@ def _is_secret_pair(name: str, value: str) -> bool:
 
 
 def _assigns_a_secret(found: re.Match[str]) -> bool:
-    """`KEY=VALUE` in a text that says how to write something is no secret."""
+    """`KEY=VALUE` in a text that only explains how to write something is no secret."""
     return is_secret(found[1]) and found[2].rstrip(",.;:)") not in _STANDS_FOR_ONE
 
 
 def _masked(text: str) -> str:
-    """With as many lines as before."""
+    """The masked text, with as many lines as before."""
     return MASK + "\n" * text.count("\n")
 
 

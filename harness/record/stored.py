@@ -1,4 +1,4 @@
-"""Dataclasses from the JSON that they were written as, with every value checked."""
+"""Reads dataclasses from their JSON, and checks every value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def read_as(shape: type[Shape], text: bytes | str) -> Shape:
-    """Raises ValueError, on one line, if the text is not JSON or a value is missing or of another type."""
+    """Raises ValueError, on one line, if the text is not JSON, or if a value is missing or has another type."""
     try:
         found: Shape = _adapter(shape).validate_json(text, strict=True)
         return found
@@ -23,7 +23,7 @@ def read_as(shape: type[Shape], text: bytes | str) -> Shape:
 
 
 def made_as(shape: type[Shape], raw: Mapping[str, Any]) -> Shape:
-    """The same of JSON that was parsed already. It is less strict: the number 1 may be the text "1"."""
+    """The same for JSON that was parsed already. Less strict: the number 1 may be the text "1"."""
     try:
         found: Shape = _adapter(shape).validate_python(raw)
         return found

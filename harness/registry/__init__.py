@@ -1,9 +1,8 @@
-"""Finds plug-ins by name: injectors, assertions, conditions, launchers and checkpoint formats, ours and those of other
-packages alike.
+"""Finds plug-ins by name: injectors, assertions, conditions, launchers and checkpoint formats, of torchaos and of other
+packages.
 
-What is on offer is in offers.py: no plug-in is imported for it. A class is loaded when it is asked for, and refused if
-it doesn't fit the shape of its kind in contracts: above all, an injector that doesn't declare how it is undone.
-"""
+offers.py finds which plug-ins exist, without importing them. A class is loaded when it is needed, and refused if it
+doesn't fit the interface in contracts: above all, an injector that doesn't declare how it is undone."""
 
 from __future__ import annotations
 
@@ -65,31 +64,32 @@ _PLAIN = (contracts.Launcher, contracts.CheckpointFormat)  # a scenario gives th
 
 
 def phase_of(injector: str) -> Phase | None:
-    """Where faults of that kind land when the trigger names a step alone; None: at its start."""
+    """The phase in which faults of this kind land if the trigger names only a step; None: at the step's start."""
     phase = find("injectors", injector).phase
     return None if phase is None else Phase(phase)
 
 
 def is_lethal(injector: str) -> bool:
-    """Whether who is hit dies of it. The ranks of a dead torchelastic agent live on as orphans: that is no recovery."""
+    """Whether the target dies of the fault. The ranks of a dead torchelastic agent live on as orphans, but that is no
+    recovery."""
     found = find("injectors", injector)
     return bool(found.lethal or found.hits == "agents")
 
 
 def family_of(injector: str) -> str:
-    """What a fault is about, such as gpu or numeric: as its injector declares, else the first part of its name."""
+    """The family of a fault, such as gpu or numeric: as its injector declares, or else the first part of its name."""
     declared = find("injectors", injector).family if injector in names("injectors") else ""
     return str(declared) or injector.partition(".")[0]
 
 
 def lasts(injector: str) -> bool:
-    """Whether such a fault is on until it is taken back, and is not over by itself."""
+    """Whether such a fault is on until it is undone, and does not end by itself."""
     found = find("injectors", injector)
     return not found.lethal and bool("node" in found.where or found.lasting)
 
 
 def injectors() -> dict[str, type[contracts.Injector]]:
-    """All of them by name. Raises UsageError when one can't be loaded; so do the other three."""
+    """All injectors by name. Raises UsageError if one can't be loaded, as the other three functions do."""
     return all_of("injectors")
 
 
@@ -110,13 +110,13 @@ def all_of(group: str) -> dict[str, type[Any]]:
 
 
 def names(group: str) -> tuple[str, ...]:
-    """What is registered, in order of the alphabet; nothing is loaded for it."""
+    """The registered names, in alphabetical order; nothing is loaded."""
     return tuple(sorted({offer.name for offer in offered(group)}))
 
 
 @cache
 def find(group: str, name: str) -> type[Any]:
-    """The class of that name; no other is loaded. Raises UsageError where there is none, or it can't be used."""
+    """Loads the class with that name, and no other. Raises UsageError if there is none, or if it can't be used."""
     kind = _GROUPS[group]
     found = {offer.value: offer for offer in offered(group, name)}
     if not found:
@@ -129,7 +129,7 @@ def find(group: str, name: str) -> type[Any]:
 
 
 def unknown(group: str, name: str) -> str:
-    """What to say of a name that is not registered."""
+    """The message about a name that is not registered."""
     known, one = names(group), _GROUPS[group].one
     near = suggest(name, known)
     if near:
@@ -138,23 +138,23 @@ def unknown(group: str, name: str) -> str:
 
 
 def suggest(word: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant."""
+    """The known name that was probably meant; None if there is none."""
     return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)), None)
 
 
 def injector_of(fault: PlannedFault) -> contracts.Injector:
-    """The injector with the parameters that were planned."""
+    """The injector with the planned parameters."""
     found: contracts.Injector = find("injectors", fault.inject)(**fault.params)
     return found
 
 
 def seconds_of(found: type[Any]) -> frozenset[str]:
-    """The parameters of a class from here that are durations, so that reports can say so."""
+    """The parameters of a class that are durations, for reports."""
     return frozenset(one.name for one in fields(found) if one.init and "Seconds" in str(one.type))
 
 
 def forget() -> None:
-    """Look again: for packages that were installed since."""
+    """Clears the caches, to find packages that were installed since."""
     forget_offers()
     find.cache_clear()
 
@@ -191,7 +191,7 @@ def _load(kind: _Group, offer: Offer) -> type[Any]:
 
 
 def _missing(kind: _Group, found: type[Any]) -> list[str]:
-    """What the class lacks, the declaration of the undo first. What it inherits from the protocol is but a stub."""
+    """What the class lacks, the declaration of the undo first. What it inherits from the protocol is only a stub."""
     methods = [
         name
         for name in kind.does
@@ -202,7 +202,7 @@ def _missing(kind: _Group, found: type[Any]) -> list[str]:
 
 
 def _declares_undo(injector: type[Any]) -> bool:
-    """As far as can be told before it is called: it returns something, and does not say that it is something else."""
+    """Whether `changes` returns something and is not annotated otherwise; more can't be known before it is called."""
     changes = inspect.unwrap(injector.changes)
     says = str(getattr(changes, "__annotations__", {}).get("return", "Handle"))  # not annotated: its source must do
     if not any(word in says for word in ("Handle", "Irreversible", *(one.__name__ for one in HANDLES.values()))):

@@ -1,4 +1,4 @@
-"""What people and machines are told of plans, runs and results: terminal, page, JUnit, JSON, stories, and a script that
-shows a finding.
+"""Turns plans, runs and results into text for people and machines: terminal, page, JUnit, JSON, stories, and a script
+that shows a finding.
 
-Results and records come in; text goes out. A verdict is never made or changed here."""
+Results and records come in; text goes out. No verdict is made or changed here."""

@@ -104,8 +104,8 @@ def test_fell_back_too_far(trainer: Any, op: str) -> None:
     assert finding.outcome is Outcome.FAILED
     best, lost = (15, 10) if op == "text" else (10, 5)
     assert finding.reason == (
-        f"attempt 1 went back to step 5, though the checkpoint of step {best} (step-{best}) was whole: {lost} more "
-        "steps were lost than had to be"
+        f"attempt 1 went back to step 5, although the checkpoint of step {best} (step-{best}) was whole: {lost} steps "
+        "were lost needlessly"
     )
 
 

@@ -57,7 +57,7 @@ def test_a_job_that_ended_as_its_twin_is_completed(trainer: Any) -> None:
     assert Completed().judge(run, [twin]).outcome is Outcome.PASSED
     assert Completed(steps=30).judge(run, []).outcome is Outcome.PASSED
     alone = Completed().judge(run, [])
-    assert (alone.outcome, "nothing says that this is the end" in alone.reason) == (Outcome.INCONCLUSIVE, True)
+    assert (alone.outcome, "nothing shows that this is the last step" in alone.reason) == (Outcome.INCONCLUSIVE, True)
 
 
 @pytest.mark.parametrize(("due", "words"), [(35, "5 short of 35"), (25, "5 beyond 25")])

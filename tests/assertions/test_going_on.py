@@ -111,7 +111,7 @@ def test_a_job_that_hangs_a_step_later_never_went_on(trainer: Any) -> None:
     stop = Event(Kind.STOPPED, "harness", 9_999, 0.0, hung[-1].mono_s + 60.0, data={"reason": "it took too long"})
     assert caught_up(replace(run, events=(*hung, stop))) is None
     finding = RecoveryTime().judge(replace(run, events=(*hung, stop)), [])
-    assert (finding.outcome, "made no step any more after step 11" in finding.reason) == (Outcome.FAILED, True)
+    assert (finding.outcome, "made no further step after step 11" in finding.reason) == (Outcome.FAILED, True)
     soon = replace(stop, mono_s=hung[-1].mono_s + 0.5)
     assert caught_up(replace(run, events=(*hung, soon))) == pytest.approx(0.1, abs=0.1)
 

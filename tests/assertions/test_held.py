@@ -103,7 +103,7 @@ def test_those_of_no_step_are_failed(trainer: Any) -> None:
     knows what it is for."""
     average = _checkpoints(_file(_sums(30, AVERAGE)))
     finding = _judge(trainer, average)
-    assert (finding.outcome, "of no step that was seen, where those of step 30 belong" in finding.reason) == (
+    assert (finding.outcome, "of no step that was seen, instead of those of step 30" in finding.reason) == (
         Outcome.FAILED, True,
     )  # fmt: skip
     assert _judge(trainer, average, kills=()).outcome is not Outcome.FAILED

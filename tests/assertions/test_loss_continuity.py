@@ -48,7 +48,7 @@ def test_healthy_recovery_is_bitwise_the_twin(trainer: Any) -> None:
 @pytest.mark.parametrize(
     ("broken", "step", "words"),
     [
-        ("rng", 16, "likeliest the RNG state (dropout) or the model's weights was not restored"),
+        ("rng", 16, "most likely the RNG state (dropout) or the model's weights was not restored"),
         ("rng1", 16, "only rank 1 differs"),
         (
             "optimizer",
@@ -58,7 +58,7 @@ def test_healthy_recovery_is_bitwise_the_twin(trainer: Any) -> None:
         (
             "momentum",
             17,
-            "likeliest, state that acts in the update was not restored, since the first loss agrees: optimizer state",
+            "most likely, state that acts in the update was not restored, since the first loss agrees: optimizer state",
         ),
         ("schedule", 16, "the LR schedule was not restored: its own step counter stood at 0"),
         ("sampler", 16, "the data order: rank 0 was given other samples in step 16"),
@@ -77,7 +77,7 @@ def test_nothing_is_said_to_agree_that_was_not_seen(trainer: Any) -> None:
     """A sampler that starts over, with no samples recorded: they stay a possible cause, and are said to be unseen."""
     run = trainer(kills=KILL, broken=frozenset({"sampler"}), samples_seen=False).record()
     reason = LossContinuity().judge(run, [trainer(samples_seen=False).record()]).reason
-    assert "what was compared is the same (optimizer counter, learning rate)" in reason
+    assert "all other compared quantities are equal (optimizer counter, learning rate)" in reason
     assert "the RNG state (dropout), the model's weights or the data order was not restored" in reason
     assert "the samples were not seen" in reason
 
@@ -95,9 +95,9 @@ def test_what_acts_later_is_no_cause(trainer: Any) -> None:
     """The optimizer's state acts in the update: it cannot have changed the first loss, which the RNG did."""
     run = trainer(kills=KILL, broken=frozenset({"rng", "optimizer"})).record()
     reason = LossContinuity().judge(run, [trainer().record()]).reason
-    assert "likeliest the RNG state (dropout)" in reason
+    assert "most likely the RNG state (dropout)" in reason
     assert "Besides, the optimizer's state was not restored: its own step counter stood at 1 after step 16" in reason
-    assert "the same (samples, learning rate)" in reason
+    assert "are equal (samples, learning rate)" in reason
 
 
 def test_a_later_difference_of_the_data_is_no_cause(trainer: Any) -> None:
@@ -120,7 +120,7 @@ def test_twin_that_differs_before_the_fault_is_no_measure(trainer: Any) -> None:
     """Another seed: the two disagree before anything was injected, and nothing follows from it."""
     finding = LossContinuity().judge(trainer(kills=KILL).record(), [trainer(seed=8).record()])
     assert finding.outcome is Outcome.INCONCLUSIVE
-    assert "the twin is no measure for this run" in finding.reason
+    assert "the twin can't be compared with this run" in finding.reason
     assert finding.measured["step"] == 1
 
 
@@ -143,7 +143,7 @@ def test_tolerance_is_learned_from_twins_that_differ(trainer: Any) -> None:
     run = trainer(kills=KILL, noise=4).record()
     finding = LossContinuity().judge(run, twins)
     assert finding.outcome is Outcome.PASSED, finding.reason
-    assert finding.bound["basis"] == "learned from 3 twins that differ among themselves"
+    assert finding.bound["basis"] == "learned from 3 twins that differ from each other"
     broken = trainer(kills=KILL, noise=5, broken=frozenset({"rng"})).record()
     assert LossContinuity().judge(broken, twins).outcome is Outcome.FAILED
     assert LossContinuity().judge(run, twins[:1]).outcome is Outcome.INCONCLUSIVE
@@ -267,7 +267,7 @@ def test_log_lines_alone_can_be_judged(trainer: Any) -> None:
     twin = trainer(log_only=1).record()
     finding = LossContinuity().judge(trainer(kills=KILL, log_only=1).record(), [twin])
     assert finding.outcome is Outcome.PASSED, finding.reason
-    assert "as far as the job's log tells" in finding.reason
+    assert "as far as the job's log shows" in finding.reason
     broken = trainer(kills=KILL, log_only=1, broken=frozenset({"rng"})).record()
     assert LossContinuity().judge(broken, [twin]).outcome is not Outcome.PASSED
 
@@ -307,9 +307,9 @@ def _off_by(run: Any, by: Callable[[int], float]) -> Any:
 
 
 @pytest.mark.parametrize(("world", "by", "outcome", "words"), [
-    (4, lambda step: 1e-7, Outcome.PASSED, "equal but for rounding, at most 1e-07, from step 16 on"),
+    (4, lambda step: 1e-7, Outcome.PASSED, "equal except for rounding, at most 1e-07, from step 16 on"),
     (2, lambda step: 1e-7, Outcome.FAILED, "differs first in step 16"),
-    (4, lambda step: 9e-6, Outcome.PASSED, "equal but for rounding"),
+    (4, lambda step: 9e-6, Outcome.PASSED, "equal except for rounding"),
     (4, lambda step: 1e-3, Outcome.FAILED, "differs first in step 16"),
     (4, lambda step: 1e-3 * (step > 17), Outcome.INCONCLUSIVE, "low precision"),
     (4, lambda step: 1e-2 * (step > 17), Outcome.FAILED, "differs first in step 18"),
@@ -396,7 +396,7 @@ def test_a_nan_in_one_twin_excuses_no_other_step(trainer: Any) -> None:
     assert LossContinuity().judge(blown, twins).outcome is Outcome.FAILED
     well = LossContinuity().judge(trainer(kills=KILL).record(), twins)
     assert well.outcome is Outcome.PASSED, well.reason
-    assert "but for step 4, where the twins differ too much to tell" in well.reason
+    assert "except step 4, where the twins differ too much to decide" in well.reason
 
 
 def test_a_defect_that_is_larger_than_the_noise_is_failed(trainer: Any) -> None:
@@ -405,7 +405,7 @@ def test_a_defect_that_is_larger_than_the_noise_is_failed(trainer: Any) -> None:
     run = trainer(kills=KILL, noise=4).record()
     found = LossContinuity().judge(_off_by(run, lambda step: 1e-4), twins)
     assert (found.outcome, found.measured["step"]) == (Outcome.FAILED, 16), found.reason
-    assert "more than the twins differ among themselves" in found.reason
+    assert "more than the twins differ from each other" in found.reason
     spike = LossContinuity().judge(_off_by(run, lambda step: 1e-4 * (step == 20)), twins)
     assert (spike.outcome, "a defect, or chance" in spike.reason) == (Outcome.INCONCLUSIVE, True), spike.reason
 
@@ -424,7 +424,8 @@ def test_noise_of_the_loss_excuses_no_learning_rate(trainer: Any) -> None:
 
 @pytest.mark.parametrize("unseen", [[], [None]], ids=["no backward", "no scalar"])
 def test_a_stage_without_a_loss_is_left_out(trainer: Any, unseen: list[None]) -> None:
-    """A rank that has no loss in any step, here or in the twin, is a stage of a pipeline; the other one's decides."""
+    """A rank that has no loss in any step, in the run or in the twin, is a stage of a pipeline; the losses of the other
+    rank decide."""
     run, twin = (
         _changed(record, lambda e: unseen if e.rank == 0 else None)
         for record in (trainer(kills=KILL).record(), trainer().record())
@@ -432,7 +433,7 @@ def test_a_stage_without_a_loss_is_left_out(trainer: Any, unseen: list[None]) ->
     finding = LossContinuity().judge(run, [twin])
     assert finding.outcome is Outcome.PASSED, finding.reason
     assert "on 1 rank are bitwise equal" in finding.reason
-    assert "rank 0 has none, here or in the twin, and was left out" in finding.reason
+    assert "rank 0 has none, in the run or in the twin, and was left out" in finding.reason
     lost = _changed(
         trainer(kills=KILL, broken=frozenset({"rng"})).record(), lambda e: unseen if e.rank == 0 else None
     )  # fmt: skip

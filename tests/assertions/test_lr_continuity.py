@@ -50,7 +50,7 @@ def test_a_schedule_that_goes_on_passes(trainer: Any) -> None:
         (lambda step: _rate(step + 1), "The schedule is one step ahead"),
         (lambda step: _rate(step - 1), "The schedule is one step behind"),
         (lambda step: _rate(step + 3), "The schedule is 3 steps ahead"),
-        (lambda step: 0.1, "It stays at 0.1 after the resume from step 15: the schedule is no longer heeded"),
+        (lambda step: 0.1, "It stays at 0.1 after the resume from step 15: the job no longer follows the schedule"),
         (lambda step: _rate(step) * 1.5, "those of no other steps"),
     ],
     ids=["again", "ahead", "behind", "far ahead", "constant", "other"],

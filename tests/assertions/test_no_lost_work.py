@@ -44,8 +44,8 @@ def test_an_older_checkpoint_is_told(trainer: Any) -> None:
     """Which one was taken, which one was there, and how many steps that cost."""
     finding = NoLostWork().judge(_from(trainer(kills=[(18, 1)]).record(), 10), [])
     assert finding.outcome is Outcome.FAILED
-    assert "went on from step 10, though the checkpoint of step 15 (step-15)" in finding.reason
-    assert "its choice of the newest is at fault" in finding.reason
+    assert "went on from step 10, although the checkpoint of step 15 (step-15)" in finding.reason
+    assert "it chose the wrong checkpoint as the newest" in finding.reason
     assert finding.measured["needless"] == 5
 
 
@@ -53,7 +53,7 @@ def test_a_start_from_scratch_is_told(trainer: Any) -> None:
     """No load at all, and counters that begin anew."""
     finding = NoLostWork().judge(_from(trainer(kills=[(18, 1)]).record(), 0), [])
     assert finding.outcome is Outcome.FAILED
-    assert "started from scratch, though the checkpoint of step 15" in finding.reason
+    assert "started from scratch, although the checkpoint of step 15" in finding.reason
 
 
 def test_a_checkpoint_that_may_not_be_complete_decides_nothing(trainer: Any) -> None:
@@ -148,7 +148,7 @@ def test_a_checkpoint_that_lacks_what_most_have_decides_nothing(trainer: Any) ->
     run = replace(run, events=tuple(e for e in run.events if e.kind is not Kind.SAVE_END or e.attempt == 0))
     finding = NoLostWork().judge(_with_extra(run, {5, 10}, "{path}/index"), [])
     assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
-    assert "the checkpoint of step 15 (step-15) lacks index, which most have" in finding.reason
+    assert "the checkpoint of step 15 (step-15) lacks index, which most checkpoints have" in finding.reason
 
 
 def _holding(run: Any, best: tuple[str, ...]) -> Any:
@@ -170,7 +170,7 @@ def test_what_no_attempt_ever_resumed_from_is_no_checkpoint_to_resume_from(train
     finding = NoLostWork().judge(_holding(run, ("model.weight",)), [])
     assert finding.outcome is Outcome.PASSED, finding.reason
     finding = NoLostWork().judge(_holding(run, ("model.weight", "optimizer.momentum", "metric")), [])
-    assert (finding.outcome, "step 16 (best.pt) had been complete" in finding.reason) == (Outcome.FAILED, True)
+    assert (finding.outcome, "step 16 (best.pt) was already complete" in finding.reason) == (Outcome.FAILED, True)
     older = NoLostWork().judge(_holding(_from(run, 10), ("model.weight",)), [])
     assert (older.outcome, "checkpoint of step 15 (step-15)" in older.reason) == (Outcome.FAILED, True), older.reason
 

@@ -61,7 +61,7 @@ def test_whether_the_weights_were_restored_is_known(trainer: Any) -> None:
         ("weights", "the model's weights were not restored: before step 16 those of rank 0, 1 were those of a fresh"),
         (
             "rng",
-            "(samples, weights at the start, optimizer counter, learning rate), and so likeliest the RNG state",
+            "(samples, weights at the start, optimizer counter, learning rate), so most likely the RNG state",
         ),
     ):
         finding = ParameterDigest().judge(trainer(kills=KILL, broken=frozenset({broken})).record(), [twin])
@@ -151,13 +151,13 @@ def test_one_rank_alone_has_no_replica_to_be_seen(trainer: Any) -> None:
 
 
 def test_noise_is_learned_from_the_twins_sketches(trainer: Any) -> None:
-    """A job that is never the same twice passes when its parameters stay as near to the twins' as these are to each
-    other, and each resume put back the very bits that were saved."""
+    """A job that is never the same twice passes when its parameters stay as near to the twins' as the twins' are to
+    each other, and each resume restored the very bits that were saved."""
     twins = [trainer(noise=n, sketched=True).record() for n in (1, 2, 3)]
     finding = ParameterDigest().judge(trainer(kills=KILL, noise=4, sketched=True).record(), twins)
     assert finding.outcome is Outcome.PASSED, finding.reason
-    assert "each resume put back the very bits that were saved" in finding.reason
-    assert "as near to the twins' as these are to each other" in finding.reason
+    assert "each resume restored exactly the bits that were saved" in finding.reason
+    assert "as near to the twins' as the twins' are to each other" in finding.reason
 
 
 @pytest.mark.parametrize("off", [1e-2, 1e-4, 1e-6])
@@ -167,7 +167,7 @@ def test_noise_is_no_excuse_for_what_was_loaded(trainer: Any, off: float) -> Non
     finding = ParameterDigest().judge(trainer(kills=KILL, noise=4, sketched=True, off=off).record(), twins)
     assert finding.outcome is Outcome.FAILED, finding.reason
     assert "began attempt 1 with" in finding.reason
-    assert "not put back as they were" in finding.reason
+    assert "not restored exactly" in finding.reason
     assert finding.measured["off"] == pytest.approx(off, rel=0.1)
 
 
@@ -209,7 +209,7 @@ def _moved(run: Any, by: Callable[[int], float], attempts: tuple[int, ...] = (1,
 
 
 @pytest.mark.parametrize(("world", "by", "outcome", "words"), [
-    (3, lambda step: 1 + 1e-8 * (step > 15), Outcome.PASSED, "equal but for rounding, at most 1e-08, from step 16"),
+    (3, lambda step: 1 + 1e-8 * (step > 15), Outcome.PASSED, "equal except for rounding, at most 1e-08, from step 16"),
     (2, lambda step: 1 + 1e-8 * (step > 15), Outcome.FAILED, "differ from the twin's first after step 16"),
     (3, lambda step: 1 + 1e-3 * (step > 15), Outcome.FAILED, "differ from the twin's first after step 16"),
     (3, lambda step: 1 + 1e-3 * (step > 20), Outcome.FAILED, "differ from the twin's first after step 21"),

@@ -1,4 +1,4 @@
-"""sample_accounting: over the history that counts, each sample is consumed exactly as in the twin."""
+"""sample_accounting: over the final history, each sample is consumed exactly as in the twin."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_another_world_size(trainer: Any, kept: bool) -> None:
 def test_without_a_twin_redone_steps_and_repeats_are_seen(trainer: Any) -> None:
     """Steps done again are compared with their first execution; a replay that no step shows is seen by its indices."""
     healthy = SampleAccounting().judge(trainer(kills=KILL).record(), [])
-    assert (healthy.outcome, "can't be told" in healthy.reason) == (Outcome.PASSED, True)
+    assert (healthy.outcome, "can't be found" in healthy.reason) == (Outcome.PASSED, True)
     broken = SampleAccounting().judge(trainer(kills=KILL, broken=frozenset({"sampler"})).record(), [])
     assert (broken.outcome, "samples 0-7 were consumed twice" in broken.reason) == (Outcome.FAILED, True)
     assert broken.first == First(What.SAMPLES, 16)
@@ -136,7 +136,7 @@ def test_a_twin_with_other_samples_before_the_fault_is_no_measure(trainer: Any) 
     twin = trainer(kills=[(1, 0)]).record()
     other = _shift(twin, 8)
     finding = SampleAccounting().judge(trainer(kills=KILL).record(), [other])
-    assert (finding.outcome, "no measure" in finding.reason) == (Outcome.INCONCLUSIVE, True)
+    assert (finding.outcome, "can't be compared" in finding.reason) == (Outcome.INCONCLUSIVE, True)
 
 
 def test_steps_that_never_took_place_skip_their_samples(trainer: Any) -> None:

@@ -118,14 +118,14 @@ def test_a_job_that_started_from_scratch_is_inconclusive(trainer: Any) -> None:
 
     for found in (judged(trainer, every=50), judged(Afresh)):  # no save of it was seen; and it passed one over
         assert found.outcome is Outcome.INCONCLUSIVE
-        assert "nothing was put back" in found.reason
+        assert "nothing was restored" in found.reason
 
 
 def test_a_job_that_was_killed_before_its_first_save_passes(trainer: Any) -> None:
     """There was nothing that it could have put back."""
     found = judged(trainer, every=15)
     assert found.outcome is Outcome.PASSED
-    assert "no save of a checkpoint was over" in found.reason
+    assert "no save of a checkpoint was complete" in found.reason
 
 
 def test_a_job_that_was_not_restarted_passes_when_it_went_well(trainer: Any) -> None:

@@ -55,7 +55,7 @@ def test_a_node_that_is_a_standby_was_not_hit_in_the_job(trainer: Any) -> None:
     """The ranks are on nodes 0 and 2: nothing that the job lives by was on node 1, and the reason says so."""
     found = judged(run_on(trainer, {0: 0, 1: 2}, KILL, KILLED))
     assert found.verdict is Verdict.INCONCLUSIVE
-    assert found.reason == "node 1 had no rank when it came; the ranks were on nodes 0, 2"
+    assert found.reason == "node 1 had no rank when the fault came; the ranks were on nodes 0, 2"
     assert found.target == "node 1 (no rank)"
 
 

@@ -94,7 +94,7 @@ def test_damaged_lines_are_told(copy: Path) -> None:
     story = story_of(RunDir(copy))
     assert story.title == "kill, seed 0: inconclusive"
     assert "harness.jsonl:10" in " ".join(story.doubts)
-    assert "when it was run, it was judged passed" in " ".join(story.doubts)
+    assert "at the time of the run, it was judged passed" in " ".join(story.doubts)
     assert any("process.kill hits rank 1" in moment.text for moment in story.happened)
 
 

@@ -84,18 +84,18 @@ CLOSING: dict[str, tuple[Callable[[Release], None], int, str]] = {
     "stale": (in_result(started=(NOW - timedelta(hours=25)).isoformat()), 1, "is stale: it began 25.0 hours ago"),
     "stale in this gate": (of_gate(max_age="30m"), 1, "and 30.0 min are allowed"),
     "of the future": (in_result(started=(NOW + timedelta(hours=3)).isoformat()), 1, "it begins 3.0 hours from now"),
-    "of no time": (in_result(started=""), 1, "nothing tells when it began"),
-    "of a local time": (in_result(started="2026-11-22T11:00:00"), 1, "nothing tells when it began"),
-    "of another text": (edit_scenario, 1, "all of another text of kill.yaml"),
-    "no scenario beside it": (without("scenario.yaml"), 1, "all of another text of kill.yaml"),
+    "of no time": (in_result(started=""), 1, "nothing shows when it began"),
+    "of a local time": (in_result(started="2026-11-22T11:00:00"), 1, "nothing shows when it began"),
+    "with another text": (edit_scenario, 1, "all were made with another text of kill.yaml"),
+    "no scenario beside it": (without("scenario.yaml"), 1, "all were made with another text of kill.yaml"),
     "not finished": (without("result.json"), 1, "no run of it counts: the newest is stale"),  # by its journal
     "cut": (cut_result, 1, "no run of it counts: the newest is stale"),
     "no record": (without("plan.json"), 1, "it can't be judged again"),
     "no journal": (without("events"), 2, "it never landed: no trace of it"),
     "damaged journal": (damage_journal, 2, "the journal is damaged"),
     "a link in it": (swap_for_link, 1, "it is a link"),
-    "says nothing of an assertion": (drop_case, 1, "loss_continuity: the run's result says nothing of it"),
-    "a plan that lacks an assertion": (drop_from_plan, 1, "loss_continuity: the run's result says nothing of it"),
+    "says nothing of an assertion": (drop_case, 1, "loss_continuity: the run's result does not mention it"),
+    "a plan that lacks an assertion": (drop_from_plan, 1, "loss_continuity: the run's result does not mention it"),
     "left something behind": (in_result(exit_code=4), 4, "(exit code 4)"),
     "an internal error": (in_result(exit_code=5, verdict="error", reason="a bug"), 5, "run: a bug (exit code 5)"),
     "inconclusive as a whole": (in_result(exit_code=2, verdict="inconclusive", reason="ended"), 2, "run: ended"),
@@ -106,7 +106,7 @@ CLOSING: dict[str, tuple[Callable[[Release], None], int, str]] = {
     "without the gate's options": (
         of_gate(environments={"ci": {"set": ["job.timeout=9m"]}}), 1, "options than the gate's `set` (nothing)",
     ),
-    "run nobody knows how": (in_result(reproduce=""), 1, "nothing tells how it was run"),
+    "run nobody knows how": (in_result(reproduce=""), 1, "nothing shows how it was run"),
     "other versions": (
         of_gate(environments={"ci": {"versions": {"torch": "2.12.*"}}}), 1, "with torch 2.13.0+cpu, not 2.12.*",
     ),
@@ -117,7 +117,7 @@ def test_a_run_that_passed_an_hour_ago_opens_it(release: Release) -> None:
     """The release that the tests below change, one thing each."""
     judged = release.judged()
     assert judged.exit_code == 0
-    assert judged.results[0].reason == "all that is asked holds"
+    assert judged.results[0].reason == "everything that was asked for holds"
 
 
 @pytest.mark.parametrize("name", CLOSING)
@@ -152,7 +152,7 @@ def test_a_run_without_a_result_is_red_even_when_its_record_passes(
         ("missed", 2, "faults"),
         ("no-such-script", 2, "faults"),
         ("interrupted", 2, "ended early"),
-        ("kill-twice", 0, "all that is asked holds"),
+        ("kill-twice", 0, "everything that was asked for holds"),
     ],
 )
 def test_recorded_runs(tmp_path: Path, name: str, code: int, said: str) -> None:
@@ -169,7 +169,7 @@ def test_the_commit_is_asked_of_the_job(release: Release) -> None:
     """A run of that commit counts, also by the beginning of its name; another, one with uncommitted changes, and one
     of no commit do not."""
     commit = "0123456789abcdef0123456789abcdef01234567"
-    assert "nothing tells its commit" in release.judged(commit=commit).results[0].reason
+    assert "nothing shows its commit" in release.judged(commit=commit).results[0].reason
     for at, code in ((commit, 0), (commit + "-dirty", 1), (commit.replace("0", "9"), 1)):
         in_environment(commit=at)(release)
         assert release.judged(commit=commit[:12]).exit_code == code, at

@@ -264,7 +264,7 @@ def test_what_cannot_be_taken_back_is_exit_code_4_also_without_a_verdict(
         shutil.rmtree(folder.root)
 
     monkeypatch.setattr(Run, "_watch", rot)
-    with pytest.raises(LeftBehind, match="fault could not be taken back"):
+    with pytest.raises(LeftBehind, match="fault could not be undone"):
         scenario_run()
 
 
@@ -272,7 +272,7 @@ def test_a_twin_that_leaves_something_is_exit_code_4(tmp_path: Path, monkeypatch
     """Its record is not the run's, and yet no run may end as if nothing were left."""
     job = PlannedJob(("/bin/true",), str(tmp_path), {}, 1, 1, 60.0)
     scenario_run = ScenarioRun(Plan("x", "", 0, job, (), ()), RunDir(tmp_path / "run"), b"", [])
-    scenario_run._left.append("job could not be taken back: it sleeps in the kernel")
+    scenario_run._left.append("job could not be undone: it sleeps in the kernel")
     assert scenario_run().exit_code is ExitCode.ROLLBACK
 
 

@@ -190,7 +190,7 @@ def test_phase_and_attempt_are_checked_without_a_step(trainer: Any, when: Moment
     """A trigger that names no step still names a phase and an attempt."""
     result = judged(trainer(kills=[(18, 1)]).record(), replace(KILL, trigger=when))
     assert result.verdict is Verdict.INCONCLUSIVE, result.reason
-    assert "it was to land in" in result.reason
+    assert "it was planned for" in result.reason
 
 
 def test_an_outside_fault_that_comes_after_the_hold_is_inconclusive(trainer: Any) -> None:
@@ -230,7 +230,7 @@ def test_what_could_not_be_taken_back_is_said_beside_any_verdict(trainer: Any, a
     was, result = judged(run, asserts=asserts), judged(plus(run, back), asserts=asserts)
     assert result.exit_code is ExitCode.ROLLBACK
     assert result.cases[-1].verdict is Verdict.ERROR
-    assert result.cases[-1].reason == "kill could not be taken back: the disk is gone"
+    assert result.cases[-1].reason == "kill could not be undone: the disk is gone"
     if was.verdict is Verdict.PASSED:
         assert (result.verdict, result.decided_by) == (Verdict.ERROR, "rollback")
     else:
@@ -318,7 +318,7 @@ def test_without_the_twin_that_was_wanted_nothing_passes_that_needs_it(trainer: 
     wanted = replace(run, plan=replace(run.plan, twin={"runs": 3}))
     asserts = ("sample_accounting",)
     result = judged(wanted, asserts=asserts)
-    assert (result.verdict, "could not be had" in result.reason) == (Verdict.INCONCLUSIVE, True)
+    assert (result.verdict, "could not be made" in result.reason) == (Verdict.INCONCLUSIVE, True)
     assert judged(run, asserts=asserts).verdict is Verdict.PASSED
     assert judged(wanted, asserts=asserts, twins=[trainer().record()]).verdict is Verdict.PASSED
 

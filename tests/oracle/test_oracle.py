@@ -84,7 +84,10 @@ def test_unclear_is_right_only_when_inconclusive_for_the_reason_that_the_table_n
 def test_luck_is_no_wrong_verdict_as_long_as_it_is_found() -> None:
     """One that recovers by luck may pass, if one of its runs is failed; any other broken one may not."""
     lucky, broken = ROWS["recovers_by_luck"], ROWS["restarts_sampler"]
-    passed, found = told(lucky, "passed"), told(lucky, "failed", "likeliest its choice of the newest is at fault")
+    passed, found = (
+        told(lucky, "passed"),
+        told(lucky, "failed", "most likely it chose the wrong checkpoint as the newest"),
+    )
     assert oracle.wrong(lucky, [passed, found]) == []
     assert oracle.wrong(lucky, [passed, passed]) == [passed, passed]
     assert oracle.wrong(lucky, [found, told(lucky, "inconclusive")]) == [told(lucky, "inconclusive")]

@@ -135,9 +135,9 @@ def test_a_series_that_goes_on_is_an_error() -> None:
     assert judged("", Ask(4), "running").verdict is Verdict.ERROR
 
 
-def test_luck_is_called_luck() -> None:
+def test_chance_is_called_chance() -> None:
     """Where the plans are alike and some passed and some failed, it is said that this is chance."""
-    assert "luck" in " ".join(judged("ppf", Ask(3, at_least=1), alike=True).notes)
+    assert "chance" in " ".join(judged("ppf", Ask(3, at_least=1), alike=True).notes)
     assert not judged("ppf", Ask(3, at_least=1), alike=False).notes
     assert not judged("ppp", Ask(3, at_least=1), alike=True).notes
 
@@ -227,7 +227,7 @@ def test_the_command_line_goes_before_the_scenario() -> None:
     [
         ({"at_least": 3}, "say how many, such as --repeat 30"),
         ({"times": 3, "at_least": 4}, "at least 4 of 3 can never pass"),
-        ({"times": 30, "at_least": 4, "rate": 0.5}, "ask for one of the two"),
+        ({"times": 30, "at_least": 4, "rate": 0.5}, "write either at_least or rate"),
         ({"times": 30, "rate": 0.95}, "59 are needed"),
     ],
 )
@@ -298,7 +298,7 @@ def test_a_plan_says_how_often(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["plan", str(path)])
     assert done.exit_code == 0, done.output
     assert done.output.count("seed 0") == 1
-    assert "Repeated 30 times, with seeds counted up: at least 29 of 30 must pass." in done.output
+    assert "Repeated 30 times, with increasing seeds: at least 29 of 30 must pass." in done.output
 
 
 def test_junit_has_one_case_for_a_rate(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ PASSED = Result(
         Case(
             "sample_accounting", "assertion", Verdict.PASSED, "each of 960 samples was consumed exactly as in the twin",
         ),
-        Case("rollback", "rollback", Verdict.PASSED, "all that was changed has been taken back, and verified"),
+        Case("rollback", "rollback", Verdict.PASSED, "every change was undone, and every undo was verified"),
     ),
     steps=60,
     attempts=2,
@@ -135,7 +135,7 @@ SEVERAL = replace(
             "kill: the job never caught up: it came back, and never got past step 24, the highest before",
             {"catch_up": None, "interruptions": 2}, {"catch_up": 60.0},
         ),
-        Case("rollback", "rollback", Verdict.ERROR, "freeze could not be taken back: pid 4711 is still stopped"),
+        Case("rollback", "rollback", Verdict.ERROR, "freeze could not be undone: pid 4711 is still stopped"),
     ),
     steps=24,
 )  # fmt: skip

@@ -212,7 +212,7 @@ def test_checkpoints_have_their_state(run: RunDir) -> None:
     (run.artifacts / "inventory.json").write_text(json.dumps(inventory))
     states = {one["name"]: (one["state"], one["good"]) for one in checkpoints_of(Record.load(run))}
     assert states["step-14"] == ("damaged", False)
-    assert next(state for name, (state, _) in states.items() if "step-10" in name).startswith("not there any more")
+    assert next(state for name, (state, _) in states.items() if "step-10" in name).startswith("no longer there")
 
 
 def test_one_file_that_is_overwritten_has_a_row_for_each_save() -> None:
@@ -223,7 +223,7 @@ def test_one_file_that_is_overwritten_has_a_row_for_each_save() -> None:
     ]  # fmt: skip
     assert [row["state"] for row in rows] == [
         "overwritten in step 8", "overwritten in step 12",
-        "not looked at: no assertion asked for it, as checkpoint_integrity does",
+        "not read: no assertion, such as checkpoint_integrity, needed it",
     ]  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def test_other_findings_have_other_signs() -> None:
     [
         (
             lambda run: replace(run, faults=(replace(run.faults[0], inject="numeric.gradient"),)),
-            "nothing that kill can do",
+            "no fault that `kill` can cause",
         ),
         (lambda run: replace(run, job=replace(run.job, nodes=2)), "2 nodes"),
         (lambda run: replace(run, job=replace(run.job, attach_pid=7)), "attached to pid 7"),

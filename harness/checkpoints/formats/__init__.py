@@ -33,18 +33,16 @@ class Tracker:
 
 
 def kind(files: Files, path: str) -> Format | None:
-    """The format of a checkpoint, by the name of a file or the names in a folder; None: no checkpoint, and not a part
-    of one."""
+    """The format of a checkpoint, from the name of a file or the names in a folder; None if it is no checkpoint, nor a
+    part of one."""
     if files.is_dir(path):
         return table.of_folder(files, path, files.names(path))
     return table.of_name(posixpath.basename(path))
 
 
 def find(files: Files, root: str) -> list[str]:
-    """The paths of all checkpoints under `root`, or itself if it is one. A link to one of them is not another one.
-
-    In the order of their names; `in_order` sorts what was read. Raises OSError where `root` can't be listed.
-    """
+    """The paths of all checkpoints under `root`, or of `root` itself if it is one, ordered by name (`in_order` sorts
+    what was read). A link to a checkpoint does not count again. Raises OSError if `root` can't be listed."""
     root = root.rstrip("/") or "/"
     if not files.is_dir(root):
         files.size(root)  # raises where it is not there
@@ -53,7 +51,7 @@ def find(files: Files, root: str) -> list[str]:
 
 
 def read(files: Files, path: str) -> Checkpoint:
-    """The layout of one checkpoint. What is wrong with it is in its `problems`; nothing is raised."""
+    """The layout of one checkpoint. Raises nothing: problems are in its `problems`."""
     path = path.rstrip("/")
     name, found = posixpath.basename(path), Checkpoint(path, Numbered.name)
     form: Format = Numbered()
@@ -80,7 +78,7 @@ def read(files: Files, path: str) -> Checkpoint:
 
 
 def unread(files: Files, root: str) -> list[str]:
-    """The types of files under a folder that may hold tensors, and are of no checkpoint that can be read."""
+    """The types of files under a folder that may hold tensors and belong to no checkpoint that can be read."""
     found: set[str | None] = set()
     for name in files.names(root) if files.is_dir(root) else ():
         path = f"{root}/{name}"
@@ -91,12 +89,12 @@ def unread(files: Files, root: str) -> list[str]:
 
 
 def in_order(found: list[Checkpoint]) -> list[Checkpoint]:
-    """The oldest step first; those of unknown step before all others."""
+    """The oldest step first; checkpoints of unknown step before all others."""
     return sorted(found, key=lambda one: (-1 if one.step is None else one.step, one.path))
 
 
 def trackers(files: Files, root: str) -> list[Tracker]:
-    """The tracker files right under a folder."""
+    """The tracker files directly in a folder."""
     if not files.is_dir(root):
         return []
     made = []
@@ -112,7 +110,8 @@ def trackers(files: Files, root: str) -> list[Tracker]:
 
 
 def step_of(name: str, found: Checkpoint) -> int | None:
-    """From the contents where a framework counts there, else from the name; Accelerate's `checkpoint_3` is no step."""
+    """The step, from the contents if the framework counts there, or else from the name. The number in Accelerate's
+    `checkpoint_3` is no step."""
     values = {name: value for name, value in found.values.items() if "random_states" not in name}  # it counts otherwise
     counted = {re.split(r"[:/]", name)[-1]: value for name, value in sorted(values.items())}
     named = NUMBERED.search(name)
@@ -135,7 +134,7 @@ def _below(files: Files, folder: str, root: str) -> Iterator[str]:
 
 
 def _nothing(name: str, found: Checkpoint) -> Problem:
-    """Of a checkpoint in which nothing was found to read."""
+    """The problem of a checkpoint in which nothing readable was found."""
     if found.unread:
         text = f"{name}: it holds files of the type {', '.join(found.unread)}, which are not read"
         return Problem(Trouble.LIMIT, text, found.path)

@@ -123,7 +123,7 @@ class _Items:
         self._taken: list[tuple[str, int, int, str]] = []
 
     def values(self, prefix: str, name: str, places: Places) -> None:
-        """An object that is no tensor: a torch.save file with no storage, or with small ones."""
+        """An object that is no tensor: a torch.save file without storages, or with small ones."""
         place = places.get((name, None))
         if place is None:
             raise torn("it was never written")
@@ -146,7 +146,7 @@ class _Items:
         self._into.tensors[prefix + name] = TensorEntry(prefix + name, dtype, shape, ordered)
 
     def overlaps(self) -> None:
-        """No byte may belong to two items."""
+        """Problems with bytes that belong to two items."""
         end, owner = ("", 0), ""
         for path, begin, stop, name in sorted(self._taken):
             if path == end[0] and begin < end[1]:
@@ -195,7 +195,7 @@ class _Items:
 
 
 def check_boxes(shape: tuple[int, ...], boxes: list[Box]) -> None:
-    """Whether boxes fill a tensor with no gap and no overlap. Raises Unreadable."""
+    """Checks that boxes fill a tensor without gap or overlap. Raises Unreadable."""
     for offsets, sizes in boxes:
         inside = len(offsets) == len(sizes) == len(shape)
         if not inside or any(o + s > whole for o, s, whole in zip(offsets, sizes, shape, strict=True)):
@@ -208,7 +208,7 @@ def check_boxes(shape: tuple[int, ...], boxes: list[Box]) -> None:
 
 
 def _is_grid(shape: tuple[int, ...], boxes: list[Box]) -> bool:
-    """Whether they are all the cells of a grid, as nearly every sharding makes them."""
+    """Whether the boxes are all cells of a grid, as in nearly every sharding."""
     cuts = [sorted({offsets[place] for offsets, _ in boxes}) for place in range(len(shape))]
     if math.prod(map(len, cuts)) != len(boxes) or len({offsets for offsets, _ in boxes}) != len(boxes):
         return False
@@ -222,7 +222,8 @@ def _is_grid(shape: tuple[int, ...], boxes: list[Box]) -> bool:
 
 
 def _check_pairs(shape: tuple[int, ...], boxes: list[Box]) -> None:
-    """No two overlap: with a volume that is the whole tensor's, that is a partition. Raises Unreadable."""
+    """Checks that no two boxes overlap. If their volumes add up to the tensor's, they are then a partition. Raises
+    Unreadable."""
     if len(boxes) > _PAIRS:
         raise Unreadable(f"it has {len(boxes)} parts in no regular order")
     for place, (offsets, sizes) in enumerate(boxes):

@@ -44,7 +44,7 @@ class DcpSafetensors(Format):
 
 
 def _read(files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
-    """All parts in a folder, put together. What is wrong with one is noted in `into`."""
+    """All parts in a folder, joined. Problems of single files are noted in `into`."""
     parts: dict[str, list[tuple[TensorEntry, Shard]]] = defaultdict(list)
     for name in names:
         path = f"{folder}/{name}"

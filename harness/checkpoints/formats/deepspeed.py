@@ -39,7 +39,7 @@ class DeepSpeed(Format):
 
 
 def _check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
-    """Notes each file that ought to be there and is not."""
+    """Notes each file that is missing."""
     parts = [match for match in map(_OPTIMIZER.match, names) if match]
     have = {(int(part["model"]), int(part["data"])) for part in parts}
     models = {int(match["model"]) for match in map(_MODEL.search, names) if match}
@@ -55,6 +55,6 @@ def _check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
 
 
 def _number(into: Checkpoint, prefix: str, name: str) -> int:
-    """The highest that a file of the folder has under that name; 0 where there is none."""
+    """The highest number of a file with that name in the folder; 0 if there is none."""
     found = [value for key, value in into.values.items() if key.startswith(prefix) and key.endswith(f".pt:{name}")]
     return max((int(value) for value in found if value.isdigit()), default=0)

@@ -1,4 +1,4 @@
-"""Folders of files that together are one checkpoint, whatever their format: each file in them is read by its own."""
+"""Folders of files that form one checkpoint together, in any format: each file is read by its own format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_RANKS = 100_000
 
 
 def read_folder(files: Files, folder: str, into: Checkpoint, prefix: str = "") -> None:
-    """All that is in it, folders in it too. What goes wrong in one file is noted, and the others are still read."""
+    """Reads everything in it, also folders. A problem in one file is noted, and the others are still read."""
     names = files.names(folder)
     read = {name for one in table() for name in one.read_parts(files, folder, names, into, prefix)}
     for name in names:
@@ -73,7 +73,7 @@ def read_json(files: Files, path: str) -> dict[str, Any]:
 
 
 def _check_numbers(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
-    """Of `model-00001-of-00003.safetensors`, all three are there."""
+    """Checks that all files of a numbered set exist: three of `model-00001-of-00003.safetensors`."""
     have = set(names)
     for name in names:
         if whole := _OF.match(name):
@@ -82,7 +82,8 @@ def _check_numbers(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
 
 
 def check_ranks(pattern: re.Pattern[str], names: Sequence[str], into: Checkpoint, prefix: str) -> None:
-    """Note which ranks' files are missing before the last one. The pattern has the groups `head`, `rank` and `tail`."""
+    """Notes which ranks' files are missing before the last rank. The pattern has the groups `head`, `rank` and
+    `tail`."""
     found = [match for match in map(pattern.match, names) if match]
     ranks = {int(match["rank"]) for match in found}
     if found and len(ranks) < max(ranks) + 1 <= _MOST_RANKS:
@@ -100,7 +101,7 @@ def note_missing(into: Checkpoint, prefix: str, wanted: Sequence[str], have: set
 
 
 def all_files(files: Files, path: str) -> list[File]:
-    """Every file of a checkpoint, with its size; links that lead nowhere have none."""
+    """Every file of a checkpoint, with its size; broken links have none."""
     if not files.is_dir(path):
         return [File(path, files.size(path), role_of(path))]
     found: list[File] = []

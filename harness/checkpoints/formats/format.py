@@ -47,14 +47,13 @@ class Format:
         raise Unreadable(f"a file alone is not of the format {self.name}")
 
     def read_folder(self, files: Files, folder: str, into: Checkpoint, prefix: str = "") -> None:
-        """Read a folder: without more, each file in it, and each folder, by the format that it has."""
+        """Reads a folder. By default, reads each file and each folder in it by its own format."""
         folders.read_folder(files, folder, into, prefix)
 
     def read_parts(
         self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str
     ) -> Collection[str]:
-        """Read the files of any folder that only mean something together. Returns the names of those that need no
-        other reader."""
+        """Reads the files of any folder that only make sense together. Returns the names that need no other reader."""
         return ()
 
     def check_set(self, files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:

@@ -29,7 +29,7 @@ class Megatron(Format):
     tracker = "latest_checkpointed_iteration.txt"
 
     def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
-        """One of its own two files may be gone; others may have files of these names too."""
+        """One of the format's own two files may be missing; other formats may have files of these names too."""
         own = ".metadata" in names and not {_COMMON, _BACKEND}.isdisjoint(names)
         return bool(own and _FOLDER.search(folder)) or any(map(_RANK.match, names))
 
@@ -39,7 +39,7 @@ class Megatron(Format):
 
 
 def _check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
-    """Notes each file that ought to be there and is not."""
+    """Notes each file that is missing."""
     ranks = [match for match in map(_RANK.match, names) if match]
     missing = [name for name in (_COMMON, _BACKEND) if not ranks and name not in names]
     if ranks:

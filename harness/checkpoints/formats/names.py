@@ -1,4 +1,4 @@
-"""What names of files and folders say: which step, and finished or not."""
+"""What the names of files and folders state: the step, and whether the checkpoint is finished."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What a resume needs, and which of it a checkpoint lacks.
+"""What a resume needs, and what of that a checkpoint lacks.
 
-Formats declare it. Without a declaration the names of the entries tell: that is a guess, so what is missing is
-reported, and is no damage.
-"""
+Formats declare it. Without a declaration, the names of the entries are used: that is a guess, so a missing part is
+reported and is no damage."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _GUESSED = {
 
 
 def missing(form: Format, found: Checkpoint) -> list[str]:
-    """In words; empty if all is there."""
+    """The missing parts in words; empty if nothing is missing."""
     if form.model_only:
         return ["the optimizer's state: this format holds tensors of a model only"]
     if form.needed_files:

@@ -21,6 +21,6 @@ class Numbered(Format):
 
 
 def _only_holds_checkpoints(files: Files, path: str, names: Sequence[str]) -> bool:
-    """Whether a folder with a number in its name is one that others lie in: `run-step-1/checkpoint-10/`."""
+    """Whether a folder with a number in its name only contains other checkpoints: `run-step-1/checkpoint-10/`."""
     inner = [name for name in names if files.is_dir(f"{path}/{name}")]
     return bool(inner) and len(inner) == len(names) and any(NUMBERED.search(name) for name in inner)

@@ -27,7 +27,7 @@ class Sharded(Format):
 
 
 def _check_index(files: Files, folder: str, name: str, have: set[str], into: Checkpoint, prefix: str) -> None:
-    """Every tensor of an index is in the file that it names."""
+    """Checks that every tensor of an index is in the file that the index names."""
     try:
         weights = read_json(files, f"{folder}/{name}").get("weight_map")
     except (Unreadable, OSError):

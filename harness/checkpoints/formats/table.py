@@ -58,7 +58,7 @@ def may_hold_tensors(path: str) -> bool:
 
 
 def role_of(path: str) -> str:
-    """What a file of a checkpoint is for: metadata, data, other."""
+    """The purpose of a file in a checkpoint: metadata, data, other."""
     name = posixpath.basename(path)
     if name.endswith(_JSON) or any(name in one.metadata for one in table()):
         return "metadata"

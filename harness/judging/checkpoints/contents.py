@@ -139,8 +139,8 @@ def _closed(raw: Mapping[str, object]) -> str:
         return f"it holds files of the type {', '.join(map(str, types))}, which are not read"
     if raw.get("unopened"):
         return (
-            "it can't be read without running the code that its pickle may hold, which is not done; save with "
-            "torch.save what torch.load(weights_only=True) takes"
+            "it can't be read without running code from its pickle, which torchaos never does; save only what "
+            "torch.load(weights_only=True) accepts"
         )
     return ""
 

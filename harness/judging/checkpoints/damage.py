@@ -114,7 +114,7 @@ def in_words(meeting: Meeting) -> str:
 
 
 def counts(record: Record, attempt: int) -> bool:
-    """Whether a step of the attempt is, or may be, in the history that counts (see `History.counting`)."""
+    """Whether a step of the attempt is, or may be, in the final history (see `History.counting`)."""
     return attempt in record.history.unplaced or any(
         execution.attempt == attempt for execution in record.history.counting().values()
     )

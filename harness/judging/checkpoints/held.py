@@ -141,7 +141,7 @@ class Held:
             yield Wrong(
                 checkpoint,
                 names,
-                f"holds parameters of no step that was seen, where those of step {checkpoint.step} belong",
+                f"holds parameters of no step that was seen, instead of those of step {checkpoint.step}",
             )
 
     def _doubled(self, checkpoint: Checkpoint, own: list[_Entry]) -> Iterator[Wrong]:

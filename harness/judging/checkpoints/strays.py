@@ -1,4 +1,4 @@
-"""Finds the checkpoints that the twin has and the run lacks, or has of another step, and what excuses that."""
+"""Finds the checkpoints of the twin that the run lacks or has at another step, and what excuses that."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def _step(checkpoint: Checkpoint) -> str:
 def unexcused(
     run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint], theirs: Sequence[Sequence[Checkpoint]]
 ) -> list[Clash]:
-    """What all twins have and the run has not, or of another step. Less what is of another number of ranks, and less
-    the steps that an attempt resumed from: a save of such a step may have been cut short, and it is not done again. A
-    checkpoint that an attempt resumed from was whole. And less those whose save failed: the job had no room to write,
-    say, and went on."""
+    """The checkpoints that all twins have and that the run lacks, or has at another step. Left out are: checkpoints of
+    another number of ranks; the steps from which an attempt resumed (a save of such a step may have been cut short, and
+    is not done again; a checkpoint from which an attempt resumed was whole); and checkpoints whose save failed, for
+    example without free space, if the job continued."""
     found = {one.path: one for one in strays(ours, theirs[0])}
     for other in theirs[1:]:
         same = {one.path: one.theirs for one in strays(ours, other)}
@@ -66,8 +66,8 @@ def is_aside(run: Record, clash: Clash) -> bool:
 
 
 def of_another_world(run: Record, twin: Record, step: int | None) -> bool:
-    """Whether it was saved on another number of ranks than the twin's: sums come in another order then, and each rank's
-    own state is of other ranks."""
+    """Whether it was saved on another number of ranks than the twin's: then sums are in another order, and the states
+    of single ranks belong to other ranks."""
     saved = [save.attempt for save in run.history.saves if save.global_step == step]
     made = [one.attempt for one in run.history.by_step().get(step or 0, {}).values()]
     sizes = {attempt.number: attempt.world_size for attempt in run.history.attempts}

@@ -10,9 +10,10 @@ from torchaos.harness.record.history import Load, saved_as
 from torchaos.harness.record.record import Record
 
 _NEVER = {
-    "loss": "the backward hook never fired (a job that calls the autograd engine itself, as Megatron does, evades it)",
+    "loss": "the backward hook never fired (it can't see a job that calls the autograd engine itself, as "
+    "Megatron does)",
     "samples": "no batch that the loop received could be seen",
-    "steps": "no optimizer step was seen, and no line of the log tells of one",
+    "steps": "no optimizer step was seen, and no line of the log shows one",
     "parameters": "no optimizer of torch's made a step in a rank with the agent",
 }
 
@@ -26,9 +27,9 @@ def why_unseen(record: Record, what: str) -> str:
     if note:
         return str(note.data["text"])
     if record.history.source == "log":
-        return f"there was no agent in the job, and its log does not tell of {what}"
+        return f"there was no agent in the job, and its log does not show {what}"
     if not any(record.of_kind(Kind.AGENT_STARTED)) and record.history.source == "none":
-        return "there was no agent in the job, and its log does not tell of steps"
+        return "there was no agent in the job, and its log does not show steps"
     return _NEVER[what]
 
 
@@ -49,7 +50,7 @@ def why_unplaced(record: Record, attempts: tuple[int, ...]) -> str:
         fits = ", ".join(str(fit) for fit in ambiguous[0].fits[:3])
         seen.append(f"{ambiguous[0].name} fit several steps ({fits})")
     else:
-        seen.append("no counter, sample or loss tells of an earlier step")
+        seen.append("no counter, sample or loss shows an earlier step")
     return f"nobody can say which global steps attempt {number} made: {', and '.join(seen)}"
 
 

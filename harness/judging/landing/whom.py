@@ -34,7 +34,10 @@ def strayed(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | No
         idle = set(fault.target.nodes) - there if there else set()
         if idle:
             where = ", ".join(map(str, sorted(there)))
-            return f"node {min(idle)} had no rank when it came; the ranks were on node{'s' * (len(there) > 1)} {where}"
+            return (
+                f"node {min(idle)} had no rank when the fault came; the ranks were on "
+                f"node{'s' * (len(there) > 1)} {where}"
+            )
     pids = {hit.data["pid"] for hit in hits}
     meant = set(fault.target.nodes) or {up.data["node"] for up in run.of_kind(Kind.RANK_UP) if up.data["pid"] in pids}
     felt_on = {effect.data["node"] for effect in run.of_fault(fault.id, Kind.EFFECT) if "node" in effect.data}

@@ -58,6 +58,6 @@ def but_for_rounding(largest: float, history: History) -> str:
     """A phrase that states the rounding, for the reason of an assertion that passes. `largest`: the largest relative
     difference."""
     return (
-        f"equal but for rounding, at most {largest:.1g}, from step {rounded_from(history)} on: after a restart three "
-        "ranks or more sum in another order"
+        f"equal except for rounding, at most {largest:.1g}, from step {rounded_from(history)} on: after a restart, "
+        "three or more ranks sum in another order"
     )

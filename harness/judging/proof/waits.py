@@ -98,7 +98,7 @@ def _broke(record: Record, hit: Event) -> Event | None:
 
 def _what_broke(event: Event) -> str:
     if event.kind is Kind.STOPPED:
-        return "no rank ended a step any more"
+        return "no rank ended another step"
     return f"pid {event.data['pid']} ended with exit code {event.data['exit_code']}"
 
 

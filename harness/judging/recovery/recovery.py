@@ -49,11 +49,11 @@ def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | 
         return None
     checkpoints = checkpoints_of(record)
     if not _unsaved(record, fault, twins) or (checkpoints and _entries(twins[0], reached) <= _entries(record, reached)):
-        return f"it came after the last step ({reached}), so there was nothing left to recover for"
+        return f"it came after the last step ({reached}), so there was nothing left to recover"
     if checkpoints is None:
         return (
             f"it came during the save after the last step ({reached}), and nothing shows whether that checkpoint is "
-            "whole; checkpoint_integrity would look"
+            "whole; the assertion checkpoint_integrity would show it"
         )
     return None
 
@@ -77,7 +77,7 @@ def never_in_words(record: Record, fault: str, twins: Sequence[Record] = ()) -> 
         return f"never completed the save after step {reached}, its last, which was due when the fault came"
     last = [landing for landing in landings(record) if landing.fault == fault][-1:]
     if last and record.history.attempts[-1].number == last[0].attempt and steps_beyond(record, last[0]):
-        return f"made no step any more after step {reached}, until the run was ended"
+        return f"made no further step after step {reached}, until the run was ended"
     return f"never got past step {reached}, the highest it had reached before the fault"
 
 

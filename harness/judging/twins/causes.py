@@ -1,4 +1,4 @@
-"""Finds the likeliest cause why a resumed job computes other values than its twin, from the other differences.
+"""Finds the most likely cause why a resumed job computes other values than its twin, from the other differences.
 
 A quantity is said to differ or to agree only if it was seen. What was not seen is named, and stays a possible cause.
 """
@@ -29,18 +29,18 @@ class _Fact(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """The likeliest cause of a difference from the twin."""
+    """The most likely cause of a difference from the twin."""
 
     words: str  # a sentence about the attempt with the first difference
     short: str = ""  # the cause alone; empty if it is not known
 
 
 def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Difference) -> Cause:
-    """The likeliest cause of the first difference. `history`: of the run; `ours`, `theirs`: the steps of the run and
+    """The most likely cause of the first difference. `history`: of the run; `ours`, `theirs`: the steps of the run and
     of its first twin."""
     attempt = history.attempt(next(iter(ours[first.step].values())).attempt)
     if attempt is None or attempt.base is None:
-        return Cause("From which step that attempt went on is not known, and so neither is the cause.")
+        return Cause("The step from which that attempt continued is not known, and so the cause is not known either.")
     if attempt.base == 0 and attempt is history.attempts[0]:
         return Cause(
             "The job had not been restarted by then: either the fault itself changed the numbers, or the job is not "
@@ -58,13 +58,13 @@ def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Differe
     besides = f" Besides, {'; '.join(fact.clause for fact in late)}." if late else ""
     if acted:
         causes = "; ".join(acted)
-        return Cause(f"Likeliest cause, in the attempt that resumed after step {base}: {causes}.{besides}", causes)
+        return Cause(f"Most likely cause, in the attempt that resumed after step {base}: {causes}.{besides}", causes)
     differ = {fact.what for fact in facts}
     seen = [what for what in _compared(since, ours, theirs, weights) if what not in differ]
-    likeliest = _by_elimination(base, ours, theirs, first, weights, "samples" in seen)
-    same = f"what was compared is the same ({', '.join(seen)}), and so " if seen else ""
+    guess = _by_elimination(base, ours, theirs, first, weights, "samples" in seen)
+    same = f"all other compared quantities are equal ({', '.join(seen)}), so " if seen else ""
     unseen = "" if "samples" in seen else " (the samples were not seen)"
-    return Cause(f"In the attempt that resumed after step {base}, {same}{likeliest}{unseen}.{besides}", likeliest)
+    return Cause(f"In the attempt that resumed after step {base}, {same}{guess}{unseen}.{besides}", guess)
 
 
 def _accumulation(base: int, first: Difference) -> str | None:
@@ -134,7 +134,7 @@ def _data(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
                 if execution.indices and execution.indices == their.indices:
                     return _Fact("samples", step, (
                         f"an RNG: rank {rank} was given the right samples with other contents in step {step}, as if "
-                        "the RNG that draws something for each sample (augmentation) was not restored"
+                        "the RNG of the augmentation was not restored"
                     ))  # fmt: skip
                 return _Fact("samples", step, f"the data order: rank {rank} was given other samples in step {step}")
     return None
@@ -195,27 +195,27 @@ def _compared(since: Sequence[int], ours: Steps, theirs: Steps, weights: Mapping
 def _by_elimination(
     base: int, ours: Steps, theirs: Steps, first: Difference, weights: Mapping[int, str] | None, sampled: bool
 ) -> str:
-    """A clause about the likeliest cause if every recorded quantity agrees: then the cause was not recorded."""
+    """A clause about the most likely cause if every recorded quantity agrees: then the cause was not recorded."""
     if first.what == "number of losses":
-        return "nothing that was recorded tells why it had another number of backwards"
+        return "nothing that was recorded explains why it had another number of backwards"
     data = [] if sampled else ["the data order"]
     agreed = first.step - base - 1
     if agreed == 1:
         acts = _or("optimizer state (momentum)", "gradient scaling", *data)
-        return f"likeliest, state that acts in the update was not restored, since the first loss agrees: {acts}"
+        return f"most likely, state that acts in the update was not restored, since the first loss agrees: {acts}"
     if agreed:
         acts = _or("optimizer state (momentum)", "gradient scaling", *data)
         return f"since the first {agreed} losses agree, it is something that shows late: {acts}, or a later fault"
     if weights is None and _like_the_start(ours, first):
         nearer = "the loss is nearer to that of the start than to the twin's"
-        return f"likeliest the model's weights were not restored: {nearer}"
+        return f"most likely the model's weights were not restored: {nearer}"
     mine, twins = ours[first.step], theirs[first.step]
     differ = [rank for rank in sorted(mine) if rank in twins and mine[rank].losses != twins[rank].losses]
     if 0 < len(differ) < len(mine):
         own = _or("the RNG state (dropout)", *data)
-        return f"since only rank {_list(differ)} differs, likeliest {own} of that rank was not restored"
+        return f"since only rank {_list(differ)} differs, most likely {own} of that rank was not restored"
     others = [] if weights is not None else ["the model's weights"]
-    return f"likeliest {_or('the RNG state (dropout)', *others, *data)} was not restored"
+    return f"most likely {_or('the RNG state (dropout)', *others, *data)} was not restored"
 
 
 def _like_the_start(ours: Steps, first: Difference) -> bool:

@@ -20,14 +20,14 @@ def but(made: Compared, run: Record) -> str:
         phrases.append(f"within the tolerance, at most {made.within:.1g} apart")
     if made.learned:
         far = max(made.learned.values())
-        phrases.append(f"but for {listed(made.learned)}, at most {far:.1g} apart, which is as much as the twins are")
+        phrases.append(f"except {listed(made.learned)}, at most {far:.1g} apart, as far as the twins are")
     if made.unsized:
-        without = "the twins differ among themselves, or differed from this run before any fault"
-        phrases.append(f"but for {len(made.unsized)} entries in which {without} ({listed(made.unsized)})")
+        without = "the twins differ from each other, or from this run before any fault"
+        phrases.append(f"except {len(made.unsized)} entries in which {without} ({listed(made.unsized)})")
     if made.restarts:
-        phrases.append(f"but for {listed(made.restarts)}, which count the restart")
+        phrases.append(f"except {listed(made.restarts)}, which count the restart")
     if made.ignored:
-        phrases.append(f"but for {listed(made.ignored)}, which the scenario ignores")
+        phrases.append(f"except {listed(made.ignored)}, which the scenario ignores")
     return "".join(f", {phrase}" for phrase in phrases)
 
 
@@ -35,14 +35,14 @@ def left_out(other_world: int, alone: Sequence[Checkpoint]) -> str:
     """Clauses about checkpoints that were not compared. `other_world`: how many were saved on another number of ranks;
     `alone`: those that the twin lacks."""
     world = f"those of {other_world} more were not compared: they were saved on another number of ranks"
-    extra = f"{listed([own.at for own in alone])} {'is one' if len(alone) == 1 else 'are some'} that the twin has not"
+    extra = f"{listed([own.at for own in alone])} {'is' if len(alone) == 1 else 'are'} not in the twin"
     return (f"; {world}" if other_world else "") + (f"; {extra}" if alone else "")
 
 
 def words(first: Clash) -> str:
     """A clause about a clash."""
     if first.kind == "checkpoint" and first.ours is None:
-        return f"{first.path} ({first.theirs}) is not there, and the twin has it"
+        return f"{first.path} ({first.theirs}) is missing, and the twin has it"
     if first.kind == "checkpoint":
         return f"{first.path} is of {first.ours}, and the twin's of {first.theirs}"
     where = f"{first.path} (step {first.step})" if first.step is not None else first.path
@@ -59,17 +59,19 @@ def also(first: Clash, more: int) -> str:
     """A clause about the number of further clashes, to follow the clause about the first clash."""
     if not more:
         return ""
-    return f", and it is so with {more} others" if first.kind == "checkpoint" else f", and so do {more} other entries"
+    return (
+        f", and so do {more} other checkpoints" if first.kind == "checkpoint" else (f", and so do {more} other entries")
+    )
 
 
 def meaning(loss: Difference | None, first: Clash) -> str:
     """A sentence about what the first clash means. `loss`: the first difference of the losses; None: they agree."""
     if loss is None and first.kind == "checkpoint":
-        return "The losses agree all the same: the state that was not restored decides what is saved."
+        return "The losses agree: the state that was not restored decides what is saved."
     if loss is None:
         name = first.name.rpartition(":")[2]
         hint = f" If it may differ: checkpoint_integrity: {{ignore: [{name}]}}." if first.kind == "value" else ""
-        return f"The losses agree all the same: it is state that no loss shows, or it was damaged on disk.{hint}"
+        return f"The losses agree: it is state that no loss shows, or it was damaged on disk.{hint}"
     if first.step is not None and loss.step > first.step:
         return f"The losses differ only later, from step {loss.step} on."
     return f"The {loss.what} differs from step {loss.step} on, so the job had left the twin's path before."

@@ -67,15 +67,15 @@ class Comparison:
         """The largest tolerance of all steps, and where it comes from."""
         basis: str = self._loss.basis
         if basis == "learned":
-            basis = f"learned from {len(self._twins)} twins that differ among themselves"
+            basis = f"learned from {len(self._twins)} twins that differ from each other"
         return {"tolerance": self._loss.largest, "basis": basis}
 
     def finding(self) -> Finding:
         """The finding about the losses. Inconclusive if the twins can't be used to judge the run."""
         if invalid := self._invalid:
             return inconclusive(
-                f"the twin is no measure for this run: before any fault, {in_words(invalid, 'in the twin')} Give the "
-                "job a fixed seed, more twins, or a tolerance.",
+                f"the twin can't be compared with this run: before any fault, {in_words(invalid, 'in the twin')} Give "
+                "the job a fixed seed, more twins, or a tolerance.",
                 **measured_of(invalid),
             )
         different = self._beyond_noise() if self._loss.basis == "learned" else self._different()
@@ -94,9 +94,9 @@ class Comparison:
         if rounded:
             return None
         return inconclusive(
-            f"{in_words(found[0], 'in the twin')} It began as rounding does (after a restart three ranks or more sum "
+            f"{in_words(found[0], 'in the twin')} It began as rounding does (after a restart, three or more ranks sum "
             f"in another order) and has grown to {max(far.values()):.2g}: training in low precision, or for many "
-            "steps, may do that. parameter_digest sees what was put back; a tolerance decides.",
+            "steps, may do that. parameter_digest checks what was restored; set a tolerance to decide.",
             **measured_of(found[0]),
         )
 
@@ -110,7 +110,7 @@ class Comparison:
         if first is None:
             return None
         spread = self._loss.spreads.get(first.step, 0.0)
-        more = f" That is more than the twins differ among themselves there ({spread:.1g})."
+        more = f" That is more than the twins differ from each other there ({spread:.1g})."
         return self._failed(first, more if first.what == "loss" else "")
 
     def _distances(self, twins: Sequence[Steps]) -> dict[int, float]:
@@ -122,7 +122,7 @@ class Comparison:
     def _failed(self, first: Difference, more: str = "") -> Finding:
         words = f"{in_words(first, 'in the twin')}{more}"
         if odd := uneven(self._twins[0]):
-            return inconclusive(f"{words} But {odd}: whether the difference is a defect can't be told.")
+            return inconclusive(f"{words} But {odd}: it is not known whether the difference is a defect.")
         cause = likeliest_cause(self._history, self._ours, self._twins[0], first)
         finding = failed(f"{words} {cause.words}", first_of(first), **measured_of(first))
         return replace(finding, cause=cause.short)
@@ -137,7 +137,7 @@ class Comparison:
             spread = max((self._loss.spreads.get(step, math.inf) for step in dark), default=math.inf)
             size = f"by up to {spread:.2g} of the value" if math.isfinite(spread) else "and are not finite in one"
             return inconclusive(
-                f"too noisy to judge: in {_steps(dark)} the twins differ among themselves {size}, and a tolerance of "
+                f"too noisy to judge: in {_steps(dark)} the twins differ from each other {size}, and a tolerance of "
                 f"more than {CAP:g} would excuse real defects. Give the job a fixed seed (weights, data order, "
                 "dropout), or a tolerance.",
                 noise=spread,
@@ -148,7 +148,7 @@ class Comparison:
             return None
         return inconclusive(
             f"in step {odd} the loss is {far[odd]:.2g} from the nearest twin's, and {len(self._twins)} twins differ by "
-            f"{self._loss.spreads[odd]:.2g} there: a defect, or chance. More twins or a tolerance would tell.",
+            f"{self._loss.spreads[odd]:.2g} there: a defect, or chance. More twins or a tolerance would decide.",
             step=odd, relative_difference=far[odd],
         )  # fmt: skip
 
@@ -162,7 +162,7 @@ class Comparison:
         extra = sorted(self._done.keys() - self._twins[0].keys())
         if missing:
             return failed(
-                f"{_steps(missing)} of the twin's never took place: the history that counts ends with step "
+                f"{_steps(missing)} of the twin's never took place: the final history ends with step "
                 f"{max(self._done, default=0)}",
                 First(What.ABSENT, missing[0]),
                 missing=len(missing),
@@ -175,7 +175,7 @@ class Comparison:
 
     def _unseen(self) -> Finding | None:
         if self._unreported:
-            return inconclusive(f"not all ranks reported step {min(self._unreported)}, here or in the twin")
+            return inconclusive(f"not all ranks reported step {min(self._unreported)}, in the run or in the twin")
         silent = self._silent
         for step, by_rank in self._ours.items():
             twins = self._twins[0][step]
@@ -188,8 +188,8 @@ class Comparison:
             blind = [rank for rank in blind if rank not in silent]
             if blind:
                 return inconclusive(
-                    f"the loss of step {step} on rank {blind[0]} was not seen, here or in the twin, though others "
-                    "were: the backward hook did not fire in it, or its value was never copied"
+                    f"the loss of step {step} on rank {blind[0]} was not seen, in the run or in the twin, although "
+                    "others were: the backward hook did not fire in it, or its value was never copied"
                 )
         return None
 
@@ -212,16 +212,16 @@ class Comparison:
         allowed = self._loss.largest
         how = f"within {allowed:.3g} of the twin's" if allowed else "bitwise equal to the twin's"
         if self._loss.basis == "learned":
-            how = f"no farther from the twins' than these are from each other (at most {allowed:.2g})"
+            how = f"no farther from the twins' than the twins' are from each other (at most {allowed:.2g})"
         elif not allowed and worst and rounded_from(self._history) is not None:
             how = f"the twin's, {but_for_rounding(worst, self._history)}"
         dark = [step for step in self._ours if not self._loss.judges(step)]
-        spared = f", but for {_steps(dark)}, where the twins differ too much to tell" if dark else ""
+        spared = f", except {_steps(dark)}, where the twins differ too much to decide" if dark else ""
         if silent:
-            spared += f"; rank {_list(silent)} has none, here or in the twin, and was left out"
-        lines = ", as far as the job's log tells" if self._history.source == "log" else ""
+            spared += f"; rank {_list(silent)} has none, in the run or in the twin, and was left out"
+        lines = ", as far as the job's log shows" if self._history.source == "log" else ""
         changed = any(self._ours[step].keys() != self._twins[0][step].keys() for step in self._ours)
-        means = "; where the number of ranks differed, the means over the ranks were compared" if changed else ""
+        means = "; in steps with another number of ranks, the means over the ranks were compared" if changed else ""
         return passed(
             f"the losses of all {len(self._ours)} steps on {where} are {how}{spared}{lines}{means}",
             steps=len(self._ours), ranks=ranks, largest_difference=worst, twins=len(self._twins),

@@ -1,8 +1,8 @@
-"""Steps of which an attempt did only the rest: a job may save amid an accumulation, with its gradients. Pure.
+"""Steps of which an attempt did only the rest, because the job saved in the middle of an accumulation, with its
+gradients. Pure.
 
-The losses and samples of such a step are then the last ones of the twin's step, and what follows is as in the twin: so
-the gradients of the first ones came from the checkpoint.
-"""
+The losses and samples of such a step are the last of the twin's step, and the following steps are equal to the twin's:
+so the gradients of the first part came from the checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchaos.harness.record.history import Execution, History
 
 
 def with_first_parts(history: History, twin: History) -> History:
-    """The history, where each such step has the losses and samples of the twin's whole step."""
+    """The history, in which each such step has the losses and samples of the twin's whole step."""
     theirs = twin.by_step()
     whole = {id(old): new for old, new in _completed(history, theirs)}
     if not whole:
@@ -40,7 +40,7 @@ def _completed(history: History, theirs: Steps) -> Iterator[tuple[Execution, Exe
 
 
 def _is_rest(own: Execution, twin: Execution) -> bool:
-    """Whether all that the rank did in the step is the end of what the twin's did, and not the whole."""
+    """Whether everything that the rank did in the step is the end of the twin's step, and not the whole of it."""
     if not 0 < len(own.losses) < len(twin.losses):
         return False
     return all(
@@ -53,7 +53,7 @@ def _led_to_the_same(
     own: Mapping[int, Execution], twins: Mapping[int, Execution],
     next_own: Mapping[int, Execution], next_twins: Mapping[int, Execution],
 ) -> bool:  # fmt: skip
-    """By the parameters after the step, if both were seen, else by the losses of the next one."""
+    """Compares the parameters after the step, if both were seen, or else the losses of the next step."""
     pairs = [(own[rank].parameters, twins[rank].parameters) for rank in own]
     if None not in [one for pair in pairs for one in pair]:
         return all(mine == other for mine, other in pairs)

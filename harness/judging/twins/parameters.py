@@ -19,7 +19,7 @@ from torchaos.harness.judging.twins.causes import likeliest_cause
 from torchaos.harness.record.history import Execution, History
 from torchaos.harness.record.record import Record
 
-_ASK = "`replicas_only: true` asks for the replicas alone"
+_ASK = "`replicas_only: true` compares only the replicas"
 
 
 class AgainstTwins:
@@ -42,7 +42,7 @@ class AgainstTwins:
         if invalid is not None or varying is not None:
             what = "before any fault" if invalid is not None else "between the twins themselves"
             return inconclusive(
-                f"{replicas}; whether they are the twin's can't be told: they differ {what}, in step "
+                f"{replicas}; it is not known whether they are the twin's: they differ {what}, in step "
                 f"{varying if invalid is None else invalid}. This job is not bitwise reproducible: {_ASK}",
             )
         first = _first(self._ours, self._theirs)
@@ -67,7 +67,7 @@ class AgainstTwins:
             steps=len(common), checkpoints=len(due),
         )  # fmt: skip
 
-    # -- twins that differ among themselves ----------------------------------------------------------------------
+    # -- twins that differ from each other ----------------------------------------------------------------------
 
     def _under_noise(self, replicas: str) -> Finding:
         allowed = learned(self._all, WEIGHTS)
@@ -76,9 +76,9 @@ class AgainstTwins:
         odd = next((step for step, far in begun.items() if far > early.allowed(step, CERTAIN)), None)
         if odd is not None:
             return inconclusive(
-                f"{replicas}; whether they are the twins' can't be told: before any fault, after step {odd}, they are "
-                f"{begun[odd]:.1g} of their norm from the nearest twin's, and the twins are {early.spreads[odd]:.1g} "
-                f"from each other. {_ASK}"
+                f"{replicas}; it is not known whether they are the twins': before any fault, after step {odd}, they "
+                f"are {begun[odd]:.1g} of their norm from the nearest twin's, and the twins are "
+                f"{early.spreads[odd]:.1g} from each other. {_ASK}"
             )
         put_back = list(loaded(self._history))
         bound = max((min(allowed.allowed(resumed.step), CAP) for resumed in put_back), default=0.0)
@@ -87,9 +87,9 @@ class AgainstTwins:
         )
         if off:
             return failed(
-                f"the parameters that rank {off.rank} began attempt {off.attempt} with are {off.off:.1g} of their norm "
-                f"from those that it had after step {off.step}, which the checkpoint should hold to the last bit: they "
-                "were not put back as they were",
+                f"the parameters that rank {off.rank} began attempt {off.attempt} with are {off.off:.1g} of their "
+                f"norm from those that it had after step {off.step}, which the checkpoint should hold to the last "
+                "bit: they were not restored exactly",
                 First(What.PARAMETERS, off.step + 1), step=off.step + 1, rank=off.rank, off=off.off,
             )  # fmt: skip
         far = distances(self._ours, self._all, WEIGHTS, 0.0)
@@ -97,11 +97,11 @@ class AgainstTwins:
         if first is not None:
             return self._beyond(replicas, first, far[first], allowed.spreads[first])
         exact = bool(put_back) and not any(resumed.off for resumed in put_back)
-        restored = "; each resume put back the very bits that were saved" if exact else ""
+        restored = "; each resume restored exactly the bits that were saved" if exact else ""
         dark = next((step for step in far if not allowed.judges(step)), None)
         if dark is not None:
             return inconclusive(
-                f"{replicas}{restored}; too noisy to judge what came of them: after step {dark} those of the twins are "
+                f"{replicas}{restored}; too noisy to judge the later parameters: after step {dark} the twins' are "
                 f"{allowed.spreads[dark]:.1g} of their norm from each other. Seed the job, or {_ASK}"
             )
         near = next((step for step in far if far[step] > allowed.allowed(step)), None)
@@ -110,7 +110,7 @@ class AgainstTwins:
                 f"{replicas}{restored}; after step {near} they are {far[near]:.1g} of their norm from the nearest "
                 f"twin's, and the twins are {allowed.spreads[near]:.1g} from each other: a defect, or chance. {_ASK}"
             )
-        words = f"as near to the twins' as these are to each other (at most {allowed.largest:.1g} of their norm)"
+        words = f"as near to the twins' as the twins' are to each other (at most {allowed.largest:.1g} of their norm)"
         return self._well(f"{replicas}{restored}", words)
 
     def _beyond(self, replicas: str, first: int, far: float, spread: float) -> Finding:
@@ -120,7 +120,7 @@ class AgainstTwins:
             f"twins {spread:.1g} from each other, {resumed_in_words(self._history, self._ours[first][rank].attempt)}."
         )
         if odd := uneven(self._theirs):
-            return inconclusive(f"{replicas}; {words} But {odd}: whether that is a defect can't be told.")
+            return inconclusive(f"{replicas}; {words} But {odd}: it is not known whether that is a defect.")
         return failed(words, First(What.PARAMETERS, first), step=first, rank=rank, off=far)
 
     # -- twins that are bitwise equal ----------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class AgainstTwins:
         )
         measured = {"step": first, "rank": rank, "bad_checkpoints": len(saved)}
         if odd := uneven(theirs):
-            return inconclusive(f"{replicas}; {words} But {odd}: whether that is a defect can't be told.", **measured)
+            return inconclusive(f"{replicas}; {words} But {odd}: it is not known whether that is a defect.", **measured)
         if not _sketched(self._ours) and self._may_be_rounding():
             return inconclusive(
                 f"{replicas}; {words} No loss differs by more than {ROUNDING:g}, and with three ranks or more DDP sums "
@@ -178,14 +178,15 @@ class AgainstTwins:
         losses = "The losses agree" if mine.loss_seen and twins.loss_seen else "The losses were not seen"
         life = self._history.attempt(mine.attempt)
         if life is None or not life.number:
-            return f"{losses}, and the job had not been restarted by then: likeliest the fault itself changed them."
+            return f"{losses}, and the job had not been restarted by then: most likely the fault itself changed them."
         if mine.norm is None or twins.norm is None:
             return f"{losses}, and the gradients were not seen."
         if mine.norm == twins.norm:
             return (
-                f"{losses}, and the gradients' norms do: likeliest the optimizer's state or settings were not restored."
+                f"{losses}, and the gradients' norms do: most likely the optimizer's state or settings were not "
+                "restored."
             )
-        return f"{losses}, and the gradients' norms don't: likeliest they are averaged or scaled in another way."
+        return f"{losses}, and the gradients' norms don't: most likely they are averaged or scaled in another way."
 
     def _reached(self, saved: Sequence[int | None]) -> str:
         if not saved:

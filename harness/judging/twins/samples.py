@@ -1,5 +1,4 @@
-"""The samples that were consumed in a step: whether they are the same in two runs, how often each was consumed, and
-which they are, in words."""
+"""The samples of a step: whether they are equal in two runs, how often each was consumed, and their names in words."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ def _by_index(one: Execution) -> tuple[Hashable, ...]:
 
 
 def reader(*histories: Steps) -> Read:
-    """By what samples are told from each other in words: by index where it is known, since contents may be drawn anew
-    each time; but not where some side does not know it. That they were the same is not for this to say."""
+    """How samples are identified in words: by index if it is known on both sides, because contents may be drawn anew
+    each time. It does not decide whether samples are equal."""
     knows: dict[int, set[bool]] = {}
     for steps in histories:
         for step, by_rank in steps.items():
@@ -36,8 +35,8 @@ def reader(*histories: Steps) -> Read:
 
 
 def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
-    """Whether they are of the same samples. Contents decide where each digest is of one sample, whatever its index.
-    Elsewhere they are of other things in the batch (tokens of packed samples), and indices have to be the same, too."""
+    """Whether both are of the same samples. If each digest is of one sample, contents decide, whatever the indices.
+    Otherwise digests are of other parts of the batch (tokens of packed samples), and the indices must be equal too."""
     if counts_of(mine) != counts_of(others):
         return False
     every = [*mine.values(), *others.values()]
@@ -47,8 +46,8 @@ def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> 
 
 
 def in_order(by_rank: Mapping[int, Execution]) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:
-    """All contents of a step. If no other step of the twin has them, they say which samples these were: an index may
-    count from another sample after a resume, as in a Subset of what is left of an epoch."""
+    """All contents of a step. If no other step of the twin has them, they identify the samples: an index may count from
+    another sample after a resume, for example in a Subset of the rest of an epoch."""
     return tuple((rank, _digests(one)) for rank, one in sorted(by_rank.items()))
 
 
@@ -65,7 +64,7 @@ def all_seen(by_rank: Mapping[int, Execution]) -> bool:
 
 
 def named(samples: Samples) -> str:
-    """By index where these are known, else by number."""
+    """The samples, by index if known, or else their number."""
     indices = [sample for sample in samples if isinstance(sample, int)]
     return ranges(indices) if indices else f"{samples.total()} samples"
 

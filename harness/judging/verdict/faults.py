@@ -1,4 +1,4 @@
-"""What is said of each fault: whether it landed as planned, was felt, and was outlived. Pure."""
+"""The result of each fault: whether it landed as planned, was felt, and was outlived. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from torchaos.harness.registry import injector_of
 
 
 def fault_result(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:
-    """In a job of replicas: the worst of the replicas that it was to hit; the other replicas have to end well."""
+    """In a job of replicas: the worst result of the replicas that it was planned to hit; the other replicas must end
+    successfully."""
     if run.plan.job.replicas == 1:
         return _judge_fault(run, twins, fault, must_recover)
     theirs, found, others = [replicas_of(twin) for twin in twins], {}, []
@@ -77,7 +78,7 @@ def _why_missed(run: Record, fault: PlannedFault) -> str:
 
 
 def _measured(run: Record, fault: PlannedFault) -> dict[str, dict[str, float]]:
-    """What was asked of the network beside the last that was measured while the fault was on."""
+    """The requested network values beside the last values that were measured while the fault was on."""
     found: dict[str, dict[str, float]] = {}
     try:
         asked_for = injector_of(fault).asked()
@@ -92,7 +93,7 @@ def _measured(run: Record, fault: PlannedFault) -> dict[str, dict[str, float]]:
 
 
 def _evidence(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Evidence | None, str]:
-    """The proof that it was felt, or why it could not be looked for."""
+    """The proof that it was felt, or why the proof could not be looked for."""
     try:
         injector = injector_of(fault)
         found = injector.felt(run, fault.id)
@@ -104,7 +105,8 @@ def _evidence(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tupl
 
 
 def faults_case(faults: Sequence[FaultResult], never_reached: Set[str]) -> Case:
-    """What never came because the job had not outlived an earlier fault does not make that doubtful."""
+    """The case of all faults. A fault that never came because the job had not outlived an earlier fault does not make
+    it inconclusive."""
     bad = [one for one in faults if one.verdict is not Verdict.PASSED]
     if any(one.verdict is Verdict.FAILED for one in bad):
         bad = [one for one in bad if one.id not in never_reached]

@@ -1,7 +1,6 @@
-"""Which failures follow from another one, by what differed first and in which step. Pure.
+"""Which failures follow from another failure, by the quantity that differed first and its step. Pure.
 
-A second defect may hide behind a consequence: mend the cause and run again.
-"""
+A second defect may be hidden behind a consequence: correct the cause and run again."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ _LATER = {
 
 
 def linked(cases: Sequence[Case], findings: Sequence[Finding], faults: Sequence[Case] = ()) -> list[Case]:
-    """The cases of the assertions, each failed one with the failed case that it follows from. `faults`: the case of the
-    faults, if there is one."""
+    """The cases of the assertions, each failed case with the failed case from which it follows. `faults`: the case of
+    the faults, if there is one."""
     firsts = [one.first if case.verdict is Verdict.FAILED else None for case, one in zip(cases, findings, strict=True)]
     fallen = next((case.name for case in faults if case.verdict is Verdict.FAILED), None)
     return [replace(case, follows=_root(place, cases, firsts, fallen)) for place, case in enumerate(cases)]
@@ -46,7 +45,7 @@ def _root(place: int, cases: Sequence[Case], firsts: Sequence[First | None], fal
 
 
 def _comes_of(ours: tuple[First, int], theirs: tuple[First, int]) -> bool:
-    """Each with its place in the scenario: of two that say the same, the earlier is the cause."""
+    """Each case with its place in the scenario: of two equal cases, the earlier is the cause."""
     (own, place), (other, at) = ours, theirs
     if own == other:
         return at < place

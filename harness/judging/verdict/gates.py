@@ -1,7 +1,5 @@
-"""Two of the gates that every fault must pass before any assertion counts: landed as planned, and outlived. Pure.
-
-The third, that it was felt, is each injector's own affair.
-"""
+"""Two of the gates that every fault must pass before assertions count: landed as planned, and outlived. Pure. The third
+gate, felt, is decided by each injector."""
 
 from __future__ import annotations
 
@@ -22,11 +20,11 @@ from torchaos.harness.record.result import Verdict
 
 
 def landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
-    """What is wrong with where, when or how often it landed. The step is checked against the history, which the
-    agent's own count did not make."""
+    """What is wrong with the place, the time or the number of its landings. The step is checked against the history,
+    which is independent of the agent's own count."""
     missed = next(run.of_fault(fault.id, Kind.MISSED), None)
     if missed:
-        return f"it did not land each time that it was to: {missed.data['reason']}"
+        return f"it did not land as often as planned: {missed.data['reason']}"
     wrong = strayed(run, fault, hits) or _wrong_place(fault, hit_target(run, fault, hits), hits)
     return wrong or next(filter(None, (_wrong_time(run, fault, hit) for hit in hits)), None)
 
@@ -56,19 +54,19 @@ def _wrong_time(run: Record, fault: PlannedFault, hit: Event) -> str | None:
     attempts = {at.attempt, hit.attempt} - {None}
     if len(attempts) > 1 or (when.attempt is not None and attempts != {when.attempt}):
         due = at.attempt if when.attempt is None else when.attempt
-        return f"it was to land in attempt {due}, and landed in attempt {hit.attempt}"
+        return f"it was planned for attempt {due}, and landed in attempt {hit.attempt}"
     if when.phase is not None and at.data["phase"] != when.phase.value:
-        return f"it was to land in phase {when.phase.value}, and landed in {at.data['phase']}"
+        return f"it was planned for phase {when.phase.value}, and landed in {at.data['phase']}"
     # Not when the rank was held but when the fault came: the rank must not have gone on by itself meanwhile.
     done = run.history.steps_done(at.rank, at.attempt, hit.mono_s) if when.step is not None else None
     if when.step is not None and (done is None or done + 1 != when.step):
-        where = "a step that can't be told" if done is None else f"step {done + 1}"
-        return f"it was to land in step {when.step}, and landed in {where}"
+        where = "an unknown step" if done is None else f"step {done + 1}"
+        return f"it was planned for step {when.step}, and landed in {where}"
     return None
 
 
 def never_reached(run: Record, fault: PlannedFault) -> bool:
-    """Whether the run ended before the point at which the fault was to come."""
+    """Whether the run ended before the planned point of the fault."""
     if any(run.of_fault(fault.id, Kind.APPLYING, Kind.HELD)):
         return False
     when = fault.trigger
@@ -90,14 +88,14 @@ def ranks_repeat(run: Record) -> str | None:
     attempt, rank = twice
     return (
         f"rank {rank} of attempt {attempt} was {len(sources[twice])} processes, which all made steps, as in a job of "
-        "several torchruns: whose steps are whose can't be told"
+        "several torchruns: it is not known which process made which step"
     )
 
 
 def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Verdict, str] | None:
-    """A job that never got past the highest step it had reached before the fault has not recovered, and neither has one
-    that then ends with an error. Of one that had died again, of nothing that was done to it, when the run was ended on
-    purpose, nobody knows."""
+    """Why the fault was not outlived; None if it was. A job that never got past its highest step before the fault has
+    not recovered, nor has one that then ends with an error. If the run was ended on purpose while the job was down
+    again, and no fault was the cause, it is not known."""
     if not run.history.executions:
         return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
     code, reached = own_exit_code(run), run.history.highest_step() or 0

@@ -12,15 +12,15 @@ from torchaos.harness.watching.probes.causes import BY_NAME
 
 
 def causes_in_words(run: Record) -> list[str]:
-    """Each cause that the log tells of, once, and the aborts that were set aside. What any death of a rank brings about
-    is no news."""
+    """Each cause in the log, once, and the aborts that were set aside. Lines that follow from the death of any rank are
+    left out."""
     told = (event for event in run.of_kind(Kind.LOG_CAUSE) if not _is_consequence(event))
     return list(dict.fromkeys([*map(_in_words, told), *_aside(run)]))
 
 
 def because(run: Record) -> str:
-    """Where the job did not come back, or did not end well, and attempts died of a known failure of what it is built
-    on: a clause that says so, to be added to the reason. Else nothing."""
+    """A clause for the reason, if the job did not come back or did not end successfully, and attempts died of a known
+    failure of the libraries below it; otherwise empty."""
     if any(event.data.get("interrupted", True) for event in run.of_kind(Kind.STOPPED)):
         return ""  # it might still have come back
     if run.exit_code == 0 and all(one.parts["caught_up"] is not None for one in recoveries(run)):
@@ -54,7 +54,7 @@ def _died(run: Record, attempt: int | None) -> bool:
 
 
 def _in_words(event: Event) -> str:
-    """`gloo-stale-store (torch, pytorch/pytorch#135712): what to do`; else what the line came with."""
+    """`gloo-stale-store (torch, pytorch/pytorch#135712): what to do`; without advice, the line of the log."""
     name = str(event.data["cause"])
     known = BY_NAME.get(name)
     about = f" ({', '.join((known.whose, *known.issues))})" if known else ""

@@ -1,8 +1,7 @@
-"""Two groups of ranks that write one set of checkpoints at the same time: split brain. Pure.
+"""Two groups of ranks that write the same checkpoints at the same time: split brain. Pure.
 
-A group is the ranks of one rendezvous: they share the store that torchelastic names to them. After a restart another
-group takes over, so that one which still writes when the next has begun to is not under anybody's control.
-"""
+A group is the set of ranks of one rendezvous: torchelastic gave them the same store. After a restart a new group takes
+over. If the old group still writes after the new one has begun, nobody controls it."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ Group = tuple[str, int]  # the store's address, and the attempt
 
 
 def split_brain(run: Record) -> str | None:
-    """A sentence about the first two groups that wrote at the same time. None if there are none, or where nothing
-    shows who wrote: no agent, or no watch on checkpoints."""
+    """A sentence about the first two groups that wrote at the same time. None if there are none, or if nothing shows
+    who wrote: no agent, or no watch on checkpoints."""
     groups = {
         event.source: (str(event.data["group"]), event.attempt or 0)
         for event in run.of_kind(Kind.AGENT_STARTED)
@@ -34,15 +33,15 @@ def split_brain(run: Record) -> str | None:
             for new, others in ordered[number + 1 :]:
                 if events[-1].mono_s > others[0].mono_s:
                     return (
-                        f"two groups of ranks wrote checkpoints to {folder} at the same time: that of the store "
-                        f"{old[0]} until {events[-1].mono_s - others[0].mono_s:.1f} s after that of the store {new[0]} "
-                        "had begun to"
+                        f"two groups of ranks wrote checkpoints to {folder} at the same time: the group of the store "
+                        f"{old[0]} until {events[-1].mono_s - others[0].mono_s:.1f} s after the group of the store "
+                        f"{new[0]} had begun"
                     )
     return None
 
 
 def _folder(path: str) -> str:
-    """That the checkpoints of all steps are in."""
+    """The common folder of the checkpoints of all steps."""
     parts = final_path(posixpath.normpath(path)).split("/")
     for number in range(len(parts) - 1, 0, -1):
         if number_in_name(parts[number]) is not None:

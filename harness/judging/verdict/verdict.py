@@ -35,13 +35,13 @@ SPLIT_BRAIN = "split_brain"  # said of the run whatever was asserted, when there
 
 
 def judge(folder: RunDir) -> Result:
-    """Judge what lies in a run directory. Raises ChaosError if it is not whole."""
+    """Judges a run directory. Raises ChaosError if it is incomplete."""
     run, twins = records_of(folder)
     return verdict_of(run, twins, str(folder.root))
 
 
 def records_of(folder: RunDir) -> tuple[Record, list[Record]]:
-    """The records of a run and of its twins. Raises ChaosError if one is not whole."""
+    """The records of a run and of its twins. Raises ChaosError if one is incomplete."""
     twins = sorted(folder.twins.iterdir()) if folder.twins.is_dir() else []
     return Record.load(folder), [Record.load(RunDir(path)) for path in twins]
 
@@ -107,7 +107,7 @@ def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
     except Exception as error:  # it may be anybody's code, and the others still have something to say
         return inconclusive(f"the assertion itself failed, {type(error).__name__}: {error}; report it to its author")
     if finding.outcome is Outcome.PASSED and run.plan.twin and not twins and Need.TWIN in assertion.needs:
-        reason = f"the twin that was to be the measure could not be had; without it, {finding.reason}"
+        reason = f"the twin could not be made; without it, {finding.reason}"
         return replace(finding, outcome=Outcome.INCONCLUSIVE, reason=reason)
     return finding
 
@@ -125,13 +125,13 @@ def _rollback_case(run: Record) -> Case:
     bad = [event for event in undone if not event.data["verified"]]
     if bad:
         why = bad[0].data.get("reason", "")
-        return Case("rollback", "rollback", Verdict.ERROR, f"{_owner(bad[0])} could not be taken back: {why}")
+        return Case("rollback", "rollback", Verdict.ERROR, f"{_owner(bad[0])} could not be undone: {why}")
     back = {_owner(event): event.mono_s for event in undone}  # the last time
     guarded = [event for event in run.of_kind(Kind.GUARDED) if event.data["handles"]]
     unhealed = {_owner(event) for event in guarded if back.get(_owner(event), -math.inf) < event.mono_s}
     if unhealed:
-        return Case("rollback", "rollback", Verdict.ERROR, f"nothing shows that {min(unhealed)} was taken back")
-    return Case("rollback", "rollback", Verdict.PASSED, "all that was changed has been taken back, and verified")
+        return Case("rollback", "rollback", Verdict.ERROR, f"nothing shows that {min(unhealed)} was undone")
+    return Case("rollback", "rollback", Verdict.PASSED, "every change was undone, and every undo was verified")
 
 
 def _owner(event: Event) -> str:
@@ -141,11 +141,10 @@ def _owner(event: Event) -> str:
 def _overall(
     run: Record, twins: Sequence[Record], cases: Sequence[Case], mixed: str | None, *, proved: bool
 ) -> tuple[Verdict, str, str]:  # fmt: skip
-    """Verdict, reason, and the case that decided. `mixed`: why nobody knows which step is whose, if that is so.
-
-    A fault that did not land or was not felt (not `proved`) makes
-    everything inconclusive, and so does a journal with lines that are missing or can't be read, since nobody knows
-    what they said. Then failed beats inconclusive."""
+    """Verdict, reason, and the case that decided. `mixed`: why it is not known which step belongs to which rank; None
+    if it is. A fault that did not land or was not felt (not `proved`) makes everything inconclusive, and so does a
+    journal with missing or unreadable lines, because their contents are not known. Otherwise failed comes before
+    inconclusive."""
     stopped = run.stopped.data if run.stopped else None
     by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
     gate = [case for case in by_verdict[Verdict.INCONCLUSIVE] if case.kind == "faults" and not proved]
@@ -174,7 +173,7 @@ def _overall(
 
 
 def _clock_time(wall_s: float) -> str:
-    """In ISO 8601; the epoch for what is no time that a calendar has, as in a damaged journal."""
+    """The time in ISO 8601; the epoch if it is no possible time, as in a damaged journal."""
     try:
         moment = datetime.fromtimestamp(wall_s, timezone.utc)
     except (ValueError, OverflowError, OSError):
@@ -185,11 +184,11 @@ def _clock_time(wall_s: float) -> str:
 def _about_twins(plan: Plan, twins: Sequence[Record]) -> str:
     if twins:
         return f"{len(twins)} fault-free {'twin' if len(twins) == 1 else 'twins'}"
-    return "no twin was wanted" if not plan.twin else "no twin could be had"
+    return "no twin was asked for" if not plan.twin else "no twin could be made"
 
 
 def _environment(run: Record) -> Mapping[str, Any]:
-    """The artifact; empty if it is missing or is no longer one."""
+    """The artifact; empty if it is missing or malformed."""
     found = run.artifacts.get("environment")
     return {} if not isinstance(found, dict) or not isinstance(found.get("reproduce", []), list) else found
 

@@ -1,4 +1,4 @@
-"""The journal of a run: one writer for each file, and on reading one sequence of checked events.
+"""The journal of a run: each file has one writer, and reading merges the files into one sequence of checked events.
 
-Files of several nodes come in, with their own clocks and process ids. Events of one clock and one pid namespace go out;
-what is damaged or missing is said."""
+Files of several nodes come in, with their own clocks and process ids. Events with one clock and one pid namespace go
+out, and reports of damaged or missing lines."""

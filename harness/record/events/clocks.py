@@ -1,9 +1,9 @@
-"""Clocks of several nodes: how far they are apart is measured through the shared run directory, journaled, and taken
-off when the nodes' events are merged. CLOCK_MONOTONIC counts from each machine's own boot.
+"""The clocks of several nodes: their offsets are measured through the shared run directory, recorded in the journal,
+and subtracted when the nodes' events are merged.
 
-One exchange is NTP's (RFC 5905, section 8): a node writes a file, node 0 sees it and answers in another, and the offset
-is between the two; of many the quickest counts, and half its round trip is the bound of the error.
-"""
+CLOCK_MONOTONIC counts from each machine's own boot. One exchange is NTP's (RFC 5905, section 8): a node writes a file,
+node 0 sees it and answers in another file, and both times bound the offset. The fastest of many exchanges counts, and
+half its round trip is the bound of the error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVERY_S = 60.0  # clocks drift by some ms in that time
 
 
 class Clock:
-    """Answers on node 0, asks on every other node, in a thread of its own, from `start` to `stop`."""
+    """Answers on node 0, and asks on every other node. Runs in a thread of its own, from `start` to `stop`."""
 
     def __init__(self, folder: Path, node: int, emit: Emit, now: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._node, self._emit, self._now = folder, node, emit, now
@@ -88,7 +88,7 @@ class Clock:
 
 
 def aligned(events: Iterable[Event]) -> list[Event]:
-    """With the times of all nodes by the clock of node 0, as far as their offsets were measured. Pure."""
+    """The events with all times in the clock of node 0, as far as offsets were measured. Pure."""
     events = list(events)
     offsets: dict[int, list[tuple[float, float]]] = {}
     for event in events:
@@ -103,7 +103,7 @@ def aligned(events: Iterable[Event]) -> list[Event]:
 
 
 def _shifted(event: Event, offsets: Sequence[tuple[float, float]]) -> Event:
-    """By the last offset that was measured before it, else by the first."""
+    """The event, shifted by the last offset that was measured before it, or else by the first."""
     if not offsets:
         return event
     last = max(0, bisect_right(offsets, (event.mono_s, float("inf"))) - 1)

@@ -1,8 +1,7 @@
-"""Events that are missing from a journal: each writer counts its own from 0, and none is left out.
+"""Finds events that are missing from a journal. Each writer numbers its events from 0, without gaps.
 
-A process that is killed may take a number and never write its line, while another of its threads still writes one: so
-a single number near the end of such a file is no gap.
-"""
+A killed process may take a number and never write its line, while another of its threads still writes a line. So a
+single missing number near the end of such a file is no gap."""
 
 from __future__ import annotations
 

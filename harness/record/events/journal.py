@@ -23,8 +23,8 @@ _SAID = frozenset(
 
 
 def read_events(folder: Path, damaged: list[str] | None = None, gaps: Gaps | None = None) -> list[Event]:
-    """All events of a run in order of time. Torn lines and kinds of a later version are passed over; a whole line that
-    can't be read is told in `damaged`: its file and number. `gaps` notes each event's number."""
+    """All events of a run in order of time. Torn lines, and kinds of a later version, are skipped; `damaged` gets file
+    and number of each whole line that can't be read. `gaps` gets each event's number."""
     damaged, gaps, pids = [] if damaged is None else damaged, gaps or Gaps(), OuterPids()
     events = merge(event for path in sorted(folder.glob("*.jsonl")) for event in _read_file(path, damaged, gaps))
     for event in events:
@@ -51,15 +51,13 @@ def _read_file(path: Path, damaged: list[str], gaps: Gaps) -> Iterator[Event]:
 
 
 class Journal:
-    """The live view: writes the harness's own events and follows the files of the ranks.
-
-    Thread-safe. `events` only grows; `wait_for` wakes whenever it has grown.
-    """
+    """The live view: writes the harness's own events and follows the files of the ranks. Thread-safe. `events` only
+    grows; `wait_for` wakes when it has grown."""
 
     POLL_S = 0.005
 
     def __init__(self, folder: Path, source: str = "harness", follow: str = "*.jsonl") -> None:
-        """`follow`: which of the other files; for a journal of one node alone."""
+        """`follow`: whether to follow one of the other files; used for a journal of a single node."""
         self._folder, self._pattern = folder, follow
         self._own = EventFile(folder / f"{source}.jsonl", source)
         self._offsets: dict[Path, int] = {folder / f"{source}.jsonl": -1}
@@ -76,7 +74,7 @@ class Journal:
         self, kind: Kind, data: Mapping[str, Any], *, rank: int | None = None,
         attempt: int | None = None, mono_s: float | None = None,
     ) -> Event:  # fmt: skip
-        """Raises ChaosError once the journal is closed: its file may be another's by then."""
+        """Raises ChaosError if the journal is closed: its file may then belong to another run."""
         with self._grown:
             if self._closed_file:
                 raise ChaosError(f"{kind.value}: the run is over")
@@ -97,11 +95,11 @@ class Journal:
             return list(self._events)
 
     def listen(self, listener: Callable[[Event], None]) -> None:
-        """Call `listener` with each later event, from the thread that saw it; it must be quick."""
+        """Calls `listener` with each later event, in the thread that saw it; it must be quick."""
         self._listeners.append(listener)
 
     def wait_for(self, find: Callable[[list[Event]], Found | None], timeout_s: float) -> Found | None:
-        """The first thing that `find` makes of the events so far, or None when the time is over or the journal is
+        """The first result of `find` for the events so far that is not None; None if the time is over or the journal is
         closed."""
         end = time.monotonic() + timeout_s
         with self._grown:
@@ -113,7 +111,7 @@ class Journal:
             return found
 
     def close(self) -> None:
-        """Read what the ranks still left, and stop following."""
+        """Reads what the ranks have still written, and stops following."""
         if not self._closed.is_set():
             self._closed.set()
             self._follower.join()

@@ -1,9 +1,8 @@
-"""Which node each source of events is on, and pids that name one process of the whole job.
+"""The node of each source of events, and pids that are unique in the whole job.
 
-Nodes that `torchaos exec` records have pids of their own, and two nodes may have equal ones, even with equal start
-times. So a pid is made unique on reading: the number of the node is put above the 22 bits that Linux gives to a pid
-(PID_MAX_LIMIT, include/linux/threads.h). The pids of node 0 stay as they are.
-"""
+Nodes that `torchaos exec` records have pids of their own. Two nodes may have equal pids, even with equal start times.
+So reading makes a pid unique: the number of the node is put above the 22 bits that Linux uses for a pid (PID_MAX_LIMIT,
+include/linux/threads.h). The pids of node 0 are not changed."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _PIDS = ("pid", "inner_pid")
 
 
 class NodePid(int):
-    """The pid of a process on another node than the first. Its text says both numbers."""
+    """The pid of a process on another node than the first. Its text shows both numbers."""
 
     @classmethod
     def of(cls, node: int, pid: int) -> NodePid:
@@ -31,7 +30,7 @@ class NodePid(int):
 
 
 def nodes_of(events: Sequence[Event]) -> dict[str, int]:
-    """The node of each source that says so, or that is the wrapper of a node. Pure."""
+    """The node of each source that states it, or that is the wrapper of a node. Pure."""
     found: dict[str, int] = {}
     for event in events:
         node = event.data.get("node")
@@ -43,8 +42,8 @@ def nodes_of(events: Sequence[Event]) -> dict[str, int]:
 
 
 def with_unique_pids(events: Sequence[Event]) -> list[Event]:
-    """The events of nodes that have wrappers of their own, with pids that are unique in the job. The pids of a run that
-    one harness watched are its own already. Pure."""
+    """The events of nodes that have their own wrappers, with pids that are unique in the job. In a run with a single
+    harness the pids are unique already. Pure."""
     if not any(event.kind is Kind.NODE_STARTED and _WRAPPER.fullmatch(event.source) for event in events):
         return list(events)
     nodes = nodes_of(events)

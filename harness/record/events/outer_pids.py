@@ -8,7 +8,7 @@ from torchaos.harness.agent.wire import Event, Kind
 
 
 class OuterPids:
-    """`rank.up` says how a rank's own pid is known outside. Pure."""
+    """Translates pids of ranks; `rank.up` has both pids of a rank. Pure."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int | None, int | None, int], int] = {}  # by rank, attempt and inner pid

@@ -1,8 +1,7 @@
-"""Reads one line of a journal, and refuses it if a value has another type than `wire.PAYLOADS` says: it was damaged.
+"""Reads one line of a journal. A line is damaged if a value has another type than `wire.PAYLOADS` says.
 
-Ranks write event files while they die, disks fill up, and run directories are copied: a reader of a journal must
-not fail on what is left of it.
-"""
+Ranks write event files while they die, disks fill up, and run directories are copied: a reader of a journal must not
+fail because of that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one notion of step: from the events of a run to attempts, global steps and the history that counts. Pure.
+"""The one notion of step: from the events of a run to attempts, global steps and the final history. Pure.
 
 Events come in, with the witnesses of where an attempt resumed. The steps of every attempt go out, each with its global
 number. No other code makes global steps."""

@@ -1,4 +1,4 @@
-"""Where a sequence of steps fits into what was seen before: the witness that needs no counter at all."""
+"""Finds where a sequence of steps fits into earlier steps: a witness that needs no counter."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ FEW = 8  # the steps after a resume show what was restored; later ones may diffe
 
 
 def align(own: Mapping[int, Hashable], reference: Mapping[int, Collection[Hashable]]) -> tuple[int, ...]:
-    """Every base b >= 0 such that local step n is what global step b + n was, for the first FEW steps.
-
-    `reference` has what was seen in each global step, once or several times; steps that it lacks are no hindrance,
-    but the first step must be found."""
+    """Every base b >= 0 for which local step n equals global step b + n, for the first FEW steps. `reference`: the
+    values seen in each global step, once or several times. Steps that it lacks are skipped, but the first step must be
+    found."""
     first, *later = sorted(own)[:FEW] or [0]
     starts = [step - first for step, seen in reference.items() if own.get(first) in seen]
     return tuple(

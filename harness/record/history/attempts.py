@@ -1,4 +1,4 @@
-"""The attempts of a run: which processes stood for which ranks, when, and how each of them ended."""
+"""The attempts of a run: which processes were which ranks, when, and how each attempt ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BORN = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.STEP, Kind.ELASTIC_WORKER)
 
 @dataclass(frozen=True)
 class Process:
-    """The process that was a rank in one attempt; (pid, start_ticks) names it for good."""
+    """The process that was a rank in one attempt; (pid, start_ticks) identifies it for ever."""
 
     pid: int | None
     start_ticks: int | None
@@ -26,7 +26,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One life of the job between two (re)starts."""
+    """One life of the job between two starts."""
 
     number: int
     submission: int
@@ -48,7 +48,7 @@ class Attempt:
 
 
 def read(events: Sequence[Event]) -> list[Attempt]:
-    """The attempts in order of number, not yet placed in the global count. Events are in order of time."""
+    """The attempts in order of number, without a place in the global count yet. The events must be in order of time."""
     of_attempt: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         if event.attempt is not None and event.kind in _BORN and event.rank is not None:

@@ -1,13 +1,11 @@
-"""Which witness to believe of the global steps that were done before an attempt's first: the rules of trust.
+"""The rules of trust: which witness is believed about the global steps before an attempt's first step.
 
-The first that knows decides; where it leaves several possibilities, the next ones narrow them down. One that disagrees
-is kept: it is evidence that something was not restored. Two witnesses are not believed alone:
-
-- The record of a save says when it was written. Where the loaded file itself tells of another step, what the job does
-  bears that out, and nothing bears out the record, the file holds the state of another step.
-- A file that the first attempt loads may be of another run, as in fine-tuning. What it tells is heard where something
-  that the job itself counts agrees; else the run begins at step 0.
-"""
+The first witness that knows decides. If it leaves several possibilities, the next witnesses narrow them down. A witness
+that disagrees is kept: it is evidence that something was not restored. Two witnesses are not believed alone:
+- The record of a save says when the file was written. If the loaded file itself states another step, the job's
+  behaviour agrees with the file, and nothing agrees with the record, then the file holds the state of another step.
+- A file that the first attempt loads may be of another run, as in fine-tuning. It counts only if something that the job
+  itself counts agrees; otherwise the run begins at step 0."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ _RUNNING = (OPTIMIZER, SCHEDULER, SAMPLES, LOSSES)
 
 @dataclass(frozen=True)
 class Witness:
-    """What one witness says of the steps done before an attempt's first one."""
+    """What one witness says about the steps before an attempt's first step."""
 
     name: str
     value: int | None  # None: several fit equally well
@@ -39,7 +37,8 @@ class Witness:
 
 
 def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
-    """The base, and a sentence for each witness that disagrees with it. None when nobody knows: it is never guessed."""
+    """The base, and a sentence for each witness that disagrees with it. None if it is not known: a base is never
+    guessed."""
     if not witnesses:
         return None, ()
     first, *others = _less_a_lone_record(witnesses)
@@ -56,13 +55,14 @@ def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
 
 
 def of_this_run(file: Sequence[Witness], others: Sequence[Witness]) -> bool:
-    """Whether what a file of unknown origin tells is borne out by what the job itself counts."""
+    """Whether the job's own counts agree with a file of unknown origin."""
     return any(_agree(one, other) for one in file for other in others)
 
 
 def goes_on_from(base: int | None, witnesses: Sequence[Witness], straight_on: int | None) -> bool:
-    """Whether training went on from the `base` of a checkpoint that was loaded between two steps, rather than
-    `straight_on`, as after a load for an evaluation. If nothing that the job does tells, the record of a save does."""
+    """Whether training continued from the `base` of a checkpoint that was loaded between two steps, and not
+    `straight_on`, as after a load for an evaluation. If nothing that the job does shows it, the record of a save
+    decides."""
     if base is None or base == straight_on:
         return False
     running = [one for one in witnesses if one.name in _RUNNING]
@@ -72,9 +72,9 @@ def goes_on_from(base: int | None, witnesses: Sequence[Witness], straight_on: in
 
 
 def is_done_again_from(base: int | None, witnesses: Sequence[Witness], straight_on: int | None) -> bool:
-    """Whether the job does the steps after `base` again, with no load that shows it: by what it trains on, since the
-    counters of an optimizer that was made anew begin anew too. Who goes back to the start has only warmed up: in the
-    first attempt such steps count, as they do for triggers."""
+    """Whether the job does the steps after `base` again without a load that shows it. The samples decide, because the
+    counters of a new optimizer start anew too. A job that goes back to its start has only warmed up: in the first
+    attempt such steps count, as they do for triggers."""
     trained = [one for one in witnesses if one.name in (SAMPLES, LOSSES)]
     return base not in (None, 0, straight_on) and bool(trained) and all(
         base in one.fits and straight_on not in one.fits for one in trained

@@ -1,4 +1,4 @@
-"""Checkpoints as the run's own events tell of them: what was saved after which step, and what was loaded."""
+"""The checkpoints in the run's own events: what was saved after which step, and what was loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SUFFIX = re.compile(r"(?:\.(?:pt|pth|ckpt|bin|pkl|tar|safetensors))+$")
 
 @dataclass(frozen=True)
 class Save:
-    """One checkpoint file or folder written once, by all the ranks that took part."""
+    """One checkpoint file or folder that all its ranks wrote once."""
 
     path: str
     format: str
@@ -38,7 +38,8 @@ class Save:
 
     @property
     def in_thread(self) -> bool:
-        """Training went on beside it: it may hold the state of an earlier step than the one at which it was begun."""
+        """Whether training continued during the save: then it may hold the state of an earlier step than the one at
+        which it began."""
         return self.ended_s is not None and not self.blocked_s
 
 
@@ -54,7 +55,7 @@ class Load:
 
 
 def read_saves(events: Iterable[Event]) -> list[Save]:
-    """In the order in which they were begun, each by the name that it got in the end."""
+    """The saves, in the order in which they began, each with its final name."""
     events = list(events)
     parts: dict[tuple[int, str, int], list[tuple[Event, Event | None]]] = defaultdict(list)
     open_at: dict[tuple[int, int, str], list[tuple[tuple[int, str, int], int]]] = defaultdict(list)
@@ -97,8 +98,9 @@ def _save(key: tuple[int, str, int], pairs: Sequence[tuple[Event, Event | None]]
 
 
 def blocked_by_step(saves: Iterable[Save]) -> Mapping[tuple[int, int], float]:
-    """How long training stood still for each checkpoint, in seconds, by (attempt, local step): for all of its files.
-    A rank waits for its own files one after the other, and the ranks wait side by side: the longest one counts."""
+    """How long training stood still for each checkpoint with all its files, in seconds, by (attempt, local step). A
+    rank waits for its own files one after the other, and the ranks wait at the same time, so the longest rank
+    counts."""
     of_rank: dict[tuple[int, int, int], float] = defaultdict(float)
     for save in saves:
         for rank in save.ranks:
@@ -121,8 +123,8 @@ def read_loads(events: Iterable[Event]) -> list[Load]:
 
 
 def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -> Save | None:
-    """The save that made what lies at `path`: same path, inside it, or its parent, and the last whole one by then. If
-    there is none: one whose file has another suffix now, or lies in another folder under the same name."""
+    """The save that wrote the data at `path`: the last whole save by then with the same path, a path inside it, or its
+    parent. If there is none: a save whose file has another suffix now, or is in another folder under the same name."""
     path = final_path(posixpath.normpath(path))
     before = [(save, final_path(save.path)) for save in saves if save.begun_s < before_s]
     for same in (_related, _renamed, _moved):
@@ -136,15 +138,15 @@ def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -
 
 
 def checkpoint_of(path: str) -> str:
-    """The checkpoint that a file is of: the path up to the last part of it that speaks of a step, else the file."""
+    """The checkpoint that contains a file: the path up to its last part with a step, or else the file itself."""
     parts = final_path(path).split("/")
     ends = [place for place, part in enumerate(parts, 1) if number_in_name(part) is not None]
     return "/".join(parts[: ends[-1]] if ends else parts)
 
 
 def whole_loads(loads: Sequence[Load]) -> list[Load]:
-    """Those that went well, less those of a checkpoint of which the same rank failed to load another file, and did not
-    succeed with it later: what it went on with need not be that checkpoint."""
+    """The successful loads. A load is left out if the same rank failed to load another file of that checkpoint and did
+    not succeed later: the job may then have continued from something else."""
     failed = {
         (load.rank, checkpoint_of(load.path))
         for place, load in enumerate(loads)
@@ -155,7 +157,7 @@ def whole_loads(loads: Sequence[Load]) -> list[Load]:
 
 
 def number_in_name(path: str) -> int | None:
-    """The step that the name speaks of: of the last part of the path that has one."""
+    """The step in a name, from the last part of the path that has one."""
     for part in reversed(path.split("/")):
         found = _STEP_IN_NAME.search(part)
         if found:
@@ -164,7 +166,7 @@ def number_in_name(path: str) -> int | None:
 
 
 def says_step(path: str) -> bool:
-    """Whether the number in the name is said to be that of a step or an iteration; other numbers may count saves."""
+    """Whether the name says that its number is a step or an iteration; other numbers may count saves."""
     part = next((part for part in reversed(path.split("/")) if _STEP_IN_NAME.search(part)), "")
     return bool(re.search(r"(?:step|iter)[a-z]*[-_=]?\d", part, re.I))
 
@@ -175,7 +177,7 @@ _OPTIMIZERS_OWN = re.compile(r"(?:^|\.)state\.\d+\.|optim", re.I)  # lags behind
 
 
 def number_in_contents(numbers: Mapping[str, float]) -> tuple[str, int] | None:
-    """The entry that says how far training was, with its name. Of several of one name the outermost."""
+    """The entry that says how far training was, with its name. If several have the same name, the outermost."""
     for wanted in _PROGRESS:
         for name, value in sorted(numbers.items(), key=lambda item: item[0].count(".")):
             if name.rpartition(".")[2] == wanted and not _OPTIMIZERS_OWN.search(name):
@@ -192,14 +194,14 @@ def _renamed(one: str, other: str) -> bool:
 
 
 def _moved(one: str, other: str) -> bool:
-    """Whether both are files of a checkpoint that has the same name, which tells of its step."""
+    """Whether both are files of a checkpoint with the same name, which has a step."""
     ours, theirs = checkpoint_of(one), checkpoint_of(other)
     same = _renamed(posixpath.basename(ours), posixpath.basename(theirs))
     return same and number_in_name(posixpath.basename(ours)) is not None
 
 
 def final_path(path: str) -> str:
-    """The path that a save has once it is whole."""
+    """The path of a save once it is whole."""
     return "/".join(_UNFINISHED.sub("", part) or part for part in path.split("/"))
 
 

@@ -1,4 +1,4 @@
-"""What each rank did in each step of each attempt, as the agent or, without one, the job's log told it."""
+"""What each rank did in each step of each attempt, from the agent's events or, without an agent, from the job's log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Key = tuple[int, int, int]  # attempt, rank, local step
 
 @dataclass(frozen=True)
 class Execution:
-    """One step as one rank executed it. What could not be seen is empty or None."""
+    """One step as one rank executed it. Values that could not be seen are empty or None."""
 
     rank: int
     attempt: int
@@ -51,7 +51,7 @@ class Execution:
 
 
 def from_agent(events: Iterable[Event]) -> list[Execution]:
-    """In the order of the events; losses that arrived late are merged in."""
+    """The steps in order of events; losses that arrived late are merged in."""
     found: dict[Key, Execution] = {}
     late: dict[Key, tuple[float | None, ...]] = {}
     for event in events:
@@ -68,8 +68,8 @@ def from_agent(events: Iterable[Event]) -> list[Execution]:
 
 
 def from_log(events: Sequence[Event], attempts: Sequence[tuple[int, float]]) -> list[Execution]:
-    """Steps that the job printed, when no agent was in it. A log line names the step by the job's own count, which is
-    taken as the global one. `attempts`: (number, start in seconds), in order of time."""
+    """The steps that the job printed, for a job without an agent. A log line has the job's own count, which is taken as
+    the global step. `attempts`: (number, start in seconds), in order of time."""
     found: dict[Key, Execution] = {}
     for line in events:
         if line.kind is not Kind.LOG_STEP or not isinstance(line.data.get("step"), int):
@@ -87,7 +87,7 @@ def from_log(events: Sequence[Event], attempts: Sequence[tuple[int, float]]) -> 
 
 
 def log_interval(executions: Iterable[Execution]) -> int:
-    """How many steps lie between two log lines, as a rule."""
+    """The usual number of steps between two log lines."""
     by_attempt: dict[int, set[int]] = defaultdict(set)
     for one in executions:
         by_attempt[one.attempt].add(one.local_step)
@@ -110,18 +110,19 @@ def _of_step(event: Event, key: Key) -> Execution:
 
 
 def placed(one: Execution, base: int | None, segment: int) -> Execution:
-    """`base`: global steps before the first of the segment; `segment`: local steps before it."""
+    """The steps with global numbers. `base`: global steps before the first step of the segment; `segment`: local steps
+    before it."""
     step = None if base is None else base + one.local_step - segment
     return _with(one, {"global_step": step, "segment": segment})
 
 
 def counted_from(one: Execution, segment: int) -> Execution:
-    """As if its attempt had begun after this many local steps."""
+    """The step as if its attempt had begun after this many local steps."""
     return _with(one, {"local_step": one.local_step - segment})
 
 
 def _with(one: Execution, values: Mapping[str, Any]) -> Execution:
-    """As dataclasses.replace does it, which takes ten times as long: a long run has a million of these."""
+    """Like dataclasses.replace, but ten times faster: a long run has a million of these."""
     found = object.__new__(Execution)
     found.__dict__.update(one.__dict__, **values)
     return found
@@ -138,7 +139,7 @@ def _floats(value: Any) -> tuple[float | None, ...]:
 
 
 def _flat(value: Any) -> list[Any]:
-    """A list of whatever depth as a flat one; a single value as a list of one, and nothing as an empty one."""
+    """A nested list as a flat list; a single value as a list with one element; None as an empty list."""
     if value is None:
         return []
     if isinstance(value, (list, tuple)):
@@ -149,7 +150,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def _number(value: Any) -> float | None:
-    """The first number of a counter that may come as one per optimizer."""
+    """The first number of a counter that may have a number for each optimizer."""
     if value is None or isinstance(value, float):
         return value
     first = next((one for one in _flat(value) if isinstance(one, (int, float))), None)

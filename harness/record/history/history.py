@@ -1,9 +1,8 @@
-"""From the events of a run to the history that counts. The only place where global steps are made. Pure.
+"""From the events of a run to the final history. The only place where global steps are made. Pure.
 
-Within an attempt the agent counts steps from 1. An attempt has a base, the global steps done before its first one (see
-witnesses.py), and another one where it loads a checkpoint between two steps (see placing.py). What it makes from one
-base on is a segment; a step counts unless a later segment that made steps went on from before it.
-"""
+Within an attempt the agent counts steps from 1. An attempt has a base: the number of global steps before its first step
+(see witnesses.py). If it loads a checkpoint between two steps, it has a further base (see placing.py). The steps on one
+base are a segment. A step counts unless a later segment with steps began before it."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ class History:
 
     @classmethod
     def of(cls, events: Sequence[Event], twin: History | None = None) -> History:
-        """`events` in any order; a twin adds to what samples, losses and counters are aligned with."""
+        """`events` in any order. With a twin, samples, losses and counters are also aligned with those of the twin."""
         ordered = sorted(events, key=lambda event: (event.mono_s, event.source, event.seq))
         found = attempts.read(ordered)
         loads, saves = checkpoints.read_loads(ordered), checkpoints.read_saves(ordered)
@@ -61,16 +60,16 @@ class History:
         return next((one for one in self.attempts if one.number == number), None)
 
     def attempt_at(self, mono_s: float) -> Attempt | None:
-        """The last attempt that had started by then."""
+        """The last attempt that had started by that time."""
         return next((one for one in reversed(self.attempts) if one.started_s <= mono_s), None)
 
     @property
     def unplaced(self) -> tuple[int, ...]:
-        """Attempts that made steps of which nobody can say which global steps they were."""
+        """Attempts with steps whose global numbers are not known."""
         return tuple(sorted({one.attempt for one in self.executions if one.global_step is None}))
 
     def counting(self) -> Mapping[tuple[int, int], Execution]:
-        """The history that counts: by (global step, rank), in order of step."""
+        """The final history: by (global step, rank), in order of steps."""
         return self._counting
 
     @cached_property
@@ -89,8 +88,9 @@ class History:
         return dict(sorted(found.items()))
 
     def _put_back(self, part: Segment) -> bool:
-        """Whether a segment without steps put the job back: it loaded a checkpoint of this run. Not where it saved, so
-        that its steps were not seen, or ended well with an older one than it had, which may be for an evaluation."""
+        """Whether a segment without steps restored an earlier state: it loaded a checkpoint of this run. Not if it
+        saved (then its steps were not seen), or ended successfully with an older checkpoint than it had (which may be
+        for an evaluation)."""
         saved = any(save.attempt == part.number for save in self.saves)
         if saved or part.base is None or not any(one.name == RECORD for one in part.witnesses):
             return False
@@ -101,19 +101,19 @@ class History:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Those of all attempts, in order."""
+        """The segments of all attempts, in order."""
         return tuple(
             part for one in self.attempts for part in one.segments or (Segment(one.number, 0, one.started_s, one.base),)
         )
 
     def put_back(self, attempt: int, since_s: float, until_s: float = math.inf) -> list[Segment]:
-        """The segments that an attempt began in its midst, by loading a checkpoint again, in that time."""
+        """The segments that an attempt began in that time by loading a checkpoint again."""
         return [
             one for one in self.segments if one.number == attempt and one.after and since_s < one.started_s <= until_s
         ]
 
     def redone(self) -> list[tuple[Execution, Execution]]:
-        """Each step that a rank executed again: (the first execution, the execution again), in order of step."""
+        """Each step that a rank executed again: (the first execution, the repeated execution), in order of steps."""
         placed = [one for one in self.executions if one.global_step is not None]
         first: dict[tuple[int, int], Execution] = {}
         for one in placed:
@@ -123,7 +123,7 @@ class History:
         return sorted(again, key=lambda pair: (pair[1].global_step or 0, pair[1].rank, pair[1].attempt))
 
     def highest_step(self, before_s: float | None = None, attempt: int | None = None) -> int | None:
-        """The highest global step that any rank finished: by then, and in that attempt, where these are given."""
+        """The highest global step that any rank finished; if given, by that time, and in that attempt."""
         return max(
             (
                 one.global_step
@@ -136,7 +136,7 @@ class History:
         )
 
     def steps_done(self, rank: int | None, attempt: int | None, mono_s: float) -> int | None:
-        """How many global steps a rank (None: the foremost) had done by then; None when that can't be established."""
+        """How many global steps a rank (None: the rank that is furthest) had done by that time; None if not known."""
         life = self.attempt_at(mono_s) if attempt is None else self.attempt(attempt)
         if life is None or life.base is None:
             return None
@@ -149,8 +149,9 @@ class History:
         return max((one.global_step or 0 for one in own if one.mono_s <= mono_s), default=base)
 
     def _seen_from_s(self, part: Segment) -> float:
-        """No event tells when a job goes back to a state in memory: only that it has, when a step is over. What came
-        before the end of that step, such as the fault that made the job go back, belongs to the steps before."""
+        """From when a segment is visible. No event shows when a job returns to a state in memory; the end of its next
+        step shows it. What came before the end of that step, such as the fault that made the job go back, belongs to
+        the steps before."""
         if not part.in_memory:
             return part.started_s
         own = (one.mono_s for one in self.executions if (one.attempt, one.segment) == (part.number, part.after))
@@ -158,11 +159,11 @@ class History:
 
     @property
     def last_step(self) -> int | None:
-        """The last global step of the history that counts."""
+        """The last global step of the final history."""
         return max((step for step, _rank in self._counting), default=None)
 
     def by_step(self) -> dict[int, dict[int, Execution]]:
-        """The history that counts: by global step, then by rank."""
+        """The final history: by global step, then by rank."""
         found: dict[int, dict[int, Execution]] = defaultdict(dict)
         for (step, rank), one in self._counting.items():
             found[step][rank] = one
@@ -170,8 +171,8 @@ class History:
 
 
 def base_of(events: Sequence[Event], attempt: int, twin: History | None = None) -> tuple[int | None, list[Witness]]:
-    """What is to be added to an attempt's own count of steps, as far as these events tell, and who says so: the global
-    steps before its first one, less those that only warmed it up or that it has put back since."""
+    """The number to add to an attempt's own count of steps, and the witness for it: the global steps before its first
+    step, without steps that only warmed it up or that it has undone since."""
     found = History.of(events, twin).attempt(attempt)
     if found is None or not found.segments:
         return (found.base, list(found.witnesses)) if found else (None, [])
@@ -180,7 +181,7 @@ def base_of(events: Sequence[Event], attempt: int, twin: History | None = None) 
 
 
 def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Sequence[Execution]) -> tuple[int, ...]:
-    """The numbers of steps that the ranks made in an attempt that ended well, where they are not the same."""
+    """The numbers of steps of the ranks, in an attempt that ended successfully, if they are not equal."""
     blind = {event.attempt for event in ordered if event.kind is Kind.AGENT_FAILED}
     for attempt in found:
         if attempt.number in blind or set(attempt.exit_codes.values()) != {0}:
@@ -207,7 +208,7 @@ def _lines(events: Sequence[Event]) -> Lines:
 
 
 def _from_log(found: list[Attempt], logged: list[Execution]) -> tuple[Attempt, ...]:
-    """The base of an attempt that only a log tells of is known when every step has a line of its own."""
+    """The base of an attempt that only a log shows; known if every step has a line of its own."""
     interval = executions.log_interval(logged)
     placed = []
     for attempt in found:

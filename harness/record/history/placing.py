@@ -1,9 +1,8 @@
-"""Goes through the attempts in order and says which global steps they made. Pure.
+"""Goes through the attempts in order and gives their steps global numbers. Pure.
 
-An attempt is one or more segments: the first begins with it, another where a checkpoint is loaded between two steps
-and training goes on from that, or where the job goes back to a state that it kept in memory. Steps before such a
-load, in an attempt that had loaded and saved nothing yet, only warmed it up: they are left out of the history.
-"""
+An attempt has one or more segments. The first begins with the attempt. Another begins if a checkpoint is loaded between
+two steps and training continues from it, or if the job returns to a state that it kept in memory. Steps before such a
+load only warmed the attempt up if it had loaded and saved nothing before: they are left out of the history."""
 
 from __future__ import annotations
 
@@ -31,14 +30,14 @@ Lines = list[tuple[float, int]]  # (mono_s, step) of log lines
 
 @dataclass
 class Placing:
-    """What is placed already helps to place the next one."""
+    """Places attempts; attempts that are placed already help to place the next."""
 
     found: Sequence[Attempt]
     seen: Mapping[int, Sequence[Execution]]  # by attempt
     saves: Mapping[int, Sequence[Save]]  # by attempt
     loads: Sequence[Load]
     lines: Lines
-    twin: Sequence[Execution]  # of the history that counts there
+    twin: Sequence[Execution]  # of the final history there
     uneven: Collection[int] = ()  # numbers of steps that the ranks of one attempt made, where they differ
     placed: list[Execution] = field(default_factory=list)
     saved: list[Save] = field(default_factory=list)
@@ -46,7 +45,7 @@ class Placing:
     log_offset: int = 0
 
     def place(self, attempt: Attempt) -> Attempt:
-        """The attempt, placed. Attempts must come in order."""
+        """The placed attempt. Attempts must come in order."""
         own = self.seen.get(attempt.number, ())
         loads = by_place((load for load in self.loads if load.attempt == attempt.number), own)
         segments = [self._segment(attempt, [], 0, loads.get(0, []))]
@@ -79,7 +78,7 @@ class Placing:
         )  # fmt: skip
 
     def _segment(self, attempt: Attempt, before: Sequence[Segment], place: int, loads: Sequence[Load]) -> Segment:
-        """What begins at `place`, after the segments `before` of the same attempt."""
+        """The segment that begins at `place`, after the segments `before` of the same attempt."""
         own = self.seen.get(attempt.number, ())
         ends = [load.mono_s for load in loads] or [one.mono_s for one in own if one.local_step == place]
         since_s = max(ends, default=attempt.started_s) if place else attempt.started_s
@@ -125,13 +124,13 @@ class Placing:
         return replace(save, global_step=step)
 
     def _counts_steps(self, save: Save) -> bool:
-        """Whether the number in the name of a save is that of a step."""
+        """Whether the number in the name of a save is a step."""
         first = self.saves.get(self.found[0].number, ())
         return says_step(save.path) or any(number_in_name(one.path) == one.local_step for one in first)
 
     def _correct(self, load: Load, base: int) -> None:
         """A job may begin to write long after the step whose state it writes, in a thread or from a copy in memory: the
-        load of the checkpoint shows which step that was. Without a thread, the name must say so too."""
+        load of the checkpoint shows which step that was. Without a thread, the name must agree."""
         was = saved_as(load.path, self.saved, load.mono_s)
         if was is None or was.global_step is None or was.global_step <= base:
             return
@@ -156,8 +155,8 @@ class Placing:
 
 
 def _used(loads: Sequence[Load], saves: Sequence[Save], base: int | None) -> Load | None:
-    """Of several checkpoints that were loaded, the last that is known to be of the step that the job went on from; else
-    the last."""
+    """Of several loaded checkpoints, the last one known to be of the step from which the job continued; or else the
+    last."""
     made = [(load, saved_as(load.path, saves, load.mono_s)) for load in loads]
     fitting = [load for load, save in made if save is not None and save.global_step == base]
     return next(reversed(fitting or list(loads)), None)

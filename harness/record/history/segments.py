@@ -1,4 +1,4 @@
-"""What an attempt made in one stretch: from its start, or from where it went back to between two steps."""
+"""The steps of an attempt in one stretch: from its start, or from where it went back between two steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchaos.harness.record.history.executions import Execution
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps that count on from one base. Most attempts have one."""
+    """Steps that are counted from one base. Most attempts have one segment."""
 
     number: int  # of the attempt
     after: int  # steps of the attempt before its first one
@@ -29,8 +29,8 @@ class Segment:
 
 
 def by_place(loads: Iterable[Load], own: Sequence[Execution]) -> dict[int, list[Load]]:
-    """An attempt's loads by the steps that were over when they came. One that the end of the first step overtook, and
-    those after which no step came, are of no place."""
+    """An attempt's loads by the number of steps that were over when they came. Loads during the first step, and loads
+    after which no step came, have no place."""
     first: dict[int, float] = {}
     for one in own:
         first[one.rank] = min(first.get(one.rank, one.mono_s), one.mono_s)
@@ -45,7 +45,7 @@ def by_place(loads: Iterable[Load], own: Sequence[Execution]) -> dict[int, list[
 
 
 def by_step(own: Iterable[Execution]) -> dict[int, dict[int, Execution]]:
-    """By local step, then by rank."""
+    """The executions by local step, then by rank."""
     found: dict[int, dict[int, Execution]] = defaultdict(dict)
     for one in own:
         found[one.local_step][one.rank] = one
@@ -53,8 +53,8 @@ def by_step(own: Iterable[Execution]) -> dict[int, dict[int, Execution]]:
 
 
 def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
-    """Whether a segment may begin between two steps, given by rank, with these loads. Not if all counters go on by one
-    or if there is neither a counter nor a number in what was loaded, which may be anything: data, or another model."""
+    """Whether a segment may begin between two steps, given by rank, with these loads. Not if all counters continue by
+    one, nor if there is neither a counter nor a number in the loaded file, which may be data or another model."""
     pairs = [(before[rank], one) for rank, one in after.items() if rank in before]
     if pairs and all(_counts_on(*pair) for pair in pairs):
         return False
@@ -63,7 +63,7 @@ def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Map
 
 
 def goings_back(steps: Mapping[int, Mapping[int, Execution]]) -> Iterator[int]:
-    """The local steps after which the optimizer's own counter was set back on all ranks."""
+    """The local steps after which the optimizer's own counter went back on all ranks."""
     for place, after in steps.items():
         before = steps.get(place - 1, {})
         pairs = [(before[rank].opt_step, one) for rank, one in after.items() if rank in before]

@@ -1,4 +1,4 @@
-"""Whether the job makes steps at a moment, or is down. Pure."""
+"""Whether the job makes steps at a given time, or is down. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _LONG, _LEAST_S = 3.0, 10.0  # a halt: times the longest step, and at least seco
 
 
 def is_down(history: History, events: Sequence[Event], at_s: float = math.inf) -> bool:
-    """Whether the newest attempt by then (CLOCK_MONOTONIC) had made no step, or part of it had died since its last."""
+    """Whether the newest attempt at that time (CLOCK_MONOTONIC) had made no step, or a part of it had died since its
+    last step."""
     newest = history.attempt_at(at_s)
     steps = [one.mono_s for one in history.executions if newest and one.attempt == newest.number]
     last = max((step for step in steps if step <= at_s), default=None)
@@ -25,8 +26,8 @@ def is_down(history: History, events: Sequence[Event], at_s: float = math.inf) -
 
 
 def new_steps(history: History) -> list[float]:
-    """When the newest attempt made steps that no earlier one had made, in order of time. Where nobody can say which
-    steps it makes, all of them."""
+    """The times, in order, at which the newest attempt made steps that no earlier attempt had made. If its global steps
+    are not known, of all its steps."""
     if not history.attempts:
         return []
     newest = history.attempts[-1]
@@ -36,6 +37,6 @@ def new_steps(history: History) -> list[float]:
 
 
 def stands_still(steps: Sequence[float], now_s: float) -> bool:
-    """Whether no step has ended for far longer than any of these took. `steps`: when they ended, in order."""
+    """Whether no step has ended for far longer than any of these steps took. `steps`: their end times, in order."""
     longest = max((after - before for before, after in pairwise(steps)), default=math.inf)
     return now_s - steps[-1] > max(_LEAST_S, _LONG * longest)

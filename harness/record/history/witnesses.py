@@ -46,7 +46,7 @@ Said = tuple[tuple[int, ...], str]  # bases that fit, the preferred one first if
 
 @dataclass(frozen=True)
 class Scene:
-    """What is known of an attempt when its base is asked for. Local steps are counted from where that is asked."""
+    """What is known about an attempt when its base is determined. Local steps are counted from that point."""
 
     first: bool  # there was no attempt before it
     own: Sequence[Execution]
@@ -94,7 +94,7 @@ def hear(scene: Scene) -> list[Witness]:
 
 
 def _grouped(name: str, said: Mapping[int, Said], preferred: bool = False) -> list[Witness]:
-    """One witness for all ranks that say the same, the most numerous first."""
+    """One witness for all ranks that agree, the largest group first."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in sorted(said):
         groups[said[rank][0]].append(rank)
@@ -107,7 +107,8 @@ def _grouped(name: str, said: Mapping[int, Said], preferred: bool = False) -> li
 
 
 def _of_loads(name: str, scene: Scene, tell: Callable[[Load, Sequence[Save]], Said | None]) -> list[Witness]:
-    """A rank that loaded several checkpoints may have gone on from any; from the last, if nothing else tells."""
+    """The witnesses of loads. A rank that loaded several checkpoints may have continued from any of them; from the
+    last, if nothing else decides."""
     said: dict[int, Said] = {}
     for load in scene.loads:
         found = tell(load, scene.saves) if load.ok else None
@@ -154,7 +155,7 @@ def _name(load: Load, saves: Sequence[Save]) -> Said | None:
 
 
 def _ahead(saves: Sequence[Save]) -> int | None:
-    """How far the numbers in names are ahead of the steps at which they were saved; None if they count no steps."""
+    """How far the numbers in names are ahead of the steps at which they were saved; None if they are no steps."""
     named = _named(saves)
     ahead = {told - done for told, done in named}
     plain = len(named) > 1 or ahead <= {-1, 0, 1}
@@ -183,7 +184,7 @@ def _of_counter(name: str, scene: Scene, read: Read, from_one: bool) -> list[Wit
 
 
 def _steps_at(value: float, known: Mapping[float, set[int]], from_one: bool) -> set[int]:
-    """The global steps after which the counter stands at `value`: as seen before, else by counting on one by one."""
+    """The global steps after which the counter stands at `value`: as seen before, or else by counting on by one."""
     if value in known:
         return set(known[value])
     if not math.isfinite(value):  # of a damaged record
@@ -202,7 +203,8 @@ def _union(parts: Iterable[Hashable]) -> Hashable:
 def _of_content(
     name: str, scene: Scene, read: Callable[[Execution], Hashable], union: Union | None
 ) -> list[Witness]:  # fmt: skip
-    """By rank; or, when the ranks of before are no more and there is a `union`, by all ranks of a step together."""
+    """Alignment of contents by rank; or, if the earlier ranks no longer exist and there is a `union`, by all ranks of a
+    step together."""
     own: dict[int, dict[int, Hashable]] = defaultdict(dict)
     for one in scene.start:
         if (key := read(one)) is not None:
@@ -237,12 +239,12 @@ def _global(one: Execution) -> int:
 
 
 def _last(executions: Iterable[Execution]) -> list[Execution]:
-    """Of each rank and global step the last execution."""
+    """The last execution of each rank and global step."""
     return list({(one.rank, one.global_step): one for one in executions if one.global_step is not None}.values())
 
 
 def _of_log(scene: Scene) -> list[Witness]:
-    """A line comes a little before or after the step is over in the journal, so it may be one off."""
+    """A log line comes a little before or after the end of its step in the journal, so it may be off by one."""
     ahead = log_lead(scene.lines, [(one.mono_s, one.local_step) for one in scene.own])
     if ahead is None or ahead < scene.log_offset:
         return []
@@ -252,7 +254,7 @@ def _of_log(scene: Scene) -> list[Witness]:
 
 
 def log_lead(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> int | None:
-    """How far the log's step numbers are ahead of the given (mono_s, step), mostly."""
+    """How far the log's step numbers usually are ahead of the given (mono_s, step)."""
     done = sorted(steps)
     times = [at for at, _step in done]
     highest = list(accumulate((step for _at, step in done), max))

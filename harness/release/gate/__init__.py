@@ -1,1 +1,1 @@
-"""The release gate: which runs count, what they are held to in an environment, and what is waived for how long."""
+"""The release gate: which runs count, which bounds hold in an environment, and what is waived until when."""

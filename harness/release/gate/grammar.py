@@ -1,4 +1,5 @@
-"""The grammar of a release gate: which scenarios, how fresh, what bounds in which environment, what is waived."""
+"""The grammar of a release gate: which scenarios, how old their runs may be, which bounds in which environment, and
+which waivers."""
 
 from __future__ import annotations
 
@@ -26,34 +27,35 @@ class Waiver(Strict):
     """One assertion of one scenario that may fail until a day. An incomplete rollback and an error are never waived."""
 
     scenario: Text
-    assertion: Annotated[str, Field(description="Its name; faults: that the job does not outlive its faults.")]
-    reason: Annotated[Text, Field(description="Why it is let through.")]
-    ticket: Annotated[Text, Field(description="Where the work on it is followed.")]
-    expires: Annotated[date, BeforeValidator(_day), Field(description="The last day that it holds, in UTC.")]
+    assertion: Annotated[str, Field(description="The assertion's name. `faults`: the job does not outlive its faults.")]
+    reason: Annotated[Text, Field(description="Why the failure is accepted.")]
+    ticket: Annotated[Text, Field(description="The ticket of the repair.")]
+    expires: Annotated[date, BeforeValidator(_day), Field(description="The last day on which it holds (UTC).")]
     environments: Annotated[list[Name] | None, Field(min_length=1, description="Only there.")] = None
     covers: Annotated[
-        list[Literal["failed", "inconclusive"]], Field(min_length=1, description="The verdicts that it lets through.")
+        list[Literal["failed", "inconclusive"]], Field(min_length=1, description="The verdicts that it accepts.")
     ] = Field(default_factory=lambda: ["failed"])  # type: ignore[arg-type]
 
 
 class Environment(Strict):
     bounds: Annotated[
         dict[str, Items],
-        Field(description="By scenario, or by a pattern such as kill-*; written as under `assert`. They hold beside "
-              "the scenario's own."),
+        Field(description="By scenario, or by a pattern such as kill-*; written as under `assert`. The "
+        "scenario's own bounds "
+              "hold as well."),
     ] = Field(default_factory=dict)  # fmt: skip
     set: Annotated[
-        list[str], Field(description="KEY=VALUE: how scenarios are run here, word for word as `run --set` takes it.")
+        list[str], Field(description="KEY=VALUE: how scenarios are run here, in the same words as for `run --set`.")
     ] = Field(default_factory=list)
     versions: Annotated[
         dict[Literal["torchaos", "torch", "python"], Text],
-        Field(description="What a run must have been made with; a pattern, such as 2.13.*."),
+        Field(description="The versions that a run must have, as patterns such as 2.13.*."),
     ] = Field(default_factory=dict)
     max_age: Annotated[Seconds | None, Field(gt=0, description="Instead of the gate's.")] = None
 
 
 class Gate(Strict):
-    """What must be shown, and how lately, before something is released."""
+    """What must be shown, and how recently, before a release."""
 
     gate: Annotated[Name, Field(description="Its name.")]
     description: str = ""

@@ -1,8 +1,7 @@
-"""What the gate makes of the runs that count: each is judged again under the gate's bounds, then the waivers apply.
+"""Judges the runs that count again under the gate's bounds, then applies the waivers.
 
-A bound of the gate holds beside the scenario's own: the assertion is judged under each, offline, from the record, and
-must pass under all. So the tightest counts, whichever way "tight" is, and a looser bound changes nothing.
-"""
+A bound of the gate holds in addition to the scenario's own: the assertion is judged under each, offline, from the
+record, and must pass under all. So the tightest bound counts, and a looser bound changes nothing."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ WAIVERS = "waivers"  # what reports call the group of them
 
 @dataclass(frozen=True)
 class Judged:
-    """`results`: as the gate sees them, those of one scenario together, and the waivers last; `repeats`: of scenarios
-    that are judged by their rate; `missing`: scenarios that lack a run that counts."""
+    """`results`: the results under the gate, those of one scenario together, and the waivers last. `repeats`: of
+    scenarios that are judged by their rate. `missing`: scenarios without a run that counts."""
 
     gate: str
     environment: str
@@ -71,7 +70,7 @@ def judge_gate(loaded: Loaded, environment: str, runs: Sequence[Found], terms: T
 
 
 def _together(wanted: Wanted, results: Sequence[Result], ask: Ask) -> Repeats:
-    """If there are more repetitions than were asked for, the number that may fail stays the same."""
+    """Judges the repetitions. If there are more than were asked for, the number that may fail stays the same."""
     more = len(results) - ask.times
     ask = replace(ask, times=len(results), at_least=None if ask.at_least is None else ask.at_least + more)
     return judge_repeats(wanted.name, wanted.scenario.description, results, ask, "done",
@@ -92,7 +91,7 @@ def _without_run(wanted: Wanted, why: str) -> Result:
 def _judged(
     run: Found, wanted: Wanted, cover: Mapping[str, Waiver], terms: Terms
 ) -> tuple[Result, Mapping[str, Verdict]]:
-    """The result as the gate sees it, and what is said of each assertion before anything is waived."""
+    """The result under the gate, and the verdict of each assertion before any waiver."""
     views = [run.result] if run.result else []
     extra = [Case("run", "faults", Verdict.ERROR, why)] if (why := doubt(run, terms)) else []
     try:
@@ -106,7 +105,7 @@ def _judged(
     names = {FAULTS, *wanted.asserts}
     applied = {name: waivers.apply(cover.get(name) if name in names else None, some) for name, some in variants.items()}
     unsaid = [name for name in wanted.asserts if any(name not in _names(view) for view in views)]
-    extra += [Case(name, "assertion", Verdict.ERROR, "the run's result says nothing of it") for name in unsaid]
+    extra += [Case(name, "assertion", Verdict.ERROR, "the run's result does not mention it") for name in unsaid]
     cases = [*extra, *_untold(views), *(one.case for name, one in applied.items() if name not in unsaid)]
     first = run.told
     result = _result(wanted.name, wanted.scenario.description, first.seed if first else wanted.scenario.seed,
@@ -125,7 +124,7 @@ def _names(view: Result) -> set[str]:
 
 
 def judged_again(run: Found, layers: Sequence[Layer]) -> list[Result]:
-    """From its record, under each set of bounds; under its own where the gate has none. Raises ChaosError, OSError."""
+    """Judges the record under each set of bounds; under its own if the gate has none. Raises ChaosError, OSError."""
     record, twins = records_of(run.folder.check())
     plans = [_under(record.plan, layer) for layer in layers] or [record.plan]
     return [verdict_of(replace(record, plan=plan), twins, str(run.folder.root)) for plan in plans]
@@ -137,8 +136,8 @@ def _under(plan: Plan, layer: Layer) -> Plan:
 
 
 def _untold(views: Sequence[Result]) -> list[Case]:
-    """What makes a whole run worth less than its cases: it was ended early, its journal is damaged, a twin's rollback
-    is incomplete. No waiver covers that."""
+    """Why a whole run is worth less than its cases: it was ended early, its journal is damaged, or a twin's rollback is
+    incomplete. No waiver covers that."""
     found: dict[str, Case] = {}
     for view in views:
         by_case = any(case.verdict is view.verdict and case.name == view.decided_by for case in view.cases)
@@ -153,11 +152,11 @@ def _untold(views: Sequence[Result]) -> list[Case]:
 def _result(
     scenario: str, description: str, seed: int, run_dir: str, cases: Sequence[Case], views: Sequence[Result] = ()
 ) -> Result:  # fmt: skip
-    """Verdict, reason and exit code from the cases alone; `views`: the results that they were taken from."""
+    """Verdict, reason and exit code from the cases alone. `views`: the results from which the cases were taken."""
     red = sorted((case for case in cases if case.verdict is not Verdict.PASSED), key=lambda case: _order(case, views))
     verdict = red[0].verdict if red else Verdict.PASSED
     waived = [case.name for case in cases if waivers.is_waived(case)]
-    reason = f"{red[0].name}: {red[0].reason}" if red else "; ".join(waived) or "all that is asked holds"
+    reason = f"{red[0].name}: {red[0].reason}" if red else "; ".join(waived) or "everything that was asked for holds"
     code = verdict.exit_code
     if verdict is Verdict.ERROR:
         wrong = (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)
@@ -169,8 +168,8 @@ def _result(
 
 
 def _order(case: Case, views: Sequence[Result]) -> tuple[int, bool]:
-    """As the run's own verdict has it: doubt about the faults goes before failures only where no view of the run is
-    failed; and of several cases alike, the one that decided in a view goes first."""
+    """Orders the cases as the run's own verdict does: doubt about the faults comes before failures only if no view of
+    the run failed. Of several equal cases, the case that decided in a view comes first."""
     doubted = case.kind == "faults" and not any(view.verdict is Verdict.FAILED for view in views)
     places = (Verdict.ERROR, Verdict.INCONCLUSIVE if doubted else None, Verdict.FAILED, Verdict.INCONCLUSIVE)
     return places.index(case.verdict), all(case.name != view.decided_by for view in views)

@@ -1,4 +1,4 @@
-"""Loads a gate and the scenarios that it asks for; all that is wrong with it is said at once, each with its place."""
+"""Loads a gate and its scenarios. All mistakes are reported at once, each with its place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Layer = Mapping[str, Mapping[str, Any]]  # parameters by assertion
 
 @dataclass(frozen=True)
 class Wanted:
-    """A scenario that must have a run that counts. `layers`: each holds by itself, beside the scenario's own bounds."""
+    """A scenario that must have a run that counts. `layers`: sets of bounds; each holds in addition to the scenario's
+    own."""
 
     path: Path
     text: bytes
@@ -46,7 +47,8 @@ class Loaded:
 
 
 def load(path: Path) -> Loaded:
-    """Raises ScenarioError, a line per problem: `file:line:column: what; what to do`; for a scenario, its own."""
+    """Raises ScenarioError with a line per mistake, also those in the scenarios: `file:line:column: what; what to
+    do`."""
     wanted: dict[str, tuple[Wanted, ...]] = {}
 
     def check(gate: Gate, tell: Tell) -> None:
@@ -59,7 +61,7 @@ def load(path: Path) -> Loaded:
 
 
 def _files(gate: Gate, file: Path, tell: Tell) -> list[Path]:
-    """In the order of the gate. The gate's file may lie beside its scenarios; it is not a scenario."""
+    """The files, in the gate's order. The gate's own file may be beside its scenarios, and is no scenario."""
     found: list[Path] = []
     for number, text in enumerate(gate.scenarios):
         path = file.parent / text
@@ -96,7 +98,7 @@ def _wanted(files: Sequence[Path], environment: Environment, at: Keys, tell: Tel
 def _bounds(
     pattern: str, items: Sequence[Item], scenarios: Sequence[Scenario], at: Keys, tell: Tell
 ) -> list[tuple[str, Layer]]:  # fmt: skip
-    """Of each scenario that the pattern matches: its own parameters, and over them these."""
+    """The bounds for each scenario that the pattern matches: its own parameters, overridden by these."""
     matched = [one for one in scenarios if fnmatchcase(one.scenario, pattern)]
     if scenarios and not matched:
         tell(at, f"no scenario is called {pattern!r}{_near(pattern, [one.scenario for one in scenarios])}", True)
@@ -135,7 +137,7 @@ def _check_waivers(gate: Gate, wanted: Sequence[Wanted], tell: Tell) -> None:
             tell((*at, "assertion"), f"{told}{near}; or remove the waiver")
         for environment in waiver.environments or gate.environments:
             if (key := (waiver.scenario, waiver.assertion, environment)) in seen:
-                tell(at, f"{waiver.assertion} of {waiver.scenario} is waived already; put the two together")
+                tell(at, f"{waiver.assertion} of {waiver.scenario} is waived already; join the two waivers")
                 break
             seen.add(key)
 

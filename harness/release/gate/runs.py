@@ -1,9 +1,8 @@
-"""Finds run directories, however deep artifacts have put them, and which of them count for a gate.
+"""Finds run directories, however deep they are in a folder of artifacts, and decides which of them count for a gate.
 
-A run counts when it is of this very text of the scenario, was run as the gate says (its `set`), at the wanted commit
-and with the wanted versions, and began no longer ago than the gate allows. Of those that count the newest of each seed
-is judged. If something is not known of a run, the run still counts, and the gate is closed.
-"""
+A run counts if it has exactly this text of the scenario, was run with the gate's options (`set`), at the wanted commit
+and with the wanted versions, and began recently enough. Of the runs that count, the newest of each seed is judged. If a
+property of a run is not known, the run still counts, and closes the gate."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ SKEW = timedelta(minutes=5)  # that clocks of two machines may differ by
 
 @dataclass(frozen=True)
 class Terms:
-    """What a run must be to count."""
+    """The conditions under which a run counts."""
 
     now: datetime
     max_age: timedelta
@@ -40,7 +39,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Found:
-    """A run directory. `result`: as it was written; None, and the `problem` with it, where there is none to read."""
+    """A run directory. `result`: as written; None, with the `problem`, if it can't be read."""
 
     folder: RunDir
     text: bytes
@@ -50,7 +49,7 @@ class Found:
 
     @cached_property
     def told(self) -> Result | None:
-        """The result, or what the record says by itself of a run that has none."""
+        """The result; for a run without one, what its record shows."""
         if self.result is not None:
             return self.result
         try:
@@ -71,7 +70,8 @@ class Found:
 
     @property
     def options(self) -> tuple[str, ...] | None:
-        """Those of the command line that change what is run: `--set` with its value, `--attach`. None: not known."""
+        """The options of the command line that change what is run: `--set` with its value, `--attach`. None: not
+        known."""
         try:
             words = shlex.split(self.told.reproduce) if self.told else []
         except ValueError:
@@ -82,13 +82,14 @@ class Found:
 
 
 def found_in(folders: Sequence[Path]) -> list[Found]:
-    """A folder that is not there holds no runs. Raises UsageError if one can't be listed."""
+    """The runs in the folders. A folder that does not exist holds no runs. Raises UsageError if a folder can't be
+    listed."""
     there = [folder.absolute() for folder in folders if folder.exists()]
     return [_found(path) for folder in there for path in _run_dirs(folder)]
 
 
 def _run_dirs(folder: Path) -> Iterator[Path]:
-    """What has a plan or a result in it. Folders inside a run directory are left out: they may be its twins."""
+    """Folders with a plan or a result in them. Folders inside a run directory, such as its twins, are left out."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -129,12 +130,14 @@ def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[
         return [], f"no run of it counts: the newest {why}; run it again ({one.folder.root})"
     others = [one for one in runs if one.told is not None and one.told.scenario == wanted.name]
     if others:
-        return [], f"{len(others)} of its runs are there, all of another text of {wanted.path.name}; run it again"
+        return [], (
+            f"{len(others)} runs of it exist, but all were made with another text of {wanted.path.name}; run it again"
+        )
     return [], f"there is no run of it; do `torchaos run {wanted.path}`"
 
 
 def why_not(run: Found, terms: Terms) -> str:
-    """Why it does not count, in words that follow on `the run`; empty if it counts."""
+    """Why the run does not count, in words that follow `the run`; empty if it counts."""
     if run.options is not None and sorted(run.options) != sorted(terms.set):
         said = " ".join(shlex.quote(one) for one in run.options) or "nothing"
         return f"was run with other options than the gate's `set` ({said})"
@@ -149,19 +152,19 @@ def why_not(run: Found, terms: Terms) -> str:
 
 
 def doubt(run: Found, terms: Terms) -> str:
-    """Why a run that counts closes the gate whatever it says."""
+    """Why a run that counts closes the gate whatever its verdict; empty if it does not."""
     if run.result is None:
         return run.problem
     if run.started is None:
-        return "nothing tells when it began; run it again"
+        return "nothing shows when it began; run it again"
     if run.started - terms.now > SKEW:
         return f"it begins {_long(run.started - terms.now)} from now, by its clock; set the clocks, and run it again"
     if run.options is None:
-        return "nothing tells how it was run; run it again"
+        return "nothing shows how it was run; run it again"
     if terms.commit and not run.commit:
-        return "nothing tells its commit: the job's working directory is in no git repository"
+        return "nothing shows its commit: the job's working directory is in no git repository"
     unknown = [name for name in terms.versions or {} if not run.version(name)]
-    return f"nothing tells which {unknown[0]} it was made with; run it again" if unknown else ""
+    return f"nothing shows with which {unknown[0]} it was made; run it again" if unknown else ""
 
 
 def _long(time: timedelta) -> str:

@@ -1,4 +1,4 @@
-"""What a waiver lets through, and when a waiver itself closes the gate. Pure."""
+"""What a waiver accepts, and when a waiver itself closes the gate. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _WAIVED = ", waived"  # after the name of a case, for reports that show names on
 
 @dataclass(frozen=True)
 class Waived:
-    """One case after the waiver. `said`: the verdict before it."""
+    """One case after the waiver. `said`: its verdict before the waiver."""
 
     case: Case
     said: Verdict
 
 
 def apply(waiver: Waiver | None, variants: Sequence[Case]) -> Waived:
-    """Of one case: as it was written, and as it is judged again, under each set of bounds. The worst counts, and all
-    that did not pass must be covered."""
+    """Applies a waiver to the verdicts of one case, as written and as judged under each set of bounds. The worst
+    counts, and the waiver must cover every verdict that is not passed."""
     red = [one for one in variants if one.verdict is not Verdict.PASSED]
     if not red:
         return Waived(variants[-1], Verdict.PASSED)
@@ -39,10 +39,15 @@ def apply(waiver: Waiver | None, variants: Sequence[Case]) -> Waived:
 
 
 def state(waiver: Waiver, said: Sequence[Verdict], today: date) -> Case:
-    """Of the waiver itself. `said`: what each run that is evidence says of its assertion, before anything is waived."""
+    """The case of the waiver itself. `said`: the verdicts of its assertion in each run that is evidence, before any
+    waiver."""
     name, about = f"{waiver.scenario}: {waiver.assertion}", f"{waiver.ticket}: {waiver.reason}"
     if expired(waiver, today):
-        return _case(name, Verdict.FAILED, f"it expired on {waiver.expires}; mend it, or say anew why it may ({about})")
+        return _case(
+            name,
+            Verdict.FAILED,
+            f"it expired on {waiver.expires}; fix the failure, or renew the waiver with a reason ({about})",
+        )
     if said and all(one is Verdict.PASSED for one in said):
         return _case(name, Verdict.FAILED, f"{waiver.assertion} passes: remove the waiver ({about})")
     left = (waiver.expires - today).days
@@ -59,7 +64,7 @@ def expired(waiver: Waiver, today: date) -> bool:
 
 
 def in_force(waivers: Sequence[Waiver], scenario: str, today: date) -> Mapping[str, Waiver]:
-    """By assertion."""
+    """The waivers in force, by assertion."""
     return {one.assertion: one for one in waivers if one.scenario == scenario and not expired(one, today)}
 
 

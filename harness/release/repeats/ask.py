@@ -1,4 +1,4 @@
-"""How often a scenario is repeated, and what is asked of the repetitions together."""
+"""How often a scenario is repeated, and which criterion the repetitions must meet together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISSING = "install SciPy (pip install 'torchaos[statistics]')"
 
 @dataclass(frozen=True)
 class Ask:
-    """With neither `at_least` nor `rate`, each repetition is judged alone, and the worst counts."""
+    """With neither `at_least` nor `rate`, each repetition is judged alone, and the worst verdict counts."""
 
     times: int = 1
     at_least: int | None = None  # how many of them must pass
@@ -23,7 +23,7 @@ class Ask:
 
     @property
     def of_rate(self) -> bool:
-        """Whether the repetitions are judged together, and one that fails is not a failure by itself."""
+        """Whether the repetitions are judged together, so that a single failure is no failure by itself."""
         return self.at_least is not None or self.rate is not None
 
     @property
@@ -39,8 +39,9 @@ def ask_of(
     written: Repeat | None, times: int | None = None, at_least: int | None = None, rate: float | None = None,
     confidence: float | None = None,
 ) -> Ask:  # fmt: skip
-    """What the scenario says under `repeat`, and the command line, which goes first: `times` replaces all that the
-    scenario says, a criterion replaces the scenario's. Raises UsageError if it can't be met or makes no sense."""
+    """Combines `repeat` of the scenario with the command line, which has priority: `times` replaces everything in the
+    scenario, a criterion replaces the scenario's criterion. Raises UsageError if the criterion can't be met or makes no
+    sense."""
     base = Ask() if written is None else Ask(written.times, written.at_least, written.rate, written.confidence)
     base = base if times is None else Ask(times)
     if at_least is not None or rate is not None:
@@ -50,7 +51,7 @@ def ask_of(
 
 def _checked(ask: Ask) -> Ask:
     if ask.at_least is not None and ask.rate is not None:
-        raise UsageError("at least so many, or a rate: ask for one of the two")
+        raise UsageError("write either at_least or rate")
     if ask.of_rate and ask.times < 2:
         raise UsageError("a rate is judged over several repetitions; say how many, such as --repeat 30")
     if ask.at_least is not None and ask.at_least > ask.times:
@@ -60,7 +61,7 @@ def _checked(ask: Ask) -> Ask:
     if ask.rate is not None:
         best = lower(ask.times, ask.times, ask.confidence)
         if best is None:
-            raise UsageError(f"a rate is shown by a confidence bound: {MISSING}, or ask for `at_least` so many")
+            raise UsageError(f"a rate is shown by a confidence bound: {MISSING}, or ask for a number with `at_least`")
         if best < ask.rate:
             raise UsageError(
                 f"{ask.times} repetitions can't show a rate of {ask.rate:g} with {ask.confidence:g} confidence, even "

@@ -12,17 +12,17 @@ from typing import Any
 
 
 def lower(successes: int, trials: int, confidence: float) -> float | None:
-    """None if SciPy is not installed. Without any trial, 0."""
+    """The lower bound. None if SciPy is not installed. Without any trial, 0."""
     return _bound(successes, trials, confidence, "greater", "low")
 
 
 def upper(successes: int, trials: int, confidence: float) -> float | None:
-    """None if SciPy is not installed. Without any trial, 1."""
+    """The upper bound. None if SciPy is not installed. Without any trial, 1."""
     return _bound(successes, trials, confidence, "less", "high")
 
 
 def needed(rate: float, confidence: float) -> int:
-    """The fewest repetitions that show this rate (below 1) if all of them pass. Needs SciPy."""
+    """The smallest number of repetitions that shows this rate (below 1) if all of them pass. Needs SciPy."""
     enough = 1
     while not _shows(enough, rate, confidence):
         enough *= 2

@@ -1,4 +1,4 @@
-"""What the repetitions of one scenario measured, as distributions. Pure."""
+"""The distributions of the values that the repetitions of one scenario measured. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchaos.harness.record.result import Result
 
 @dataclass(frozen=True)
 class Distribution:
-    """Of one figure over the repetitions that say something (passed or failed)."""
+    """The distribution of one figure over the repetitions that passed or failed."""
 
     name: str  # "caught up", "kill-2: caught up", "checkpoint_overhead: blocked"
     seconds: bool
@@ -34,7 +34,7 @@ class Distribution:
 
 
 def p90(values: Sequence[float]) -> float:
-    """The least of the values that is no lower than 90 % of them (the nearest rank)."""
+    """The smallest value that at least 90 % of the values do not exceed (the nearest rank)."""
     return sorted(values)[math.ceil(0.9 * len(values)) - 1]
 
 
@@ -42,8 +42,8 @@ Series = dict[str, list[float | None]]
 
 
 def distributions(results: Sequence[Result]) -> tuple[Distribution, ...]:
-    """Of each part of each recovery and its lost steps, of the run itself, and of every number that an assertion
-    measured and that is not one of the former."""
+    """The distributions of each part of each recovery, of its lost steps, of the run's time, and of all further numbers
+    that assertions measured."""
     told = [dict(_figures(result)) for result in results]
     names = list(dict.fromkeys(name for one in told for name in one))
     found: dict[str, Distribution] = {}
@@ -79,6 +79,6 @@ def _figures(result: Result) -> Iterator[tuple[str, tuple[float | None, bool]]]:
 def _is_said_again(
     name: str, values: list[float | None], known: Sequence[list[float | None]], found: dict[str, Distribution]
 ) -> bool:
-    """Whether an assertion's figure is one of the recovery's: recovery_time repeats them under its own names."""
+    """Whether an assertion's figure repeats one of the recovery's: recovery_time has them under its own names."""
     fractions = any(value is not None and not float(value).is_integer() for value in values)
     return name.partition(": ")[2] in found or (fractions and values in known)

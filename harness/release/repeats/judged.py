@@ -1,8 +1,7 @@
-"""The repetitions of one scenario, judged together. Pure.
+"""Judges the repetitions of one scenario together. Pure.
 
-A repetition passes when its run is *passed*. One that is inconclusive is no evidence, and decides nothing: where it is
-asked whether enough passed, it counts as if it had not, and where it is asked whether too few did, as if it had.
-"""
+A repetition passes if its run is *passed*. An inconclusive repetition is no evidence and decides nothing: it counts as
+not passed when the question is whether enough passed, and as passed when the question is whether too few passed."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ _ERRORS = (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)
 
 @dataclass(frozen=True)
 class Rate:
-    """Of the whole scenario, or of one of its cases. The bounds are one-sided, each with the confidence that was asked
-    for. They are None if SciPy is not installed."""
+    """The rate of the whole scenario, or of one of its cases. The bounds are one-sided, each with the requested
+    confidence; None if SciPy is not installed."""
 
     name: str  # "scenario", or the case's
     passed: int
@@ -63,7 +62,7 @@ def judge_repeats(
     scenario: str, description: str, results: Sequence[Result], ask: Ask, state: State, alike: bool = False,
     run_dirs: Sequence[str] = (),
 ) -> Repeats:  # fmt: skip
-    """`results`: of the repetitions that ended, in order. `alike`: the plans differ in nothing but the seed."""
+    """`results`: of the repetitions that ended, in order. `alike`: the plans differ only in the seed."""
     rate = Rate.of("scenario", [one.verdict for one in results], ask.confidence)
     verdict, code, reason = _verdict(results, ask, state, rate)
     names = list(dict.fromkeys(case.name for one in results for case in one.cases))
@@ -77,7 +76,7 @@ def judge_repeats(
 
 
 def _said(result: Result, case: Case) -> Verdict:
-    """What an assertion says of a run that is no evidence is no evidence either."""
+    """The verdict of an assertion. In a run that is no evidence, it is no evidence either."""
     telling = result.verdict in (Verdict.PASSED, Verdict.FAILED) or case.kind == "rollback"
     return case.verdict if telling else Verdict.INCONCLUSIVE
 
@@ -105,7 +104,7 @@ def _judged(ask: Ask, rate: Rate) -> tuple[Verdict, str]:
             return Verdict.PASSED, asked
         if rate.passed + rate.inconclusive < ask.at_least:
             return Verdict.FAILED, asked
-        return Verdict.INCONCLUSIVE, f"{asked}, and what the inconclusive ones would have been decides"
+        return Verdict.INCONCLUSIVE, f"{asked}, and the inconclusive repetitions would decide"
     if ask.rate is not None and rate.low is not None and rate.high is not None:
         if rate.low >= ask.rate:
             return Verdict.PASSED, f"a rate of at least {ask.rate:g} is shown"
@@ -134,6 +133,7 @@ def _rest(rate: Rate) -> str:
 def _notes(rate: Rate, alike: bool) -> list[str]:
     if alike and rate.passed and rate.failed:
         return [
-            "the plans differ in nothing but the seed, which draws nothing here: what passed and what failed is luck"
+            "the plans differ in nothing but the seed, which draws nothing here: so chance decided what "
+            "passed and what failed"
         ]
     return []

@@ -1,4 +1,4 @@
-"""Repetitions of several scenarios while they go on: which result belongs to which, and what comes of it. Pure."""
+"""The repetitions of several scenarios while they run: which result belongs to which scenario. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _One:
 
 
 class Series:
-    """`runs`: file, plan, what is asked and run directory, in order; those of one file come together."""
+    """`runs`: file, plan, criterion and run directory, in order; those of one file are adjacent."""
 
     def __init__(self, runs: Sequence[tuple[Path, Plan, Ask, Path]]) -> None:
         self._all: list[_One] = []
@@ -42,11 +42,13 @@ class Series:
             first += len(own)
 
     def judged(self, results: Sequence[Result], ended: bool = False) -> list[Repeats]:
-        """Of each scenario that is repeated. `results`: so far, in the order of the runs; `ended`: no more come."""
+        """The judgement of each scenario that is repeated. `results`: so far, in the order of the runs; `ended`: no
+        more will come."""
         return [self._judged(one, one.of(results), ended) for one in self._all if one.ask.times > 1]
 
     def codes(self, results: Sequence[Result], repeats: Sequence[Repeats]) -> list[ExitCode]:
-        """What the exit code is the worst of: a scenario that is judged by its rate has one, all others one per run."""
+        """The exit codes of which the worst is returned: one per scenario that is judged by its rate, otherwise one per
+        run."""
         found, judged = [], iter(repeats)
         for one in self._all:
             together = next(judged) if one.ask.times > 1 else None

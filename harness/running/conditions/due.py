@@ -1,4 +1,4 @@
-"""When a trigger that is seen from outside has come. Pure."""
+"""Decides whether a trigger that is seen from outside is due. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchaos.harness.record.plan import After
 def after_is_due(
     trigger: After, events: Sequence[Event], now_s: float, history: Callable[[], History] | None = None
 ) -> bool:
-    """`now_s` is CLOCK_MONOTONIC. `history`: that of these events, for who asks of several triggers."""
+    """`now_s`: CLOCK_MONOTONIC. `history`: the history of these events, for a caller that checks several triggers."""
     if now_s < _launched_at(events) + trigger.not_before_s:  # first what is cheap to tell
         return False
     start = _start_of(trigger, events, history or partial(History.of, events))
@@ -64,14 +64,15 @@ def _start_of(trigger: After, events: Sequence[Event], history: Callable[[], His
 
 @dataclass(frozen=True)
 class Seen(RunEvents):
-    """What a run has told so far."""
+    """What is known about the run so far."""
 
     events: tuple[Event, ...]
     history: History
 
 
 def _stepped_since(events: Sequence[Event], at: float, lethal: bool) -> bool:
-    """Without such a step nobody has recovered, and the history, which is dear, need not be asked."""
+    """Whether a step has ended since the fault. Without one nobody has recovered, and the costly history is not
+    needed."""
     steps = [event for event in events if event.kind in (Kind.STEP, Kind.LOG_STEP)]
     seen = [step.attempt or 0 for step in steps if step.mono_s <= at and step.kind is Kind.STEP]
     hit = max(seen, default=0)  # or a later one
@@ -79,8 +80,8 @@ def _stepped_since(events: Sequence[Event], at: float, lethal: bool) -> bool:
 
 
 def _recovered_at(seen: Seen, trigger: After) -> float | None:
-    """As the verdict has it, for the first attempt that the fault landed in; in the attempt that was hit, once a few
-    more steps have ended."""
+    """When the job had recovered, by the same rules as the verdict, from the first attempt in which the fault landed.
+    In the attempt that was hit, a few more steps must have ended."""
     landing = next(one for one in landings(seen) if one.fault == trigger.fault)
     end = went_on(seen, landing, lethal=trigger.lethal, lasting=trigger.lasting)
     if end is None or (end.attempt == landing.attempt and not has_settled(seen.history, end)):

@@ -1,5 +1,5 @@
-"""Conditions over something that has to be looked at: room on a disk, the answer of a command. Each brings the probe
-that looks; the condition itself stays a pure function of the events."""
+"""Conditions about free disk space, or about the result of a command. Each brings the probe that looks; the condition
+itself is a pure function of the events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ENV_TAG = "TORCHAOS_COMMAND"  # tells the processes of one command from those o
 
 @dataclass(frozen=True)
 class DiskFree:
-    """Less than `below` is free on the disk `of` the run directory, or of the job's checkpoints."""
+    """Less than `below` bytes are free on the disk `of` the run directory, or of the job's checkpoints."""
 
     below: Bytes
     of: Literal["run", "checkpoints"] = "run"
@@ -51,8 +51,8 @@ class DiskFree:
 
 @dataclass(frozen=True)
 class CommandFails:
-    """The command `run` (a program and its arguments; no shell) ends with another exit code than 0, can't be started,
-    or takes longer than `timeout`. It is run `every` so often."""
+    """The command `run` (a program and its arguments; no shell) can't be started, takes longer than `timeout`, or ends
+    with an exit code other than 0. It is run each `every` seconds."""
 
     run: list[str]
     every: Time = 10.0
@@ -79,7 +79,7 @@ class CommandSucceeds(CommandFails):
 
 
 def last_answer(events: Sequence[Event], key: str) -> bool | None:
-    """What the probe of that name saw last: whether its condition holds."""
+    """The last answer of the probe with that name: whether its condition holds; None if it has not answered."""
     seen = (
         event.data["holds"] for event in reversed(events) if event.kind is Kind.PROBED and event.data["probe"] == key
     )
@@ -88,7 +88,7 @@ def last_answer(events: Sequence[Event], key: str) -> bool | None:
 
 
 def last_reason(events: Sequence[Event], name: str) -> str:
-    """The sentence that came with it, of the condition of that name."""
+    """The sentence that came with the last answer of the probe with that name."""
     for event in reversed(events):
         if event.kind is Kind.PROBED and str(event.data["probe"]).startswith(name):
             return str(event.data.get("reason", ""))
@@ -96,7 +96,7 @@ def last_reason(events: Sequence[Event], name: str) -> str:
 
 
 class _Answers:
-    """Emits an answer when it is another one than before."""
+    """Emits an answer only if it differs from the answer before."""
 
     def __init__(self, key: str, period_s: float) -> None:
         self.period_s, self._key = period_s, key
@@ -135,8 +135,8 @@ class _Command(_Answers):
             self.say(emit, ok is self._good, reason)
 
     def _run(self) -> tuple[bool, str]:
-        """In a session of its own, and with the mark by which the run's processes are found: nothing of it outlives the
-        time-out, or the run."""
+        """Runs the command in a session of its own, with the mark of the run's processes: nothing of it outlives the
+        time-out or the run."""
         tag = f"{os.getpid()}-{secrets.token_hex(8)}"
         try:
             process = subprocess.Popen(
@@ -162,5 +162,5 @@ class _Command(_Answers):
 
 
 def _command_key(name: str, argv: Sequence[str]) -> str:
-    """The arguments may hold a secret, so they are not named."""
+    """A name without the arguments, which may hold a secret."""
     return f"{name} {argv[0] if argv else ''} {hashlib.blake2b(repr(argv).encode(), digest_size=4).hexdigest()}"

@@ -1,8 +1,7 @@
-"""What must hold before a fault comes (steady state), what ends a run early (stop), and on purpose (until). All pure.
+"""What must hold before a fault comes (steady state), and what ends a run early (stop) or on purpose (until). All pure.
 
-They read the events as they come in. Steps are counted within the newest attempt, where they come from the agent; a
-job without one is judged by the steps that it logs.
-"""
+The conditions read the events as they come in. They count the steps that the agent reports in the newest attempt; in a
+job without an agent, the steps in its log."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ Time = Annotated[Seconds, Field(gt=0)]
 
 @dataclass(frozen=True)
 class Steps:
-    """Every rank has done so many steps in the newest attempt. `at_least`: how many."""
+    """Every rank has done at least `at_least` steps in the newest attempt."""
 
     at_least: PositiveInt
 
@@ -72,7 +71,7 @@ class RanksUp:
 
 @dataclass(frozen=True)
 class LossBelow:
-    """The newest loss of every rank that tells one is below `value`."""
+    """The newest loss of every rank that reports a loss is below `value`."""
 
     value: float
 
@@ -85,7 +84,7 @@ class LossBelow:
 
 @dataclass(frozen=True)
 class NoProgress:
-    """No rank has ended a step for longer than `longer_than`, after the first one was ended."""
+    """No rank has ended a step for longer than `longer_than` seconds, after the first step of the job."""
 
     longer_than: Time
 
@@ -98,7 +97,7 @@ class NoProgress:
 
 @dataclass(frozen=True)
 class Attempts:
-    """The job has been started more than `more_than` times, restarts and resubmissions alike."""
+    """The job has been started more than `more_than` times; restarts and resubmissions both count."""
 
     more_than: PositiveInt
 
@@ -111,7 +110,7 @@ class Attempts:
 
 @dataclass(frozen=True)
 class Wall:
-    """`longer_than` has gone by since the job was first started."""
+    """`longer_than` seconds have passed since the job was first started."""
 
     longer_than: Time
 
@@ -124,8 +123,8 @@ class Wall:
 
 @dataclass(frozen=True)
 class Recovered:
-    """The job has recovered from every fault (or from those that `faults` names), `rest` has gone by since, and it
-    still makes steps that it has not made before: it has not died again, nor does it stand still."""
+    """The job has recovered from every fault (or from those in `faults`), `rest` seconds have passed since then, and it
+    still makes new steps: it has not died again and does not stand still."""
 
     rest: Seconds = 0.0
     faults: list[str] = field(default_factory=list)
@@ -146,7 +145,7 @@ class Recovered:
 
     def _goes_on(self, history: History, events: Sequence[Event], now_s: float) -> bool:
         """Whether the job is alive and has ended a step at least `rest` seconds after it recovered. If the job dies
-        again, the seconds are counted anew."""
+        again, the seconds begin anew."""
         steps = new_steps(history)
         if not steps or steps[-1] < steps[0] + self.rest or is_down(history, events) or stands_still(steps, now_s):
             return False
@@ -154,7 +153,8 @@ class Recovered:
 
     @staticmethod
     def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> dict[str, Any]:
-        """What the plan knows of it. Raises UsageError where there is no such fault."""
+        """The condition with the facts of the planned faults. Raises UsageError if it names a fault that does not
+        exist."""
         known = [fault.id for fault in faults]
         wanted = list(params.get("faults") or known)
         if strangers := [name for name in wanted if name not in known]:
@@ -175,7 +175,7 @@ def _world_size(events: Iterable[Event]) -> int | None:
 
 
 def _losses(event: Event) -> list[float]:
-    """The last loss that the event tells of, if any; a loss that is no number counts as infinite."""
+    """The last loss of the event in a list, if it has any; NaN counts as infinite."""
     told: Sequence[Any] = ()
     if event.kind in (Kind.STEP, Kind.LOSS):
         told = event.data["losses"] or ()

@@ -82,7 +82,7 @@ class Run:
     @property
     def left(self) -> list[str]:
         """After the run: a sentence for each change that could not be undone."""
-        return [f"{who} could not be taken back: {why}" for who, why in self._unverified.items()]
+        return [f"{who} could not be undone: {why}" for who, why in self._unverified.items()]
 
     def __call__(self) -> None:
         """Carries out the run. Raises ChaosError if the job can't be started, an undo can't be guarded, or the journal

@@ -1,4 +1,4 @@
-"""What starts a job and knows its ranks. `job.py` is shared by all platforms; each platform is one small class."""
+"""Launchers start a job and know its ranks. All platforms share `job.py`; each platform is one small class."""
 
 from torchaos.harness.running.launchers.of_plan import job_for
 

@@ -1,4 +1,5 @@
-"""A job that somebody else started: torchrun is given by its pid. No agent is inside, and the job goes on after us."""
+"""A job that somebody else started, given by the pid of its torchrun. It has no agent, and continues after torchaos has
+ended."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ class Attached(RunningJob):
         return {**self._watch.members(), self.pid: self._ticks}
 
     def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
-        """Only stop watching: a job that we attached to is not ours to end."""
+        """Only stops watching: torchaos does not end a job that it did not start."""
         if not self._left.is_set() and self._thread.ident is not None:
             self._left.set()
             self._thread.join()
@@ -63,7 +64,7 @@ class Attached(RunningJob):
         return []
 
     def _note_attempt(self, event: Event) -> None:
-        """torchrun tells of a restart only at INFO, and nobody may have asked for that: the ranks tell of it too."""
+        """torchrun reports a restart only at log level INFO, which may be off; the ranks show it too."""
         if event.kind is Kind.RANK_UP and event.attempt is not None:
             self._log.in_round(event.attempt)
 
@@ -84,7 +85,8 @@ class Attached(RunningJob):
 
 
 class _Tail:
-    """What is appended to a file, from its present end. Times are those of the reading: up to 20 ms late."""
+    """The text that is appended to a file, from its present end. Its times are the times of reading, up to 20 ms
+    late."""
 
     def __init__(self, path: Path, lines: Lines) -> None:
         try:

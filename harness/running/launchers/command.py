@@ -1,4 +1,4 @@
-"""One started command: its process, and the thread that takes its output."""
+"""A command that was started: its process, and the thread that reads its output."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ _LONGEST = 1 << 16  # of a line that has no end
 
 
 class Command:
-    """Started in a session of its own, with nothing to read: the harness's terminal does not reach it.
-
-    Raises UsageError when it can't be started.
-    """
+    """Runs in a session of its own, with an empty input, so the harness's terminal does not affect it. Raises
+    UsageError if it can't be started."""
 
     def __init__(
         self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path, on_line: OnLine
@@ -52,7 +50,7 @@ class Command:
         return self._process.pid
 
     def wait(self) -> int:
-        """The exit code; negative: the signal's number."""
+        """The exit code; negative: the number of the signal that ended it."""
         first = self._process.returncode is None
         code = wait_for(self._process)
         if first:
@@ -60,7 +58,7 @@ class Command:
         return code
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until all its output was read; False while a process still holds the other end."""
+        """Waits until all its output was read. False if a process still holds the other end of the pipe."""
         self._reader.join(timeout_s)
         return not self._reader.is_alive()
 
@@ -79,7 +77,7 @@ class Command:
 
 
 class Lines:
-    """Cuts a stream into lines; a progress bar's carriage return ends one too."""
+    """Splits a stream into lines. A carriage return, as in a progress bar, ends a line too."""
 
     def __init__(self, on_line: OnLine) -> None:
         self._on_line = on_line

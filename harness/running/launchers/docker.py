@@ -1,8 +1,7 @@
-"""Several nodes on one machine: a container each, on a network of the run's own.
+"""Several nodes on one machine, each a container, on a network that only this run uses.
 
-What is made bears the run's id as a label, and goes with the run. A container lives as long as the node's command; a
-node that is started again is another container with the same name and address.
-"""
+Everything that is made has the run's id as a label, and is removed with the run. A container lives as long as the
+node's command; a node that is started again is a new container with the same name and address."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ _STARTED_S = 20.0
 
 @dataclass
 class DockerNode:
-    """`folder` holds what its container is made from, and the file by which it finds the others."""
+    """`folder` holds the inputs of its container, and the file with the names of the other nodes."""
 
     index: int
     engine: str
@@ -55,7 +54,7 @@ class DockerNode:
 
     @property
     def link(self) -> Link:
-        """Raises ChaosError where the node has no running container."""
+        """Raises ChaosError if the node has no running container."""
         if self._link is None or not self._link.space.alive():
             space = Space.of(self._first_pid())
             name = holder.name(self.index)
@@ -94,8 +93,8 @@ class DockerNode:
 
 
 class Docker(Launcher):
-    """Each node runs the command as it was written, and torchrun takes what it does not say from the environment, as on
-    other launchers."""
+    """Each node runs the command unchanged, and torchrun takes missing settings from the environment, as with other
+    launchers."""
 
     name: ClassVar[str] = "docker"
     needs: ClassVar[frozenset[str]] = frozenset({"links", "docker"})
@@ -119,14 +118,15 @@ class Docker(Launcher):
         self._made: tuple[str, str] | None = None  # image and subnet, once they are made
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        """Taken back from the last to the first: whoever makes containers, the containers, what they stand on."""
+        """In order of creation; they are undone from the last to the first: the programs that make containers, the
+        containers, then network and image."""
         run_id = spec.env[ENV_RUN_ID]
         made = (one(self._engine, run_id) for one in (DockerImage, DockerNetwork))
         return (*made, Containers(self._engine, run_id, spec.nodes), JobProcesses(run_id))
 
     def create(self, spec: JobSpec) -> Sequence[DockerNode]:
-        """Network and image stay the same over all submissions. Raises ChaosError; UsageError where an image of the
-        user's is not there."""
+        """Network and image stay the same over all submissions. Raises ChaosError, or UsageError if the user's image
+        does not exist."""
         try:
             with engine(self._engine) as client:
                 self._made = self._made or self._make(client, spec)
@@ -175,7 +175,8 @@ class Docker(Launcher):
 
 
 def name_of(run_id: str) -> str:
-    """Of what is made for a run: letters that the engine takes. What tells whose it is, is the label."""
+    """The name of an object of this run, in letters that the engine accepts. The owner is in its label, not in its
+    name."""
     return f"torchaos-{zlib.crc32(run_id.encode()):08x}-{run_id[-8:].strip('-._').lower()}"
 
 
@@ -206,6 +207,6 @@ def _hosts(nodes: int, subnet: str) -> str:
 
 
 def _mount(said: str) -> tuple[str, str, bool]:
-    """As `docker run -v` takes it: SOURCE:TARGET[:ro]."""
+    """A mount as for `docker run -v`: SOURCE:TARGET[:ro]."""
     source, target, *mode = said.split(":")
     return os.path.abspath(source), target, mode == ["ro"]

@@ -1,8 +1,7 @@
-"""Starts a node's container, hands on what it prints, and ends as it ends: python -m ... CONFIG.json COMMAND...
+"""Starts a node's container, passes on its output, and ends with its exit code: python -m ... CONFIG.json COMMAND...
 
-This is what stands for the node's command in the harness's own process tree. Its environment is that of the job, and
-goes into the container; SIGTERM does, too.
-"""
+In the harness's own process tree this process represents the node's command. Its environment, which is the job's, goes
+into the container, and so does SIGTERM."""
 
 from __future__ import annotations
 
@@ -46,7 +45,8 @@ def main(config: dict[str, Any], command: list[str]) -> int:
 
 
 def _forget(client: Any, labels: dict[str, str]) -> None:
-    """The container that the node was before. What only has its name is somebody else's."""
+    """Removes the node's earlier container. A container that only has the same name belongs to somebody else and
+    stays."""
     from docker.errors import NotFound
 
     for one in client.containers(all=True, filters=of_run(labels[RUN], int(labels[NODE]))):
@@ -70,7 +70,7 @@ def _create(client: Any, config: dict[str, Any], command: list[str]) -> str:
 
 
 def end_like(code: int) -> None:
-    """By the signal that the container ended by, so that whoever waits for us sees the same."""
+    """Ends this process by the same signal as the container, so that a waiting parent sees the same status."""
     if code > _SIGNALLED:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:

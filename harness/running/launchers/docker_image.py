@@ -1,7 +1,6 @@
-"""What is in a container: an image of the user's, or the host's own Python and programs, read-only.
+"""The contents of a container: the user's image, or the host's own Python and programs, read-only.
 
-For the latter an image of a few kilobytes is made for the run: no file of a registry, and nothing is copied.
-"""
+For the host's programs an image of a few kilobytes is made for the run: nothing is downloaded or copied."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _NAMES = b"passwd: files\ngroup: files\nhosts: files\n"  # no name server is ask
 
 
 def make_host_image(client: Any, run_id: str, name: str) -> str:
-    """The image's name. Raises what the client raises."""
+    """Makes the image and returns its name. Raises the errors of the client."""
     client.import_image_from_data(_root(), repository=name, tag="latest", changes=[f'LABEL {RUN}="{run_id}"'])
     return f"{name}:latest"
 
@@ -57,7 +56,7 @@ def _is_folder(name: str) -> bool:
 
 
 def host_mounts(command: Sequence[str]) -> Iterator[Path]:
-    """What the command needs of this machine to run as it does here, to be read only."""
+    """The folders of this machine that the command needs to run as it does here, mounted read-only."""
     yield Path("/usr")
     yield from (Path(f"/{name}") for name in _PROGRAMS if _is_folder(name))
     yield from (path for path in (Path("/etc/alternatives"), Path("/etc/ssl")) if path.is_dir())
@@ -71,7 +70,7 @@ def host_mounts(command: Sequence[str]) -> Iterator[Path]:
 
 
 def own_mounts() -> Iterator[Path]:
-    """What the agent is, and the injectors that it loads; in any image."""
+    """The folders of the agent and of the injectors that it loads; needed in any image."""
     for name in ("harness", "injectors", "plugin", "scenarios"):
         yield Path(str(files(f"torchaos.{name}")))
 
@@ -83,7 +82,7 @@ def _prefixes(python: str) -> Iterator[Path]:
 
 
 def covering(paths: Iterable[Path]) -> list[Path]:
-    """Without those that lie below another, and without the root, which nothing can be put in the place of."""
+    """The folders without those below another of them, and without the root, over which nothing can be mounted."""
     found: list[Path] = []
     for path in sorted({path.resolve() for path in paths} | {path.absolute() for path in paths}):
         if path != Path("/") and not any(path.is_relative_to(one) for one in found):

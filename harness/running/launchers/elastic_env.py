@@ -1,4 +1,4 @@
-"""What torchrun takes from the environment, on a node that a launcher made."""
+"""The settings that torchrun takes from the environment, on a node that a launcher made."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ RENDEZVOUS_PORT = 29400
 
 
 def elastic_env(index: int, spec: JobSpec, host: str, name: str, device: str | None = None) -> dict[str, str]:
-    """PET_* are torchrun's own names for the defaults of its options. What the user set, stays. `host` keeps the
-    rendezvous; `name` and `device` (None: gloo and NCCL find it by the name) are the node's own."""
+    """PET_* are torchrun's own names for the defaults of its options. Settings of the user are not changed. `host`: the
+    node that keeps the rendezvous; `name` and `device`: this node's own (`device` None: gloo and NCCL find it by the
+    name)."""
     is_host, conf = f"is_host={int(index == 0)}", spec.env.get("PET_RDZV_CONF", "")
     ours = {
         "PET_NNODES": str(spec.nodes),

@@ -1,4 +1,4 @@
-"""Ends every process of a job, wherever it hangs in the process tree, stopped or not."""
+"""Ends every process of a job, wherever it is in the process tree, stopped or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ END_S = 30.0  # a rank that gives back pinned or GPU memory takes its time to di
 
 
 def ask_to_end(processes: Processes, heads: Iterable[int]) -> None:
-    """SIGTERM to the commands that were started, which pass it on; SIGCONT to all: a stopped one can't act on it."""
+    """Sends SIGTERM to the started commands, which pass it on, and SIGCONT to all processes, because a stopped process
+    can't act on SIGTERM."""
     for pid in (pid for pid in heads if pid in processes):
         _send(pid, processes[pid], signal.SIGTERM)
     for pid, ticks in processes.items():
@@ -23,7 +24,7 @@ def ask_to_end(processes: Processes, heads: Iterable[int]) -> None:
 
 
 def end(find: Callable[[], Processes]) -> list[int]:
-    """SIGKILL until `find` finds none; the pids that are left after END_S (stuck in the kernel)."""
+    """Sends SIGKILL until `find` finds no process. Returns the pids that are left after END_S (stuck in the kernel)."""
     deadline = time.monotonic() + END_S
     while members := find():
         left = proc.kill(members, deadline)

@@ -1,7 +1,7 @@
-"""An etcd server of the run's own, for a job whose nodes meet in etcd. It is guarded by its mark before it is started.
+"""Runs an etcd server for a job whose nodes use etcd for their rendezvous.
 
-It lives in the switch between the nodes: no node's death takes it along. Torch speaks etcd's v2 API.
-"""
+Its mark is in the undo log before it is started. It runs in the switch between the nodes, so it outlives every node.
+Torch needs etcd's v2 API."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Etcd:
 
 
 def is_wanted(command: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether torchrun is told to meet in etcd, and is not told where. The command goes before the environment."""
+    """Whether torchrun is set to use etcd without an endpoint. The command has priority over the environment."""
     following = zip((word.partition("=") for word in command), [*command[1:], ""], strict=True)
     said = {name.replace("_", "-"): value if equals else after for (name, equals, value), after in following}
     backend = said.get("--rdzv-backend", env.get("PET_RDZV_BACKEND"))
@@ -54,17 +54,17 @@ def is_wanted(command: Sequence[str], env: Mapping[str, str]) -> bool:
 
 
 def mark_of(run_id: str) -> str:
-    """Of the server's process: not that of the job, which is ended before it."""
+    """The mark of the server's process. It differs from the job's mark, because the job is ended first."""
     return f"{run_id}.etcd"
 
 
 def environment() -> dict[str, str]:
-    """What tells a node's torchrun where to meet."""
+    """The settings that give a node's torchrun the address of the rendezvous."""
     return {_ENDPOINT_ENV: ENDPOINT}
 
 
 def start(switch: Space, run_id: str, folder: Path) -> Etcd:
-    """One that answers at ENDPOINT, from all nodes. Raises ChaosError."""
+    """Starts a server that answers all nodes at ENDPOINT. Raises ChaosError."""
     data, log = folder / "data", folder / "server.log"
     data.mkdir(parents=True, exist_ok=True)
     url = f"http://{ENDPOINT}"
@@ -87,7 +87,7 @@ def start(switch: Space, run_id: str, folder: Path) -> Etcd:
 
 
 def _await(switch: Space, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until it answers a question that takes a leader. Raises ChaosError with what was seen last."""
+    """Waits until the server answers a question that needs a leader. Raises ChaosError with the last answer."""
     end, seen = time.monotonic() + START_S, "nothing"
     while time.monotonic() < end:
         if process.poll() is not None:

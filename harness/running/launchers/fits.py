@@ -1,4 +1,4 @@
-"""Whether a launcher makes what a fault needs."""
+"""Checks whether a launcher has what a fault needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MADE = {
 
 
 def misfit(injector: Any, launcher: str) -> str | None:
-    """What is wrong with the injector under the launcher of that name, and what to write instead."""
+    """Why the injector can't be used under the launcher of that name, and what to write instead."""
     found = registry.find("launchers", launcher)
     if instead := found.cannot.get(injector.name) or found.cannot.get(injector.hits):
         return f"{injector.name} can't be done under launcher: {launcher}: {instead}"
@@ -26,7 +26,7 @@ def misfit(injector: Any, launcher: str) -> str | None:
 
 
 def needs_of(launcher: str, command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
-    """The capabilities that the launcher of that name asks of the machine, for this job. Raises UsageError where it
-    can't launch it."""
+    """The capabilities of the machine that the launcher of that name needs for this job. Raises UsageError if it can't
+    start the job."""
     found: type[Launcher] = registry.find("launchers", launcher)
     return frozenset(found.needs) | found.needs_of(command, env)

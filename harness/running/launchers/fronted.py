@@ -1,4 +1,4 @@
-"""A launcher that puts proxies before the job's endpoints, around the launcher that makes the nodes."""
+"""Wraps a launcher and puts proxies before the job's endpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RENDEZVOUS_ENV = "PET_RDZV_ENDPOINT"
 
 @dataclass(frozen=True)
 class FrontedNode:
-    """A node on which `{endpoint.NAME}` in command and environment is the address that the job is to use."""
+    """A node on which `{endpoint.NAME}` in the command and the environment is the address that the job must use."""
 
     inner: Node
     env: Mapping[str, str]
@@ -42,7 +42,7 @@ class FrontedNode:
 
 
 class Fronted(Launcher):
-    """`upstreams`: the job's endpoints by name. `proxied`: those that some fault is about; the others are reached
+    """`upstreams`: the job's endpoints by name. `proxied`: the endpoints that a fault is about; the others are reached
     directly."""
 
     name: ClassVar[str]  # none: no scenario names it
@@ -57,7 +57,7 @@ class Fronted(Launcher):
         return [*self._inner.resources(spec), *servers]
 
     def create(self, spec: JobSpec) -> Sequence[Node]:
-        """One server for all submissions. Raises ChaosError."""
+        """Starts one server for all submissions. Raises ChaosError."""
         nodes = self._inner.create(spec)
         lives = self.endpoints and all(one.api.alive() for one in self.endpoints.values())
         if self._proxied and not lives:

@@ -38,7 +38,7 @@ def port(node: int) -> str:
 
 
 def name(node: int) -> str:
-    """Torchelastic numbers nodes in the order of their names, as text."""
+    """The name of a node. Torchelastic numbers nodes in the order of their names, as text."""
     return f"node{node:03d}"
 
 
@@ -74,7 +74,7 @@ def main(folder: Path, nodes: int, own_user: bool) -> None:
 
 
 def _keep(furnish: object) -> int:
-    """A child in namespaces of its own; returns its pid once it has done what there is to do. Raises OSError."""
+    """Starts a child in namespaces of its own. Returns its pid when the namespaces are ready. Raises OSError."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -105,7 +105,8 @@ def _live_in_own(furnish: object, writer: int) -> NoReturn:
 
 
 def _node_files(folder: Path, node: int, nodes: int) -> None:
-    """Without files of its own torch's store asks name servers that aren't there, and dies of the wait."""
+    """Gives the node its own files of names. Otherwise torch's store asks name servers that don't exist, and dies while
+    it waits."""
     folder.mkdir(parents=True, exist_ok=True)
     switch = Path("/etc/nsswitch.conf").read_text() if os.path.exists("/etc/nsswitch.conf") else "hosts: files\n"
     texts = {
@@ -122,7 +123,7 @@ def _node_files(folder: Path, node: int, nodes: int) -> None:
 
 
 def _become_root() -> None:
-    """Of a user namespace of our own, in which nothing but our own user is known."""
+    """Becomes root of a new user namespace, in which only this user is known."""
     user, group = os.geteuid(), os.getegid()
     _check(_libc.unshare(_NEWUSER), "making a user namespace")
     Path("/proc/self/setgroups").write_text("deny")

@@ -1,4 +1,4 @@
-"""The life of a job over its submissions, on any platform: output, ranks, exit, starting it again, and its end."""
+"""The life of a job over its submissions, on any platform: output, ranks, exit, new submissions, and the end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Job(RunningJob):
         watchdogs: Sequence[str] = (), metrics: Path | None = None,
         guard: Callable[[Sequence[Handle], int], None] | None = None,
     ) -> None:  # fmt: skip
-        """`guard` puts the way back of what the launcher makes for a submission on disk, or raises."""
+        """`guard` writes the undo of everything that the launcher makes for a submission to disk, or raises."""
         self._guard = guard
         self._spec_for, self._launcher, self._journal = spec_for, launcher, journal
         self._times, self._delay_s = resubmit_times, resubmit_delay_s
@@ -133,8 +133,8 @@ class Job(RunningJob):
         self._journal.emit(Kind.JOB_STARTED, data, attempt=self._base)
 
     def _start_spares(self) -> None:
-        """A standby that is there from the start may take the place of a node that it is to stand by for. So it is
-        started once all ranks are up, or a node has ended before that."""
+        """Starts the standby nodes when all ranks are up, or when a node has ended before that: a standby that starts
+        earlier could take the place of another node."""
         spares = [node for node in self._nodes if node.index not in self._runs]
         if not spares or not (self._all_up() or any(run.code is not None for run in self._runs.values())):
             return
@@ -182,8 +182,8 @@ class Job(RunningJob):
             self._runs[index].expected = True
 
     def _await_exit(self) -> int:
-        """The exit code of the whole submission. On several nodes: of those that were in it to the end, the first that
-        is not 0; a node that the others went on without decides nothing. Of replicas, each decides."""
+        """The exit code of the whole submission. On several nodes: the first that is not 0, of the nodes that were in
+        it to the end; a node that the others continued without does not count. With replicas, each counts."""
         while not all(run.over for run in list(self._runs.values())):
             if self._ending.is_set():
                 for run in self._runs.values():
@@ -234,7 +234,7 @@ class Job(RunningJob):
             end(self.members)
 
     def _next_attempt(self) -> int:
-        """One counter over restarts and submissions."""
+        """The next attempt; one counter for restarts and submissions."""
         seen = [event.attempt for event in self._journal.snapshot() if event.kind in _TELL_ATTEMPT]
         return max((attempt for attempt in seen if attempt is not None), default=-1) + 1
 

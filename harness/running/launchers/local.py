@@ -1,4 +1,4 @@
-"""The machine that the harness runs on, as it is, with no prefix: one node, or one torchrun for each replica."""
+"""Runs the command on the harness's own machine, without a prefix: one node, or one torchrun for each replica."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class LocalNode:
 
 @dataclass(frozen=True)
 class Local(Launcher):
-    """Starts the command on this machine, once for each replica. Nothing is made for it, so nothing has to be
-    guarded."""
+    """Starts the command on this machine, once for each replica. Nothing is created for it, so nothing has to be
+    undone."""
 
     name: ClassVar[str] = "local"
     replicas: ClassVar[bool] = True
@@ -41,8 +41,9 @@ class Local(Launcher):
 
 
 def replica_env(index: int, spec: JobSpec) -> dict[str, str]:
-    """REPLICA_GROUP_ID and NUM_REPLICA_GROUPS are torchft's names (its torchx.py). Without PET_*, torchrun's own names
-    for its options, all torchruns would want the same port; what the user set, stays."""
+    """The environment of a replica. REPLICA_GROUP_ID and NUM_REPLICA_GROUPS are torchft's names (its torchx.py).
+    Without PET_*, torchrun's own names for its options, all torchruns would use the same port. Settings of the user are
+    not changed."""
     rendezvous = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:0"}
     ours = {name: value for name, value in rendezvous.items() if name not in spec.env}
     return {

@@ -1,7 +1,6 @@
-"""Several nodes on one machine: a network namespace each, with a link to a switch that is in one too.
+"""Several nodes on one machine, each a network namespace with a link to a switch in another namespace.
 
-Nothing is made in the host's own namespaces, and nothing outlives the processes that keep the run's.
-"""
+Nothing is made in the host's own namespaces, and nothing outlives the processes that keep the namespaces."""
 
 from __future__ import annotations
 
@@ -38,9 +37,9 @@ class NetnsNode:
 
 
 class Netns(Launcher):
-    """Each node runs the command as it was written. Torchrun takes what it does not say from the environment: how many
-    nodes there are, and where they meet: at the first node, or in an etcd that is started for them. What the scenario
-    or the command says itself, stays."""
+    """Each node runs the command unchanged. Torchrun takes missing settings from the environment: the number of nodes,
+    and the rendezvous (on the first node, or in an etcd that is started for them). Settings in the scenario or the
+    command are not changed."""
 
     name: ClassVar[str] = "netns"
     needs: ClassVar[frozenset[str]] = frozenset({"links"})
@@ -79,12 +78,13 @@ class Netns(Launcher):
 
 
 def keepers(run_id: str) -> str:
-    """The mark of the processes that keep the namespaces: not that of the job, which is ended before them."""
+    """The mark of the processes that keep the namespaces. It differs from the job's mark, because the job is ended
+    first."""
     return f"{run_id}.net"
 
 
 def make_links(folder: Path, nodes: int, run_id: str) -> list[Link]:
-    """Raises ChaosError where namespaces can't be made."""
+    """Raises ChaosError if namespaces can't be made."""
     user = "same-user" if os.geteuid() == 0 else "own-user"
     argv = [sys.executable, "-S", "-E", holder.__file__, str(folder), str(nodes), user]
     environ = {**os.environ, ENV_RUN_ID: keepers(run_id)}

@@ -1,5 +1,7 @@
-"""One node's launch, wrapped, under any scheduler: what the harness does for nodes that it makes itself, done on the
-node. All that the nodes share is the run directory; no port is opened, and no node waits for another."""
+"""Wraps the launch of one node under any scheduler, and does on the node what the harness does for its own nodes.
+
+The nodes share only the run directory. No port is opened, and no node waits for another, except that all wait for node
+0 to make the run directory."""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ _END_S = 30.0  # as long as torchrun itself lets its ranks take
 
 
 def node_index(environ: Mapping[str, str]) -> int:
-    """Raises UsageError where nobody says it."""
+    """Raises UsageError if no variable or option gives the number."""
     for name in NODE_VARIABLES:
         if environ.get(name, "").isdigit():
             return int(environ[name])
@@ -44,8 +46,8 @@ def node_index(environ: Mapping[str, str]) -> int:
 
 
 class NodeExec:
-    """Runs the command on node `node`, and leaves its part of the record in the run directory. Called, it returns the
-    command's exit code (negative: the signal's number). Raises UsageError."""
+    """Runs the command on node `node`, and writes the node's part of the record into the run directory. The call
+    returns the command's exit code (negative: the signal's number). Raises UsageError."""
 
     def __init__(self, folder: RunDir, node: int, command: Sequence[str]) -> None:
         self._folder, self._node = folder, node
@@ -99,7 +101,7 @@ class NodeExec:
         return code
 
     def _line(self, text: str, mono_s: float) -> None:
-        """Also where the scheduler looks for it."""
+        """Writes the line also where the scheduler looks for it."""
         self._log.line(text, mono_s)
         with suppress(OSError, ValueError):
             print(text, flush=True)
@@ -119,8 +121,8 @@ def _await_plan(folder: RunDir) -> AgentPlan:
 
 
 def is_made(folder: RunDir) -> bool:
-    """Whether the run directory is whole: the agent's plan comes last. Raises UsageError where it, or what leads to the
-    plan, is another user's or a link: in a place that others share, they would choose what the ranks read."""
+    """Whether the run directory is complete: the agent's plan is written last. Raises UsageError if it, or the way to
+    the plan, belongs to another user or is a link: in a shared place, other users could choose what the ranks read."""
     for path in (folder.root, folder.agent_plan.parent, folder.agent_plan):
         try:
             folder.own(path)
@@ -135,7 +137,8 @@ def _submissions(folder: RunDir, node: int) -> int:
 
 
 def _base(folder: RunDir, submission: int) -> int:
-    """The attempts that earlier submissions used up, told by the first node that asks: one number for all."""
+    """The number of attempts that earlier submissions used. The first node that asks writes it, so all nodes have the
+    same number."""
     file = folder.root / "clock" / f"base-{submission}"
     file.parent.mkdir(mode=0o700, exist_ok=True)
     seen = [event.attempt for event in read_events(folder.events) if event.attempt is not None] if submission else []
@@ -148,7 +151,8 @@ def _base(folder: RunDir, submission: int) -> int:
 
 
 def _end(command: Command, relay: Relay) -> None:
-    """The wrapper can't go on, and nobody else waits for the command: it is told to end, and then made to."""
+    """Ends the command with SIGTERM, then SIGKILL: the wrapper can't continue, and nobody else waits for the
+    command."""
     relay.send(signal.SIGTERM)
     late = threading.Timer(_END_S, relay.send, (signal.SIGKILL,))
     late.start()

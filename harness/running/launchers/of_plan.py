@@ -1,4 +1,4 @@
-"""From a plan to the job that it describes."""
+"""Makes the job that a plan describes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def job_for(
     plan: Plan, folder: RunDir, run_id: str, journal: Journal,
     guard: Callable[[Sequence[Handle], int], None] | None = None,
 ) -> RunningJob:  # fmt: skip
-    """Not yet started. Raises UsageError where the log's format or the launcher is unknown, or there is nothing to
-    attach to."""
+    """The job, not started yet. Raises UsageError if the log's format or the launcher is unknown, or if there is
+    nothing to attach to."""
     job, adapter = plan.job, adapter_for(plan.job.log)
     watchdogs = [one.params["pattern"] for one in plan.asserts if one.params.get("pattern")]
     if job.attach_pid is not None:
@@ -70,13 +70,13 @@ def _filled(text: str, folder: RunDir) -> str:
 
 
 def _log_file(job: PlannedJob, folder: RunDir) -> Path | None:
-    """The file that an attached job's output goes to; Lightning's path is another matter."""
+    """The file with an attached job's output. Lightning's path is something else."""
     log = job.log or {}
     return Path(_filled(str(log["path"]), folder)) if log.get("path") and log.get("format") != LIGHTNING else None
 
 
 def _metrics(job: PlannedJob, folder: RunDir) -> Path | None:
-    """Where Lightning's metrics.csv is or will be: the path that was given, else the working directory."""
+    """The path of Lightning's metrics.csv, now or later: the given path, or the working directory."""
     log = job.log or {}
     if log.get("format") != LIGHTNING:
         return None

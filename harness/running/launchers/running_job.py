@@ -1,4 +1,4 @@
-"""A job that runs: one that a launcher started, or one that torchaos attached to."""
+"""A running job, started by a launcher or attached to."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""How many ranks, nodes and restarts a torchrun command line asks for.
+"""Reads from a torchrun command line how many ranks, nodes and restarts it asks for.
 
-The options, their abbreviations and the environment are torch.distributed.run's; what follows the script is the
-trainer's own, whatever it is called.
-"""
+The options, their abbreviations and the environment are those of torch.distributed.run. Words after the script belong
+to the trainer, whatever their names."""
 
 from __future__ import annotations
 
@@ -20,26 +19,26 @@ class _Parser(ArgumentParser):
 
 
 def world_of(command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Ranks per node and (least) nodes; None where it does not say a number. Without a word of it torchrun starts one
+    """Ranks per node and the (smallest) number of nodes; None if it gives no number. By default torchrun starts one
     rank on one node."""
     found = _asked(command, env)
     return (_number(found.ranks), _number(found.nodes.partition(":")[0])) if found else (None, None)
 
 
 def most_nodes(command: Sequence[str], env: Mapping[str, str]) -> int | None:
-    """How many nodes take part at most: any beyond these waits. None where it does not say a number."""
+    """The largest number of nodes that take part; any further node waits. None if it gives no number."""
     found = _asked(command, env)
     return _number(found.nodes.rpartition(":")[2]) if found else None
 
 
 def ranks_in_words(command: Sequence[str], env: Mapping[str, str]) -> str:
-    """Ranks per node as they are written, such as gpu; empty where it can't be told."""
+    """Ranks per node as written, such as gpu; empty if not known."""
     found = _asked(command, env)
     return str(found.ranks) if found else ""
 
 
 def restarts_of(command: Sequence[str], env: Mapping[str, str]) -> int | None:
-    """How often torchrun starts the ranks again; None where it can't be told."""
+    """How often torchrun restarts the ranks; None if not known."""
     found = _asked(command, env)
     return _number(found.restarts) if found else None
 
@@ -49,7 +48,7 @@ def _number(text: str) -> int | None:
 
 
 def _asked(command: Sequence[str], env: Mapping[str, str]) -> Namespace | None:
-    """`ranks` per node, `nodes` (say 1:3) and `restarts`, as text; None where it can't be told."""
+    """`ranks` per node, `nodes` (such as 1:3) and `restarts`, as text; None if not known."""
     first = next((n for n, word in enumerate(command[:4]) if _is_torchrun(word)), None)
     if first is None:
         return None
@@ -71,13 +70,13 @@ def _is_torchrun(word: str) -> bool:
 
 
 def _own(words: Sequence[str]) -> Sequence[str]:
-    """Without the script, or module, and its arguments."""
+    """torchrun's own words, without the script or module and its arguments."""
     ends = (n for n, word in enumerate(words) if word in _ENDS or word.endswith(".py"))
     return words[: next(ends, len(words))]
 
 
 def script_of(command: Sequence[str]) -> str | None:
-    """The Python script that torchrun, or Python itself, runs; None where it is a module, or can't be told."""
+    """The Python script that torchrun or Python runs; None if it is a module, or not known."""
     after = next((n + 1 for n, word in enumerate(command[:4]) if _is_torchrun(word)), 1)
     if after == 1 and "python" not in command[0].rpartition("/")[2] and not _is_torchrun(command[0]):
         return None

@@ -1,1 +1,1 @@
-"""The story of a run in plain words: what was planned, what happened when, what was seen, and why the verdict."""
+"""The story of a run in plain words: the plan, the events, the evidence, and why the verdict is what it is."""

@@ -1,4 +1,4 @@
-"""What happened in a run, line by line: the events worth a line, and between them the steps that were done. Pure."""
+"""The events of a run that deserve a line, and between them the steps that were done. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Moment(NamedTuple):
 
 
 def happened(run: Record) -> list[Moment]:
-    """In order of time."""
+    """The lines, in order of time."""
     if not run.events:
         return []
     began = run.events[0].mono_s
@@ -57,12 +57,12 @@ def _of_history(run: Record) -> Iterator[Moment]:
 
 
 def _is_empty(event: Event, for_good: set[str]) -> bool:
-    """Whether it says that a fault that can't be taken back, such as a kill, was taken back."""
+    """Whether the event reports the rollback of a fault that can't be undone, such as a kill."""
     return event.kind is Kind.ROLLED_BACK and event.data["fault"] in for_good and bool(event.data["verified"])
 
 
 def _attempts(run: Record) -> Iterator[Moment]:
-    """Where each attempt began to make steps."""
+    """When each attempt began to make steps."""
     for attempt in run.history.attempts:
         own = [one.mono_s for one in run.history.executions if one.attempt == attempt.number]
         if own:
@@ -72,8 +72,10 @@ def _attempts(run: Record) -> Iterator[Moment]:
 def _beginning(run: Record, attempt: Attempt) -> str:
     who = f"attempt {attempt.number}"
     if attempt.base is None:
-        return f"{who} makes steps, and nobody can say which: {_disagreement(attempt)}"
-    from_where = f"from {posixpath.basename(attempt.loaded)}" if attempt.loaded else "from nothing that was seen loaded"
+        return f"{who} makes steps, and it is not known which: {_disagreement(attempt)}"
+    from_where = (
+        f"from {posixpath.basename(attempt.loaded)}" if attempt.loaded else ("and no load of a checkpoint was seen")
+    )
     if attempt.base == 0:
         where = "at the very beginning" if not attempt.loaded else f"at the very beginning, {from_where}"
         return f"{who} begins {where}{_again(run, attempt)}"
@@ -93,7 +95,7 @@ def _conflicts(attempt: Attempt) -> str:
 
 
 def _disagreement(attempt: Attempt) -> str:
-    return attempt.conflicts[0] if attempt.conflicts else "no load, no counter and nothing in its data tells"
+    return attempt.conflicts[0] if attempt.conflicts else "neither a load nor a counter nor its data shows it"
 
 
 def _saves(run: Record) -> Iterator[Moment]:
@@ -112,7 +114,7 @@ def _name(save: Save) -> str:
 
 
 def _with_steps(run: Record, told: Sequence[Moment]) -> Iterator[Moment]:
-    """Before each line the steps that were finished since the one before it."""
+    """Adds before each line the steps that were finished since the line before it."""
     steps = _once_each(run.history.executions)
     at = 0
     for moment in told:
@@ -126,7 +128,7 @@ def _with_steps(run: Record, told: Sequence[Moment]) -> Iterator[Moment]:
 
 
 def _once_each(executions: Sequence[Execution]) -> list[Execution]:
-    """Each step of each attempt when the first rank had finished it, with the loss of the lowest rank."""
+    """Each step of each attempt, at the time when the first rank finished it, with the loss of the lowest rank."""
     first: dict[tuple[int, int], Execution] = {}
     for one in sorted(executions, key=lambda one: one.rank):
         known = first.setdefault((one.attempt, one.local_step), one)

@@ -1,4 +1,4 @@
-"""The story of a run on a terminal."""
+"""Prints the story of a run on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchaos.harness.telling.terminal.pen import Pen
 
 
 def tell(story: Story, console: Console) -> None:
-    """Chapter by chapter; what happened has its time in front, in seconds since the run began."""
+    """Prints the chapters. Each event has its time in seconds since the run began."""
     pen = Pen(console)
     pen.gap()
     pen.row([], pen.text(story.title, "bold"), indent=1)
@@ -22,9 +22,9 @@ def tell(story: Story, console: Console) -> None:
     pen.heading("What happened", "seconds since the run began")
     for moment in story.happened:
         pen.row([(Text(f"{moment.at_s:9.2f}", "dim"), 9)], pen.text(moment.text), indent=1)
-    _chapter(pen, "What came of it", story.seen)
+    _chapter(pen, "The outcome", story.seen)
     _chapter(pen, "Why", story.why)
-    _chapter(pen, "What this story may lack", story.doubts)
+    _chapter(pen, "What may be missing here", story.doubts)
     pen.gap()
 
 

@@ -1,4 +1,5 @@
-"""From a run directory to its story. Reads nothing else, and changes nothing; the directory may have been moved."""
+"""Makes the story of a run from its directory. Reads nothing else and changes nothing; the directory may have been
+moved."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from torchaos.harness.telling.terminal.text import name_in_words, on_one_line
 from torchaos.harness.telling.terminal.timeline import went_on
 
 _PARTS = {
-    "felt": "the fault was felt", "detected": "torchelastic or the job's end told of it",
+    "felt": "the fault was felt", "detected": "torchelastic or the job's end showed it",
     "torn_down": "the last rank of that attempt was gone", "rendezvous": "the ranks had found each other again",
     "workers_up": "all ranks were up", "imported": "all had imported torch",
     "set_up": "all had been set up and began to load", "restored": "the checkpoint was loaded",
@@ -47,7 +48,7 @@ class Story:
 
 
 def story_of(folder: RunDir) -> Story:
-    """Raises UsageError if there is no plan that can be read: nothing then says what this was."""
+    """Raises UsageError if the plan can't be read, because then nothing says what was planned."""
     run, doubts = _load(folder)
     result = _judged(folder, doubts)
     verdict = result.verdict.value if result else "not judged"
@@ -72,7 +73,7 @@ def _load(folder: RunDir) -> tuple[Record, list[str]]:
 
 
 def _what_is_left(folder: RunDir, error: UsageError) -> Record:
-    """Plan and journal, without the artifacts."""
+    """The record from plan and journal, without the artifacts."""
     try:
         damaged: list[str] = []
         events = tuple(read_events(folder.events, damaged)) if folder.events.is_dir() else ()
@@ -89,7 +90,8 @@ def _unread(run: Record) -> list[str]:
 
 
 def _judged(folder: RunDir, doubts: list[str]) -> Result | None:
-    """By the rules of this version; where the run was judged otherwise at its time, that is said. `doubts` grows."""
+    """Judges by the rules of this version. If the verdict at the time of the run was another, the story says so. Adds
+    to `doubts`."""
     then = _stored(folder)
     try:
         now = judge(folder)
@@ -99,7 +101,7 @@ def _judged(folder: RunDir, doubts: list[str]) -> Result | None:
         return then
     if then and (then.verdict, then.exit_code) != (now.verdict, now.exit_code):
         doubts.append(
-            f"when it was run, it was judged {then.verdict.value} (exit code {then.exit_code}): {then.reason}"
+            f"at the time of the run, it was judged {then.verdict.value} (exit code {then.exit_code}): {then.reason}"
         )
     return now
 

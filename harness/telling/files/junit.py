@@ -1,9 +1,8 @@
-"""Results as JUnit XML, fit for the strictest reader: Jenkins's published schema (junit-10.xsd of its xUnit plugin).
+"""Results as JUnit XML for the strictest reader: Jenkins's published schema (junit-10.xsd of its xUnit plugin).
 
-GitLab ignores properties and drops cases of equal name, so figures stand in the text, and names are unique over the
-whole file. No case is ever skipped, and a suite is never green when its run is not: gates fail closed. Jenkins's
-attachments plugin takes the page of a run from a line of system-out, so no text of a job's may look like such a line.
-"""
+GitLab ignores properties and drops cases with equal names, so figures are in the text, and names are unique in the
+file. No case is ever skipped, and a suite is never green if its run is not: gates fail closed. Jenkins's attachments
+plugin reads the page of a run from a line of system-out, so no text of the job may look like such a line."""
 
 from __future__ import annotations
 
@@ -37,13 +36,14 @@ _ATTACHMENT = "[[ATTACHMENT|"
 
 
 def write(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = ()) -> None:
-    """One suite per result, and one for each scenario that was repeated. Replaces the file in one step. Raises OSError
-    where it can't be written."""
+    """Writes one suite per result, and one for each scenario that was repeated. Replaces the file in one step. Raises
+    OSError if it can't be written."""
     write_atomically(path, text(results, repeats))
 
 
 def text(results: Sequence[Result], repeats: Sequence[Repeats] = ()) -> str:
-    """Of a scenario that is judged by its rate, the single repetitions are no cases: a failed one is no failure."""
+    """The XML. If a scenario is judged by its rate, its single repetitions are no cases, because one failed repetition
+    is no failure."""
     found = ""
     for most in _TEXTS:
         found = _text(results, repeats, most)
@@ -53,7 +53,7 @@ def text(results: Sequence[Result], repeats: Sequence[Repeats] = ()) -> str:
 
 
 def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int) -> str:
-    """`most`: characters of a text."""
+    """`most`: the largest number of characters."""
     by_rate = {run_dir for one in repeats if one.of_rate for run_dir in one.run_dirs}
     results = [result for result in results if result.run_dir not in by_rate]
     runs = Counter(result.scenario for result in results)
@@ -73,7 +73,7 @@ def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int) -> s
 
 
 def _suite(result: Result, which: str, several: bool, most: int) -> ElementTree.Element:
-    """`which` also goes into the names of the cases where a scenario ran several times."""
+    """`which` becomes a part of the names of the cases if a scenario ran several times."""
     scenario = shortened(on_one_line(result.scenario), _NAME)
     names = _unique([shortened(on_one_line(case.name), _NAME) for case in _cases(result)])
     cases = [
@@ -93,7 +93,7 @@ def _suite(result: Result, which: str, several: bool, most: int) -> ElementTree.
 
 
 def _cases(result: Result) -> list[Case]:
-    """Those of the result, and one for the run itself where they alone would look better than the verdict is."""
+    """The cases of the result. A case for the run itself is added if the others would look better than the verdict."""
     told = {case.verdict for case in result.cases}
     if result.cases and (result.verdict is Verdict.PASSED or told - {Verdict.PASSED}):
         return root_first(result.cases)

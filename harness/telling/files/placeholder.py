@@ -1,4 +1,4 @@
-"""What reports say of a run that has not finished: all is an error, so that a gate which reads it fails closed."""
+"""The result of a run that has not finished: every case is an error, so that a gate which reads it stays closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NOT_FINISHED = "not finished"
 
 
 def placeholder_result(plan: Plan, run_dir: Path | str) -> Result:
-    """The same cases, in the same order, as the result that will replace it."""
+    """A result with the same cases, in the same order, as the result that will replace it."""
     faults = [Case("faults", "faults", Verdict.ERROR, _NOT_FINISHED)] if plan.faults else []
     asserts = [Case(one.name, "assertion", Verdict.ERROR, _NOT_FINISHED, bound=one.params) for one in plan.asserts]
     return Result(

@@ -18,8 +18,7 @@ _MOST_ROWS = 12
 
 
 def samples_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
-    """How many samples were consumed, here and in the twin, by attempt and in the steps that differ; empty if no
-    sample was seen."""
+    """How many samples run and twin consumed, by attempt and in the steps that differ; empty if no sample was seen."""
     history = history_of(run, twins)
     ours = {step: _samples(by_rank) for step, by_rank in history.by_step().items()}
     theirs = {step: _samples(by_rank) for step, by_rank in twins[0].history.by_step().items()} if twins else {}
@@ -51,7 +50,7 @@ def _samples(by_rank: Mapping[int, Execution]) -> list[str]:
 
 
 def _over(these: Mapping[int, list[str]], those: Mapping[int, list[str]], steps: Iterable[int]) -> int:
-    """How many samples the first side has in those steps that the second side lacks, or has less often."""
+    """How many samples the first side has, in those steps, that the second side lacks or has less often."""
     one, other = Counter[str](), Counter[str]()
     for step in steps:
         one.update(these.get(step, ()))
@@ -65,8 +64,8 @@ def _row(step: int, ours: Mapping[int, list[str]], theirs: Mapping[int, list[str
 
 
 def checkpoints_of(run: Record) -> list[dict[str, Any]]:
-    """What became of each checkpoint: a row for each save, in order of time, even if all saves go to one file; then the
-    checkpoints on disk whose save was not seen. A load counts for the newest save before it."""
+    """The fate of each checkpoint: a row for each save, in order of time, even if all saves write the same file; then
+    the checkpoints on disk whose save was not seen. A load belongs to the newest save before it."""
     inventory = run.artifacts.get("inventory")
     looked = isinstance(inventory, dict) and bool(inventory.get("checkpoints"))
     listed = inventory.get("checkpoints", []) if isinstance(inventory, dict) else []
@@ -86,8 +85,8 @@ def checkpoints_of(run: Record) -> list[dict[str, Any]]:
 
 
 def _below(path: str, roots: Sequence[str], entries: Mapping[str, Any]) -> str:
-    """By which name the inventory knows it: as its own path ends, since a run directory may have been moved. Else as
-    seen from the first of these folders that it is in."""
+    """The name that the inventory uses for it: the end of its path, because a run directory may have been moved;
+    otherwise its path from the first of these folders that contains it."""
     fitting = [name for name in entries if path == name or path.endswith("/" + name) or f"/{name}/" in path]
     own = next((os.path.relpath(path, root) for root in roots if root and path.startswith(root + "/")), path)
     return max(fitting, key=len, default=own)
@@ -96,7 +95,7 @@ def _below(path: str, roots: Sequence[str], entries: Mapping[str, Any]) -> str:
 def _saved(
     run: Record, name: str, saves: Sequence[Save], entry: Mapping[str, Any] | None, looked: bool
 ) -> Iterator[dict[str, Any]]:
-    """Of one place, in order of time. What lies there in the end is of the last save."""
+    """The rows of one path, in order of time. The file that is there at the end belongs to the last save."""
     start = run.events[0].mono_s
     ends = [*(one.begun_s for one in saves[1:]), math.inf]
     for save, end_s, later in zip(saves, ends, [*saves[1:], None], strict=True):
@@ -118,10 +117,10 @@ def _gone(run: Record, later: Save | None, looked: bool) -> str:
     if later is not None:
         return "overwritten" if later.global_step is None else f"overwritten in step {later.global_step}"
     if looked:
-        return "not there any more"
+        return "no longer there"
     if Need.INVENTORY in run.plan.collect:
-        return "not looked at: the run did not get that far"
-    return "not looked at: no assertion asked for it, as checkpoint_integrity does"
+        return "not read: the run ended before that"
+    return "not read: no assertion, such as checkpoint_integrity, needed it"
 
 
 def _there(name: str, entry: Mapping[str, Any], loaded: Sequence[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Loss and learning rate over the steps, beside the twin's, and where the two differ first. Pure."""
+"""Loss and learning rate by step, beside the twin's, and where the two first differ. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _ROUND = 9  # significant digits
 
 
 def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
-    """`steps`, and by name a value for each of them or None: `loss` and `lr` of the run (the history that counts, means
-    over the ranks), `first_loss` of steps that were done again, `twin_loss` and `twin_lr`, and `apart`, the relative
-    difference of the two losses."""
+    """`steps`, and by name a list with a value or None for each step: `loss` and `lr` of the run (the final history,
+    means over the ranks), `first_loss` of steps that were done again, `twin_loss` and `twin_lr`, and `apart`, the
+    relative difference of the two losses."""
     history = history_of(run, twins)
     ours, theirs = history.by_step(), twins[0].history.by_step() if twins else {}
     again: dict[int, dict[int, Execution]] = defaultdict(dict)
@@ -47,13 +47,14 @@ def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
             "twin": _in_words(first.theirs), "relative": _short(first.relative),
         },
         "compared": len(ours.keys() & theirs.keys()),
-        "left_out": f"{len(shown)} of {len(steps)} steps are drawn: of each stretch the lowest and the highest loss"
+        "left_out": f"{len(shown)} of {len(steps)} steps are drawn: in each group of steps, the lowest and "
+        "the highest loss"
         if len(shown) < len(steps) else "",
     }  # fmt: skip
 
 
 def _shown(steps: Sequence[int], columns: Mapping[str, Sequence[float | None]], moments: Sequence[int]) -> list[int]:
-    """The places of steps that are drawn: enough to show a curve's shape, and all steps around a moment."""
+    """The places of the steps to draw: enough to show a curve's shape, and all steps around a moment."""
     if len(steps) <= MOST_POINTS:
         return list(range(len(steps)))
     near = {place for place, step in enumerate(steps) if any(abs(step - moment) <= 25 for moment in moments)}
@@ -80,5 +81,5 @@ def _in_words(value: float | None) -> str:
 
 
 def _short(value: float | None) -> float | None:
-    """Nine digits; None for what no chart can show."""
+    """The value with nine digits; None if a chart can't show it."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{_ROUND}g}")

@@ -1,4 +1,5 @@
-"""What a reader looks at next when a run did not pass: the log around each fault, hangs, and dumps of collectives."""
+"""The evidence that a reader needs next when a run did not pass: the log around each fault, hangs, and dumps of
+collectives."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _DUMP = re.compile(r"(?:trace|fr|flight)[\w.-]*rank[_-]?\d+|nccl_trace", re.I)
 
 
 def logs_of(folder: RunDir, run: Record) -> list[dict[str, Any]]:
-    """Of each submission's log: the lines around each fault, and the last ones."""
+    """For each submission's log: the lines around each fault, and the last lines."""
     found = []
     for path in sorted(folder.logs.glob("*.log")):
         lines, whole = _lines(path)
@@ -50,8 +51,8 @@ def _lines(path: Path) -> tuple[list[str], bool]:
 
 
 def _places(run: Record, lines: Sequence[str]) -> Iterator[tuple[Landing, int]]:
-    """A log has no clock of its own: what tells the place is the first thing that both it and the journal speak of, the
-    last step before the fault, and after that the death of a process that was hit, or a recognised cause."""
+    """The lines at which faults came. A log has no clock of its own, so the place is found by events that the journal
+    has too: the last step before the fault, or else the death of a process that was hit, or a recognised cause."""
     for landing in landings(run):
         steps = [e.data["step"] for e in run.of_kind(Kind.LOG_STEP) if e.mono_s <= landing.at_s]
         begin = _nth(lines, steps[-1], steps.count(steps[-1])) if steps else None
@@ -64,7 +65,7 @@ def _places(run: Record, lines: Sequence[str]) -> Iterator[tuple[Landing, int]]:
 
 
 def _nth(lines: Sequence[str], step: object, count: int) -> int | None:
-    """Where the log speaks of a step for the nth time; it does so again after each resume."""
+    """The line of the nth mention of the step; a log mentions a step again after each resume."""
     wanted = re.compile(rf"(?i)(?:step|iter(?:ation)?)\D{{0,12}}0*{step}\b")
     found = [n for n, line in enumerate(lines) if wanted.search(line)]
     return found[min(count, len(found)) - 1] if found else None
@@ -77,7 +78,7 @@ def _piece(title: str, lines: Sequence[str], place: int, before: int, after: int
 
 
 def hangs_of(run: Record) -> list[dict[str, Any]]:
-    """Each hang that was declared: who noticed, who is to blame, and why."""
+    """Each hang that was declared: who noticed, which ranks are to blame, and why."""
     start = run.events[0].mono_s if run.events else 0.0
     return [
         {
@@ -95,13 +96,13 @@ def stamps_of(folder: RunDir) -> list[list[Stamp]]:
 
 
 def dumps_of(folder: RunDir) -> list[dict[str, Any]]:
-    """Flight Recorder dumps that the job left in its own folder: the last collectives of each rank."""
+    """The last collectives of each rank, from Flight Recorder dumps that the job left in its own folder."""
     homes = sorted({path.parent for path in _below(folder.job) if _DUMP.search(path.name)})
     return [dump for home in homes[:4] if (dump := _dump(home, folder.job))]
 
 
 def _below(root: Path) -> Iterator[Path]:
-    """Files at most three levels down; a checkpoint folder may hold a great many."""
+    """Files at most three levels down, because a checkpoint folder may hold very many."""
     for depth in range(1, 4):
         yield from (path for _, path in zip(range(2000), root.glob("/".join("*" * depth)), strict=False))
 

@@ -1,5 +1,5 @@
-"""Many runs on one page: a table to filter, the recovery time of each scenario from run to run, and of each game day
-how much of its time was training."""
+"""Many runs on one page: a table to filter, a chart of each scenario's recovery times, and of each game day's share of
+training time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(path: Path, runs: Sequence[Kept], days: Sequence[Night] = ()) -> None:
 
 
 def text(runs: Sequence[Kept], home: Path, days: Sequence[Night] = ()) -> str:
-    """`home`: the folder of the page; reports are linked relative to it."""
+    """`home`: the folder of the page, to which links to reports are relative."""
     by_scenario: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for one in runs:
         if one.result.recoveries:
@@ -39,9 +39,9 @@ def text(runs: Sequence[Kept], home: Path, days: Sequence[Night] = ()) -> str:
     counts = Counter(one.result.verdict for one in runs)
     left_out = []
     if len(trends) > MOST_TRENDS:
-        left_out.append(f"of {len(trends)} scenarios the trends of {MOST_TRENDS} are drawn")
+        left_out.append(f"the trends of {MOST_TRENDS} of {len(trends)} scenarios are drawn")
     if len(runs) > MOST_ROWS:
-        left_out.append(f"of {len(runs)} runs the last {MOST_ROWS} are listed")
+        left_out.append(f"the last {MOST_ROWS} of {len(runs)} runs are listed")
     return render("index.html", {"trends": trends[:MOST_TRENDS]}, {
         "rows": [_row(one, home) for one in reversed(runs[-MOST_ROWS:])],
         "count": len(runs), "told": ", ".join(f"{counts[one]} {one.value}" for one in Verdict if counts[one]),

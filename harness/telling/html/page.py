@@ -42,13 +42,13 @@ _STORY = frozenset(Kind) - {Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.NETWORK}
 
 
 def write(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None) -> None:
-    """Write report.html into the run directory, readable by its owner alone. Raises ChaosError or OSError if the
+    """Writes report.html into the run directory, readable only by its owner. Raises ChaosError or OSError if the
     directory can't be read or written."""
     write_atomically(folder.report, text(folder, result, records), private=True)
 
 
 def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None) -> str:
-    """`records`: of the run and of its twins, where they have been read already."""
+    """`records`: of the run and its twins, if they were read already."""
     run, twins = records or records_of(folder)
     replicas = run.plan.job.replicas
     run = run if replicas == 1 else without_steps(run)
@@ -71,7 +71,7 @@ def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | 
 
 
 def render(template: str, charts: Mapping[str, Any], context: Mapping[str, Any]) -> str:
-    """A page of the named template. `charts` is what its script draws, `context` what the template shows."""
+    """A page from the named template. `charts`: data for its script; `context`: values for the template."""
     scripts = [_static(name) for name in _SCRIPTS]
     return _environment_of_templates().get_template(template).render(
         charts=clean(charts), scripts=scripts, styles=[_static(name) for name in _STYLES],
@@ -80,7 +80,8 @@ def render(template: str, charts: Mapping[str, Any], context: Mapping[str, Any])
 
 
 def clean(value: Any) -> Any:
-    """The same with every text masked, bounded, and free of characters that harm a reader, and every number finite."""
+    """A copy with every text masked, shortened and free of characters that could harm a reader, and every number
+    finite."""
     if isinstance(value, float):  # most of what charts draw; JSON has no word for what is not finite
         return value if math.isfinite(value) else None
     if isinstance(value, str):
@@ -146,7 +147,7 @@ def _recovery(recovery: Recovery) -> dict[str, Any]:
 
 
 def _story(run: Record) -> list[dict[str, Any]]:
-    """What is worth a line, in order of time."""
+    """The events that deserve a line, in order of time."""
     start = run.events[0].mono_s if run.events else 0.0
     told = [event for event in run.events if event.kind in _STORY]
     lines = [

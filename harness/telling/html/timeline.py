@@ -1,8 +1,7 @@
 """A run as lanes over time: stages, faults, recoveries, torchelastic, probes, and a lane per rank. Pure.
 
-All times are seconds since the run began. Of a long run the steps far from every fault are drawn in groups, and of a
-large one not every rank has a lane; what was left out is told.
-"""
+All times are seconds since the run began. In a long run, steps far from every fault are drawn in groups; in a large
+run, not every rank has a lane. The page says what was left out."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ _EVENTS = (
 
 @dataclass
 class Timeline:
-    """What the page draws. `spans`: [lane, begin, end, kind, label]; `steps`: [lane, attempt, first step, last step,
+    """The data for the chart. `spans`: [lane, begin, end, kind, label]; `steps`: [lane, attempt, first step, last step,
     begin, end, seconds in each of PHASES]; `marks`: [lane, time, kind, label]; `shades`: [begin, end, label]."""
 
     start_s: float  # CLOCK_MONOTONIC
@@ -76,7 +75,9 @@ def timeline_of(run: Record, recoveries: Sequence[Recovery], stamps: Sequence[Se
     ranks = _ranks(run, landed)
     every = len({one.rank for one in run.history.executions} | set(ranks))
     if len(ranks) < every:
-        found.left_out.append(f"of {every} ranks, {len(ranks)} have a lane: those that were hit, and the first")
+        found.left_out.append(
+            f"{len(ranks)} of {every} ranks have a lane: the ranks that were hit, and the first ranks"
+        )
     lanes = {rank: found.lane(f"rank {rank}", "rank") for rank in ranks}
     _attempts(found, run, lanes)
     _steps(found, run, lanes, [landing.at_s for landing in landed])
@@ -92,7 +93,7 @@ def _stages(to: Timeline, run: Record) -> None:
 
 
 def _faults(to: Timeline, run: Record, landed: Sequence[Landing], recoveries: Sequence[Recovery]) -> None:
-    """A fault is on from its landing until it is taken back; one that can't be, until the job had caught up."""
+    """A fault is on from its landing until it is undone; a fault that can't be undone, until the job has caught up."""
     if not run.plan.faults:
         return
     names = {fault.id: fault.inject for fault in run.plan.faults}
@@ -133,7 +134,7 @@ def _markers(to: Timeline, run: Record, name: str, kinds: tuple[Kind, ...]) -> N
 
 
 def words(plan: Plan, events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
-    """Each event with a sentence, or with its bare data where it is worth none."""
+    """Each event with a sentence, or with its bare data if it deserves no sentence."""
     narrator = Narrator(plan)
     for event in events:
         line = narrator.tell(event)
@@ -183,7 +184,7 @@ def _steps(to: Timeline, run: Record, lanes: dict[int, int], moments: Sequence[f
 
 
 def _begins(own: Sequence[Execution]) -> list[float]:
-    """A step begins where the one before it ended; the first of an attempt where its phases began."""
+    """When each step begins: at the end of the step before it; the first step of an attempt, when its phases began."""
     found = []
     for number, one in enumerate(own):
         before = own[number - 1] if number and own[number - 1].attempt == one.attempt else None
@@ -206,10 +207,10 @@ def _files(to: Timeline, run: Record, lanes: dict[int, int]) -> None:
 
 
 def _calls(to: Timeline, lanes: dict[int, int], stamps: Sequence[Sequence[Stamp]]) -> None:
-    """The last collectives of each rank process, where its agent stamped them."""
+    """The last collectives of each rank process, if its agent stamped them."""
     own = [stamp for some in stamps for stamp in some if stamp.rank in lanes]
     if len(own) > MOST_CALLS:
-        to.left_out.append(f"of {len(own)} collectives the last {MOST_CALLS} are drawn")
+        to.left_out.append(f"the last {MOST_CALLS} of {len(own)} collectives are drawn")
         own = sorted(own, key=lambda stamp: stamp.start_mono_s)[-MOST_CALLS:]
     for stamp in own:
         end = stamp.end_mono_s if stamp.end_mono_s is not None else to.start_s + to.end

@@ -1,4 +1,3 @@
-"""A finding shown without torchaos: a script that runs the job with plain torchrun, and uses kill.
+"""A script that shows a finding without torchaos: it runs the job with plain torchrun, and uses kill.
 
-`case` reads the record and says whether that can be done, and with what; `write` puts the script together, out of its
-own parts in `script/`."""
+`case` reads the record and decides whether a script can show the finding; `write` joins the parts in `script/`."""

@@ -1,4 +1,4 @@
-"""What the script has to know of a finding: the job, the kills with their moments, and the signs to look for. Pure."""
+"""The facts that the script needs: the job, the kills with their moments, and the signs to look for. Pure."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from torchaos.harness.registry import injector_of
 from torchaos.harness.watching.probes.log_adapters import ADAPTERS
 
 ALL_SIGNS = ("end", "losses", "checkpoint", "time")
-_ONLY = "it can be shown by torchaos alone"
+_ONLY = "only torchaos can show it"
 
 
 def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str = "") -> dict[str, Any]:
-    """JSON. Raises UsageError if plain torchrun and kill can't show it, and says why."""
+    """The facts as JSON. Raises UsageError, with the reason, if plain torchrun and kill can't show the finding."""
     plan, job = run.plan, run.plan.job
     if job.attach_pid is not None:
         raise UsageError(f"the run was attached to pid {job.attach_pid}, and nothing says how that job is started")
@@ -37,7 +37,7 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
     if any(MASK in word for word in (*job.command, job.cwd)):
         raise UsageError(f"the job's command held a secret, which was not kept: {_ONLY}")
     if job.checkpoints_size:
-        raise UsageError(f"its checkpoints lay on a small file system that was made for the run: {_ONLY}")
+        raise UsageError(f"its checkpoints were on a small file system that was made for the run: {_ONLY}")
     if not plan.faults:
         raise UsageError("no fault was planned, so there is nothing to show")
     patterns = _patterns(run)
@@ -51,7 +51,7 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
     signs = [sign for sign in (ALL_SIGNS if passed else _signs(run, twins, result)) if patterns or sign != "losses"]
     if not signs:
         raise UsageError(
-            f"what was found shows in no exit code, loss of the log or checkpoint ({result.reason}): {_ONLY}"
+            f"the finding shows in no exit code, no loss in the log and no checkpoint ({result.reason}): {_ONLY}"
         )
     secrets = sorted(name for name, value in job.env.items() if MASK in value)
     return {
@@ -67,10 +67,11 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
 
 
 def _kill(run: Record, fault: PlannedFault, patterns: Sequence[str]) -> dict[str, Any]:
-    """Whom to signal, with what, and when. `step`: once the log has a line of it; else `path`: once that is there."""
+    """Which ranks to signal, with which signals, and when: after the log has a line of `step`, or else when `path`
+    exists."""
     as_signals = injector_of(fault).signals(fault.duration_s)
     if as_signals is None:
-        raise UsageError(f"fault {fault.id}: {fault.inject} is nothing that kill can do: {_ONLY}")
+        raise UsageError(f"fault {fault.id}: {fault.inject} is no fault that `kill` can cause: {_ONLY}")
     when, landed = fault.trigger, [one for one in landings(run) if one.fault == fault.id]
     if not landed:
         raise UsageError(f"fault {fault.id}: it never landed, so there is nothing to show")
@@ -81,14 +82,14 @@ def _kill(run: Record, fault: PlannedFault, patterns: Sequence[str]) -> dict[str
     path = _checkpoint_path(run, landed[0]) if step is None else None
     if step is None and path is None:
         raise UsageError(
-            f"fault {fault.id}: neither a line of the job's log nor a checkpoint tells when it came: {_ONLY}"
+            f"fault {fault.id}: neither a line of the job's log nor a checkpoint shows when it came: {_ONLY}"
         )
     signals = [[after_s, int(number)] for after_s, number in as_signals]
     return {"ranks": None if agents else sorted(landed[0].ranks), "signals": signals, "step": step, "path": path}
 
 
 def _patterns(run: Record) -> list[str]:
-    """By which the run's own log lines were read, where they have a step."""
+    """The patterns by which the run's log was read, if its lines have a step."""
     names = {str(event.data["adapter"]) for event in run.of_kind(Kind.LOG_STEP) if event.data["step"] is not None}
     own = (run.plan.job.log or {}).get("regex")
     if (run.plan.job.log or {}).get("path") is not None or not names:
@@ -100,7 +101,7 @@ def _patterns(run: Record) -> list[str]:
 
 
 def _logged_step(run: Record, landing: Landing) -> int | None:
-    """The last line of the log that the fault came after, by the job's own count."""
+    """The last step in the log before the fault, by the job's own count."""
     lines = [(e.mono_s, int(e.data["step"])) for e in run.of_kind(Kind.LOG_STEP) if e.data["step"] is not None]
     steps = [(one.mono_s, one.global_step) for one in run.history.executions if one.global_step is not None]
     done = run.history.highest_step(before_s=landing.at_s)
@@ -110,7 +111,7 @@ def _logged_step(run: Record, landing: Landing) -> int | None:
 
 
 def _checkpoint_path(run: Record, landing: Landing) -> str | None:
-    """Of the one that the job then resumed from, below `{run}`."""
+    """The path, below `{run}`, of the checkpoint from which the job then resumed."""
     after = [one for one in run.history.attempts if one.number > landing.attempt and one.loaded]
     home = _home(run)
     if not after or home is None:
@@ -120,14 +121,14 @@ def _checkpoint_path(run: Record, landing: Landing) -> str | None:
 
 
 def _home(run: Record) -> str | None:
-    """What `{run}` stood for in that run."""
+    """The folder that `{run}` named in that run."""
     root, named = str((run.artifacts.get("inventory") or {}).get("root", "")), run.plan.job.checkpoints or ""
     found = re.fullmatch(re.escape(named).replace(re.escape("{run}"), "(?P<run>.+)"), root)
     return found["run"] if found and "run" in found.groupdict() else None
 
 
 def _signs(run: Record, twins: Sequence[Record], result: Result) -> list[str]:
-    """The kinds of sign that the run itself has, against its twin."""
+    """The kinds of sign in which the run differs from its twin."""
     history = history_of(run, twins)
     due = final_step(twins[0]) if twins else None
     short = due is not None and (history.last_step or 0) < due
@@ -153,6 +154,6 @@ def _noisy(twins: Sequence[Record]) -> set[str]:
 
 
 def _bound(result: Result) -> float | None:
-    """The longest time until the job is further than before that any assertion allows, in seconds."""
+    """The longest time in seconds that any assertion allows until the job is further than before."""
     bounds = [case.bound.get("catch_up") for case in result.cases]
     return min((float(one) for one in bounds if isinstance(one, (int, float))), default=None)

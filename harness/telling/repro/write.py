@@ -1,4 +1,4 @@
-"""Puts the script together: the parts in script/ one after the other, with the case filled in."""
+"""Joins the parts in script/ to one file, and fills in the case."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def script_of(case: Mapping[str, Any]) -> str:
 
 
 def _part(name: str) -> str:
-    """Without what stands once at the top, and without imports of other parts."""
+    """The part without the common lines at the top, and without imports of other parts."""
     text = re.sub(r'\A""".*?"""\n', "", _source(name), flags=re.DOTALL)
     text = re.sub(r"^from __future__ .*\n\n?", "", text, flags=re.MULTILINE)
     return re.sub(r"^from torchaos\..*\n\n?", "", text, flags=re.MULTILINE)

@@ -1,1 +1,1 @@
-"""Everything that is shown on a terminal, and the sentences that other outputs share with it."""
+"""All output on a terminal, and the sentences that other outputs share with it."""

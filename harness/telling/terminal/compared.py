@@ -1,4 +1,4 @@
-"""Many runs, and the comparison of two sets of them, on a terminal."""
+"""Prints many runs, and the comparison of two sets of runs, on a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME, _WHAT, _VALUE = 28, 17, 18  # columns
 
 
 def history(runs: Sequence[Kept], console: Console) -> None:
-    """A line per run, in order of time, by scenario."""
+    """Prints a line per run, by scenario, in order of time."""
     pen = Pen(console)
     for name in dict.fromkeys(one.result.scenario for one in runs):
         pen.heading(name)
@@ -45,7 +45,7 @@ def history(runs: Sequence[Kept], console: Console) -> None:
 
 
 def nights(days: Sequence[Night], console: Console) -> None:
-    """A line per game day, in order of time, by name."""
+    """Prints a line per game day, by name, in order of time."""
     pen = Pen(console)
     for name in dict.fromkeys(one.name for one in days):
         pen.heading(name)
@@ -84,6 +84,6 @@ def comparison(rows: Sequence[Row], console: Console) -> None:
 _IN_WORDS = {
     Change.WORSE: "there is a regression",
     Change.UNCLEAR: "this is no proof that nothing got worse",
-    Change.BETTER: "nothing got worse, and something better",
+    Change.BETTER: "nothing got worse, and something got better",
     Change.SAME: "nothing got worse",
 }

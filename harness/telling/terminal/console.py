@@ -1,4 +1,4 @@
-"""The result of a run on a terminal: the verdict first and why, then what it rests on."""
+"""Prints the result of a run on a terminal: first the verdict and its reason, then the evidence."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _LONGEST_BAR, _LONGEST_NAME = 60, 28
 
 
 def show(result: Result, console: Console, report: Path | None = None) -> None:
-    """Everything that matters of one scenario. Reads well at 80 columns, without colour, and in ASCII. `report`: where
-    its page is."""
+    """Prints everything important of one scenario. Readable at 80 columns, without colour, and in ASCII. `report`: the
+    path of its page."""
     pen = Pen(console)
     _headline(pen, result)
     if result.faults:
@@ -125,7 +125,7 @@ def _case(pen: Pen, case: Case, width: int) -> None:
 
 
 def against(case: Case) -> str:
-    """What was measured against its bound; of a case that passed, only what a bound was given for."""
+    """The measured values with their bounds. For a case that passed, only values with a bound."""
     both = {name: bound for name, bound in case.bound.items() if name in case.measured}
     told = [
         f"{name_in_words(name)} {value_in_words(name, case.measured[name], case.seconds)} "
@@ -162,7 +162,7 @@ def _footer(pen: Pen, result: Result, report: Path | None) -> None:
 
 
 def summary(results: Sequence[Result], console: Console) -> None:
-    """Several scenarios: a line each, with the reason where one did not pass."""
+    """Prints a line for each scenario, with the reason if it did not pass."""
     pen = Pen(console)
     name_width = 1 + min(_LONGEST_NAME, max((len(result.scenario) for result in results), default=0))
     pen.heading("Summary")
@@ -189,6 +189,6 @@ def summary(results: Sequence[Result], console: Console) -> None:
 
 
 def _most(values: Sequence[float | None], unknown: str, words: Callable[[float], str]) -> str:
-    """The most of several recoveries; one that is unknown outweighs all."""
+    """The largest value of several recoveries; an unknown value counts as larger than all."""
     known = [value for value in values if value is not None]
     return "" if not values else unknown if len(known) < len(values) else words(max(known))

@@ -1,4 +1,4 @@
-"""What would be done, before anything is: a plan and the catalogue on a terminal."""
+"""Prints a plan before it is carried out, and the catalogue of plug-ins, on a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LABEL = 12
 
 
 def plan(plan: Plan, console: Console) -> None:
-    """A dry run: what would be done, to whom, when, with which undo, and what it needs. Secrets are masked."""
+    """Prints a dry run: the actions, their targets and times, their undo, and what they need. Secrets are masked."""
     pen = Pen(console)
     pen.gap()
     badge, name = Text(" PLAN ", "bold reverse"), pen.text(plan.scenario, "bold")
@@ -50,14 +50,14 @@ def plan(plan: Plan, console: Console) -> None:
         pen.row([], pen.text("none"), indent=3)
     pen.heading("Judged by")
     twins = int(plan.twin.get("runs", 0))
-    against = f"{twins} fault-free {'twin' if twins == 1 else 'twins'} at most, from the cache where there is one"
+    against = f"{twins} fault-free {'twin' if twins == 1 else 'twins'} at most, from the cache if possible"
     _rows(pen, {one.name: given("assertions", one) or "no bounds given" for one in plan.asserts}, width=22)
     _rows(pen, {"against": against if twins else "no twin"}, width=22)
     pen.gap()
 
 
 def warnings(texts: Iterable[str], console: Console) -> None:
-    """A line each."""
+    """Prints a line for each."""
     for text in texts:
         console.print(Text.assemble(("warning: ", "bold yellow"), printable(mask(text))), soft_wrap=True)
 
@@ -71,7 +71,7 @@ def ready_scenarios(abouts: Mapping[str, str], console: Console) -> None:
 
 
 def catalogue(groups: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    """All plug-ins, by group: what each does, and its parameters with their defaults."""
+    """Prints all plug-ins, by group, with their parameters and defaults."""
     pen = Pen(console)
     for group, named in groups.items():
         pen.heading(group.capitalize())
@@ -93,7 +93,7 @@ def _rows(pen: Pen, rows: Mapping[str, str], indent: int = 3, width: int = _LABE
 
 
 def _transport(plan: Plan) -> str:
-    """Of a job that is started here."""
+    """The transport of a job that is started here."""
     over = transport_of({**os.environ, **plan.job.env}, plan.job.nodes, Machine.this())
     return f"{over.name}: {over.why}"
 
@@ -141,12 +141,12 @@ def _fault(fault: PlannedFault) -> dict[str, str]:
         "applied": "by the agent in the rank" if fault.where == "rank" else "from outside the rank",
         "with": given("injectors", Named(fault.inject, fault.params)),
         "again": f"{_times(fault.times)} in all" if fault.times > 1 else "",
-        "undo": f"none: {undo}" if undo else f"taken back {until}",
+        "undo": f"none: {undo}" if undo else f"undone {until}",
     }
 
 
 def _no_undo(fault: PlannedFault) -> str | None:
-    """Why the fault can't be taken back; None if it can, or where that shows only on a live job."""
+    """Why the fault can't be undone; None if it can, or if only a live job shows it."""
     from torchaos.harness.mechanics.site import OutsideSite
 
     try:
@@ -157,12 +157,12 @@ def _no_undo(fault: PlannedFault) -> str | None:
 
 
 def _named(named: tuple[Named, ...]) -> str:
-    """Conditions."""
+    """Conditions, with their parameters."""
     return "; ".join(f"{one.name} {given('conditions', one)}".strip() for one in named)
 
 
 def given(group: str, one: Named) -> str:
-    """Its parameters; durations have their unit."""
+    """The parameters; durations have a unit."""
     try:
         seconds = registry.seconds_of(registry.find(group, one.name))
     except UsageError:  # a plan from a machine that has other plug-ins

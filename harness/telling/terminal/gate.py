@@ -1,4 +1,4 @@
-"""What a release gate came to, on a terminal: each scenario, what was held against a bound, what is red or waived."""
+"""Prints the result of a release gate on a terminal: each scenario, its values and bounds, failures and waivers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST = 34
 
 
 def show(judged: Judged, console: Console) -> None:
-    """Reads well at 80 columns, without colour, and in ASCII."""
+    """Readable at 80 columns, without colour, and in ASCII."""
     pen = Pen(console)
     word, colour = ("OPEN", "green") if judged.exit_code is ExitCode.PASSED else ("CLOSED", "red")
     badge = Text(f" {word} ", f"bold reverse {colour}")
@@ -54,6 +54,6 @@ def _result(pen: Pen, result: Result) -> None:
 
 
 def _is_told(result: Result, case: Case) -> bool:
-    """Whether there is more to say than that it passed: it did not, it is waived, or a figure has a bound."""
+    """Whether the case needs a line of its own: it did not pass, it is waived, or a value has a bound."""
     bounded = any(name in case.measured for name in case.bound)
     return case.verdict is not Verdict.PASSED or result.scenario == WAIVERS or is_waived(case) or bounded

@@ -1,8 +1,7 @@
-"""A run while it goes on: bars per rank on a terminal, a line per notable event elsewhere. It only shows.
+"""Shows a run while it goes on: bars per rank on a terminal, otherwise a line per notable event.
 
-The journal hands each event over from the thread that saw it, so all that happens there is to put it into a queue; a
-terminal that is slow, or stopped, or gone holds up nothing but its own thread.
-"""
+It only shows. The thread that saw an event only puts it into a queue, so a terminal that is slow, stopped or gone
+delays nothing but its own thread."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ _REST = "bright_black"
 
 
 class Live:
-    """Use as a context manager around a run. `steps`: how many there will be, where a twin has shown it."""
+    """Use as a context manager around a run. `steps`: the number of steps, if a twin has shown it."""
 
     def __init__(self, journal: Journal, plan: Plan, console: Console, steps: int | None = None) -> None:
         self._queue: SimpleQueue[Event | None] = SimpleQueue()
@@ -80,7 +79,7 @@ class Live:
 
 
 class _Lines:
-    """Without a terminal: `  12.03 s  what happened`."""
+    """Output without a terminal: ` 12.03 s what happened`."""
 
     def __init__(self, plan: Plan, console: Console, known: Progress) -> None:
         self._pen, self._plan, self._known = Pen(console), plan, known
@@ -126,7 +125,7 @@ class _Lines:
 
 
 class _Bars(_Lines):
-    """On a terminal: the same lines scroll by, above a row for each rank."""
+    """Output on a terminal: the same lines scroll by above a row for each rank."""
 
     def __init__(self, plan: Plan, console: Console, known: Progress, steps: int | None) -> None:
         super().__init__(plan, console, known)

@@ -1,4 +1,4 @@
-"""What is worth a line while a run goes on: from events to sentences. Remembers what it has told already."""
+"""Turns events into sentences while a run goes on. It remembers which events it has reported."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Narrator:
         }  # fmt: skip
 
     def tell(self, event: Event) -> Line | None:
-        """One line, safe to print, or None if the event is not worth one."""
+        """One line, safe to print; None if the event deserves none."""
         teller = self._tell.get(event.kind)
         line = teller(event) if teller else None
         return line and Line(shortened(on_one_line(line.text), 400), line.style)
@@ -99,7 +99,9 @@ class Narrator:
         return self._once(("step", event.attempt), Line(f"attempt {event.attempt or 0}: the first step is done"))
 
     def _agent_failed(self, event: Event) -> Line | None:
-        line = Line(f"the agent's hook {event.data['hook']} stepped aside: {event.data['error']}", "yellow")
+        line = Line(
+            f"the agent's hook {event.data['hook']} failed and was switched off: {event.data['error']}", "yellow"
+        )
         return self._once(("agent", event.data["hook"]), line)
 
     def _saved(self, event: Event) -> Line | None:

@@ -1,4 +1,4 @@
-"""How far each rank is. Fed with events; makes no global step of its own, but asks for the base of each attempt."""
+"""The progress of each rank. It makes no global steps itself, but asks for the base of each attempt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Progress:
         self.checkpoint = ""  # the last that was saved
 
     def note(self, event: Event) -> bool:
-        """Whether a rank has got on."""
+        """Whether a rank has made progress."""
         if event.kind is Kind.SAVE_END and event.data["ok"]:
             self.checkpoint = posixpath.basename(str(event.data["path"]).rstrip("/"))
         if event.kind is Kind.LOSS and event.rank in self.ranks:
@@ -45,7 +45,7 @@ class Progress:
         return True
 
     def step_of(self, view: RankView) -> int | None:
-        """The global step that a rank has finished; None if it can't be told."""
+        """The global step that a rank has finished; None if not known."""
         base = self._bases.get(view.attempt)
         return None if base is None else base + view.local_step
 

@@ -1,4 +1,4 @@
-"""The repetitions of a scenario, judged together: on a terminal, and as what JUnit and JSON say of them."""
+"""Shows the repetitions of a scenario, judged together, on a terminal and in JUnit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME, _COLUMN = 34, 9
 
 
 def show(repeats: Repeats, console: Console) -> None:
-    """Verdict, rates with their bounds, and the distribution of every figure."""
+    """Prints the verdict, rates with their bounds, and the distribution of every figure."""
     pen = Pen(console)
     badge = Text(f" {repeats.verdict.value.upper()} ", f"bold reverse {COLOURS[repeats.verdict]}")
     pen.gap()
@@ -59,7 +59,7 @@ def _line(pen: Pen, name: str, cells: list[str], last: str, style: str = "") -> 
 
 
 def _is_dull(one: Distribution) -> bool:
-    """A number of an assertion that was the same each time, such as how many checkpoints there were."""
+    """Whether an assertion's number was the same each time, such as the number of checkpoints."""
     return ": " in one.name and one.min == one.max
 
 
@@ -74,7 +74,7 @@ def _share(value: float | None) -> str:
 
 
 def as_result(repeats: Repeats) -> Result:
-    """What JUnit shows: one case for all repetitions, with the figures in its text."""
+    """The result for JUnit: one case for all repetitions, with the figures in its text."""
     measured: dict[str, Any] = {"repetitions": len(repeats.seeds), **_counts(repeats.rate)}
     measured |= {f"rate of {one.name}": _in_words(one) for one in (repeats.rate, *repeats.cases)}
     for figure in repeats.figures:

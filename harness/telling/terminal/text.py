@@ -1,4 +1,4 @@
-"""Text that came from jobs, logs and environments, made fit to be shown. Pure."""
+"""Makes text from jobs, logs and environments safe to show. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def on_one_line(text: object) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """At most `limit` characters: the beginning and the end, and in between how many were left out."""
+    """At most `limit` characters: the beginning and the end, and between them the number of characters left out."""
     if len(text) <= limit:
         return text
     gap = f" [{len(text) - limit} characters and more left out] "
@@ -34,7 +34,8 @@ def shortened(text: str, limit: int) -> str:
 
 
 def value_in_words(name: str, value: Any, seconds: Collection[str] = ()) -> str:
-    """A measured value or a bound, short and on one line. Names that end in `_s`, or are among `seconds`, are such."""
+    """A measured value or a bound, short and on one line. Names that end in `_s`, or are in `seconds`, are
+    durations."""
     if isinstance(value, Mapping):
         return "{" + pairs_in_words(value) + "}"
     if isinstance(value, (list, tuple, set, frozenset)):

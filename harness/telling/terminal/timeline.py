@@ -22,7 +22,7 @@ class Span:
 
 
 def spans(parts: Mapping[str, float | None]) -> list[Span]:
-    """Parts of a restart that never came are left out where the job went on without one."""
+    """The parts. If the job went on without a restart, parts of a restart that never came are left out."""
     if went_on(parts):
         parts = {part: at for part, at in parts.items() if at is not None}
     found, latest = [], 0.0
@@ -58,5 +58,5 @@ def _scaled(at_s: float, whole_s: float, halves: int) -> int:
 
 
 def seconds(value: float, whole_s: float) -> str:
-    """All with as many digits as suit the longest."""
+    """The durations, all with the same sensible number of digits."""
     return f"{value:.{3 if whole_s < 10 else 2 if whole_s < 100 else 1}f} s"

@@ -1,1 +1,1 @@
-"""Many runs: a store of their results, and the comparison of two sets of them."""
+"""Keeps the results of many runs, and compares two sets of them."""

@@ -1,9 +1,8 @@
-"""Is B worse than A? Two sets of runs, scenario by scenario. Pure.
+"""Is B worse than A? Compares two sets of runs, scenario by scenario. Pure.
 
-A difference counts where it is larger than a tolerance and, since one run is no measure of another, where chance alone
-would make it so in at most 5 of 100 cases: an exact rank test (Mann and Whitney, one-sided), which takes at least three
-runs on each side. What can't be told is unclear, and never called the same.
-"""
+A difference counts if it is larger than a tolerance and if chance alone would cause it in at most 5 of 100 cases, by an
+exact rank test (Mann and Whitney, one-sided). The test needs at least three runs on each side. If it can't decide, the
+result is unclear, never the same."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ class Change(str, Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One thing compared in one scenario. `before`, `after`: in words; medians where there are several runs."""
+    """The comparison of one measure in one scenario. `before`, `after`: in words; medians if there are several runs."""
 
     scenario: str
     what: str
@@ -44,14 +43,14 @@ class Row:
 
 
 def compare(before: Sequence[Kept], after: Sequence[Kept], tolerance: float = TOLERANCE) -> list[Row]:
-    """A row per scenario and measure, in order of name. `tolerance`: relative, of times."""
+    """A row per scenario and measure, ordered by name. `tolerance`: relative, for times."""
     rows: list[Row] = []
     for name in sorted({one.result.scenario for one in (*before, *after)}):
         old, new = ([one for one in side if one.result.scenario == name] for side in (before, after))
         if not new:
-            rows.append(Row(name, "runs", str(len(old)), "0", Change.UNCLEAR, "there is no run of it after"))
+            rows.append(Row(name, "runs", str(len(old)), "0", Change.UNCLEAR, "there is no later run of it"))
         elif not old:
-            rows.append(Row(name, "runs", "0", str(len(new)), Change.NEW, "there was none before"))
+            rows.append(Row(name, "runs", "0", str(len(new)), Change.NEW, "there is no earlier one"))
         if not old or not new:
             continue
         rows.append(_verdicts(name, old, new))
@@ -65,7 +64,7 @@ _TELLING = (Verdict.PASSED, Verdict.FAILED)
 
 
 def overall(rows: Sequence[Row]) -> Change:
-    """Worse beats unclear, and that beats all else; where nothing could be compared it is unclear."""
+    """Worse if any row is worse; else unclear if any row is unclear, or if nothing could be compared."""
     changes = {row.change for row in rows}
     for one in (Change.WORSE, Change.UNCLEAR, Change.BETTER):
         if one in changes:
@@ -80,9 +79,9 @@ def _verdicts(name: str, old: Sequence[Kept], new: Sequence[Kept]) -> Row:
         change = Change.WORSE
         why = next(one.result.reason for one in new if one.result.verdict is Verdict.ERROR)
     elif not set(_TELLING) & set(after):
-        change, why = Change.UNCLEAR, f"no run after proves anything: {new[0].result.reason}"
+        change, why = Change.UNCLEAR, f"no later run proves anything: {new[0].result.reason}"
     elif not set(_TELLING) & set(before):
-        change, why = Change.UNCLEAR, f"no run before proves anything: {old[0].result.reason}"
+        change, why = Change.UNCLEAR, f"no earlier run proves anything: {old[0].result.reason}"
     elif Verdict.FAILED in after and Verdict.FAILED not in before:
         change = Change.WORSE
         why = next(one.result.reason for one in new if one.result.verdict is Verdict.FAILED)
@@ -118,16 +117,16 @@ def _recovery(name: str, old: Sequence[Kept], new: Sequence[Kept], tolerance: fl
 
 
 def judged(old: Sequence[float], new: Sequence[float], tolerance: float, floor: float) -> tuple[Change, str]:
-    """Of a measure of which less is better; both sides have at least one value."""
+    """Judges a measure of which less is better. Both sides need at least one value."""
     before, after = median(old), median(new)
     low, high = sorted((before, after))
     if high <= low * (1 + tolerance) + floor:
         return Change.SAME, ""
     if after < before:
         sure = min(len(old), len(new)) >= _FEWEST and p_greater(new, old) <= _CHANCE
-        return (Change.BETTER, "") if sure else (Change.SAME, "less, as far as so few runs tell")
+        return (Change.BETTER, "") if sure else (Change.SAME, "less, as far as so few runs can show")
     if min(len(old), len(new)) < _FEWEST:
-        few = f"{len(old)} and {len(new)} runs can't tell a change from chance"
+        few = f"{len(old)} and {len(new)} runs can't distinguish a change from chance"
         return Change.UNCLEAR, f"{few}: --repeat {_FEWEST} or more"
     chance = p_greater(old, new)
     if chance > _CHANCE:
@@ -136,8 +135,8 @@ def judged(old: Sequence[float], new: Sequence[float], tolerance: float, floor: 
 
 
 def p_greater(small: Sequence[float], large: Sequence[float]) -> float:
-    """How likely chance alone makes the values of `large` rank as high as they do (Mann and Whitney's U, ties at their
-    mean rank)."""
+    """The probability that chance alone makes the values of `large` rank as high as they do (Mann and Whitney's U, ties
+    at their mean rank)."""
     every = sorted((*small, *large))
     ranks = [(every.index(value) + len(every) - 1 - every[::-1].index(value)) / 2 for value in (*large, *small)]
     seen, count = sum(ranks[: len(large)]), len(large)
@@ -150,7 +149,7 @@ def p_greater(small: Sequence[float], large: Sequence[float]) -> float:
 
 
 def _grown(old: Sequence[Kept], new: Sequence[Kept]) -> str:
-    """Which part of the recovery changed most."""
+    """The part of the recovery that changed most."""
     parts = dict.fromkeys(part for run in old for one in run.result.recoveries for part in one.parts)
     found: list[tuple[float, str]] = []
     for part in parts.keys() - {"caught_up"}:

@@ -1,4 +1,4 @@
-"""The SQLite file of a history: made for its owner alone, and shared by processes."""
+"""The SQLite file of a history: readable only by its owner, and shared by processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Entry = TypeVar("Entry")
 
 _WAIT_S = 30.0  # for another process that writes
 _OURS = 0x746F7263  # "torc": in the file's header, see PRAGMA application_id
-_NOT_OURS = "it is a database, and not a history of runs"
+_NOT_OURS = "it is a database, but not a history of runs"
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS runs (
     run_dir TEXT PRIMARY KEY, scenario TEXT NOT NULL, seed INTEGER NOT NULL, started TEXT NOT NULL,
@@ -31,13 +31,13 @@ _TABLES = (
 
 
 def path_of(out: Path) -> Path:
-    """The history of what lies in the folder `out`: beside it, where nothing that lists `out` meets it."""
+    """The path of the history of the folder `out`: beside it, so that a listing of `out` does not contain it."""
     whole = out.absolute()
     return whole.with_name(f"{whole.name}.sqlite") if whole.name else whole / "torchaos-runs.sqlite"
 
 
 def add(path: Path, table: str, rows: Iterable[tuple[object, ...]]) -> None:
-    """Into a table of the history at `path`, which is made if it is not there; a row whose key is there already is
+    """Adds rows to a table of the history at `path`. The file is made if it does not exist; a row with the same key is
     replaced. Raises UsageError if the file can't be used."""
     try:
         _claim(path)
@@ -50,8 +50,8 @@ def add(path: Path, table: str, rows: Iterable[tuple[object, ...]]) -> None:
 
 
 def rows_of(path: Path, table: str, *columns: str) -> list[tuple[str, ...]]:
-    """Of a table of the history at `path`, in order of time; changes nothing in it. Empty if there is none. Raises
-    UsageError if the file can't be used."""
+    """The rows of a table of the history at `path`, in order of time; changes nothing. Empty if there is no file.
+    Raises UsageError if the file can't be used."""
     if not os.path.lexists(path):
         return []
     try:
@@ -71,14 +71,14 @@ def rows_of(path: Path, table: str, *columns: str) -> list[tuple[str, ...]]:
 
 
 def each_in(out: Path, file: str, read: Callable[[Path], Entry]) -> Iterator[Entry]:
-    """What `read` makes of each folder directly below `out` that has the file, as far as it can be read."""
+    """The results of `read` for each folder directly below `out` that has the file and can be read."""
     for path in sorted(out.absolute().glob(f"*/{file}")):
         with suppress(UsageError):
             yield read(path.parent)
 
 
 def _claim(path: Path) -> None:
-    """Make the file, or see that it is this user's own. One that is there is never opened here: closing it would
+    """Creates the file, or checks that it belongs to this user. An existing file is never opened here: closing it would
     release the locks that SQLite holds on it in another thread."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):

@@ -25,7 +25,7 @@ _FLOOR_SHARE, _FLOOR_STEPS = 0.02, 1.0  # of the time; steps: a difference that 
 
 @dataclass(frozen=True)
 class Night:
-    """One game day. `commit`: of the job's working directory; empty if there is none. `raw`: the whole of
+    """One game day. `commit`: of the job's working directory; empty if there is none. `raw`: the contents of
     score.json."""
 
     folder: str
@@ -48,14 +48,14 @@ class Night:
         try:
             return cls.of_score(str(folder), json.loads((folder / "score.json").read_text()))
         except OSError as error:
-            why = f"{folder}: no score: {error.strerror}; `torchaos gameday --resume` takes the day to its end"
+            why = f"{folder}: no score: {error.strerror}; `torchaos gameday --resume` finishes the day"
             raise UsageError(why) from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{folder}/score.json: it is damaged: {error!r}") from error
 
     @classmethod
     def of_score(cls, folder: str, raw: Mapping[str, Any]) -> Night:
-        """Raises KeyError, ValueError, TypeError or AttributeError if this is none."""
+        """Raises KeyError, ValueError, TypeError or AttributeError if it is no score."""
         about = {key: str(raw[key]) for key in ("name", "started", "commit", "verdict")}
         shares = [_share(one["clock"]) for one in raw["rounds"]]
         faults = [fault for one in raw["rounds"] for fault in one["faults"]]
@@ -82,8 +82,8 @@ def add(path: Path, nights: Sequence[Night]) -> None:
 
 
 def kept(path: Path, names: Sequence[str] = (), commit: str = "", beside: Sequence[Night] = ()) -> list[Night]:
-    """Of the history at `path`, in order of time: nights of these names (none: of all) and of a commit that begins
-    like this. `beside`: nights that are shown too, whether they are in the file or not. Changes nothing."""
+    """The nights of the history at `path`, in order of time: with these names (none: all), and with a commit that
+    begins with this text. `beside`: nights that are added if the file lacks them. Changes nothing."""
     rows = database.rows_of(path, "nights", "folder", "score")
     found = {one.folder: one for one in (*(night for row in rows for night in _read(*row)), *beside)}
     wanted = (one for one in found.values() if not names or one.name in names)
@@ -96,19 +96,19 @@ def _read(folder: str, raw: str) -> Iterator[Night]:
 
 
 def found_in(out: Path) -> list[Night]:
-    """Every game day directly below a folder that has a score, in order of time."""
+    """Every game day with a score directly below a folder, in order of time."""
     return sorted(database.each_in(out, "score.json", Night.of), key=lambda one: one.started)
 
 
 def compare_nights(before: Sequence[Night], after: Sequence[Night], tolerance: float = TOLERANCE) -> list[Row]:
-    """A row per game day and measure, in order of name. `tolerance`: relative, of times."""
+    """A row per game day and measure, ordered by name. `tolerance`: relative, for times."""
     rows: list[Row] = []
     for name in sorted({one.name for one in (*before, *after)}):
         old, new = ([one for one in side if one.name == name] for side in (before, after))
         if not new:
-            rows.append(Row(name, "nights", str(len(old)), "0", Change.UNCLEAR, "there is no night of it after"))
+            rows.append(Row(name, "nights", str(len(old)), "0", Change.UNCLEAR, "there is no later night of it"))
         elif not old:
-            rows.append(Row(name, "nights", "0", str(len(new)), Change.NEW, "there was none before"))
+            rows.append(Row(name, "nights", "0", str(len(new)), Change.NEW, "there is no earlier one"))
         else:
             rows += _night(name, old, new, tolerance)
     return rows

@@ -133,7 +133,7 @@ def test_without_the_gate_faults_come_at_their_times(tmp_path: Path) -> None:
         ({"faults": [{"inject": "process.kil", "target": {"rank": 0}}]}, "process.kill"),
         ({"faults": [{"inject": "process.kill"}]}, "target"),
         ({"faults": [{"inject": "process.kill", "target": {"rank": 0}, "weight": 0}]}, "weight"),
-        ({"faults": []}, "nothing may happen"),
+        ({"faults": []}, "there are no faults"),
         ({"score": {"ettr": 2}}, "ettr"),
         ({"stop": ["no_progres"]}, "no_progress"),
     ],
@@ -170,7 +170,7 @@ def test_a_preset_that_is_not_there(tmp_path: Path) -> None:
     """The nearest name, and the weights that it has."""
     with pytest.raises(UsageError, match="did you mean 'llama3'"):
         mix_of(day(tmp_path, preset={"name": "lama3"}))
-    with pytest.raises(UsageError, match="no figures by gpu_time"):
+    with pytest.raises(UsageError, match="no weights by gpu_time"):
         mix_of(day(tmp_path, preset={"name": "llama3", "by": "gpu_time"}, faults=[]))
 
 

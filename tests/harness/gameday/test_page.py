@@ -42,7 +42,7 @@ def test_the_page_holds_the_day(tmp_path: Path) -> None:
     """The verdict, the ratio, each fault with what came of it and where it lies, each round, and what was left out."""
     found = of(tmp_path, (Outcome.RECOVERED, "pid 1 ended"), (Outcome.DEGRADED, "slower"), planned=1)
     assert '<span class="badge passed">passed</span> night' in found
-    assert "2 of 3 faults were begun; 2 landed and were felt" in found
+    assert "2 of 3 faults were started; 2 landed and were felt" in found
     assert "<th>effective training time ratio (ETTR)</th>" in found
     assert ">60.0%</td>" in found
     marks = re.findall(r'<rect class="(\w+)" x="[\d.-]+" y="[\d.-]+" width="6"', found)

@@ -1,1 +1,1 @@
-"""What the script is made of. Standard library only, for Python 3.9; summary.py is run by the job's own Python."""
+"""The parts of the script. Standard library only, for Python 3.9; the job's own Python runs summary.py."""

@@ -1,4 +1,4 @@
-"""One run of the job's command, with kills on the way."""
+"""One run of the job's command, with the kills."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Run:
         self.code = None
 
     def _start(self) -> None:
-        """What ends this script waits until the process is known here, and can be ended too."""
+        """A signal that ends this script waits until the process is known here, so that the process is ended too."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         try:
             self._torchrun = subprocess.Popen(
@@ -92,7 +92,7 @@ class Run:
             self._act()
 
     def _act(self) -> None:
-        """Send the signals that are due, and begin the next kill when its moment has come."""
+        """Sends the signals that are due, and begins the next kill when its moment has come."""
         now = time.monotonic()
         for one in [one for one in self._due if one[0] <= now]:
             self._due.remove(one)
@@ -120,7 +120,7 @@ class Run:
         return bool((self.folder / kill["path"]).exists())
 
     def _hold_living(self) -> bool:
-        """Whether the held processes still live: a restart replaces them."""
+        """Whether the held processes still live; a restart replaces them."""
         if any(select.select([fd], [], [], 0)[0] for fd in self._victims.values()):
             self._victims = {}
         return bool(self._victims)
@@ -137,7 +137,8 @@ class Run:
         return True
 
     def _ranks(self) -> Iterator[tuple[int, int]]:
-        """(pid, rank) of our torchrun's descendants that are ranks; a data-loader worker has its parent's RANK."""
+        """(pid, rank) of all ranks among our torchrun's descendants. A data-loader worker, which has its parent's RANK,
+        is none."""
         parents = dict(processes())
         for pid in parents:
             ancestor = pid
@@ -150,7 +151,7 @@ class Run:
                 yield pid, int(rank)
 
     def _end_all(self) -> None:
-        """Every process that carries our mark; its parent may be any process by now."""
+        """Ends every process with our mark, whatever its parent is by now."""
         for number, patience_s in ((signal.SIGCONT, 0.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 10.0)):
             left = self._marked()
             for pid in left:
@@ -169,7 +170,7 @@ class Run:
 
     @property
     def losses(self) -> dict[int, str | None]:
-        """Of the history that counts: what was printed last for each step."""
+        """The loss that was printed last for each step."""
         return {step: loss for _, step, loss in self.steps}
 
     @property
@@ -184,7 +185,7 @@ class Run:
 
     @property
     def caught_up_s(self) -> float | None:
-        """From the kill to the first step beyond all those before it, in seconds."""
+        """The seconds from the kill to the first step beyond all earlier steps."""
         if self.killed_s is None:
             return None
         over = self.killed_s + LATE_S
@@ -220,7 +221,7 @@ def environ(pid: int) -> dict[str, str]:
 
 
 def step_of(line: str) -> tuple[int, str | None] | None:
-    """Step and loss that a line of the job's log tells of."""
+    """The step and the loss in a line of the job's log."""
     line, groups = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line), dict[str, str]()
     for number, pattern in enumerate(CASE["log"]):
         found = re.search(pattern, line)

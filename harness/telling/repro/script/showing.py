@@ -1,4 +1,4 @@
-"""The control, the runs with the kill, and what shows in them."""
+"""The control, the runs with the kill, and the signs that they show."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CantTell(Exception):
 
 
 class Control:
-    """The job without a kill. `noisy`: what in its final checkpoint differs from one control to the next."""
+    """The job without a kill. `noisy`: entries of its final checkpoint that differ between two controls."""
 
     def __init__(self, command: list[str], folder: Path) -> None:
         runs = [started(command, [], folder, f"control-{number + 1}") for number in range(CASE["controls"])]
@@ -41,7 +41,7 @@ class Control:
 
 
 def signs_of(run: Run, control: Control) -> dict[str, str]:
-    """What differs from the control, by the kind of sign. Raises CantTell if the control is no measure."""
+    """The differences from the control, by kind of sign. Raises CantTell if the control can't be compared."""
     if run.killed_s is None:
         raise CantTell("the job ended before there was a moment for the kill: give it more steps")
     for step, loss in sorted(run.before_kill.items()):
@@ -86,7 +86,7 @@ def _time(run: Run) -> str:
 
 
 def summary_of(run: Run) -> dict[str, str]:
-    """Of the newest checkpoint that it left; empty if there is none, or none that can be read."""
+    """Digests of the newest checkpoint that the run left; empty if there is none that can be read."""
     if CASE["checkpoints"] is None:
         return {}
     root = str(CASE["checkpoints"]).replace("{run}", str(run.folder))
@@ -124,13 +124,13 @@ def show(command: list[str], folder: Path, times: int) -> int:
         seen.append(found.keys() & set(CASE["signs"]))
     common = sorted(set.intersection(*seen))
     if not common and any(seen):
-        raise CantTell(f"it shows in {sum(map(bool, seen))} of {times} runs, and not the same in all")
+        raise CantTell(f"it shows in {sum(map(bool, seen))} of {times} runs, but not with the same sign in each")
     print(f"REPRODUCED in {times} of {times} runs: {', '.join(common)}" if common else f"NOT REPRODUCED, {times} tried")
     return 0 if common else 1
 
 
 def leave(number: int, _frame: object) -> None:
-    """Unwinds, so that the job's processes are ended; once."""
+    """Raises an exception, once, so that the job's processes are ended."""
     for one in ENDS:
         signal.signal(one, signal.SIG_IGN)
     sys.exit(128 + number)
@@ -158,7 +158,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="repro-") as folder:
             return show(command, (args.keep or Path(folder)).absolute(), max(1, args.runs))
     except (CantTell, OSError) as why:
-        print(f"CAN'T TELL: {why}")
+        print(f"CAN'T DECIDE: {why}")
         return 2
 
 

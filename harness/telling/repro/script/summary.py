@@ -1,4 +1,4 @@
-"""Digests of all tensors and numbers in the newest checkpoint under the folder that is named, as JSON. Needs torch."""
+"""Prints digests of all tensors and numbers in the newest checkpoint under a folder, as JSON. Needs torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def load(path: str) -> Any:
-    """This very job wrote it, so that loading it runs nothing that the job would not run."""
+    """Loads a file. This job wrote it, so loading it runs nothing that the job would not run."""
     if os.path.isdir(path):
         from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -60,7 +60,7 @@ def newest(top: str) -> float:
 
 
 def summary(root: str) -> dict[str, str]:
-    """Of the newest file or folder under `root` that anything can be read of."""
+    """The digests of the newest readable file or folder under `root`."""
     tops = [os.path.join(root, name) for name in os.listdir(root)] if os.path.isdir(root) else []
     for top in sorted(tops, key=newest, reverse=True):
         found: dict[str, str] = {}

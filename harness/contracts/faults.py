@@ -54,10 +54,10 @@ class Handle(Protocol):
     kind: ClassVar[str]
 
     def touches(self) -> Touches:
-        """What it may touch: checked before a fault lands, and before it is healed from a log."""
+        """What it may touch; checked before a fault lands, and before a log is healed."""
 
     def restore(self) -> None:
-        """Set the known-good state. Repeatable; spares strangers (checks identity first)."""
+        """Sets the known-good state. May be called again; checks identity first, and leaves everything else alone."""
 
     def restored(self) -> bool:
         """Whether the known-good state is there, verified by identity and not by absence alone."""
@@ -88,10 +88,10 @@ class Injector(Protocol):
     own_disk: ClassVar[bool]
 
     def plan(self, target: Target, draw: random.Random) -> Injector:
-        """Itself with every random choice made. Pure; all randomness is spent here."""
+        """The injector with every random choice made. Pure; no other method makes random choices."""
 
     def changes(self, site: NodeSite) -> Sequence[Handle] | Irreversible:
-        """Everything that `apply` may change, read before it does. Changes nothing."""
+        """Everything that `apply` may change, read before `apply` runs. Changes nothing."""
 
     def apply(self, site: Any) -> None:
         """`site` is a RankSite in the rank, and a NodeSite outside."""
@@ -100,7 +100,7 @@ class Injector(Protocol):
         """What to observe while the fault is on."""
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Proof from the journal that the fault took effect, or None. Pure. What the agent says alone is no proof."""
+        """Proof from the journal that the fault took effect, or None. Pure. The agent's word alone is no proof."""
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None: ...
 

@@ -57,11 +57,12 @@ class Node(Protocol):
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What the job's environment has on this node beside the spec's; the launcher has heeded what the user set."""
+        """Variables that this node adds to the environment of the spec; the launcher has respected what the user
+        set."""
 
     @property
     def link(self) -> Link | None:
-        """Its link to the other nodes; None where nothing can be done to that."""
+        """Its link to the other nodes; None if faults can't touch it."""
 
     def argv(self, command: Sequence[str]) -> list[str]:
         """The command with the prefix that runs it on this node: none, nsenter, docker exec, srun."""
@@ -78,7 +79,7 @@ class LiveNode(Protocol):
 
     @property
     def run_id(self) -> str:
-        """The mark of the job's processes; that of a fault's helper begins with it."""
+        """The mark of the job's processes; the mark of a fault's helper begins with it."""
 
     def processes(self) -> Mapping[int, int]:
         """The job's processes on this node, as they are now: start times (clock ticks since boot) by pid."""
@@ -88,7 +89,8 @@ class LiveNode(Protocol):
         or the command still runs."""
 
     def keep_place(self) -> None:
-        """The node will come back: the job is not over before that, whatever becomes of the others."""
+        """Announces that the node will come back: the job is not over before that, whatever happens to the other
+        nodes."""
 
 
 class Launcher(Protocol):
@@ -108,6 +110,6 @@ class Launcher(Protocol):
         return frozenset()
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        """What `create` will make, so that it is guarded before it is made."""
+        """What `create` will make, so that its undo is on disk before it is made."""
 
     def create(self, spec: JobSpec) -> Sequence[Node]: ...

@@ -51,26 +51,26 @@ class NodeSite(Site, Protocol):
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:
-        """The job's endpoints that a proxy stands before, by name, for a fault that hits endpoints."""
+        """The job's endpoints that have a proxy, by name, for a fault that hits endpoints."""
 
     @property
     def checkpoints(self) -> Path | None:
-        """The folder that the scenario names as the job's checkpoints: the only files that a fault may touch beside
-        those in the run's own folder."""
+        """The folder of the job's checkpoints in the scenario: outside the run's own folder, a fault may touch only
+        these files."""
 
     @property
     def guarded(self) -> Sequence[Handle]:
-        """What `changes` has returned: the way back that is on disk. Empty before `apply` runs."""
+        """The handles that `changes` returned and that are on disk. Empty before `apply` runs."""
 
     @property
     def undo_copies(self) -> Path:
-        """Where `File.of` saves what it will put back."""
+        """The folder in which `File.of` saves copies to restore."""
 
     def check(self, changes: Sequence[Handle]) -> None:
         """Raises TargetGone if a target is another process by now, or one of these handles is not guarded."""
 
     def release(self) -> None:
-        """Let a rank that is held at the Moment go on now, before `apply` returns."""
+        """Lets the rank that is held at the Moment continue now, before `apply` returns."""
 
     def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
-        """Wait until the targets are gone; the pids of those that are still there after the time."""
+        """Waits until the targets are gone. Returns the pids that are left after that time."""

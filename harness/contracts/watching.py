@@ -40,7 +40,7 @@ class Condition(Protocol):
     about_job: ClassVar[bool] = True  # as a stop condition it says something about the job, and not about the machine
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        """Pure. `now_s` is CLOCK_MONOTONIC. None: can't be told (yet)."""
+        """Pure. `now_s` is CLOCK_MONOTONIC. None: not known (yet)."""
 
     def probes(self, at: Watched) -> Sequence[Probe]:
         """Probes to run while the run lasts. Equal probes of several conditions run once."""

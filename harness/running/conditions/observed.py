@@ -71,8 +71,8 @@ class CommandFails:
 
 @dataclass(frozen=True)
 class CommandSucceeds(CommandFails):
-    """The command `run` (a program and its arguments; no shell) ends with the exit code 0 within `timeout`. It is run
-    `every` so often."""
+    """The command `run` (a program and its arguments; no shell) ends with exit code 0 within `timeout`. It is run each
+    `every` seconds."""
 
     name: ClassVar[str] = "command_succeeds"
     good: ClassVar[bool] = True

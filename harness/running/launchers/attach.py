@@ -26,7 +26,7 @@ _TAIL_S = 0.02
 
 
 class Attached(RunningJob):
-    """`log`: the file that the job's output goes to, if there is one; it is read from its
+    """Has the same methods as a `Job`. `log`: the file with the job's output, if there is one; it is read from its
     present end. Raises UsageError unless `pid` is a torchelastic agent of this user."""
 
     def __init__(

@@ -30,8 +30,8 @@ _LOOK_S = 0.05  # how often it is looked whether a node's command was started ag
 
 
 class Job(RunningJob):
-    """`spec_for(n)` is the nth submission, from 0. One that ends with anything but 0 is followed by another while
-    any are left."""
+    """`spec_for(n)` returns submission n, from 0. If a submission ends with an exit code other than 0, the next is
+    started, if any is left. The methods may be called from any thread."""
 
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,
@@ -226,7 +226,7 @@ class Job(RunningJob):
             run.command.drain(_DRAIN_S)
 
     def _clear_away(self) -> None:
-        """A scheduler ends what a job leaves behind before it starts the job again."""
+        """Ends what the job left behind before it is started again, as a scheduler does."""
         leftover = self.members()
         if leftover:
             text = f"{len(leftover)} processes outlived submission {self._submission}; they were ended before the next"
@@ -239,6 +239,6 @@ class Job(RunningJob):
         return max((attempt for attempt in seen if attempt is not None), default=-1) + 1
 
     def members(self) -> dict[int, int]:
-        """By the tree, as it was seen, and by the mark in the environment: either may miss one."""
+        """Every living process of the job: start times (clock ticks since boot) by pid."""
         living = {pid: ticks for pid, ticks in self._watch.members().items() if proc.is_alive(pid, ticks)}
         return {**living, **proc.family(self._run_id)}

@@ -13,7 +13,7 @@ from torchaos.harness.watching.probes.ranks import RankWatch
 
 
 class RunningJob(ABC):
-    """What `Job` and `Attached` have in common. The methods may be called from any thread."""
+    """The common interface of `Job` and `Attached`."""
 
     def __init__(self, watch: RankWatch) -> None:
         self._watch = watch
@@ -48,8 +48,7 @@ class RunningJob(ABC):
         return [Victim(*found[node], rank=None) for node in nodes or sorted(found)]
 
     def nodes(self) -> Sequence[LiveNode]:
-        """In order of their index. Empty for an attached job: torchaos can act on its processes only, and a scenario
-        names these by rank."""
+        """The nodes, in order of their index."""
         return []
 
     def endpoints(self) -> Mapping[str, Endpoint]:
@@ -62,9 +61,7 @@ class RunningJob(ABC):
 
     @abstractmethod
     def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
-        """End every process of the job: a job that still runs gets SIGTERM and, unless it is `hurried`, `grace_s`
-        seconds first. Returns the pids of those that could not be ended (none, as a rule). No event comes after this;
-        it may be called again."""
+        """Ends every process of the job. Returns the pids that could not be ended."""
 
     @abstractmethod
     def _live(self) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from torchaos.harness.agent.plan import Moment
 from torchaos.harness.agent.wire import Kind
+from torchaos.harness.contracts import Target
 from torchaos.harness.judging.verdict.verdict import judge
-from torchaos.harness.record.plan import Named, Plan, PlannedJob
+from torchaos.harness.record.plan import Named, Plan, PlannedFault, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.twins.scenario_run import ScenarioRun
@@ -174,6 +176,33 @@ def test_an_interrupt_during_a_further_twin_fails_nothing(
     assert next(made) == 3
     assert result.verdict.value == "inconclusive", result
     assert "SIGINT" in result.reason
+
+
+@pytest.mark.parametrize(("steps", "runs"), [((500,), 1), ((500, 600), 1), ((500, 3), 2), ((None,), 2)])
+def test_a_run_whose_faults_all_come_after_the_end_is_not_made(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: tuple[int | None, ...], runs: int
+) -> None:
+    """The twin has shown where the job ends; without a fault the run would be the twin once more."""
+    faults = tuple(
+        PlannedFault(f"kill-{step}", "process.kill", "rank", Target((0,)), Moment(0, step, None), {}, "", "")
+        for step in steps
+    )
+    scenario_run = ScenarioRun(
+        replace(plan_of("train"), twin={"runs": 1}, faults=faults), RunDir(tmp_path / "x"), b"", []
+    )
+    made = count()
+
+    def execute(plan: Plan, folder: RunDir) -> None:
+        next(made)
+        leaves(trainer().record())(plan, folder)
+
+    monkeypatch.setattr("torchaos.harness.running.twins.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr(scenario_run, "_execute", execute)
+    result = scenario_run()
+    assert next(made) == runs
+    if runs == 1:
+        assert result.verdict.value == "inconclusive"
+        assert "kill-500 comes in step 500, and the job ends at step" in result.reason
 
 
 @pytest.fixture

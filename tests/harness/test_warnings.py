@@ -101,6 +101,26 @@ def test_a_step_that_the_twin_never_made(
     assert all(one.startswith(":8:18: process.kill comes in step 18, and the job ends at step 17") for one in found)
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--steps 12", "and the job ends at step 12, as --steps says; write an earlier step"),
+        ("--max_steps=12", "and the job ends at step 12, as --max_steps says"),
+        ("--train-iters 12", "and the job ends at step 12, as --train-iters says"),
+        ("--steps 18", ""),
+        ("--save-steps 5", ""),
+    ],
+)
+def test_a_step_after_those_that_the_command_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, said: str
+) -> None:
+    """Without a twin in the cache, the command may say how many steps there are."""
+    monkeypatch.setattr(warnings, "last_step_of", lambda plan: None)
+    found = warned(tmp_path, GOOD.replace("--out", f"{option} --out"))
+    assert len(found) == bool(said)
+    assert all(said in one for one in found)
+
+
 @pytest.mark.parametrize("folder", ["process", "checkpoint"])
 def test_the_ready_scenarios_warn_of_nothing(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each does what it means."""

@@ -4,7 +4,9 @@ the file, and says what to do."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from torchaos.harness import registry
@@ -13,12 +15,13 @@ from torchaos.harness.contracts import Need
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running.launchers.torchrun_line import restarts_of
 from torchaos.harness.running.planner.faults import consents
-from torchaos.harness.running.twins.twin import last_step_of
+from torchaos.harness.running.twins.twin import last_step_of, too_late
 from torchaos.harness.scenario.grammar import Scenario
 from torchaos.harness.scenario.other_job import with_job
 from torchaos.harness.scenario.yaml_source import Keys, Source, read
 
 _COMMAND: Keys = ("job", "command")
+_STEPS = re.compile(r"--((max|total|num|train|training)[-_])?(train[-_])?(steps|iters|iterations)")
 
 
 def warnings_of(plan: Plan, scenario: Scenario, file: Path, job: Source | None = None) -> list[str]:
@@ -52,13 +55,25 @@ def _of_restarts(plan: Plan) -> Iterator[tuple[Keys, str]]:
 
 
 def _of_steps(plan: Plan) -> Iterator[tuple[Keys, str]]:
-    """Warns about faults in steps after the last step of the twin, if a twin is in the cache."""
-    steps = {n: fault.trigger.step for n, fault in enumerate(plan.faults) if isinstance(fault.trigger, Moment)}
-    last = last_step_of(plan) if plan.twin and any(steps.values()) else None
-    for number, step in steps.items():
-        if step is not None and last is not None and step > last:
-            what = f"{plan.faults[number].id} comes in step {step}, and the job ends at step {last}, as its twin did"
-            yield ("faults", number, "when", "step"), f"{what}; write an earlier step"
+    """Warns about faults in steps after the last step of the twin, if a twin is in the cache; else after the number of
+    steps that the command asks for."""
+    if not any(isinstance(fault.trigger, Moment) and fault.trigger.step for fault in plan.faults):
+        return
+    last, why = last_step_of(plan) if plan.twin else None, "as its twin did"
+    if last is None:
+        option, last = _asked_for(plan.job.command)
+        why = f"as {option} says"
+    for number, text in too_late(plan, last, why).items() if last is not None else ():
+        yield ("faults", number, "when", "step"), text
+
+
+def _asked_for(command: Sequence[str]) -> tuple[str, int | None]:
+    """An option of the command that says how many steps the job makes, with that number; None if there is none."""
+    words = [part for word in command for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for option, value in pairwise(words):
+        if _STEPS.fullmatch(option) and value.isdecimal():
+            return option, int(value)
+    return "", None
 
 
 def _of_assertions(plan: Plan) -> Iterator[tuple[Keys, str]]:

@@ -21,7 +21,7 @@ from torchaos.harness.record.result import ExitCode, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.engine.guards import check_disk
 from torchaos.harness.running.engine.run import Run, Watcher
-from torchaos.harness.running.twins.twin import Twins, made_of
+from torchaos.harness.running.twins.twin import Twins, last_step_in, made_of, too_late
 from torchaos.harness.undo.recovery import LeftBehind
 
 
@@ -76,6 +76,7 @@ class ScenarioRun:
         wanted = int(self.plan.twin.get("runs", 0))
         has_twin = wanted > 0 and not self._stopped and twins.give(0, self.folder)
         unfinished = self._stopped or (f"the fault-free twin failed: {twins.died}" if twins.died else None)
+        unfinished = unfinished or (self._in_vain() if has_twin else None)
         if not unfinished:
             self._execute(self.plan, self.folder)
             unfinished = self._more_twins(twins, wanted) if has_twin else None
@@ -87,6 +88,14 @@ class ScenarioRun:
                 result = replace(result, verdict=Verdict.ERROR, reason=f"rollback: {self._left[0]}")
         write_atomically(self.folder.result, json.dumps(result.to_json(), indent=1) + "\n", private=True)
         return result
+
+    def _in_vain(self) -> str | None:
+        """Why the run would be the twin once more: its faults all come after the job's last step."""
+        try:
+            late = too_late(self.plan, last_step_in(RunDir(self.folder.twins / "0")))
+        except ValueError:  # no step was seen
+            return None
+        return next(iter(late.values())) if late and len(late) == len(self.plan.faults) else None
 
     def _judged(self) -> Result:
         """Judges the run. A run directory that can't be read here is no bad usage: it was just written, so somebody

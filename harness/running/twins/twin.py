@@ -20,6 +20,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import ChaosError
 from torchaos.harness.judging.ending.unstarted import died_at_start
 from torchaos.harness.record.plan import Plan
@@ -196,10 +197,28 @@ def last_step_of(plan: Plan, cache: Path | None = None) -> int | None:
     kept = (cache or user_cache_path("torchaos")) / "twins" / key_of(fault_free(plan)) / "0"
     made = made_of(kept)
     try:
-        steps = [replica.history.last_step for replica in records_of(Record.load(RunDir(kept)))] if made else []
-        return None if made is None or made.changed() else max(step for step in steps if step is not None)
+        return None if made is None or made.changed() else last_step_in(RunDir(kept))
     except (ChaosError, OSError, ValueError):  # the twin is being removed or is damaged: the run makes another
         return None
+
+
+def last_step_in(twin: RunDir) -> int:
+    """The last global step in the record of a twin. Raises ChaosError if it can't be read, and ValueError if no step of
+    it was seen."""
+    steps = [replica.history.last_step for replica in records_of(Record.load(twin))]
+    return max(step for step in steps if step is not None)
+
+
+def too_late(plan: Plan, last: int, why: str = "as its twin did") -> dict[int, str]:
+    """Faults that come in steps after the job's last step, by their place in the plan, each with a clause that says so.
+    `why`: how the last step is known."""
+    steps = {n: fault.trigger.step for n, fault in enumerate(plan.faults) if isinstance(fault.trigger, Moment)}
+    end = f"and the job ends at step {last}, {why}"
+    return {
+        number: f"{plan.faults[number].id} comes in step {step}, {end}; write an earlier step"
+        for number, step in steps.items()
+        if step is not None and step > last
+    }
 
 
 def made_of(twin: Path) -> Inputs | None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from torchaos.harness.agent.plan import Moment
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.cli import cli
-from torchaos.harness.contracts import UsageError
-from torchaos.harness.judging.verdict.verdict import judge
+from torchaos.harness.contracts import Target, UsageError
+from torchaos.harness.judging.verdict.verdict import judge, verdict_of
+from torchaos.harness.record.plan import Named, PlannedFault
+from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.running.launchers.torchrun_line import script_of
+from torchaos.harness.telling.files import junit
 
 RUNS = Path(__file__).parents[1] / "data" / "runs"
 LOG = """\
@@ -52,6 +59,49 @@ def test_the_reason_is_what_the_job_said(tmp_path: Path) -> None:
 def test_a_job_that_made_steps_keeps_its_reason() -> None:
     """A job that died later is judged by what it did."""
     assert "first step" not in judge(RunDir(RUNS / "stale-store")).reason
+
+
+OWN = """\
+step 6 loss 0.5
+Traceback (most recent call last):
+  File "/job/train.py", line 9, in <module>
+    raise RuntimeError("the data set ends here")
+RuntimeError: the data set ends here
+[rank0]:[W] a process group was not destroyed
+E1122 20:29:55 1 torch/elastic/multiprocessing/api.py:1] failed (exitcode: 1) local_rank: 0 (pid: 5) of binary: python3
+"""
+
+
+def failing(run: Record, late: int) -> Record:
+    """The same run, in which the job ended with exit code 1 and this log. `late`: the step of its fault."""
+    fault = PlannedFault("kill", "process.kill", "rank", Target((1,)), Moment(0, late, None), {}, "", "")
+    plan = replace(run.plan, faults=(fault,), asserts=(Named("completed", {}),))
+    events = [
+        replace(event, data={**event.data, "exit_code": 1}) if event.kind is Kind.JOB_EXITED else event
+        for event in run.events
+    ]
+    return replace(run, plan=plan, events=tuple(events), log_end=tuple(OWN.splitlines()))
+
+
+def test_a_job_that_dies_later_by_itself_shows_its_own_error(trainer: Any) -> None:
+    """Before any fault: the error comes first, in the verdict's reason and in the case that JUnit and pytest show, and
+    what other lines say after the error is left out. The verdict is what it was."""
+    result = verdict_of(failing(trainer(steps=6).record(), 500), (), "/run")
+    assert result.verdict is Verdict.INCONCLUSIVE
+    case = next(case for case in result.cases if case.name == result.decided_by)
+    for text in (result.reason, case.reason, junit.text([result])):
+        assert "the job died by itself after step 6, before any fault (exit code 1)" in text
+        assert "RuntimeError: the data set ends here" in text
+        assert "process group" not in text
+
+
+def test_a_job_that_does_not_end_well_after_a_fault_shows_its_last_error(trainer: Any) -> None:
+    """The verdict is about the fault, and the job's error stands behind it; a job that wrote none says none."""
+    run = failing(trainer(kills=[(18, 1)]).record(), 18)
+    result = verdict_of(run, (), "/run")
+    assert result.verdict is Verdict.FAILED
+    assert result.reason.endswith("; the job's last error: RuntimeError: the data set ends here")
+    assert "last error" not in verdict_of(replace(run, log_end=("step 6 loss 0.5",)), (), "/run").reason
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,53 @@
-"""Describes a job that died before its first step was seen, by the last lines of its log."""
+"""Describes a job that died by itself, before any fault: its own error, from the last lines of its log."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+from torchaos.harness.agent.wire import Kind
 from torchaos.harness.record.record import Record
 
 _MOST_LINES, _LONGEST = 5, 200  # lines; characters of a line
 _FAILED = re.compile(r"failed \(exitcode: ")  # torchelastic reports a failed rank; torchelastic's traceback follows
 _LOGGED = re.compile(r'[EWI]\d{4} |\{"name": "torchelastic|\*{20}')  # torchrun's own lines
+_ERROR = re.compile(r"(?:\[rank\d+\]: *)?[\w.]*(?:Error|Exception|Interrupt|SystemExit)(?::|$)")  # Python's last line
 
 
-def died_at_start(run: Record) -> str:
-    """A clause with the exit code and the last lines of the log. Empty if a step was seen, the job succeeded, or
-    torchaos ended the job."""
-    if run.history.executions or run.stopped or run.exit_code in (0, None):
+def died_by_itself(run: Record) -> str:
+    """A clause with the exit code and the job's own error. Empty if the job succeeded, if torchaos ended the job, or if
+    a fault was applied before."""
+    if run.stopped or run.exit_code in (0, None) or any(run.of_kind(Kind.APPLYING, Kind.APPLIED)):
         return ""
     codes = [code for attempt in run.history.attempts for code in attempt.exit_codes.values() if code]
     last_words = " | ".join(_last_words(run.log_end))
     ends = f"; its log ends with: {last_words}" if last_words else ""
-    return f"the job died before its first step was seen (exit code {codes[0] if codes else run.exit_code}){ends}"
+    steps = run.history.executions
+    when = (
+        f"by itself after step {run.history.last_step}, before any fault" if steps else "before its first step was seen"
+    )
+    return f"the job died {when} (exit code {codes[0] if codes else run.exit_code}){ends}"
+
+
+def died_at_start(run: Record) -> str:
+    """The same, only of a job of which no step was seen."""
+    return "" if run.history.executions else died_by_itself(run)
+
+
+def last_error(run: Record) -> str:
+    """The exception that a job which did not end well wrote last, as a clause; empty if it wrote none."""
+    if run.stopped or run.exit_code in (0, None):
+        return ""
+    errors = [line for line in _last_words(run.log_end) if _ERROR.match(line)]
+    return f"; the job's last error: {errors[-1]}" if errors else ""
 
 
 def _last_words(lines: Sequence[str]) -> list[str]:
-    """The last lines of the last attempt's ranks, without torchrun's own lines and without repetitions."""
+    """The last lines of the last attempt's ranks up to the last error, without torchrun's own lines and without
+    repetitions."""
     ends = [place for place, line in enumerate(lines) if _FAILED.search(line)]
     begin = ends[-2] + 1 if len(ends) > 1 else 0
     own = lines[begin : ends[-1]] if ends else lines
-    kept = dict.fromkeys(line.strip()[:_LONGEST] for line in own if line.strip() and not _LOGGED.match(line))
-    return list(kept)[-_MOST_LINES:]
+    kept = list(dict.fromkeys(line.strip()[:_LONGEST] for line in own if line.strip() and not _LOGGED.match(line)))
+    last = max((place for place, line in enumerate(kept) if _ERROR.match(line)), default=len(kept) - 1)
+    return kept[: last + 1][-_MOST_LINES:]

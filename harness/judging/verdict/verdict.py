@@ -15,7 +15,7 @@ from typing import Any
 from torchaos.harness import registry
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, ChaosError, Finding, Need, Outcome, UsageError, inconclusive
-from torchaos.harness.judging.ending.unstarted import died_at_start
+from torchaos.harness.judging.ending.unstarted import died_by_itself, last_error
 from torchaos.harness.judging.gaps.missing import missing_in_words
 from torchaos.harness.judging.recovery.recovery import recoveries
 from torchaos.harness.judging.replicas import judged
@@ -64,7 +64,11 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     rollback = _rollback_case(run)
     verdict, reason, decided_by = _overall(run, twins, cases, mixed, proved=all(fault.proved for fault in faults))
     if verdict is not Verdict.PASSED:
-        reason = (died_at_start(run) or reason) + because(run)
+        died = died_by_itself(run)
+        cases = [
+            replace(one, reason=f"{died}; {one.reason}") if died and one.name == decided_by else one for one in cases
+        ]
+        reason = (died or reason + last_error(run)) + because(run)
     elif rollback.verdict is not Verdict.PASSED:
         verdict, reason, decided_by = Verdict.ERROR, f"rollback: {rollback.reason}", rollback.name
     first, last = (run.events[0], run.events[-1]) if run.events else (None, None)

@@ -122,7 +122,8 @@ class Twins:
             shutil.rmtree(self._home / "failed", ignore_errors=True)
             folder.root.rename(self._home / "failed")
             if record.exit_code != 0 or record.stopped:
-                self.failed, self.died = record, died_at_start(record)
+                self.failed, died = record, died_at_start(record)
+                self.died = f"{died}; its files are in {self._home / 'failed'}" if died else ""
                 return False
         else:
             return False

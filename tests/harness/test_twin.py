@@ -205,6 +205,34 @@ def test_a_run_whose_faults_all_come_after_the_end_is_not_made(
         assert "kill-500 comes in step 500, and the job ends at step" in result.reason
 
 
+@pytest.mark.parametrize(("step", "runs"), [(500, 1), (3, 2)])
+def test_a_job_that_dies_by_itself_before_all_faults_is_not_run_again(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, runs: int
+) -> None:
+    """The twin died of the job's own error; the case that JUnit shows says so, and where the log is."""
+    fault = PlannedFault("kill", "process.kill", "rank", Target((0,)), Moment(0, step, None), {}, "", "")
+    plan = replace(plan_of("train"), twin={"runs": 1}, faults=(fault,))
+    scenario_run, made = ScenarioRun(plan, RunDir(tmp_path / "x"), b"", []), count()
+
+    def execute(plan: Plan, folder: RunDir) -> None:
+        next(made)
+        run = trainer(steps=6).record()
+        events = [
+            replace(event, data={**event.data, "exit_code": 1}) if event.kind is Kind.JOB_EXITED else event
+            for event in run.events
+        ]
+        leaves(replace(run, events=tuple(events)))(plan, folder)
+        (folder.logs / "job-0.log").write_text("ValueError: the data set ends here\n")
+
+    monkeypatch.setattr("torchaos.harness.running.twins.twin.user_cache_path", lambda _name: tmp_path / "cache")
+    monkeypatch.setattr(scenario_run, "_execute", execute)
+    result = scenario_run()
+    assert next(made) == runs
+    assert result.verdict.value == "inconclusive"
+    assert "ValueError: the data set ends here" in result.cases[0].reason
+    assert runs == 2 or "its files are in" in result.reason
+
+
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     """Files of a job, as they were long before it ran."""

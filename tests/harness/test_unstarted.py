@@ -95,6 +95,15 @@ def test_a_job_that_dies_later_by_itself_shows_its_own_error(trainer: Any) -> No
         assert "process group" not in text
 
 
+def test_the_first_attempt_s_error_is_the_job_s_own(trainer: Any) -> None:
+    """What later attempts die of may follow from it, such as an address that an earlier attempt left behind."""
+    run = failing(trainer(steps=6).record(), 500)
+    later = "RuntimeError: Gloo connectFullMesh failed\nE1122 20:29:58 api.py:1] failed (exitcode: 1) local_rank: 0\n"
+    reason = verdict_of(replace(run, log_end=tuple((OWN + later).splitlines())), (), "/run").reason
+    assert "RuntimeError: the data set ends here" in reason
+    assert "Gloo" not in reason
+
+
 def test_a_job_that_does_not_end_well_after_a_fault_shows_its_last_error(trainer: Any) -> None:
     """The verdict is about the fault, and the job's error stands behind it; a job that wrote none says none."""
     run = failing(trainer(kills=[(18, 1)]).record(), 18)

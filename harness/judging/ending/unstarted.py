@@ -20,18 +20,13 @@ def died_by_itself(run: Record) -> str:
     if run.stopped or run.exit_code in (0, None) or any(run.of_kind(Kind.APPLYING, Kind.APPLIED)):
         return ""
     codes = [code for attempt in run.history.attempts for code in attempt.exit_codes.values() if code]
-    last_words = " | ".join(_last_words(run.log_end))
+    last_words = " | ".join(_first_error(run.log_end))
     ends = f"; its log ends with: {last_words}" if last_words else ""
     steps = run.history.executions
     when = (
         f"by itself after step {run.history.last_step}, before any fault" if steps else "before its first step was seen"
     )
     return f"the job died {when} (exit code {codes[0] if codes else run.exit_code}){ends}"
-
-
-def died_at_start(run: Record) -> str:
-    """The same, only of a job of which no step was seen."""
-    return "" if run.history.executions else died_by_itself(run)
 
 
 def last_error(run: Record) -> str:
@@ -42,12 +37,29 @@ def last_error(run: Record) -> str:
     return f"; the job's last error: {errors[-1]}" if errors else ""
 
 
+def _first_error(lines: Sequence[str]) -> list[str]:
+    """The last words of the first attempt that has an error, since what later attempts die of may follow from it; else
+    of the last attempt."""
+    found = [_own(part) for part in _attempts(lines)]
+    return next((words for words in found if words and _ERROR.match(words[-1])), found[-1])
+
+
 def _last_words(lines: Sequence[str]) -> list[str]:
-    """The last lines of the last attempt's ranks up to the last error, without torchrun's own lines and without
-    repetitions."""
+    return _own(_attempts(lines)[-1])
+
+
+def _attempts(lines: Sequence[str]) -> list[Sequence[str]]:
+    """What the ranks wrote before each failure of theirs; all, if torchelastic reports none."""
     ends = [place for place, line in enumerate(lines) if _FAILED.search(line)]
-    begin = ends[-2] + 1 if len(ends) > 1 else 0
-    own = lines[begin : ends[-1]] if ends else lines
-    kept = list(dict.fromkeys(line.strip()[:_LONGEST] for line in own if line.strip() and not _LOGGED.match(line)))
+    return [lines[begin:end] for begin, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)] or [lines]
+
+
+def _own(lines: Sequence[str]) -> list[str]:
+    """The last lines up to the last error, without torchrun's own lines and without repetitions."""
+    kept = list(
+        dict.fromkeys(
+            line.strip()[:_LONGEST] for line in lines if line.strip() and not _LOGGED.match(line) and line.strip(" ^~")
+        )
+    )
     last = max((place for place, line in enumerate(kept) if _ERROR.match(line)), default=len(kept) - 1)
     return kept[: last + 1][-_MOST_LINES:]

@@ -65,9 +65,9 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
     verdict, reason, decided_by = _overall(run, twins, cases, mixed, proved=all(fault.proved for fault in faults))
     if verdict is not Verdict.PASSED:
         died = died_by_itself(run)
-        cases = [
-            replace(one, reason=f"{died}; {one.reason}") if died and one.name == decided_by else one for one in cases
-        ]
+        if why := died or (reason if run.stopped and not any(run.of_kind(Kind.JOB_STARTED)) else ""):
+            shown = decided_by or next((one.name for one in cases), "")
+            cases = [replace(one, reason=f"{why}; {one.reason}") if one.name == shown else one for one in cases]
         reason = (died or reason + last_error(run)) + because(run)
     elif rollback.verdict is not Verdict.PASSED:
         verdict, reason, decided_by = Verdict.ERROR, f"rollback: {rollback.reason}", rollback.name

@@ -75,8 +75,7 @@ class ScenarioRun:
         twins = Twins(self.plan, self._execute, None, lambda: self._stopped is not None, self._note)
         wanted = int(self.plan.twin.get("runs", 0))
         has_twin = wanted > 0 and not self._stopped and twins.give(0, self.folder)
-        unfinished = self._stopped or (f"the fault-free twin failed: {twins.died}" if twins.died else None)
-        unfinished = unfinished or (self._in_vain() if has_twin else None)
+        unfinished = self._stopped or self._in_vain(twins, has_twin)
         if not unfinished:
             self._execute(self.plan, self.folder)
             unfinished = self._more_twins(twins, wanted) if has_twin else None
@@ -89,13 +88,17 @@ class ScenarioRun:
         write_atomically(self.folder.result, json.dumps(result.to_json(), indent=1) + "\n", private=True)
         return result
 
-    def _in_vain(self) -> str | None:
-        """Why the run would be the twin once more: its faults all come after the job's last step."""
-        try:
-            late = too_late(self.plan, last_step_in(RunDir(self.folder.twins / "0")))
-        except ValueError:  # no step was seen
+    def _in_vain(self, twins: Twins, has_twin: bool) -> str | None:
+        """Why the run is not made: by itself the job died at its start, or it died or ended before all faults."""
+        died = f"the fault-free twin failed: {twins.died}" if twins.died else ""
+        twin = Record.load(RunDir(self.folder.twins / "0")) if has_twin else twins.failed
+        if twin is None or not (has_twin or died):
             return None
-        return next(iter(late.values())) if late and len(late) == len(self.plan.faults) else None
+        last = last_step_in(twin)
+        if last is None:
+            return died or None
+        late = too_late(self.plan, last)
+        return (died or next(iter(late.values()))) if late and len(late) == len(self.plan.faults) else None
 
     def _judged(self) -> Result:
         """Judges the run. A run directory that can't be read here is no bad usage: it was just written, so somebody

@@ -22,7 +22,7 @@ from platformdirs import user_cache_path
 
 from torchaos.harness.agent.plan import Moment
 from torchaos.harness.contracts import ChaosError
-from torchaos.harness.judging.ending.unstarted import died_at_start
+from torchaos.harness.judging.ending.unstarted import died_by_itself
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
@@ -51,7 +51,7 @@ class Twins:
         self._execute, self._given_up, self._tell = execute, given_up, tell
         self._home = (cache or user_cache_path("torchaos")) / "twins" / key_of(self._plan)
         self._first: Inputs | None = None  # inputs of twin 0 of the generation in use
-        self.died = ""  # a clause about the twin's job, if it died before its first step
+        self.died = ""  # a clause about the twin's job, if it died by itself
         self.failed: Record | None = None  # what was recorded of it, if its job failed or was ended early
         self.refused = ""  # why no further twin of this generation is available
 
@@ -122,7 +122,7 @@ class Twins:
             shutil.rmtree(self._home / "failed", ignore_errors=True)
             folder.root.rename(self._home / "failed")
             if record.exit_code != 0 or record.stopped:
-                self.failed, died = record, died_at_start(record)
+                self.failed, died = record, died_by_itself(record)
                 self.died = f"{died}; its files are in {self._home / 'failed'}" if died else ""
                 return False
         else:
@@ -198,16 +198,15 @@ def last_step_of(plan: Plan, cache: Path | None = None) -> int | None:
     kept = (cache or user_cache_path("torchaos")) / "twins" / key_of(fault_free(plan)) / "0"
     made = made_of(kept)
     try:
-        return None if made is None or made.changed() else last_step_in(RunDir(kept))
+        return None if made is None or made.changed() else last_step_in(Record.load(RunDir(kept)))
     except (ChaosError, OSError, ValueError):  # the twin is being removed or is damaged: the run makes another
         return None
 
 
-def last_step_in(twin: RunDir) -> int:
-    """The last global step in the record of a twin. Raises ChaosError if it can't be read, and ValueError if no step of
-    it was seen."""
-    steps = [replica.history.last_step for replica in records_of(Record.load(twin))]
-    return max(step for step in steps if step is not None)
+def last_step_in(twin: Record) -> int | None:
+    """The last global step of a twin; None if no step of it was seen."""
+    steps = [replica.history.last_step for replica in records_of(twin)]
+    return max((step for step in steps if step is not None), default=None)
 
 
 def too_late(plan: Plan, last: int, why: str = "as its twin did") -> dict[int, str]:

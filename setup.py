@@ -1,14 +1,27 @@
-"""The C parts, which are optional: without a compiler all is installed but them. The rest is in pyproject.toml."""
+"""The C parts, which are optional: without a compiler all is installed but them. And the README, as an index shows it.
+The rest is in pyproject.toml."""
 
 from __future__ import annotations
 
 import os
+import re
 from glob import glob
 from typing import ClassVar
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+
+_PAGES = "https://github.com/torchaos/torchaos/blob/main/"
+_PICTURES = "https://raw.githubusercontent.com/torchaos/torchaos/main/"
+
+
+def readme() -> str:
+    """README.md with absolute links: an index of packages has none of our files."""
+    with open("README.md", encoding="utf-8") as file:
+        text = file.read()
+    text = re.sub(r"(!\[[^\]]*\]\()(?![a-z]+:|#)", rf"\1{_PICTURES}", text)
+    return re.sub(r"(?<!!)(\[[^\[\]]*\]\()(?![a-z]+:|#)", rf"\1{_PAGES}", text)
 
 
 class PlainLibraries(build_ext):
@@ -34,6 +47,8 @@ class AnyPython(bdist_wheel):
 
 
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     ext_modules=[
         Extension(
             "torchaos.injectors.native.nvtx.torchaos_nvtx", ["injectors/native/nvtx/stall.c"], optional=True,

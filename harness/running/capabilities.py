@@ -172,6 +172,10 @@ def _overlay() -> str | None:
         return None
 
 
+def _pynvml() -> str | None:
+    return "nvidia-ml-py" if util.find_spec("pynvml") else None
+
+
 def _tracing() -> str | None:
     from torchaos.harness.watching.diagnosis.kernel import missing
 
@@ -227,6 +231,7 @@ CHECKS: dict[str, _Check] = {
     "freezer": _Check("ranks that no signal ends", _freezer, "needs the cgroup freezer of version 1"),
     "nvtx": _Check("stalling NCCL calls", _nvtx, "needs a C compiler: apt-get install gcc"),
     "nvml_overlay": _Check("what GPUs say of their health", _overlay, "needs a C compiler: apt-get install gcc"),
+    "pynvml": _Check("the health agent of the ready GPU scenarios", _pynvml, "pip install 'torchaos[gpu]'"),
     "dcgmi": _Check("values in a DCGM host engine", _program("dcgmi"), "install NVIDIA's datacenter-gpu-manager"),
     "fuse": _Check(
         "storage that fails, crawls or hangs",

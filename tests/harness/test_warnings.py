@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -119,6 +120,14 @@ def test_a_step_after_those_that_the_command_asks_for(
     found = warned(tmp_path, GOOD.replace("--out", f"{option} --out"))
     assert len(found) == bool(said)
     assert all(said in one for one in found)
+
+
+def test_a_ready_gpu_scenario_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its health agent reads NVML by nvidia-ml-py: without it nothing is started."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pynvml" else find(name))
+    with pytest.raises(UsageError, match=r"xid-79.yaml: this machine lacks pynvml .*; pip install 'torchaos\[gpu\]'"):
+        CliRunner().invoke(cli, ["plan", "gpu/xid-79"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("folder", ["process", "checkpoint"])

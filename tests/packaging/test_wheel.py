@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
+
+from .conftest import PIP, REPOSITORY, run
 
 FOLDERS = ("plugin", "harness", "injectors", "assertions", "scenarios")
 
@@ -49,6 +54,48 @@ def test_the_wheel_holds_what_is_no_module(names: set[str]) -> None:
 def test_the_wheel_says_that_it_is_typed(names: set[str]) -> None:
     """Each package has its mark of PEP 561, since torchaos itself is a namespace."""
     assert {f"torchaos/{folder}/py.typed" for folder in FOLDERS} <= names
+
+
+@pytest.fixture(scope="session")
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return message_from_bytes(archive.read(name))
+
+
+def test_the_readme_of_an_index_has_absolute_links(metadata: Message, checkout: Path) -> None:
+    """An index of packages shows the README without our files; each link leads to a file that is in the repository."""
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", str(metadata.get_payload()))
+    ours = [link for link in links if "/torchaos/torchaos/" in link]
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert len(ours) > 20
+    assert [link for link in ours if not (checkout / link.partition("/main/")[2]).exists()] == []
+
+
+def test_all_is_every_extra(metadata: Message) -> None:
+    """`pip install 'torchaos[all]'` leaves none out, and each extra that a message names is there."""
+    extras = set(metadata.get_all("Provides-Extra") or ())
+    whole = next(line for line in metadata.get_all("Requires-Dist") or () if 'extra == "all"' in line)
+    assert set(whole.partition("[")[2].partition("]")[0].split(",")) == extras - {"all"}
+    texts = [path.read_text() for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r"torchaos\[([a-z-]+)\]", text)}
+    assert "gpu" in named
+    assert named <= extras
+
+
+def test_the_changelog_knows_the_version(metadata: Message) -> None:
+    """Its newest heading is the version of the package."""
+    text = (REPOSITORY / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## (\S+)", text, re.MULTILINE)[0] == metadata["Version"]
+
+
+def test_a_source_distribution_makes_the_same_wheel(checkout: Path, names: set[str], tmp_path: Path) -> None:
+    """Nothing that the build reads is missing from it, neither C sources and headers nor the README."""
+    build = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    source = tmp_path / run(sys.executable, "-c", build, tmp_path, cwd=checkout).splitlines()[-1]
+    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, source, cwd=tmp_path)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:
+        assert {name for name in archive.namelist() if not name.endswith("/")} == names
 
 
 def test_the_wheel_carries_the_licence(names: set[str]) -> None:

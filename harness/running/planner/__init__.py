@@ -72,6 +72,7 @@ def make_plan(
     except UsageError as error:
         raise UsageError(f"{file}: job: {error}") from error
     needs |= {"mount"} if job.checkpoints_size else set()
+    needs |= {"pynvml"} if any(word.endswith("/health_agent.py") for word in job.command) else set()
     _check_machine(needs, file)
     limits = scenario.limits
     plan = Plan(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -185,7 +186,7 @@ def _other_job(file: Path | None, command: Sequence[str], attach: int | None) ->
 def _job_options(job: Source | None) -> tuple[str, ...]:
     if job is None:
         return ()
-    return ("--", *job.data["job"]["command"]) if job.path == COMMAND_LINE else ("--job", str(job.path))
+    return ("--", *shlex.split(job.data["job"]["command"])) if job.path == COMMAND_LINE else ("--job", str(job.path))
 
 
 def _apart(runs: Sequence[Planned]) -> list[Planned]:

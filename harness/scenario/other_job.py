@@ -25,7 +25,7 @@ def job_in(file: Path) -> Source:
 
 def job_of(command: Sequence[str]) -> Source:
     """The job that a command line starts in the current folder. Its checkpoints are where it writes below {run}."""
-    job: dict[str, object] = {"command": list(command)}
+    job: dict[str, object] = {"command": shlex.join(command)}  # as text, in which secrets are masked
     if folder := checkpoints_in(command):
         job["checkpoints"] = {"path": folder}
     return Source(COMMAND_LINE, {"job": job}, {("job",): Place(0, 0)})

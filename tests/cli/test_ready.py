@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from torchaos.harness.cli import cli
 from torchaos.harness.cli.run import run
 from torchaos.harness.contracts import UsageError
+from torchaos.harness.record.secrecy import mask
 from torchaos.harness.registry import ready
 from torchaos.harness.running import planner
 from torchaos.harness.scenario import load
@@ -104,6 +105,13 @@ def test_the_run_directory_keeps_the_scenario_with_the_job(project: Path) -> Non
         assert kept["job"]["cwd"] == str(project)
         assert "train.py" in str(kept["job"]["command"])
         assert parse(file, text_of(file, job).decode()).data == kept
+
+
+def test_a_secret_of_the_command_line_is_masked_in_the_kept_scenario(project: Path) -> None:
+    """As in a scenario file: the page of a run shows the text."""
+    text = text_of(ready.folder() / "process/kill-rank.yaml", job_of([*MINE, "--api-token", "s3cr3t-word"])).decode()
+    assert "s3cr3t-word" in text
+    assert "s3cr3t-word" not in mask(text)
 
 
 def test_which_ready_scenarios_take_another_job(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:

@@ -1,0 +1,31 @@
+"""What a run without faults shows of a trainer, for its first scenario."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torchaos.harness.running.drafting.seen import kill_step, seen_in
+
+
+def test_what_is_seen_and_what_it_is_worth(trainer: Any) -> None:
+    """Each kind of evidence has a line; what was not seen takes the assertions that need it along, with the reason."""
+    seen = {one.what: one for one in seen_in(trainer(steps=30, every=5, state_seen=True).record())}
+    assert seen["steps"].words == "30 on 2 ranks, by the agent"
+    assert seen["checkpoints"].words.startswith("6 saves, after steps 5, 10, 15, 20, 25 …")
+    assert [one.what for one in seen.values() if one.blind] == []
+    blind = {one.what: one.blind for one in seen_in(trainer(samples_seen=False, losses_seen=False).record())}
+    assert (blind["samples"], blind["losses"]) == (("sample_accounting",), ("loss_continuity",))
+    assert blind["parameters"] == ("state_restored",)
+    nothing = list(seen_in(replace(trainer().record(), events=())))
+    assert [(one.what, "recovery_time" in one.blind) for one in nothing] == [("steps", True)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "step"), [(30, 5, 12), (30, 10, 25), (30, 20, 25), (30, 100, 16), (4, 1, 3), (2, 1, None)]
+)
+def test_the_kill_lies_between_two_checkpoints(trainer: Any, steps: int, every: int, step: int | None) -> None:
+    """After the second checkpoint, where there are two; never on the last step, where nothing would follow."""
+    assert kill_step(trainer(steps=steps, every=every).record()) == step

@@ -1,12 +1,20 @@
 """Measures the agent's cost per step: blocks of steps with the hooks on and off alternate in one process.
 
 Separate runs of the same job differ by a quarter on a shared machine, so on and off are compared side by side. Each
-pair of neighbouring blocks gives one ratio of median step times; the mean of the logarithms of these ratios has a 95 %
-interval (Student's t). The job is a small model under DDP (gloo, one process) with batches of 8 samples of 1 KiB from a
-DataLoader; a spin makes each step as long as wanted. When off, the hooks only check a flag, and the hooks of
-collectives are removed.
+pair of neighbouring blocks gives one ratio of median step times; printed are the median of these ratios and its 95 %
+interval (from order statistics, so that a few disturbed blocks change nothing). The job is a small model under DDP
+(gloo) with batches of 8 samples of 1 KiB from a DataLoader; a spin makes each step as long as wanted. When off, the
+hooks only check a flag, and the hooks of collectives are removed.
 
-Usage: python ci/bench/agent_step.py [--ms 1 10 100] [--pairs 20] [--seconds 40]
+All times are processor times of the training thread, unless --wall is given: what other processes do on the same
+processors counts only as far as they empty its caches. With two ranks, the time that they wait for each other does not
+count either.
+
+`--parts` prints where the time goes instead: for each function of the agent the microseconds of a step that it spends
+itself. The clock between the functions costs some time too, which is a part of each row.
+
+Usage: python ci/bench/agent_step.py [--ms 1 10 100] [--sets plain samples ...] [--ranks 1 2] [--pairs 60]
+[--seconds 40] [--parts]
 """
 
 from __future__ import annotations
@@ -14,7 +22,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import math
 import os
 import statistics
 import subprocess
@@ -26,13 +33,18 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from intervals import median_interval
+from parts import Parts
+
 FOLDER = Path(__file__).resolve().parents[2] / "harness" / "agent"
-PLAIN = ("steps", "loss", "samples", "lr", "checkpoints")
-# Student's t, 97.5 %, by degrees of freedom (NIST/SEMATECH e-Handbook, table 1.3.6.7.2); beyond 30 it is nearly normal.
-T = {4: 2.776, 9: 2.262, 14: 2.145, 19: 2.093, 24: 2.064, 29: 2.045}
+PLAIN = ("steps", "loss", "lr")
+SETS = {
+    "plain": PLAIN, "samples": (*PLAIN, "samples"), "parameters": (*PLAIN, "state"),
+    "collectives": (*PLAIN, "collectives"), "stamps": (*PLAIN, "collectives", "stamps"),
+}  # fmt: skip
 
 
-def arm(folder: Path, hooks: tuple[str, ...]) -> Any:
+def arm(folder: Path, hooks: tuple[str, ...], rank: int = 0, parts: Parts | None = None) -> Any:
     """Start the agent in this process, before torch is imported, and return it."""
     spec = importlib.util.spec_from_file_location(
         "_torchaos_agent", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
@@ -42,26 +54,28 @@ def arm(folder: Path, hooks: tuple[str, ...]) -> Any:
     package = importlib.util.module_from_spec(spec)
     sys.modules["_torchaos_agent"] = package
     spec.loader.exec_module(package)
+    if parts is not None:
+        parts.cover("_torchaos_agent", FOLDER)
     wire = importlib.import_module("_torchaos_agent.wire")
     agents = importlib.import_module("_torchaos_agent.agent")
     plans = importlib.import_module("_torchaos_agent.plan")
     os.environ[wire.ENV_PLAN] = str(folder / "plan.json")  # the stamps are written beside it
-    who = importlib.import_module("_torchaos_agent.arming").Identity(0, 0, 1, 0, os.getpid())
-    events = wire.EventFile(folder / "rank0.jsonl", "rank0", 0, 0)
+    who = importlib.import_module("_torchaos_agent.arming").Identity(rank, 0, 1, 0, os.getpid())
+    events = wire.EventFile(folder / f"rank{rank}.jsonl", f"rank{rank}", rank, 0)
     agent = agents.Agent(plans.AgentPlan("bench", str(folder), hooks), who, events)
     agent.live.discard("collectives")  # they are installed and removed, see `measure`
     importlib.import_module("_torchaos_agent.hooks").install(agent)
     return agent
 
 
-def steps(folder: Path, length_s: float) -> Iterator[float]:
-    """Trains without end; yields the time at the end of each step (time.perf_counter, seconds)."""
+def steps(folder: Path, length_s: float, rank: int = 0, ranks: int = 1) -> Iterator[tuple[float, float]]:
+    """Trains without end. Yields, at the end of each step, this thread's processor time and the time, in seconds."""
     import torch
     import torch.distributed as dist
     from torch.utils.data import DataLoader, TensorDataset
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     model = torch.nn.parallel.DistributedDataParallel(
         torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.Linear(64, 1))
     )
@@ -74,83 +88,127 @@ def steps(folder: Path, length_s: float) -> Iterator[float]:
     spin = 0.0
     own: list[float] = []
     for number, (x, y) in enumerate(iter(batches)):
-        begun = time.perf_counter()
+        begun = time.thread_time()
         loss = (model(x).squeeze() - y).pow(2).mean()
         loss.backward()
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        end = time.perf_counter() + spin
-        while time.perf_counter() < end:
+        end = time.thread_time() + spin
+        while time.thread_time() < end:
             pass
         if number < 100:
-            own.append(time.perf_counter() - begun)
+            own.append(time.thread_time() - begun)
             spin = max(0.0, length_s - statistics.median(own)) if number == 99 else 0.0
-        yield time.perf_counter()
+        yield time.thread_time(), time.perf_counter()
 
 
-def measure(ms: float, hooks: tuple[str, ...], pairs: int, seconds: float) -> tuple[float, float, float, float]:
-    """The ratio on/off, the ends of its 95 % interval, and the difference in microseconds per step."""
-    with tempfile.TemporaryDirectory() as name:
-        agent = arm(Path(name), hooks)
-        clock = steps(Path(name), ms / 1000)
-        agent.on = False
+class Job:
+    """The training job of one rank in this process, with an agent that can be switched on and off."""
+
+    def __init__(self, folder: Path, given: argparse.Namespace, parts: Parts | None = None) -> None:
+        hooks = SETS[given.sets[0]]
+        self.agent, self._wall = arm(folder, hooks, given.rank, parts), given.wall
+        self._clock = steps(folder, given.ms[0] / 1000, given.rank, given.ranks[0])
+        self.agent.on = False
         for _ in range(150):
-            next(clock)
-        collectives = None
+            next(self._clock)
+        self._collectives = None
         if "collectives" in hooks:
-            collectives = importlib.import_module("_torchaos_agent.collectives").CollectiveHook(agent)
-        block = max(5, int(seconds / pairs / 2 / (ms / 1000)))
+            self._collectives = importlib.import_module("_torchaos_agent.collectives").CollectiveHook(self.agent)
 
-        def run(on: bool) -> float:
-            agent.on = on
-            if on and collectives is not None:
-                collectives.install()
-            before = next(clock)
-            times = []
-            for _ in range(block):
-                now = next(clock)
-                times.append(now - before)
-                before = now
-            if on and collectives is not None:
-                collectives.remove()
-            return statistics.median(times)
+    def run(self, count: int, on: bool) -> float:
+        """The median time of `count` steps, in seconds."""
+        self.agent.on = on
+        if on and self._collectives is not None:
+            self._collectives.install()
+        before = next(self._clock)[self._wall]
+        times = []
+        for _ in range(count):
+            now = next(self._clock)[self._wall]
+            times.append(now - before)
+            before = now
+        if on and self._collectives is not None:
+            self._collectives.remove()
+        return statistics.median(times)
 
-        ratios, differences = [], []
-        for pair in range(pairs):
-            first = bool(pair % 2)  # on and off go first in turn, so that a drift cancels out
-            found = {first: run(first)}
-            found[not first] = run(not first)
-            ratios.append(math.log(found[True] / found[False]))
-            differences.append((found[True] - found[False]) * 1e6)
-        assert not agent.broken, f"hooks failed: {agent.broken}"
-        assert agent.unseen <= {"checkpoints"}, f"hooks never fired: {agent.unseen}"
-    mean = statistics.fmean(ratios)
-    half = T.get(pairs - 1, 2.0) * statistics.stdev(ratios) / math.sqrt(pairs)
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half), statistics.median(differences)
+    def check(self) -> None:
+        assert not self.agent.broken, f"hooks failed: {self.agent.broken}"
+        assert not self.agent.unseen, f"hooks never fired: {self.agent.unseen}"
+
+
+def measure(given: argparse.Namespace, folder: Path) -> str:
+    """A row of the table: ratio on/off, the ends of its 95 % interval, and the difference in microseconds per step."""
+    job = Job(folder, given)
+    block = max(5, int(given.seconds / given.pairs / 2 / (given.ms[0] / 1000)))
+    ratios, differences = [], []
+    for pair in range(given.pairs):
+        first = bool(pair % 2)  # on and off go first in turn, so that a drift cancels out
+        found = {first: job.run(block, first)}
+        found[not first] = job.run(block, not first)
+        ratios.append(found[True] / found[False])
+        differences.append((found[True] - found[False]) * 1e6)
+    job.check()
+    ratio, low, high = median_interval(ratios)
+    extra, least, most = median_interval(differences)
+    return f"{ratio:8.4f}  [{low:.4f}, {high:.4f}]  {extra:+8.1f} us  [{least:+.1f}, {most:+.1f}]"
+
+
+def split(given: argparse.Namespace, folder: Path) -> str:
+    """The functions of the agent with the microseconds of a step that they spend themselves, the longest first."""
+    parts = Parts()
+    job = Job(folder, given, parts)
+    count = max(20, int(given.seconds / (given.ms[0] / 1000)))
+    job.run(20, True)
+    parts.clear()
+    job.run(count, True)
+    rows = parts.rows(count + 1)
+    lines = [f"{name:45} {calls:5.1f} x {cost:8.1f} us" for name, calls, cost in rows if cost >= 0.05]
+    return "\n".join(["", *lines, f"{'all':45} {'':7} {sum(cost for *_, cost in rows):8.1f} us"])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ms", type=float, nargs="+", default=[1, 10, 100], help="lengths of a step")
-    parser.add_argument("--pairs", type=int, default=20, choices=[5, 10, 15, 20, 25, 30], help="pairs of blocks")
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS), help="which hooks")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1], choices=[1, 2])
+    parser.add_argument("--pairs", type=int, default=60, help="pairs of blocks, 6 at least")
     parser.add_argument("--seconds", type=float, default=40, help="for each row of the table")
-    parser.add_argument(
-        "--one", choices=["plain", "collectives", "stamps"], help=argparse.SUPPRESS
-    )  # one row, in a process of its own
+    parser.add_argument("--wall", action="store_true", help="measure the time that passes")
+    parser.add_argument("--parts", action="store_true", help="measure each function of the agent")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)  # one rank of one row, in a process of its own
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.one:
-        more = {"plain": (), "collectives": ("collectives",), "stamps": ("collectives", "stamps")}
-        hooks = (*PLAIN, *more[given.one])
-        ratio, low, high, extra = measure(given.ms[0], hooks, given.pairs, given.seconds)
-        print(f"{given.ms[0]:7g} ms  {given.one:12} {ratio:8.4f}  [{low:.4f}, {high:.4f}]  {extra:+9.1f} us")
-        return 0
-    print(f"{'step':>10}  {'hooks':12} {'on/off':>8}  {'95 % interval':16}  {'a step':>12}", flush=True)
-    for one in ("plain", "collectives", "stamps"):
-        for ms in given.ms:
-            options = ["--one", one, "--ms", str(ms), "--pairs", str(given.pairs), "--seconds", str(given.seconds)]
-            subprocess.run([sys.executable, __file__, *options], check=True)
+    if given.rank is not None:
+        found = (split if given.parts else measure)(given, given.folder)
+        if given.rank == 0:
+            print(found, flush=True)
+        os._exit(0)  # the other rank waits for nobody
+    title = f"{'on/off':>8}  {'95 % interval':16}  {'a step':>11}"
+    print(f"{'step':>10}  {'hooks':11} {'ranks':>5} {'' if given.parts else title}", flush=True)
+    for ranks in given.ranks:
+        for hooks in given.sets:
+            for ms in given.ms:
+                print(f"{ms:7g} ms  {hooks:11} {ranks:5} ", end="", flush=True)
+                if in_processes(given, ["--ms", str(ms), "--sets", hooks, "--ranks", str(ranks)], ranks):
+                    return 1
     return 0
+
+
+def in_processes(given: argparse.Namespace, which: list[str], ranks: int) -> int:
+    """Run one row in processes of its own; the exit code of the first rank."""
+    flags = [f"--{name}" for name in ("wall", "parts") if getattr(given, name)]
+    options = [*which, "--pairs", str(given.pairs), "--seconds", str(given.seconds), *flags]
+    with tempfile.TemporaryDirectory() as folder:
+        all_ranks = [
+            subprocess.Popen([sys.executable, __file__, *options, "--rank", str(rank), "--folder", folder])
+            for rank in range(ranks)
+        ]
+        code = all_ranks[0].wait()
+        for other in all_ranks[1:]:
+            other.kill()
+            other.wait()
+    return code
 
 
 if __name__ == "__main__":

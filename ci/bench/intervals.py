@@ -26,3 +26,15 @@ def percentile(values: Sequence[float], percent: float) -> float:
     exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median and the ends of its 95 % interval, whatever the distribution: order statistics, by the binomial
+    distribution (Conover, Practical Nonparametric Statistics, 3.2). Needs six values at least."""
+    ordered, count = sorted(values), len(values)
+    below, place = 0.0, 0
+    while (below := below + math.comb(count, place) / 2**count) <= 0.025:
+        place += 1
+    if not place:
+        raise ValueError(f"{count} values give no 95 % interval of a median")
+    return statistics.median(ordered), ordered[place - 1], ordered[count - place]

@@ -40,7 +40,7 @@ class Agent:
 
     def __init__(self, plan: AgentPlan, who: Identity, events: wire.EventFile) -> None:
         self.plan, self.who, self.on = plan, who, True
-        self._events = events
+        self._events, self.emit_step = events, events.emit_step
         self.broken: set[str] = set()  # hooks that failed
         self.thread = threading.get_ident()  # the thread that trains
         self.steps_over = 0  # iterations completed in this attempt

@@ -28,7 +28,7 @@ class Closed:
     stray: bool = False
 
 
-NOTHING, STRAY = Closed(), Closed(stray=True)
+NOTHING, STRAY, WHOLE = Closed(), Closed(stray=True), Closed(segment=True, after=True)
 IN_BACKWARD = "in backward"  # all optimizers that step inside a backward count as one
 
 
@@ -44,7 +44,8 @@ class StepCounter:
         self._follow: dict[Hashable, set[Hashable]] = {}  # by leading optimizer: those that stepped after its backward
         self._stepped: set[Hashable] = set()  # in the current iteration
         self._leader: Hashable | None = None  # the leading optimizer of the segment before
-        self._fresh = False  # a backward has ended since the last segment
+        self.fresh = False  # a backward has ended since the last segment
+        self._alone: Hashable | None = None  # the only optimizer, if each of its steps after a backward is an iteration
         self._ever_backward = False
         self._backward_depth = 0
         self._steps: list[Hashable] = []  # optimizers whose step is being called, the outermost first
@@ -61,6 +62,7 @@ class StepCounter:
 
     def made(self, key: Hashable) -> None:
         self._made.add(key)
+        self._alone = None
 
     def gone(self, key: Hashable) -> None:
         self._forget(key)
@@ -70,6 +72,7 @@ class StepCounter:
 
     def _forget(self, key: Hashable) -> None:
         """Iterations no longer wait for this optimizer."""
+        self._alone = None
         self._made.discard(key)
         self._seen.discard(key)
         self._leading.discard(key)
@@ -83,7 +86,7 @@ class StepCounter:
         self._backward_depth -= 1
         if self._backward_depth or not ok:
             return NOTHING
-        self._fresh = True
+        self.fresh = True
         if self._stepped_in_backward:
             self._stepped_in_backward = False
             return self._segment(IN_BACKWARD)
@@ -106,13 +109,19 @@ class StepCounter:
             self._forget(key)
             self._stepped_in_backward = True
             return NOTHING
-        return self._segment(key)
+        if self.fresh and key == self._alone:  # the same as below, but quicker
+            self.fresh = False
+            return WHOLE
+        closed = self._segment(key)
+        only = self._leading == self._made | self._seen == {key}
+        self._alone = key if only and not (self.uneven or self._loose or self._follow or self._stepped) else None
+        return closed
 
     def dropped(self, key: Hashable) -> bool:
         """An optimizer's gradients are cleared. Return whether that discards a backward: no step has followed it, and
         no other optimizer exists that it may have been for."""
-        nothing = self._fresh and not self._steps and not self._backward_depth and self._made | self._seen == {key}
-        self._fresh = self._fresh and not nothing
+        nothing = self.fresh and not self._steps and not self._backward_depth and self._made | self._seen == {key}
+        self.fresh = self.fresh and not nothing
         return nothing
 
     def finish(self) -> Closed:
@@ -123,8 +132,8 @@ class StepCounter:
     def _segment(self, key: Hashable) -> Closed:
         if not self._ever_backward:
             self._raw = key if self._raw is None else self._raw
-            return Closed(segment=True, after=True) if key == self._raw else STRAY
-        fresh, self._fresh = self._fresh, False
+            return WHOLE if key == self._raw else STRAY
+        fresh, self.fresh = self.fresh, False
         self._seen.add(key)
         if not fresh:  # no backward of its own: part of the segment before
             if not self._stepped:

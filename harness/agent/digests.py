@@ -15,20 +15,22 @@ from hashlib import blake2b
 from math import prod
 from typing import Any, Sequence
 
+from .packed import ROW
+
 MAX_ROW_BYTES = 4096
 MAX_ROWS = 512  # in a batch with more rows, a digest covers several rows
 _MAX_LEAVES = 64
 _COPIED = 1 << 18  # bytes up to which a copy is quicker than a view
-_MARK, _BLOCK = 4096, 128  # bytes of memory that identify a tensor, and bytes of a block
+_MARK, _WORD = 4096, 8  # bytes of memory that identify a tensor, and bytes of a word
 
 
 @dataclass(eq=False)
 class Batch:
     """What is remembered of a batch. It keeps no tensor alive."""
 
-    rows: tuple[str, ...] | None  # a digest for each row; None: the batch could not be read
+    samples: bytes | None  # a digest for each row, of ROW bytes; None: the batch could not be read
     indices: tuple[int, ...] | None = None
-    marks: frozenset[bytes] = frozenset()  # of the memory of its tensors; see View.mark
+    marks: frozenset[int] = frozenset()  # of the memory of its tensors; see View.mark
     used: bool = False  # it has been trained on
 
 
@@ -57,15 +59,16 @@ class View:
     def __init__(self, leaf: Any, count: int) -> None:
         self.count = count
         self._leaf = leaf  # keeps the memory alive
-        self._data: memoryview | None = None
+        self._data: bytes | memoryview | None = None
 
-    def data(self) -> memoryview:
+    def data(self) -> bytes | memoryview:
         if self._data is None:
             self._data = self._bytes()
         return self._data
 
-    def mark(self) -> bytes:
-        """A digest that identifies the contents, wherever they are in memory. Not its address: memory is reused."""
+    def mark(self) -> int:
+        """A hash that identifies the contents within this process, wherever they are in memory. Not the address,
+        because memory is reused."""
         return _mark(self.data())
 
     def is_mask(self) -> bool:
@@ -92,33 +95,36 @@ class View:
         for part in _sampled(row, bound):
             state.update(part)
 
-    def _bytes(self) -> memoryview:
+    def _bytes(self) -> bytes | memoryview:
         return memoryview(self._leaf).cast("B")
 
 
 class _Tensor(View):
-    def mark(self) -> bytes:
-        """A digest of the whole storage, which slices of one tensor (inputs and targets, say) share."""
-        storage = self._leaf.untyped_storage()
-        return _mark(_memory(storage.data_ptr(), storage.nbytes()))
+    def __init__(self, leaf: Any, count: int, storage: Any) -> None:
+        super().__init__(leaf, count)
+        self._address, self._size = storage.data_ptr(), storage.nbytes()
 
-    def _bytes(self) -> memoryview:
+    def mark(self) -> int:
+        """A hash of the whole storage, which slices of one tensor (inputs and targets, say) share."""
+        if self._data is not None and len(self._data) == self._size:
+            return _mark(self._data)
+        return _mark(_memory(self._address, self._size))
+
+    def _bytes(self) -> bytes | memoryview:
         whole = self._leaf
         if not whole.is_contiguous():
             whole = self._leaf = whole.detach().contiguous()
         size = whole.numel() * whole.element_size()
         if size <= _COPIED:
-            return memoryview(ctypes.string_at(whole.data_ptr(), size))
+            return ctypes.string_at(whole.data_ptr(), size)
         return _memory(whole.data_ptr(), size)
 
 
 class _Texts(View):
     """A list of strings or bytes; each of them is a row."""
 
-    def mark(self) -> bytes:
-        state = blake2b(digest_size=8)
-        self.feed(state, 0, min(self.count, _MAX_LEAVES), _MARK)
-        return state.digest()
+    def mark(self) -> int:
+        return hash(b"\0".join([self._text(place)[:_MARK] for place in range(min(self.count, _MAX_LEAVES))]))
 
     def is_mask(self) -> bool:
         return False
@@ -174,24 +180,21 @@ def _view(leaf: Any) -> View | None:
             return None
         if type(leaf) is not _torch().Tensor and hasattr(leaf, "_local_tensor"):  # a DTensor has no memory of its own
             return None
-        return _Tensor(leaf, shape[0]) if leaf.untyped_storage().data_ptr() else None
+        storage = leaf.untyped_storage()
+        return _Tensor(leaf, shape[0], storage) if storage.data_ptr() else None
     if hasattr(leaf, "__array_interface__") and leaf.ndim and leaf.size and leaf.flags.c_contiguous:
         return View(leaf, leaf.shape[0])
     return None
 
 
-def _mark(data: memoryview) -> bytes:
-    """A digest of short data, or of blocks spread evenly from the first byte to the last. A stride of single bytes
-    would take ten times longer."""
+def _mark(data: bytes | memoryview) -> int:
+    """A hash of short data, or of words spread evenly from the first to the last. Their distance is odd, so that they
+    come from all columns of a table."""
     size = len(data)
-    state = blake2b(size.to_bytes(8, "little"), digest_size=8)
     if size <= _MARK:
-        state.update(data)
-    else:
-        step = (size - _BLOCK) * _BLOCK // (_MARK - _BLOCK)
-        state.update(b"".join([data[place : place + _BLOCK] for place in range(0, size - _BLOCK, step)]))
-        state.update(data[-_BLOCK:])
-    return state.digest()
+        return hash(bytes(data))
+    words = memoryview(data)[: size - size % _WORD].cast("Q")
+    return hash((size, words[:: -(-len(words) * _WORD // _MARK) | 1].tobytes(), bytes(data[-_WORD:])))
 
 
 def _memory(address: int, size: int) -> memoryview:
@@ -204,12 +207,12 @@ def _array(size: int) -> Any:
     return ctypes.c_ubyte * size
 
 
-def _sampled(data: memoryview, bound: int) -> list[bytes | memoryview]:
+def _sampled(data: bytes | memoryview, bound: int) -> list[bytes | memoryview]:
     """At most `bound` bytes of longer data: the head, the tail, and an odd stride in between. With an even stride only
     the low bytes of each number would be seen."""
     end = bound // 4
     middle = data[end:-end]
-    return [data[:end], data[-end:], middle[:: -(-len(middle) // (bound - 2 * end)) | 1].tobytes()]
+    return [data[:end], data[-end:], bytes(middle[:: -(-len(middle) // (bound - 2 * end)) | 1])]
 
 
 @cache
@@ -219,25 +222,24 @@ def _torch() -> Any:
     return torch
 
 
-def _digests(views: Sequence[View], size: int) -> tuple[str, ...]:
+def _digests(views: Sequence[View], size: int) -> bytes:
     chunk = -(-size // MAX_ROWS)
     bound = MAX_ROW_BYTES // len(views)
     if chunk == 1 and all(view.is_short(bound) for view in views):
-        return _short_digests([view.data().tobytes() for view in views], size)
+        return _short_digests([bytes(view.data()) for view in views], size)
     digests = []
     for first in range(0, size, chunk):
-        state = blake2b(digest_size=6)
+        state = blake2b(digest_size=ROW)
         for view in views:
             view.feed(state, first, min(first + chunk, size), bound)
-        digests.append(state.hexdigest())
-    return tuple(digests)
+        digests.append(state.digest())
+    return b"".join(digests)
 
 
-def _short_digests(columns: Sequence[bytes], size: int) -> tuple[str, ...]:
+def _short_digests(columns: Sequence[bytes], size: int) -> bytes:
     """The same as `_digests` for the common case of short rows, since it runs in every step."""
-    widths = [(column, len(column) // size) for column in columns]
-    digests = []
-    for row in range(size):
-        parts = [column[row * width : row * width + width] for column, width in widths]
-        digests.append(blake2b(b"".join(parts), digest_size=6).hexdigest())
-    return tuple(digests)
+    rows = []
+    for column in columns:
+        width = len(column) // size
+        rows.append([column[place : place + width] for place in range(0, size * width, width)])
+    return b"".join([blake2b(b"".join(row), digest_size=ROW).digest() for row in zip(*rows, strict=True)])

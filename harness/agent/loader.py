@@ -127,7 +127,7 @@ class LoaderHook:
 def _indices(drawn: Any) -> tuple[int, ...] | None:
     """The dataset's indices, if the sampler draws numbers. None otherwise (an IterableDataset draws None)."""
     try:
-        return tuple(int(index) for index in (drawn if isinstance(drawn, (list, tuple)) else [drawn]))
+        return tuple(map(int, drawn if isinstance(drawn, (list, tuple)) else (drawn,)))
     except (TypeError, ValueError):
         return None
 

@@ -33,6 +33,7 @@ class Losses:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        self._tensor: Any = import_module("torch").Tensor
         self._late: list[tuple[int, Segment]] = []
 
     def backward(self, tensors: Any) -> None:
@@ -40,6 +41,10 @@ class Losses:
         if self._late:
             self.poll()
         segment = self._agent.tally.now
+        if type(tensors) is self._tensor and tensors.is_cpu and tensors.numel() == 1:  # as nearly always on a CPU
+            self._agent.unseen.discard("loss")
+            segment.losses.append(tensors.item())
+            return
         if isinstance(tensors, (list, tuple)):
             scalars = [scalar for scalar in map(_local, tensors) if scalar is not None]
         else:

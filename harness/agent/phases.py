@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from typing import Callable
 
 from .wire import Phase
@@ -14,17 +15,25 @@ class Phases:
         self._stack: list[Phase] = []
         self._since = 0.0
         self._loose: Phase | None = None
-        self._seconds: dict[Phase, float] = {}
+        self._seconds: defaultdict[Phase, float] = defaultdict(float)
+
+    # `enter` and `leave` repeat `_charge`, since they run in every step, and a call costs as much as all their work.
 
     def enter(self, phase: Phase) -> None:
-        self._charge()
+        now = self._clock()
+        inner = self._stack[-1] if self._stack else self._loose
+        if inner is not None:
+            self._seconds[inner] += now - self._since
+        self._since = now
         self._loose = None
         self._stack.append(phase)
 
     def leave(self, phase: Phase) -> None:
         """End the innermost `phase` and all phases that were left open inside it. Does nothing if it is not open."""
         if phase in self._stack:
-            self._charge()
+            now = self._clock()
+            self._seconds[self._stack[-1]] += now - self._since
+            self._since = now
             while self._stack.pop() is not phase:
                 pass
 
@@ -34,14 +43,14 @@ class Phases:
         self._loose = phase
 
     def take(self) -> dict[Phase, float]:
-        """The seconds by phase since the last call, rounded to microseconds."""
+        """The seconds by phase since the last call."""
         self._charge()
-        taken, self._seconds = self._seconds, {}
-        return {phase: round(seconds, 6) for phase, seconds in taken.items()}  # a Phase is a string
+        taken, self._seconds = self._seconds, defaultdict(float)
+        return taken
 
     def _charge(self) -> None:
         now = self._clock()
         phase = self._stack[-1] if self._stack else self._loose
         if phase is not None:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._since
+            self._seconds[phase] += now - self._since
         self._since = now

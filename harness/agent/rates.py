@@ -18,7 +18,8 @@ _OUTER = ("SequentialLR", "ChainedScheduler", "ReduceLROnPlateau")
 class Rates:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._schedulers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        # The optimizer and its scheduler, by the id of the optimizer: a WeakKeyDictionary takes ten times longer.
+        self._schedulers: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}
         self._bind = agent.careful("lr")(self._bind_scheduler)
 
     def patch(self, module: ModuleType) -> None:
@@ -42,20 +43,25 @@ class Rates:
         optimizer = getattr(scheduler, "optimizer", None)
         for bound in (optimizer, getattr(optimizer, "optimizer", None)):  # Accelerate wraps the optimizer that steps
             if bound is not None:  # an outer scheduler is made after the schedulers that it holds, so it wins
-                self._schedulers[bound] = weakref.ref(scheduler)
+                self._schedulers[id(bound)] = weakref.ref(bound), weakref.ref(scheduler)
 
     def rates(self, optimizer: Any) -> list[float | None]:
         """The learning rate of each parameter group, as the current step uses it. None if it is on a GPU."""
-        self._agent.saw("lr")
-        return [_number(group.get("lr")) for group in optimizer.param_groups[:_MAX_GROUPS]]
+        self._agent.unseen.discard("lr")
+        found: list[float | None] = []
+        for group in optimizer.param_groups[:_MAX_GROUPS]:
+            rate = group.get("lr")
+            found.append(rate if type(rate) is float else _number(rate))
+        return found
 
     def scheduler_step(self, optimizer: Any) -> int | None:
         """The scheduler's step counter, before it steps for this iteration. None without a scheduler."""
-        reference = self._schedulers.get(optimizer)
-        scheduler = reference() if reference is not None else None
-        inner = getattr(scheduler, "_schedulers", None)
+        bound, reference = self._schedulers.get(id(optimizer), (None, None))
+        if bound is None or reference is None or bound() is not optimizer:
+            return None
+        scheduler = reference()
         value = getattr(scheduler, "last_epoch", None)
-        if value is None and inner:
+        if value is None and (inner := getattr(scheduler, "_schedulers", None)):
             value = getattr(inner[0], "last_epoch", None)
         return value if isinstance(value, int) else None
 
@@ -73,7 +79,6 @@ def optimizer_step(optimizer: Any) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    device = getattr(value, "device", None)
-    if value is None or (device is not None and (device.type != "cpu" or value.numel() != 1)):
+    if value is None or (hasattr(value, "is_cpu") and (not value.is_cpu or value.numel() != 1)):
         return None
     return float(value)

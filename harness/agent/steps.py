@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from types import ModuleType
 from typing import Any, Callable
 
 from .agent import Agent
-from .counter import Closed, StepCounter
+from .counter import NOTHING, Closed, StepCounter
 from .cycle import Cycle
 from .loss import Losses
+from .packed import payload
 from .rates import Rates, optimizer_step
 from .ring import UNSEEN
 from .tally import Segment
@@ -31,10 +33,7 @@ class StepHooks:
         self._dummy = False
         self._state: Any = None
         self._scaled: list[bool] = []  # GradScaler steps under way: whether the optimizer has stepped inside
-        careful = agent.careful("steps")
-        self._begin_backward, self._end_backward = careful(self._backward_begins), careful(self._backward_ends)
-        self._begin_step, self._end_step = careful(self._step_begins), careful(self._step_ends)
-        self._skip, self._close = careful(self._skipped), careful(self._emit_step)
+        self._skip = agent.careful("steps")(self._skipped)
 
     def watch_state(self, state: Any) -> None:
         """`state`: a StateHook, if the plan has that hook."""
@@ -52,26 +51,33 @@ class StepHooks:
             # A backward inside a backward (reentrant checkpointing) is part of the outer one.
             if not agent.on or inside_engine() != -1:
                 return original(tensors, *args, **kwargs)
-            self._begin_backward(tensors)
-            agent.enter(Phase.BACKWARD)
-            ok = False
+            try:
+                self._backward_begins(tensors)
+            except Exception as error:
+                agent.fail("steps", error)
+            if agent.orders.current:
+                agent.orders.enter(Phase.BACKWARD)
+            closed, ok = NOTHING, False
             try:
                 result = original(tensors, *args, **kwargs)
                 ok = True
             finally:
-                agent.phases.leave(Phase.BACKWARD)
-                closed = self._end_backward(ok)
-            self._follow(closed)
+                try:
+                    closed = self._backward_ends(ok)
+                except Exception as error:
+                    agent.fail("steps", error)
+            if closed is not NOTHING:
+                self._follow(closed)
             return result
 
         module.backward = backward  # type: ignore[attr-defined]
 
     def patch_optimizer(self, module: ModuleType) -> None:
         """torch.optim.optimizer: steps, and the calls that make, clear and load an optimizer."""
-        module.register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self._before_step(optimizer))
-        module.register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._after_step(optimizer))
-        kind = module.Optimizer
-        original, made = kind.__init__, self._agent.careful("steps")(self._made)
+        module.register_optimizer_step_pre_hook(self._before_step)
+        module.register_optimizer_step_post_hook(self._after_step)
+        kind, agent, counter = module.Optimizer, self._agent, self._counter
+        original, made = kind.__init__, agent.careful("steps")(self._made)
 
         @functools.wraps(original)
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -79,21 +85,21 @@ class StepHooks:
             made(optimizer)
 
         kind.__init__ = __init__
-        zero, drop = kind.zero_grad, self._agent.careful("steps")(self._dropped)
+        zero, drop = kind.zero_grad, agent.careful("steps")(self._dropped)
 
         @functools.wraps(zero)
         def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._agent.on:
+            if counter.fresh and agent.on:
                 drop(optimizer)
             return zero(optimizer, *args, **kwargs)
 
         kind.zero_grad = zero_grad
-        load, put_back = kind.load_state_dict, self._agent.careful("steps")(self._state_loads)
-        was_put_back = self._agent.careful("orders")(self._agent.orders.was_put_back)
+        load, put_back = kind.load_state_dict, agent.careful("steps")(self._state_loads)
+        was_put_back = agent.careful("orders")(agent.orders.was_put_back)
 
         @functools.wraps(load)
         def load_state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._agent.on:
+            if not agent.on:
                 return load(optimizer, *args, **kwargs)
             put_back(optimizer)
             result = load(optimizer, *args, **kwargs)
@@ -116,25 +122,43 @@ class StepHooks:
             finally:
                 stepped = self._scaled.pop()
             if not stepped:
-                self._follow(self._skip(optimizer))
+                self._follow(self._skip(optimizer) or NOTHING)
             return result
 
         module.GradScaler.step = step
 
-    def _before_step(self, optimizer: Any) -> None:
-        if self._agent.on:
-            self._begin_step(optimizer)
-            self._agent.enter(Phase.OPTIMIZER)
+    # From here to `_emit_step`: what runs in every step. Torch has just filled the processor's caches, so that each
+    # function that is called costs far more than in a loop of its own. Keep the calls few.
 
-    def _after_step(self, optimizer: Any) -> None:
-        if self._agent.on:
-            self._agent.phases.leave(Phase.OPTIMIZER)
-            self._follow(self._end_step(optimizer))
+    def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        agent = self._agent
+        if not agent.on:
+            return
+        try:
+            self._step_begins(optimizer)
+        except Exception as error:
+            agent.fail("steps", error)
+        agent.phases.enter(Phase.OPTIMIZER)
+        if agent.orders.current:
+            agent.orders.enter(Phase.OPTIMIZER)
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        agent = self._agent
+        if not agent.on:
+            return
+        agent.phases.leave(Phase.OPTIMIZER)
+        try:
+            closed = self._step_ends(optimizer)
+        except Exception as error:
+            agent.fail("steps", error)
+            return
+        if closed is not NOTHING:
+            self._follow(closed)
 
     def finish(self) -> None:
         """The process ends. An iteration that only waited to be told apart from the next one is over."""
         if self._counter.finish().after:
-            self._close(True)
+            self._agent.careful("steps")(self._emit_step)(True)
         self._agent.careful("loss")(self._losses.poll)()
 
     def _key(self, optimizer: Any) -> int:
@@ -151,8 +175,6 @@ class StepHooks:
     def _made(self, optimizer: Any) -> None:
         self._counter.made(self._key(optimizer))
 
-    # The methods below run in every step, when torch has just filled the processor's caches: keep the calls few.
-
     def _backward_begins(self, tensors: Any) -> None:
         self._counter.backward_begin()
         live = self._agent.live
@@ -163,17 +185,20 @@ class StepHooks:
                 self._agent.fail("loss", error)
         if "samples" in live:
             self._trained.backward()
+        self._agent.phases.enter(Phase.BACKWARD)
 
     def _backward_ends(self, ok: bool) -> Closed:
+        self._agent.phases.leave(Phase.BACKWARD)
         if self._state is not None:
             self._state.backward_over()
-        return self._seal(self._counter.backward_end(ok))
+        closed = self._counter.backward_end(ok)
+        return closed if closed is NOTHING else self._seal(closed)
 
     def _step_begins(self, optimizer: Any) -> None:
-        self._dummy = not (self._counter.ever_backward or self._begun) and _trains_nothing(optimizer)
-        if self._dummy:
-            return
         if not self._begun:
+            self._dummy = not self._counter.ever_backward and _trains_nothing(optimizer)
+            if self._dummy:
+                return
             self._begun = True
             self._counter.uneven = self._cycle.is_uneven(self._agent.optimizers)
         self._counter.step_begin(self._key(optimizer))
@@ -189,7 +214,7 @@ class StepHooks:
     def _step_ends(self, optimizer: Any) -> Closed:
         if self._dummy:
             self._dummy = False
-            return Closed()
+            return NOTHING
         now = self._agent.tally.now
         if now.opt_step is None:
             now.opt_step = optimizer_step(optimizer)
@@ -199,7 +224,8 @@ class StepHooks:
         found_inf = getattr(optimizer, "found_inf", None)  # a fused optimizer decides on the GPU whether to skip
         if found_inf is not None:
             now.skipped = bool(found_inf) if found_inf.device.type == "cpu" else None
-        return self._seal(self._counter.step_end(self._key(optimizer)))
+        closed = self._counter.step_end(id(optimizer))
+        return closed if closed is NOTHING else self._seal(closed)
 
     def _dropped(self, optimizer: Any) -> None:
         """A step that the job gives up is no iteration (torchft does this when a replica is gone)."""
@@ -232,45 +258,54 @@ class StepHooks:
             self._agent.tally.now = Segment()
         return closed
 
-    def _follow(self, closed: Closed | None) -> None:
+    def _follow(self, closed: Closed) -> None:
         """Write the event of each iteration that was closed, then fire the orders of the next step."""
-        if closed is not None and closed.before:
-            self._close(False)
-            self._agent.orders.step_over()
-        if closed is not None and closed.after:
-            self._close(True)
-            self._agent.orders.step_over()
+        for with_last in (False, True):
+            if closed.after if with_last else closed.before:
+                try:
+                    self._emit_step(with_last)
+                except Exception as error:
+                    self._agent.fail("steps", error)
+                self._agent.orders.step_over()
 
     def _emit_step(self, with_last: bool) -> None:
         agent = self._agent
-        agent.saw("steps")
         segment = agent.tally.take(with_last)
         agent.steps_over += 1
-        samples = _joined([batch.rows for batch in segment.batches])
-        if samples is not None:
-            agent.saw("samples")
-        data: dict[str, Any] = {
-            "losses": segment.losses, "samples": samples,
-            "indices": _joined([batch.indices for batch in segment.batches]),
-            "lr": segment.lr, "opt_step": segment.opt_step, "sched_step": segment.sched_step,
-            "phases": agent.phases.take(), "skipped": segment.skipped,
-        }  # fmt: skip
-        if self._state is not None:
-            data["norm"] = segment.norm
-            if (after := segment.after) is not None:
-                data.update(parameters=after.parameters, moments=after.moments, sketch=after.sketch)
-            if (before := segment.before) is not None:
-                data.update(restored=before.parameters, restored_moments=before.moments, restored_sketch=before.sketch)
-        agent.emit(Kind.STEP, data, agent.steps_over)
+        agent.unseen.discard("steps")
+        samples: bytes | None = None
+        indices: tuple[int, ...] | None = None
+        if segment.batches:
+            samples = _joined([batch.samples for batch in segment.batches])
+            indices = _joined([batch.indices for batch in segment.batches])
+            if samples is not None:
+                agent.unseen.discard("samples")
+        given = (
+            segment.losses, segment.lr, segment.opt_step, segment.sched_step, segment.skipped, samples, indices,
+            agent.phases.take(),
+        )  # fmt: skip
+        if self._state is None:
+            agent.emit_step(agent.steps_over, *given)
+        else:
+            agent.emit(Kind.STEP, {**payload(*given), **_of_state(segment)}, agent.steps_over)
         if segment.pending:
             self._losses.step_over(agent.steps_over, segment)
 
 
-def _joined(parts: list[tuple[Any, ...] | None]) -> list[Any] | None:
-    """All parts joined in order. None if there are no parts, or if one of them is None."""
-    if not parts or None in parts:
-        return None
-    return [item for part in parts if part is not None for item in part]
+def _of_state(segment: Segment) -> dict[str, Any]:
+    found: dict[str, Any] = {"norm": segment.norm}
+    if (after := segment.after) is not None:
+        found.update(parameters=after.parameters, moments=after.moments, sketch=after.sketch)
+    if (before := segment.before) is not None:
+        found.update(restored=before.parameters, restored_moments=before.moments, restored_sketch=before.sketch)
+    return found
+
+
+def _joined(parts: list[Any]) -> Any:
+    """All parts (tuples, or bytes) joined in order. None if one of them is None."""
+    if len(parts) == 1:
+        return parts[0]
+    return None if None in parts else functools.reduce(operator.add, parts)
 
 
 def _trains_nothing(optimizer: Any) -> bool:

@@ -17,7 +17,7 @@ class Shown:
     sketch: list[float]  # of the parameters
 
 
-@dataclass
+@dataclass(slots=True)
 class Segment:
     """From the first backward to the end of the optimizer step that uses it."""
 
@@ -45,6 +45,8 @@ class Tally:
 
     def take(self, with_last: bool) -> Segment:
         """The finished segments of an iteration, joined; `with_last` False: the last is part of the next one."""
+        if with_last and len(self._done) == 1:
+            return self._done.pop()
         count = len(self._done) if with_last else len(self._done) - 1
         taken, self._done = self._done[:count], self._done[count:]
         if len(taken) == 1:

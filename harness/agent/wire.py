@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
+
+from . import packed
 
 VERSION = 1
 
@@ -30,6 +33,8 @@ ENV_ARMED = "TORCHAOS_ARMED"  # pid of the armed rank process; its children inhe
 
 class Phase(str, Enum):
     """The part of a step that a rank's host code is in. The GPU may be in another part."""
+
+    __hash__ = str.__hash__  # that of Enum is a Python function, and phases are looked up many times in a step
 
     START = "start"
     DATA = "data"
@@ -207,6 +212,8 @@ class Event:
     @classmethod
     def from_line(cls, line: bytes | str) -> Event:
         """Raises ValueError if the line is torn, or of a kind that this version does not know."""
+        if line[:1] in (packed.MARK, packed.MARK.decode()):
+            return cls(Kind.STEP, **packed.unpack(line.encode() if isinstance(line, str) else line))
         raw = json.loads(line)
         if not isinstance(raw, dict):
             raise ValueError("an event is a JSON object")
@@ -223,6 +230,7 @@ class EventFile:
     def __init__(self, path: Path, source: str, rank: int | None = None, attempt: int | None = None) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._source, self._rank, self._attempt = source, rank, attempt
+        self._packer = None if rank is None or attempt is None else packed.Packer(source, rank, attempt)
         self._seq = count()  # a single C call, so that threads and signal handlers never get the same number
 
     def emit(
@@ -239,6 +247,22 @@ class EventFile:
         )  # fmt: skip
         os.write(self._fd, event.to_line())
         return event
+
+    def emit_step(
+        self, step: int, losses: Sequence[float | None], lr: Sequence[float | None], opt_step: int | None,
+        sched_step: int | None, skipped: bool | None, samples: bytes | None, indices: Sequence[int] | None,
+        phases: Mapping[Phase, float],
+    ) -> None:  # fmt: skip
+        """Write the event of a usual step. `samples`: packed.ROW bytes for each."""
+        assert self._packer is not None
+        seq, wall_s, mono_s = next(self._seq), time.time(), time.monotonic()
+        given = (losses, lr, opt_step, sched_step, skipped, samples, indices, phases)
+        try:
+            line = self._packer.line(seq, wall_s, mono_s, step, *given)
+        except (struct.error, ValueError, OverflowError):
+            data = packed.payload(*given)
+            line = Event(Kind.STEP, self._source, seq, wall_s, mono_s, self._rank, self._attempt, step, data).to_line()
+        os.write(self._fd, line)
 
     def close(self) -> None:
         os.close(self._fd)

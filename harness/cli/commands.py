@@ -30,6 +30,7 @@ GROUPS: Mapping[str, Mapping[str, Listed]] = {
         "report": Listed("results", "Write report.html, which opens offline, for run directories."),
         "explain": Listed("explain", "Tell the story of a run in plain words."),
         "judge": Listed("look", "Judge run directories again, offline."),
+        "events": Listed("look", "Print the journal of a run as lines of JSON."),
         "compare": Listed("results", "Compare two runs, game days or commits: is B worse than A?"),
         "history": Listed("results", "Show the results of past runs and game days over time."),
         "gate": Listed("gate", "Decide on a release: judge runs by a gate's bounds and waivers."),

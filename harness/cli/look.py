@@ -1,4 +1,4 @@
-"""The commands that change nothing: judge, validate, list, doctor, schema."""
+"""The commands that change nothing: judge, events, validate, list, doctor, schema."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import click
 from rich.console import Console
 
 from torchaos.harness import registry
-from torchaos.harness.cli.options import FILES, JSON, JUNIT, RUN_DIRS, SET, cli
+from torchaos.harness.cli.options import FILES, JSON, JUNIT, RUN_DIR, RUN_DIRS, SET, cli
 from torchaos.harness.cli.run import write_reports
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.judging.verdict.verdict import judge as judge_folder
+from torchaos.harness.record.events.journal import read_events
 from torchaos.harness.record.result import ExitCode, worst
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import ready
@@ -37,6 +38,17 @@ def judge(folders: Sequence[Path], junit_file: Path | None, json_file: Path | No
         show.show(result, Console())
     write_reports(results, junit_file, json_file)
     sys.exit(worst([ExitCode(result.exit_code) for result in results]))
+
+
+@cli.command()
+@RUN_DIR
+def events(folder: Path) -> None:
+    """Print the journal of a run as lines of JSON. All events, in order of time."""
+    damaged: list[str] = []
+    for event in read_events(RunDir(folder.absolute()).check().events, damaged):
+        click.echo(event.to_line(), nl=False)
+    for place in damaged:
+        click.echo(f"{place} is damaged", err=True)
 
 
 @cli.command()

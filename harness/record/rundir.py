@@ -6,7 +6,7 @@ agent/plan.json     what the ranks read (plan.AgentPlan); agent/pages/*.page: on
 agent/manifests/    what each save wrote, chunk by chunk (agent/manifest.py), where checkpoints are watched
 agent/reads/        which of the job's own files each rank of a twin read (agent/reads.py)
 agent/stamps/       when each rank's last collectives began and ended (agent/stamps.py), where something asks for it
-events/*.jsonl      the journal: one writer per file; merged only on reading
+events/*.jsonl      the journal: one writer per file; merged only on reading; `torchaos events` prints it
 logs/job-N.log      stdout and stderr of submission N, as they came
 undo/               undo.jsonl, and the copies that File handles restore from
 job/                what `{run}` stands for in the scenario: the job's own files

@@ -16,7 +16,8 @@ def rows(agent_module: Callable[[str], Any]) -> Callable[..., int]:
 
     def count(batch: Any, drawn: int | None = None) -> int:
         found = digests.digest(digests.look(batch), None if drawn is None else tuple(range(drawn)))
-        return len(found.rows)
+        size: int = digests.ROW
+        return len(found.samples) // size
 
     return count
 
@@ -52,8 +53,7 @@ def test_samples_are_what_most_of_a_batch_has(rows: Callable[..., int], batch: A
 def test_contents_of_samples_are_told_apart_behind_a_mask(agent_module: Callable[[str], Any]) -> None:
     """Two batches with one mask and other samples have no digest in common."""
     digests = agent_module("digests")
-    first, second = (
-        digests.digest(digests.look({"mask": ones(5, 5), "x": torch.arange(n, n + 8.0)[:, None].repeat(1, 4)})).rows
-        for n in (0, 8)
-    )
+    in_hex = agent_module("packed").in_hex
+    batches = ({"mask": ones(5, 5), "x": torch.arange(n, n + 8.0)[:, None].repeat(1, 4)} for n in (0, 8))
+    first, second = (in_hex(digests.digest(digests.look(batch)).samples) for batch in batches)
     assert not set(first) & set(second)

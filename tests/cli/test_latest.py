@@ -49,7 +49,7 @@ def test_where_there_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         CliRunner().invoke(cli, ["explain", "latest"], catch_exceptions=False)
 
 
-@pytest.mark.parametrize("name", ["judge", "explain", "report", "repro", "shrink", "diagnose", "recover"])
+@pytest.mark.parametrize("name", ["judge", "events", "explain", "report", "repro", "shrink", "diagnose", "recover"])
 def test_commands_that_take_it(name: str) -> None:
     """Each command that takes a run directory."""
     command = cli.get_command(click.Context(cli), name)

@@ -30,7 +30,7 @@ from torchaos.harness.agent import arming, hooks
 from torchaos.harness.agent.orders import Pending
 from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.agent.plan import Moment, Order
-from torchaos.harness.agent.wire import ENV_ARMED, ENV_PLAN, Kind
+from torchaos.harness.agent.wire import ENV_ARMED, ENV_PLAN, FIELDS, EventFile, Kind
 from torchaos.harness.contracts import ChaosError, UsageError
 from torchaos.harness.judging.verdict.verdict import judge
 from torchaos.harness.machine import proc
@@ -229,6 +229,37 @@ class LiveTarget(_FileOfRun):
         BaseWriter([]).update(events)
 
 
+class PackedTarget(Target):
+    """The packed line of a step's event, as every reader reads it. It is refused, or read as the event that it was."""
+
+    name, share = "packed event", 0.2
+
+    def prepare(self) -> None:
+        paths = sorted(inputs.RUN.glob("events/rank*.jsonl"))
+        events = [payloads.read(line) for path in paths for line in path.read_bytes().splitlines()]
+        file = EventFile(self.folder / "packed.jsonl", "rank1-a0-p17", 1, 0)
+        for event in events:
+            if event.kind is Kind.STEP:
+                known = event.data["samples"]
+                digests = None if known is None else bytes.fromhex("".join(known))
+                given = {key: event.data[key] for key in FIELDS[Kind.STEP]}
+                file.emit_step(event.step or 0, **{**given, "samples": digests})
+        file.close()
+        self._lines = (self.folder / "packed.jsonl").read_bytes().splitlines(keepends=True)
+        self._events = [payloads.read(line) for line in self._lines]
+
+    def bases(self) -> Sequence[bytes]:
+        return [*inputs.regressions(self.name), *self._lines]
+
+    def feed(self, raw: bytes) -> None:
+        for line in raw.splitlines():
+            try:
+                event = payloads.read(line)
+            except (ValueError, RecursionError):
+                continue
+            assert event in self._events, event
+
+
 class PageTarget(Target):
     """A control page, as the harness, the reaper and the agent read it."""
 
@@ -373,6 +404,6 @@ class AgentPlanTarget(_FileOfRun):
 
 
 TARGETS: tuple[type[Target], ...] = (
-    ScenarioTarget, OverrideTarget, JudgeTarget, LiveTarget, PageTarget, UndoTarget, AgentPlanTarget,
+    ScenarioTarget, OverrideTarget, JudgeTarget, LiveTarget, PackedTarget, PageTarget, UndoTarget, AgentPlanTarget,
 )  # fmt: skip
 __all__ = ["TARGETS", "Kind", "Target"]

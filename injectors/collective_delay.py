@@ -7,18 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchaos.plugin import (
-    Collectives,
-    Evidence,
-    Fault,
-    Handle,
-    NodeSite,
-    RankSite,
-    Record,
-    Seconds,
-    Target,
-    slower,
-)
+from torchaos.plugin import Collectives, Evidence, Fault, Handle, NodeSite, RankSite, Record, Seconds, Target, slower
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,7 @@ from torchaos.harness.mechanics.network.helper import helper_of
 from torchaos.harness.mechanics.network.link import link_of
 from torchaos.harness.mechanics.network.metering import measured, meter_handle
 from torchaos.harness.mechanics.network.probes import resent
-from torchaos.plugin import (
-    Evidence,
-    Fault,
-    Handle,
-    LinkUp,
-    NodeSite,
-    Probe,
-    Record,
-    Seconds,
-    counted,
-    late,
-)
+from torchaos.plugin import Evidence, Fault, Handle, LinkUp, NodeSite, Probe, Record, Seconds, counted, late
 
 
 @dataclass(frozen=True)

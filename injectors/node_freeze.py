@@ -6,7 +6,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.mechanics.network.nodes import processes, resumed, send, stopped, tell
+from torchaos.harness.machine import proc
+from torchaos.harness.mechanics.network.nodes import processes, resumed, stopped, tell
 from torchaos.plugin import Evidence, Fault, Handle, NodeSite, Record
 
 
@@ -26,7 +27,7 @@ class Freeze(Fault):
 
     def apply(self, site: NodeSite) -> None:
         targets = processes(site.nodes)
-        send(targets, signal.SIGSTOP)
+        proc.send(targets, signal.SIGSTOP)
         tell(site, targets, "stopped")
 
     def felt(self, record: Record, fault: str) -> Evidence | None:

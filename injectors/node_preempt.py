@@ -6,7 +6,8 @@ import signal
 import time
 from dataclasses import dataclass
 
-from torchaos.harness.mechanics.network.nodes import heads, kill, left, processes, send, tell
+from torchaos.harness.machine import proc
+from torchaos.harness.mechanics.network.nodes import heads, kill, left, processes, tell
 from torchaos.plugin import Evidence, Kind, NodeDeath, NodeSite, Record, Seconds
 
 
@@ -21,7 +22,7 @@ class Preempt(NodeDeath):
 
     def apply(self, site: NodeSite) -> None:
         targets = processes(site.nodes)
-        send(heads(targets), signal.SIGTERM)
+        proc.send(heads(targets), signal.SIGTERM)
         tell(site, targets, "told to leave")
         site.release()  # the time is the job's to use
         end = time.monotonic() + self.notice

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.undo.cgroup import MemoryCgroup, memory_for, memory_of, starve
+from torchaos.harness.undo.cgroup import MemoryCgroup, starve
 from torchaos.plugin import Emit, Evidence, Fault, Handle, Kind, NodeSite, Probe, Record, died
 
 
@@ -27,15 +27,15 @@ class OutOfMemory(Fault):
             raise ValueError("spare counts bytes; it is not negative")
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        return [memory_for(pid, site.fault) for pid in site.pids]
+        return [MemoryCgroup.to_make(pid, site.fault) for pid in site.pids]
 
     def apply(self, site: NodeSite) -> None:
-        site.check(groups := [memory_for(pid, site.fault) for pid in site.pids])
+        site.check(groups := [MemoryCgroup.to_make(pid, site.fault) for pid in site.pids])
         for pid, group in zip(site.pids, groups, strict=True):
             starve(group, pid, self.spare)
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        return [_Killed(site.fault, memory_of(pid)) for pid in site.pids]
+        return [_Killed(site.fault, MemoryCgroup.of(pid)) for pid in site.pids]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         """SIGKILL alone does not show a lack of memory; the cgroup's own counter does."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.undo.cgroup import CpuCgroup, group_for, group_of, throttle
+from torchaos.harness.undo.cgroup import CpuCgroup, throttle
 from torchaos.plugin import Emit, Evidence, Fault, Handle, Kind, NodeSite, Probe, Record
 
 
@@ -25,15 +25,15 @@ class StraggleQuota(Fault):
             raise ValueError("cpus is between 0.1 and 64")
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        return [group_for(pid, site.fault) for pid in site.pids]
+        return [CpuCgroup.to_make(pid, site.fault) for pid in site.pids]
 
     def apply(self, site: NodeSite) -> None:
-        site.check(groups := [group_for(pid, site.fault) for pid in site.pids])
+        site.check(groups := [CpuCgroup.to_make(pid, site.fault) for pid in site.pids])
         for pid, group in zip(site.pids, groups, strict=True):
             throttle(group, pid, self.cpus)
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        return [_Throttled(site.fault, group_of(pid)) for pid in site.pids]
+        return [_Throttled(site.fault, CpuCgroup.of(pid)) for pid in site.pids]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         told = [event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("throttled", 0) > 0]

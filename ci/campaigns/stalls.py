@@ -208,8 +208,11 @@ class Session:
     def said(self, kind: str, since_s: float, until_s: float) -> Any:
         """The first event of a kind after `since_s`, waited for until `until_s` (CLOCK_MONOTONIC); None if there is
         none."""
-        found = lambda events: next((e for e in events if e.kind.value == kind and e.mono_s >= since_s), None)  # noqa: E731
-        return self.journal.wait_for(found, max(0.0, until_s - time.monotonic()))
+        while True:
+            events = (e for e in self.journal.snapshot() if e.kind.value == kind and e.mono_s >= since_s)
+            if (found := next(events, None)) or time.monotonic() > until_s:
+                return found
+            time.sleep(0.02)
 
     def stop(self) -> None:
         self.watching.stop()

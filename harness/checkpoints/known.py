@@ -116,10 +116,6 @@ def _tensor(
     return TensorRef(storage, kind, start, shape, strides)
 
 
-def _quantized(_b: Budget, storage: Any, offset: Any, size: Any, stride: Any, *_rest: Any) -> TensorRef:
-    return _tensor(_b, storage, offset, size, stride)
-
-
 def _first(_b: Budget, value: Any, *_rest: Any) -> Any:
     return value
 
@@ -162,14 +158,6 @@ def _mapping(budget: Budget, items: Any = ()) -> dict[Any, Any]:
     return made
 
 
-def _default_mapping(_b: Budget, _factory: Any = None) -> dict[Any, Any]:
-    return {}
-
-
-def _array(_b: Budget, *_args: Any) -> Array:
-    return Array()
-
-
 def _array_from_buffer(_b: Budget, data: Any, dtype: Any, shape: Any, *_order: Any) -> Array:
     made = Array()
     made.set_state((1, shape, dtype, False, data))
@@ -180,10 +168,6 @@ def _scalar(_b: Budget, dtype: Any, data: Any = b"") -> Array:
     made = Array()
     made.set_state((1, (), dtype, False, data))
     return made
-
-
-def _dtype(_b: Budget, code: Any, *_rest: Any) -> Dtype:
-    return Dtype(str(code))
 
 
 def _attribute(_b: Budget, value: Any, name: Any) -> Any:
@@ -207,7 +191,7 @@ KNOWN: dict[tuple[str, str], Builder] = {
     ("torch._utils", "_rebuild_tensor"): _tensor,
     ("torch._utils", "_rebuild_tensor_v2"): lambda b, *args: _tensor(b, *args[:4]),
     ("torch._utils", "_rebuild_tensor_v3"): _tensor,
-    ("torch._utils", "_rebuild_qtensor"): _quantized,
+    ("torch._utils", "_rebuild_qtensor"): lambda b, *args: _tensor(b, *args[:4]),
     ("torch._utils", "_rebuild_parameter"): _first,
     ("torch._utils", "_rebuild_parameter_with_state"): _first,
     ("torch._tensor", "_rebuild_from_type_v2"): _typed_again,
@@ -215,14 +199,14 @@ KNOWN: dict[tuple[str, str], Builder] = {
     ("torch", "Size"): _tuple,
     ("torch.serialization", "_get_layout"): _first,
     ("collections", "OrderedDict"): _mapping,
-    ("collections", "defaultdict"): _default_mapping,
+    ("collections", "defaultdict"): lambda _b, _factory=None: {},
     ("collections", "Counter"): _mapping,
     ("collections", "deque"): lambda b, items=(), *_most: _sequence(b, items),
     ("_codecs", "encode"): _encode,
-    **{(module, "_reconstruct"): _array for module in ("numpy.core.multiarray", "numpy._core.multiarray")},
-    **{(module, "scalar"): _scalar for module in ("numpy.core.multiarray", "numpy._core.multiarray")},
-    **{(module, "_frombuffer"): _array_from_buffer for module in ("numpy.core.numeric", "numpy._core.numeric")},
-    ("numpy", "dtype"): _dtype,
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): lambda _b, *_args: Array() for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): _scalar for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): _array_from_buffer for core in ("core", "_core")},
+    ("numpy", "dtype"): lambda _b, code, *_rest: Dtype(str(code)),
     ("copyreg", "_reconstructor"): _reconstruct,
     ("copy_reg", "_reconstructor"): _reconstruct,
     **{

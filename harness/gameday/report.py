@@ -31,7 +31,6 @@ def page(day: Day, folder: str, rounds: Sequence[RoundScore], score: Score, case
 
 
 def drawn(day: Day) -> str:
-    """The plan, before anything is done."""
     rows = [
         f"| {fault.id} | {one.number} | {seconds_in_words(fault.at_s)} | {fault.risk.inject} | {fault.risk.cause} |"
         for one in day.rounds

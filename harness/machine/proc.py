@@ -7,11 +7,12 @@ import select
 import signal
 import time
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Iterator, Mapping, NamedTuple
+from typing import Callable, Iterator, Mapping, NamedTuple
 
 from torchaos.harness.agent.wire import ENV_RUN_ID, start_ticks
 
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
+END_S = 30.0  # seconds; a rank that gives back pinned or GPU memory takes its time to die
 _AT_ONCE = 256  # pidfds open at the same time; by default a process may have 1,024 open files
 
 
@@ -21,6 +22,8 @@ class Stat(NamedTuple):
     state: str  # T: stopped by a signal, Z: zombie
     parent: int
     ticks: int  # start time in clock ticks since boot
+    cpu_ticks: int  # that it has used, in user mode and in the kernel
+    status: int  # how it ended, as of waitpid(2); it counts for a zombie alone
 
 
 def stat(pid: int) -> Stat | None:
@@ -28,7 +31,8 @@ def stat(pid: int) -> Stat | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-        return Stat(fields[0].decode(), int(fields[1]), int(fields[19]))
+        used = int(fields[11]) + int(fields[12])
+        return Stat(fields[0].decode(), int(fields[1]), int(fields[19]), used, int(fields[49]))
     except (FileNotFoundError, ProcessLookupError, IndexError):
         return None
 
@@ -134,6 +138,25 @@ def kill(processes: Mapping[int, int], deadline: float) -> list[int]:
     return left
 
 
+def end(find: Callable[[], Mapping[int, int]], timeout_s: float = END_S) -> list[int]:
+    """SIGKILL to all processes that `find` finds (start times by pid), until there are none. Returns the pids that are
+    left after the time, because they are stuck in the kernel, say."""
+    deadline = time.monotonic() + timeout_s
+    while members := find():  # again, because processes may be born meanwhile
+        left = kill(members, deadline)
+        if left or time.monotonic() > deadline:
+            return sorted(left or members)
+    return []
+
+
+def send(processes: Mapping[int, int], number: int) -> None:
+    """Send a signal to each pid that still has the given start time. Raises OSError if that is not permitted."""
+    for pid, ticks in processes.items():
+        with suppress(ProcessLookupError), hold(pid, ticks) as fd:
+            if fd is not None:
+                signal.pidfd_send_signal(fd, number)
+
+
 def _sigkill(pidfd: int) -> bool:
     """False if that is not permitted, so that nobody waits for the process."""
     try:
@@ -200,7 +223,6 @@ def maps_deleted(path: str) -> list[int]:
 
 
 def is_own(pid: int) -> bool:
-    """Whether `pid` is this process or one of its ancestors."""
     return pid in _lineage()
 
 

@@ -44,7 +44,6 @@ def is_secret(name: str) -> bool:
 
 
 def mask(text: str) -> str:
-    """The text without the secrets in it."""
     for value in _own_secrets():
         text = text.replace(value, MASK)
     text = _pairs_masked(_LOOKS.sub(lambda found: _masked(found[0]), text))

@@ -89,7 +89,7 @@ def lasts(injector: str) -> bool:
 
 
 def injectors() -> dict[str, type[contracts.Injector]]:
-    """All injectors by name. Raises UsageError if one can't be loaded, as the other three functions do."""
+    """All injectors by name. Raises UsageError if one can't be loaded, as the other functions do."""
     return all_of("injectors")
 
 
@@ -99,10 +99,6 @@ def assertions() -> dict[str, type[contracts.Assertion]]:
 
 def conditions() -> dict[str, type[contracts.Condition]]:
     return all_of("conditions")
-
-
-def launchers() -> dict[str, type[contracts.Launcher]]:
-    return all_of("launchers")
 
 
 def all_of(group: str) -> dict[str, type[Any]]:

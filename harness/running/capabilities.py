@@ -18,8 +18,6 @@ from torchaos.harness.record.environment import installed, resolve_program
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether this machine has a capability."""
-
     name: str
     present: bool
     detail: str
@@ -207,9 +205,7 @@ CHECKS: dict[str, _Check] = {
     "tc": _Check("limiting the rate between nodes", _program("tc"), "apt-get install iproute2"),
     "ss": _Check("looking at connections, and resetting them", _program("ss"), "apt-get install iproute2"),
     "shaper": _Check(
-        "delaying packets",
-        _shaper,
-        "needs a kernel with netem, or with NFQUEUE: apt-get install iptables",
+        "delaying packets", _shaper, "needs a kernel with netem, or with NFQUEUE: apt-get install iptables"
     ),
     "toxiproxy": _Check(
         "faults before an endpoint that the job reaches by its address",

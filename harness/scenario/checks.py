@@ -19,7 +19,6 @@ _SHELL = ("&&", "||", "|", ";", ">", "<", "&")
 
 
 def check(scenario: Scenario, tell: Tell) -> None:
-    """Reports all mistakes to `tell`."""
     for part in (_check_job, _check_placeholders, _check_faults, _check_items):
         part(scenario, tell)
 

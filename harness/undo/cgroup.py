@@ -10,7 +10,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from torchaos.harness.machine import proc
 from torchaos.harness.undo.touches import Touches
@@ -19,6 +19,8 @@ PERIOD_US = 10_000  # short, so that a rank is throttled for a few milliseconds 
 _PREFIX = "torchaos-"
 _EMPTY_S = 1.0  # seconds for which a process that was just moved may keep the group busy
 
+Group = TypeVar("Group", bound="CpuCgroup")
+
 
 @dataclass(frozen=True)
 class CpuCgroup:
@@ -26,8 +28,26 @@ class CpuCgroup:
     removed."""
 
     kind: ClassVar[str] = "cpu_cgroup"
+    controller: ClassVar[str] = "cpu"
     path: str
     home: str
+
+    @classmethod
+    def of(cls: type[Group], pid: int) -> Group:
+        """Our group that a process is in. Raises ValueError if it is in none, OSError if it is gone."""
+        home, _version = home_of(pid, cls.controller)
+        return cls(str(home), str(home.parent))
+
+    @classmethod
+    def to_make(cls: type[Group], pid: int, name: str) -> Group:
+        """The group that `throttle` or `starve` will make for a process: below its own group, or, in version 2, beside
+        it, since there a group with processes can't have children. Raises OSError or ValueError."""
+        home, version = home_of(pid, cls.controller)
+        parent = home if version == 1 else home.parent
+        if version == 2 and cls.controller not in (parent / "cgroup.subtree_control").read_text().split():
+            what = f"{parent} rules no {cls.controller} of its cgroups"
+            raise ValueError(f"{what}; enable it in its cgroup.subtree_control")
+        return cls(str(parent / _named(name, pid)), str(home))
 
     def __post_init__(self) -> None:
         if not Path(self.path).name.startswith(_PREFIX) or ".." in Path(self.path).parts:
@@ -80,6 +100,7 @@ class MemoryCgroup(CpuCgroup):
     """Our group of the memory controller. Its limit is removed together with the group."""
 
     kind: ClassVar[str] = "memory_cgroup"
+    controller: ClassVar[str] = "memory"
 
     def killed(self) -> int:
         """How many processes the kernel has killed for its limit. 0 if the group is gone."""
@@ -111,7 +132,7 @@ def freeze(group: FreezerCgroup, pid: int) -> None:
     (path / "freezer.state").write_text("FROZEN")
 
 
-def home_of(pid: int, controller: str = "cpu") -> tuple[Path, int]:
+def home_of(pid: int, controller: str) -> tuple[Path, int]:
     """The cgroup that limits the CPU time or memory of a process, and its version (1 or 2). Raises OSError or
     ValueError if there is none that we may use."""
     unified = None
@@ -124,37 +145,6 @@ def home_of(pid: int, controller: str = "cpu") -> tuple[Path, int]:
     if unified is None:
         raise ValueError(f"pid {pid} is in no cgroup")
     return _mounted("cgroup2", None) / unified.lstrip("/"), 2
-
-
-def group_for(pid: int, name: str) -> CpuCgroup:
-    """The group that `throttle` will make for a process: below its own group, or, in version 2, beside it, since there
-    a group with processes can't have children. Raises OSError or ValueError."""
-    return CpuCgroup(*_place_for(pid, name, "cpu"))
-
-
-def memory_for(pid: int, name: str) -> MemoryCgroup:
-    """The same for the memory controller; `starve` will make it."""
-    return MemoryCgroup(*_place_for(pid, name, "memory"))
-
-
-def _place_for(pid: int, name: str, controller: str) -> tuple[str, str]:
-    home, version = home_of(pid, controller)
-    parent = home if version == 1 else home.parent
-    if version == 2 and controller not in (parent / "cgroup.subtree_control").read_text().split():
-        raise ValueError(f"{parent} rules no {controller} of its cgroups; enable it in its cgroup.subtree_control")
-    return str(parent / _named(name, pid)), str(home)
-
-
-def group_of(pid: int) -> CpuCgroup:
-    """Our group that a process is in. Raises ValueError if it is in none, OSError if it is gone."""
-    home, _version = home_of(pid)
-    return CpuCgroup(str(home), str(home.parent))
-
-
-def memory_of(pid: int) -> MemoryCgroup:
-    """The same for the memory controller."""
-    home, _version = home_of(pid, "memory")
-    return MemoryCgroup(str(home), str(home.parent))
 
 
 def _named(name: str, pid: int) -> str:

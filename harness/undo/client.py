@@ -137,13 +137,10 @@ class Reaper:
         if self._lost:
             raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
 
-    def heal(self, name: str) -> list[Healed]:
-        """Restore all handles that an owner or a record has open, the last guarded first. Returns what happened to each
-        handle that was not reported before. Raises UndoError if nothing at all can be done."""
+    def heal(self, name: str | None) -> list[Healed]:
+        """Restore all handles that an owner or a record (None: any) has open, the last guarded first. Returns what
+        happened to each handle that was not reported before. Raises UndoError if nothing at all can be done."""
         return self._heal(name, "heal")
-
-    def heal_all(self) -> list[Healed]:
-        return self._heal(None, "heal")
 
     def close(self) -> list[Healed]:
         """Heal everything that is left. The reaper has exited when this returns."""

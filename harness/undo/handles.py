@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Mapping
 
@@ -26,8 +27,6 @@ from torchaos.harness.undo.touches import Touches
 
 if TYPE_CHECKING:
     from torchaos.harness.contracts import Handle
-
-END_S = 30.0  # seconds; a rank that frees pinned or GPU memory takes time to die
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,8 @@ class Process:
     def _end(self) -> None:
         if proc.is_own(self.pid):
             raise ValueError(f"process {self.pid} is the process that heals, or an ancestor of it")
-        if proc.kill({self.pid: self.start_ticks}, time.monotonic() + END_S):
-            raise TimeoutError(f"process {self.pid} can't be killed, or not within {END_S:.0f} s")
+        if proc.kill({self.pid: self.start_ticks}, time.monotonic() + proc.END_S):
+            raise TimeoutError(f"process {self.pid} can't be killed, or not within {proc.END_S:.0f} s")
 
     def _of_earlier_boot(self) -> bool:
         return bool(self.boot) and bool(now := proc.boot_id()) and now != self.boot
@@ -104,12 +103,8 @@ class JobProcesses:
         return Touches(run_id=self.run_id)
 
     def restore(self) -> None:
-        deadline = time.monotonic() + END_S
-        while members := proc.family(self.run_id):  # again, because processes may be born meanwhile
-            left = proc.kill(members, deadline)
-            if left or time.monotonic() > deadline:
-                pids = sorted(left or members)
-                raise TimeoutError(f"processes of the job can't be killed, or not within {END_S:.0f} s: {pids}")
+        if left := proc.end(partial(proc.family, self.run_id)):
+            raise TimeoutError(f"processes of the job can't be killed, or not within {proc.END_S:.0f} s: {left}")
 
     def restored(self) -> bool:
         return not proc.family(self.run_id)

@@ -24,8 +24,6 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Healed:
-    """The result of healing one handle."""
-
     record: str
     handle: Mapping[str, Any]  # its JSON
     verified: bool
@@ -94,7 +92,6 @@ class Healer:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to take back."""
         with self._state:
             return not self._again and not any(record.open for record in self._records.values())
 

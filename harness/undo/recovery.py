@@ -23,6 +23,7 @@ from torchaos.harness.undo.open_runs import OpenRun
 
 PROBES = ".probes"  # suffix of the run's id that marks commands run by stop conditions
 _LOOK_S = 0.05  # seconds
+_REAPERS_S = 60.0  # for which a run waits for the reapers of earlier ones
 
 
 class LeftBehind(ChaosError):
@@ -33,8 +34,6 @@ class LeftBehind(ChaosError):
 
 @dataclass(frozen=True)
 class Recovered:
-    """The result for one run."""
-
     run_id: str
     run_dir: str
     healed: tuple[Healed, ...] = ()  # handles healed by this call
@@ -120,10 +119,10 @@ def await_reapers(
         time.sleep(_LOOK_S)
 
 
-def before_a_run(timeout_s: float = 60.0, given_up: Callable[[], bool] = lambda: False) -> list[Recovered]:
+def before_a_run(given_up: Callable[[], bool] = lambda: False) -> list[Recovered]:
     """Heal all that earlier runs left; every run begins with this. Raises LeftBehind if something can't be undone.
     Takes milliseconds if nothing is left."""
-    await_reapers(lambda: find(())[0], timeout_s, given_up)
+    await_reapers(lambda: find(())[0], _REAPERS_S, given_up)
     runs, bad = find(())
     done = [*bad, *(recover(run) for run in left_over(runs))]
     for result in done:

@@ -187,7 +187,6 @@ def test_highest_step_and_steps_done() -> None:
     run = Trainer(kills=[(18, 1)]).record()
     hit = next(event for event in run.events if event.kind is Kind.APPLYING)
     assert run.history.highest_step(before_s=hit.mono_s) == 17
-    assert run.history.highest_step(attempt=0) == 17
     assert run.history.highest_step() == 30
     assert run.history.steps_done(1, 0, hit.mono_s) == 17
     assert run.history.steps_done(1, 1, run.history.attempts[1].started_s) == 15

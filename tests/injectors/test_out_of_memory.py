@@ -20,7 +20,7 @@ from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.record import Record
 from torchaos.harness.running import capabilities
 from torchaos.harness.undo import cgroup
-from torchaos.harness.undo.cgroup import memory_for
+from torchaos.harness.undo.cgroup import MemoryCgroup
 from torchaos.injectors.process_out_of_memory import OutOfMemory
 from torchaos.injectors.process_uninterruptible import Uninterruptible
 from torchaos.injectors.straggle_quota import StraggleQuota
@@ -36,7 +36,8 @@ kept = [bytearray(1 << 20) for line in sys.stdin]
 @pytest.fixture
 def hungry() -> Iterator[subprocess.Popen[str]]:
     try:
-        if not capabilities.check("root").present or not os.access(memory_for(os.getpid(), "check").home, os.W_OK):
+        home = MemoryCgroup.to_make(os.getpid(), "check").home
+        if not capabilities.check("root").present or not os.access(home, os.W_OK):
             pytest.skip("needs root and a memory cgroup to write to")
     except (OSError, ValueError) as error:
         pytest.skip(f"needs a memory cgroup to write to: {error}")

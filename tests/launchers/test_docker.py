@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from docker_engine import missing
+from waiting import wait_until
 
 from torchaos.harness import registry
 from torchaos.harness.agent.plan import AgentPlan
@@ -58,9 +59,7 @@ class Nodes:
         self.job = Job(lambda _: self.spec, self.launcher, self.journal, guard=lambda resources, submission: None)
 
     def wait(self, look: Callable[[], Any], fits: Callable[[Any], Any] = bool, timeout_s: float = 90.0) -> Any:
-        seen = self.journal.wait_for(lambda _events: (found,) if fits(found := look()) else None, timeout_s)
-        assert seen, f"after {timeout_s} s it is still {look()!r}; the logs say: {self.logs()[-3000:]}"
-        return seen[0]
+        return wait_until(look, fits, timeout_s, lambda: f"{look()!r}; the logs say: {self.logs()[-3000:]}")
 
     def logs(self) -> str:
         return "".join(path.read_text() for path in sorted((self.folder / "logs").iterdir()))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from torchaos.harness.agent.plan import AgentPlan
 from torchaos.harness.agent.wire import Kind
@@ -49,9 +50,7 @@ class Nodes:
         self.job = Job(lambda _: spec, Netns(), self.journal, guard=lambda resources, submission: None)
 
     def wait(self, look: Any, fits: Any = bool, timeout_s: float = 90.0) -> Any:
-        seen = self.journal.wait_for(lambda _events: (found,) if fits(found := look()) else None, timeout_s)
-        assert seen, f"after {timeout_s} s it is still {look()!r}; the logs say: {self.logs()[-3000:]}"
-        return seen[0]
+        return wait_until(look, fits, timeout_s, lambda: f"{look()!r}; the logs say: {self.logs()[-3000:]}")
 
     def logs(self) -> str:
         return "".join(path.read_text() for path in sorted((self.folder / "logs").iterdir()))

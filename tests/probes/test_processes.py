@@ -17,7 +17,7 @@ class Tree:
     def add(
         self, pid: int, parent: int | None, rank: int | None = None, *, attempt: int = 0, python: bool = True
     ) -> Member:  # fmt: skip
-        identity = None if rank is None else Identity(rank, rank, 2, 0, attempt, "run")
+        identity = None if rank is None else Identity(rank, rank, 2, 0, attempt)
         above = None if parent is None else self.members[parent]
         self.members[pid] = Member(pid, pid, above, 0.0, identity, python)
         return self.members[pid]

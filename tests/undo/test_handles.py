@@ -23,7 +23,7 @@ from torchaos.harness.agent.page import ControlPage
 from torchaos.harness.agent.wire import ENV_RUN_ID
 from torchaos.harness.contracts import Handle
 from torchaos.harness.running import capabilities
-from torchaos.harness.undo.cgroup import freeze, freezer_for, group_for, memory_for, starve, throttle
+from torchaos.harness.undo.cgroup import CpuCgroup, MemoryCgroup, freeze, freezer_for, starve, throttle
 from torchaos.harness.undo.file import File
 from torchaos.harness.undo.handles import REGISTRY, JobProcesses, PageSlot, Process, from_json, to_json
 from torchaos.harness.undo.mount import Mount
@@ -58,9 +58,13 @@ def _case(request: pytest.FixtureRequest, tmp_path: Path, spawn: Any) -> Case:
             lambda: _write(new, "fault"),
         ),
         "page_slot": lambda: (PageSlot(str(page)), lambda: _arm(page)),
-        "cpu_cgroup": lambda: _grouped(group_for(sleeper.pid, "test"), lambda one: throttle(one, sleeper.pid, 0.5)),
+        "cpu_cgroup": lambda: _grouped(
+            CpuCgroup.to_make(sleeper.pid, "test"), lambda one: throttle(one, sleeper.pid, 0.5)
+        ),
         "freezer_cgroup": lambda: _grouped(freezer_for(sleeper.pid, "test"), lambda one: freeze(one, sleeper.pid)),
-        "memory_cgroup": lambda: _grouped(memory_for(sleeper.pid, "test"), lambda one: starve(one, sleeper.pid, 2**30)),
+        "memory_cgroup": lambda: _grouped(
+            MemoryCgroup.to_make(sleeper.pid, "test"), lambda one: starve(one, sleeper.pid, 2**30)
+        ),
         "mount": lambda: (Mount.of(tmp_path, f"torchaos-{os.getpid()}"), lambda: _mount(tmp_path)),
     }
     if request.param in netspace.KINDS:

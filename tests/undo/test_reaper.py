@@ -84,7 +84,7 @@ def test_heals_an_owner_and_leaves_the_rest(reaper: Reaper, run_dir: Path, spawn
     assert state_of(second.pid) == "T"
     assert reaper.heal("a") == []
     assert _states(run_dir) == {"a": State.VERIFIED, "b": State.APPLIED}
-    assert [each.record for each in reaper.heal_all()] == ["b"]
+    assert [each.record for each in reaper.heal(None)] == ["b"]
 
 
 def test_time_limit(reaper: Reaper, run_dir: Path, spawn: Any, state_of: Any) -> None:
@@ -230,7 +230,7 @@ def test_the_reaper_hangs(run_dir: Path, spawn: Any, state_of: Any, monkeypatch:
         with pytest.raises(UndoError, match="did not answer"):
             reaper.guard("b", [JobProcesses("none")], owner="x")
         assert state_of(reaper.pid) == ""
-        assert [(each.record, each.verified) for each in reaper.heal_all()] == [("a", True)]
+        assert [(each.record, each.verified) for each in reaper.heal(None)] == [("a", True)]
     assert state_of(victim.pid) in RUNS
 
 
@@ -242,7 +242,7 @@ def test_the_reaper_and_the_run_directory_are_gone(run_dir: Path, spawn: Any, st
         _stop(victim.pid)
         os.kill(reaper.pid, signal.SIGKILL)
         run_dir.rename(run_dir.with_name("moved"))
-        assert [each.verified for each in reaper.heal_all()] == [True]
+        assert [each.verified for each in reaper.heal(None)] == [True]
     assert state_of(victim.pid) in RUNS
 
 
@@ -253,7 +253,7 @@ def test_run_directory_deleted(run_dir: Path, spawn: Any, state_of: Any) -> None
         reaper.guard("a", [Process.of(victim.pid, "resume")], owner="x")
         _stop(victim.pid)
         run_dir.rename(run_dir.with_name("moved"))
-        assert [each.verified for each in reaper.heal_all()] == [True]
+        assert [each.verified for each in reaper.heal(None)] == [True]
     assert state_of(victim.pid) in RUNS
 
 

@@ -118,7 +118,7 @@ def _looks_at(found: type[Any]) -> str:
 def conditions() -> str:
     parts = [_plugin(name, found) for name, found in registry.conditions().items()]
     launchers = [(code(name), doc(found), ", ".join(code(need) for need in sorted(getattr(found, "needs", ()))))
-                 for name, found in registry.launchers().items()]  # fmt: skip
+                 for name, found in registry.all_of("launchers").items()]  # fmt: skip
     return "\n".join([CONDITIONS, *parts, "## Launchers\n", table(["", "", "needs"], launchers)])
 
 

@@ -37,7 +37,6 @@ def named(name: str) -> Format | None:
 
 
 def of_name(name: str) -> Format | None:
-    """The format of a file, by its name."""
     return next((one for one in table() if name.endswith(one.suffixes)), None)
 
 

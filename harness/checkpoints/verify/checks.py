@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torchaos.harness.record.result import ExitCode
@@ -11,10 +10,10 @@ from torchaos.harness.record.result import ExitCode
 from .. import formats
 from ..files import Files
 from ..formats import table
-from ..layout import Checkpoint, File, Problem, Trouble
+from ..layout import Checkpoint, Problem, Trouble
 from .findings import Findings
 from .manifests import Manifests, Saved
-from .regions import Region, Window, regions_of, windows
+from .regions import regions_of, windows
 from .rest import rest_differs
 from .stream import Stream
 
@@ -48,33 +47,23 @@ def verify(
     """Check one checkpoint. Raises OSError if its path can't be read at all; every other error is in the result."""
     layout = formats.read(files, path)
     result = Verified(layout, list(layout.problems))
-    known = {file.path: saved for file in layout.files if (saved := _saved_as(manifests, file))}
+    known: dict[str, Saved] = {}
+    if manifests:
+        known = {file.path: saved for file in layout.files if (saved := manifests.of_file(file.path, file.size))}
+        result.manifest = bool(known)
     sized = {path: saved for path, saved in known.items() if _check_size(result, path, saved)}
     if manifests:
         _check_set(result, manifests, known)
-    result.manifest = bool(known)
     findings = Findings(files, layout, manifests, sized)
-    regions = {file.path: list(_regions(layout, file, sized.get(file.path), checks)) for file in layout.files}
-    found = Stream(files, workers).run(_windows(regions))
+    spans = {path: saved.spans for path, saved in sized.items()}
+    regions = {file.path: regions_of(layout, file.path, spans.get(file.path, ()), checks) for file in layout.files}
+    found = Stream(files, workers).run(window for path, own in regions.items() for window in windows(path, own))
     result.bytes = found.bytes
     result.problems += findings.problems(found)
     if "digest" in checks:
         result.problems += [text for path, saved in sized.items() if (text := rest_differs(files, path, saved))]
     result.unseen = _unseen(layout, known, checks)
     return result
-
-
-def _saved_as(manifests: Manifests | None, file: File) -> Saved | None:
-    return manifests.of_file(file.path, file.size) if manifests else None
-
-
-def _regions(layout: Checkpoint, file: File, saved: Saved | None, checks: frozenset[str]) -> Iterator[Region]:
-    return iter(regions_of(layout, file.path, saved.spans if saved else (), checks))
-
-
-def _windows(regions: dict[str, list[Region]]) -> Iterator[Window]:
-    for path, found in regions.items():
-        yield from windows(path, found)
 
 
 def _check_size(result: Verified, path: str, saved: Saved) -> bool:

@@ -37,7 +37,6 @@ class Places:
             records.sort()
 
     def at(self, file: str, offset: int) -> Place:
-        """The place of the byte at `offset`."""
         shards = self._shards.get(file, [])
         last = bisect_right(shards, offset, key=lambda entry: entry[0]) - 1
         for begin, end, tensor, shard in reversed(shards[max(0, last - _NESTED) : last + 1]):

@@ -82,7 +82,6 @@ def damages(record: Record, fault: str | None = None) -> list[Damage]:
 
 
 def meetings(record: Record, fault: str | None = None) -> list[Meeting]:
-    """The meetings of attempts with damage, in order of attempts."""
     damages_ = damages(record, fault)
     met = [_meeting(record, attempt, damage, damages_) for attempt in record.history.attempts for damage in damages_]
     return [meeting for meeting in met if meeting is not None]
@@ -143,7 +142,6 @@ def _renamed(record: Record, fault: str, file: str) -> str:
 
 
 def _named_since(record: Record, fault: str, file: str, checkpoint: str) -> str:
-    """The final path of the checkpoint that holds the file."""
     now, inside = _renamed(record, fault, file), file[len(checkpoint) :]
     return now[: len(now) - len(inside)] if now != file and now.endswith(inside) else final_path(checkpoint)
 

@@ -40,7 +40,6 @@ class Wrong:
     checkpoint: Checkpoint
     names: tuple[str, ...]  # the wrong parameters, in order
     what: str  # the mistake, as a clause: "holds …", "lacks …"
-    of_step: int | None = None  # the step whose parameters it holds, if that is known
 
     @property
     def in_words(self) -> str:
@@ -76,7 +75,6 @@ class Held:
 
     @cached_property
     def wrong(self) -> Wrong | None:
-        """The first wrong checkpoint."""
         return next((found for checkpoint in self._good for found in self._of(checkpoint)), None)
 
     @property
@@ -124,7 +122,7 @@ class Held:
             names = [entry.name for entry in off if entry.name in of_step and entry.sum in of_step[entry.name].whole]
             if names and step not in (checkpoint.step, stated):
                 what = f"holds the parameters of step {step}, not those of step {checkpoint.step}"
-                yield Wrong(checkpoint, _each_once(names), what, step)
+                yield Wrong(checkpoint, _each_once(names), what)
 
     def _exchanged(self, checkpoint: Checkpoint, off: Iterable[_Entry]) -> Iterator[Wrong]:
         there = self._kept.at(checkpoint.step or 0)

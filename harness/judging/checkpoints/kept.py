@@ -27,8 +27,6 @@ class Values:
 
 
 class ParameterSums:
-    """The check sums by global step, then by name of the parameter."""
-
     def __init__(self, run: Record) -> None:
         self._values: dict[int, dict[str, Values]] = defaultdict(dict)
         for step, world, of_ranks in _snapshots(run):
@@ -86,7 +84,6 @@ def _snapshots(run: Record) -> Iterator[tuple[int, int, Mapping[int, Mapping[str
 
 
 def _step_of(history: History, event: Event) -> int | None:
-    """The global step after which the event was written."""
     own = [segment for segment in history.segments if segment.number == (event.attempt or 0)]
     begun = [segment for segment in own if (segment.after, segment.started_s) < (event.step or 0, event.mono_s)] or own[
         :1

@@ -30,7 +30,6 @@ class Points:
     parts: frozenset[str]
 
     def has(self, path: str) -> bool:
-        """Whether the job may resume from this path."""
         return not self.kinds or any(_family(path) in kind for kind in self.kinds)
 
     def by_kind(self, saves: Sequence[Save]) -> list[list[Save]]:

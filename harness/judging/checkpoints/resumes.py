@@ -154,5 +154,4 @@ def _one(
 
 
 def _hit(damaged: Iterable[Damage], checkpoint: SavedCheckpoint, by_s: float) -> bool:
-    """Whether a fault damaged the checkpoint before the time `by_s`."""
     return any(damage.step == checkpoint.step and damage.at_s <= by_s for damage in damaged)

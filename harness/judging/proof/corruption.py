@@ -142,7 +142,7 @@ def seen_by_others(record: Record, fault: str) -> Evidence | None:
         words = f"{effect.data['effect']}; on rank {spikes[0].rank}, which was not hit, {spikes[0].data['text']}"
         return Evidence.of(words, spikes[0])
     first = next((step for step in steps_of(record) if step.replicas_differ), None)
-    if first is None or first.over_s < landing.at_s or not _others_took_part(first, landing.ranks):
+    if first is None or first.over_s < landing.at_s or set(first.ranks) <= landing.ranks:
         return None
     words = f"{effect.data['effect']}; after step {first.number} the ranks no longer hold the same parameters"
     return Evidence.of(words, effect)
@@ -170,7 +170,3 @@ def seen_by_twin(record: Record, twins: Sequence[Record], fault: str) -> Evidenc
         f"{effect.data['effect']}; after step {first.number} the parameters of rank {others[0]} differ from the twin's"
     )
     return Evidence.of(words, effect)
-
-
-def _others_took_part(step: Step, hit: frozenset[int]) -> bool:
-    return bool(set(step.ranks) - hit)

@@ -169,7 +169,6 @@ def _lost(history: History, attempt: int, reached: int | None, again: Sequence[i
 
 
 def _is_end_of(event: Event, landing: Landing) -> bool:
-    """Whether the event is the end of a process that the fault hit."""
     if event.kind is Kind.JOB_EXITED:
         return not landing.ranks
     if event.kind is not Kind.RANK_EXITED:

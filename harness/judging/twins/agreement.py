@@ -23,8 +23,6 @@ OTHER_WORLD = 0.01  # relative: the least tolerance for means over another numbe
 
 @dataclass(frozen=True)
 class Difference:
-    """A value of a run that differs from the twin's."""
-
     what: str  # "loss", "learning rate" or "number of losses"
     step: int  # global
     rank: int | None  # None: the mean over the ranks

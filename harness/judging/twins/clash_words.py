@@ -40,7 +40,6 @@ def left_out(other_world: int, alone: Sequence[Checkpoint]) -> str:
 
 
 def words(first: Clash) -> str:
-    """A clause about a clash."""
     if first.kind == "checkpoint" and first.ours is None:
         return f"{first.path} ({first.theirs}) is missing, and the twin has it"
     if first.kind == "checkpoint":

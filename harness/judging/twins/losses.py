@@ -267,12 +267,10 @@ def _list(ranks: set[int]) -> str:
 
 
 def first_of(first: Difference) -> First:
-    """The difference as the `First` of a finding."""
     return First(What(first.what), first.step)
 
 
 def measured_of(first: Difference) -> dict[str, object]:
-    """The difference as measured values of a finding."""
     return {"step": first.step, "rank": first.rank, "relative_difference": first.relative}
 
 

@@ -6,33 +6,35 @@ import hashlib
 import os
 import shutil
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 SHORT = 64  # bytes; longer contents are recorded by their digest
 
 
-class Edit(Protocol):
-    """One change to one file. `data` gives the fields of the journal's event; call it before the change."""
+@dataclass(frozen=True)
+class Edit(ABC):
+    """One change to one file."""
 
     op: ClassVar[str]
+    path: Path
 
-    @property
-    def path(self) -> Path: ...
+    @abstractmethod
+    def data(self) -> Mapping[str, Any]:
+        """The fields of the journal's event; call it before the change."""
 
-    def data(self) -> Mapping[str, Any]: ...
-
+    @abstractmethod
     def __call__(self) -> None: ...
 
 
 @dataclass(frozen=True)
-class Write:
+class Write(Edit):
     """Writes `new` over the bytes at `offset`; the length of the file stays."""
 
-    op: ClassVar[str] = "write"
-    path: Path
+    op = "write"
     offset: int
     new: bytes
     part: str = ""  # the tensor or the part of the file that is hit
@@ -48,11 +50,10 @@ class Write:
 
 
 @dataclass(frozen=True)
-class Zero:
+class Zero(Edit):
     """Writes zeros over `length` bytes at `offset`."""
 
-    op: ClassVar[str] = "zero"
-    path: Path
+    op = "zero"
     offset: int
     length: int
 
@@ -67,11 +68,10 @@ class Zero:
 
 
 @dataclass(frozen=True)
-class Cut:
+class Cut(Edit):
     """Ends the file at `length` bytes."""
 
-    op: ClassVar[str] = "cut"
-    path: Path
+    op = "cut"
     length: int
 
     def data(self) -> Mapping[str, Any]:
@@ -82,11 +82,10 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Swap:
+class Swap(Edit):
     """Replaces the file's bytes by those of another file."""
 
-    op: ClassVar[str] = "swap"
-    path: Path
+    op = "swap"
     source: Path
 
     def data(self) -> Mapping[str, Any]:
@@ -99,11 +98,10 @@ class Swap:
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Edit):
     """Replaces the contents of a small file, such as a tracker."""
 
-    op: ClassVar[str] = "text"
-    path: Path
+    op = "text"
     new: bytes
 
     def data(self) -> Mapping[str, Any]:
@@ -116,11 +114,8 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Remove:
-    """Removes the file."""
-
-    op: ClassVar[str] = "remove"
-    path: Path
+class Remove(Edit):
+    op = "remove"
 
     def data(self) -> Mapping[str, Any]:
         return {"length": self.path.stat().st_size, "before": digest(self.path)}
@@ -130,11 +125,10 @@ class Remove:
 
 
 @dataclass(frozen=True)
-class Mode:
+class Mode(Edit):
     """Changes the permissions; the contents stay."""
 
-    op: ClassVar[str] = "mode"
-    path: Path
+    op = "mode"
     mode: int
 
     def data(self) -> Mapping[str, Any]:

@@ -170,7 +170,6 @@ def _data_files(checkpoint: Checkpoint) -> list[str]:
 
 
 def _gaps(checkpoint: Checkpoint, path: str) -> Iterator[Extent]:
-    """The parts of a file that hold no tensor."""
     used = sorted({(e.offset, e.end) for entry in checkpoint.tensors.values() for e in entry.extents if e.file == path})
     at = 0
     for start, end in [*used, (Path(path).stat().st_size, 0)]:

@@ -22,7 +22,6 @@ class _OnContainers(Fault):
     words: ClassVar[str]
 
     def act(self, hit: faults.Hit) -> object:
-        """Do it to one container."""
         raise NotImplementedError
 
     def apply(self, site: NodeSite) -> None:

@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import ClassVar
 
 from torchaos.harness.agent.fault import Fault
@@ -61,13 +60,6 @@ def kill(site: NodeSite) -> None:
         raise ChaosError(f"processes of the node can't be killed: {sorted(left)}")
 
 
-def send(targets: Mapping[int, int], number: int) -> None:
-    for pid, ticks in targets.items():
-        with suppress(ProcessLookupError), proc.hold(pid, ticks) as fd:
-            if fd is not None:
-                signal.pidfd_send_signal(fd, number)
-
-
 def heads(targets: Mapping[int, int]) -> dict[int, int]:
     """The processes that none of the others has started: torchrun, or a wrapper around it."""
     stats = {pid: proc.stat(pid) for pid in targets}
@@ -75,7 +67,6 @@ def heads(targets: Mapping[int, int]) -> dict[int, int]:
 
 
 def tell(site: NodeSite, targets: Iterable[int], what: str) -> None:
-    """Emit what was done to these processes."""
     names = ", ".join(str(live.node.index) for live in site.nodes)
     pids = sorted(targets)
     site.emit(

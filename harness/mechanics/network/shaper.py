@@ -37,7 +37,11 @@ class Shaper:
     def handles(self) -> Sequence[Handle]:
         """The handles of both ways, because only `apply` finds out which way works."""
         rule = QueueRule(*self._space, mark_of(self.fault))
-        return [Qdisc(*self._space, self.link.device), self._helper.handle, *([rule] if _has_iptables() else [])]
+        return [
+            Qdisc(*self._space, self.link.device),
+            self._helper.handle,
+            *([rule] if shutil.which(IPTABLES[0]) else []),
+        ]
 
     def apply(self) -> None:
         try:
@@ -70,7 +74,3 @@ def netem(shape: Shape) -> list[str]:
         if percent := getattr(shape, name):
             words += [name, f"{percent}%"]
     return words
-
-
-def _has_iptables() -> bool:
-    return shutil.which(IPTABLES[0]) is not None

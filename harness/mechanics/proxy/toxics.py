@@ -29,10 +29,7 @@ class ProxyFault(Fault):
     hits: ClassVar[Hits] = "endpoints"
     needs: ClassVar[frozenset[str]] = frozenset({"toxiproxy", "ss"})
     toxic: ClassVar[str] = ""  # its type; empty: the proxy is taken down
-    proofs: ClassVar[tuple[str, ...]] = (
-        "sent_bytes",
-        "got_bytes",
-    )  # counters of traffic.py; any of them proves it
+    proofs: ClassVar[tuple[str, ...]] = ("sent_bytes", "got_bytes")  # counters of traffic.py; any of them proves it
 
     endpoint: str
 

@@ -43,7 +43,6 @@ class StorageFault(Fault):
     ranks: tuple[int, ...]
 
     def rules(self) -> Rules:
-        """What goes wrong."""
         raise NotImplementedError
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:

@@ -60,7 +60,6 @@ class Spoiler:
             raise OSError(rules.number, os.strerror(rules.number))
 
     def free(self) -> bool:
-        """Whether statfs must report free space."""
         return self._rules.left is None or not self.is_on()
 
     def is_on(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping, TypeVar
+from typing import Any, Callable, Iterator, Mapping
 
 from torchaos.harness.agent.wire import Event, EventFile, Kind
 from torchaos.harness.contracts import ChaosError
@@ -16,7 +16,6 @@ from torchaos.harness.record.events.outer_pids import OuterPids
 from torchaos.harness.record.events.payloads import of_later_version, read
 from torchaos.harness.record.secrecy import mask
 
-Found = TypeVar("Found")
 _SAID = frozenset(
     {"text", "line", "reason", "error"}
 )  # free text of the job's or the machine's, that may hold a secret
@@ -51,8 +50,7 @@ def _read_file(path: Path, damaged: list[str], gaps: Gaps) -> Iterator[Event]:
 
 
 class Journal:
-    """The live view: writes the harness's own events and follows the files of the ranks. Thread-safe. `events` only
-    grows; `wait_for` wakes when it has grown."""
+    """The live view: writes the harness's own events and follows the files of the ranks. Thread-safe."""
 
     POLL_S = 0.005
 
@@ -63,7 +61,7 @@ class Journal:
         self._offsets: dict[Path, int] = {folder / f"{source}.jsonl": -1}
         self._events: list[Event] = []
         self._pids = OuterPids()
-        self._grown = threading.Condition()
+        self._lock = threading.RLock()
         self._closed, self._closed_file = threading.Event(), False
         self.failed = ""  # why the record is not complete; empty as long as it is
         self._listeners: list[Callable[[Event], None]] = []
@@ -75,7 +73,7 @@ class Journal:
         attempt: int | None = None, mono_s: float | None = None,
     ) -> Event:  # fmt: skip
         """Raises ChaosError if the journal is closed: its file may then belong to another run."""
-        with self._grown:
+        with self._lock:
             if self._closed_file:
                 raise ChaosError(f"{kind.value}: the run is over")
             clean = {
@@ -91,24 +89,12 @@ class Journal:
 
     def snapshot(self) -> list[Event]:
         """The events so far, in order of arrival."""
-        with self._grown:
+        with self._lock:
             return list(self._events)
 
     def listen(self, listener: Callable[[Event], None]) -> None:
         """Calls `listener` with each later event, in the thread that saw it; it must be quick."""
         self._listeners.append(listener)
-
-    def wait_for(self, find: Callable[[list[Event]], Found | None], timeout_s: float) -> Found | None:
-        """The first result of `find` for the events so far that is not None; None if the time is over or the journal is
-        closed."""
-        end = time.monotonic() + timeout_s
-        with self._grown:
-            while (found := find(self._events)) is None:
-                left = end - time.monotonic()
-                if left <= 0 or self._closed.is_set():
-                    return None
-                self._grown.wait(min(left, 0.25))
-            return found
 
     def close(self) -> None:
         """Reads what the ranks have still written, and stops following."""
@@ -116,7 +102,7 @@ class Journal:
             self._closed.set()
             self._follower.join()
             self._poll()
-            with self._grown:
+            with self._lock:
                 self._closed_file = True
                 self._own.close()
 
@@ -143,7 +129,7 @@ class Journal:
                     found.append(read(line))
                 except (ValueError, RecursionError):
                     continue
-            with self._grown:
+            with self._lock:
                 self._add(found)
 
     def _add(self, events: list[Event]) -> None:
@@ -154,4 +140,3 @@ class Journal:
         for event in events:
             for listener in self._listeners:
                 listener(event)
-        self._grown.notify_all()

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import Literal, TypeVar
 
 from torchaos.harness.agent.wire import Event, Kind
@@ -122,18 +123,10 @@ class History:
         again = [(old, new) for old, new in pairs if old is not new]
         return sorted(again, key=lambda pair: (pair[1].global_step or 0, pair[1].rank, pair[1].attempt))
 
-    def highest_step(self, before_s: float | None = None, attempt: int | None = None) -> int | None:
-        """The highest global step that any rank finished; if given, by that time, and in that attempt."""
-        return max(
-            (
-                one.global_step
-                for one in self.executions
-                if one.global_step is not None
-                and (before_s is None or one.mono_s <= before_s)
-                and (attempt is None or one.attempt == attempt)
-            ),
-            default=None,
-        )
+    def highest_step(self, before_s: float = inf) -> int | None:
+        """The highest global step that any rank finished by that time."""
+        steps = (one.global_step for one in self.executions if one.mono_s <= before_s)
+        return max((step for step in steps if step is not None), default=None)
 
     def steps_done(self, rank: int | None, attempt: int | None, mono_s: float) -> int | None:
         """How many global steps a rank (None: the rank that is furthest) had done by that time; None if not known."""
@@ -170,10 +163,10 @@ class History:
         return dict(found)
 
 
-def base_of(events: Sequence[Event], attempt: int, twin: History | None = None) -> tuple[int | None, list[Witness]]:
+def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Witness]]:
     """The number to add to an attempt's own count of steps, and the witness for it: the global steps before its first
     step, without steps that only warmed it up or that it has undone since."""
-    found = History.of(events, twin).attempt(attempt)
+    found = History.of(events).attempt(attempt)
     if found is None or not found.segments:
         return (found.base, list(found.witnesses)) if found else (None, [])
     newest = found.segments[-1]

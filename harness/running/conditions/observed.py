@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -150,10 +151,8 @@ class _Command(_Answers):
             while process.poll() is None and time.monotonic() < end and not self._at.ended.wait(_LOOK_S):
                 pass
         finally:
-            code, deadline = process.poll(), time.monotonic() + _END_S
-            while (members := proc.family(tag, _ENV_TAG)) and not proc.kill(members, deadline):
-                if time.monotonic() > deadline:
-                    break
+            code = process.poll()
+            proc.end(partial(proc.family, tag, _ENV_TAG), _END_S)
             process.kill()
             with suppress(subprocess.TimeoutExpired):  # stuck in the kernel
                 process.wait(1.0)

@@ -42,8 +42,6 @@ NEAR_S, FAR_S = 0.0005, 0.02  # seconds between looks at a control page: close t
 
 @dataclass(frozen=True)
 class Context:
-    """What all faults of a run share."""
-
     journal: Journal
     job: RunningJob
     reaper: Reaper

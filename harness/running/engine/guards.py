@@ -58,6 +58,5 @@ class Guards:
 
 
 def _resident() -> int:
-    """The resident memory of this process in bytes."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * resource.getpagesize()

@@ -16,8 +16,6 @@ _LEAVE_S = 5.0
 
 
 class Watches:
-    """The steady-state, stop and until conditions of one run."""
-
     def __init__(self, plan: Plan, at: Watched, emit: Emit) -> None:
         self._steady, self._stop, self._at = _conditions(plan.steady_state), _conditions(plan.stop), at
         self._until = _conditions(plan.until)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import select
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +16,6 @@ from torchaos.harness.contracts import ChaosError, Handle, JobSpec, Launcher, No
 from torchaos.harness.machine import proc
 from torchaos.harness.mechanics.proxy.server import Endpoint
 from torchaos.harness.record.events.journal import Journal
-from torchaos.harness.running.launchers.ending import ask_to_end, end
 from torchaos.harness.running.launchers.fronted import Fronted
 from torchaos.harness.running.launchers.node_run import LiveNode, NodeRun, start
 from torchaos.harness.running.launchers.running_job import RunningJob
@@ -79,11 +80,11 @@ class Job(RunningJob):
             self._ending.set()
         started = self._thread.ident is not None
         if started and not self._done.is_set() and grace_s > 0:
-            ask_to_end(self.members(), [run.command.pid for run in list(self._runs.values())])
+            self._ask_to_end()
             end_s = time.monotonic() + grace_s
             while time.monotonic() < end_s and not hurried() and not self._done.wait(_LOOK_S):
                 pass
-        left = end(self.members)
+        left = proc.end(self.members)
         if left:
             text = f"processes of the job could not be ended: {', '.join(map(str, left))}"
             self._journal.emit(Kind.NOTE, {"text": text})
@@ -94,6 +95,14 @@ class Job(RunningJob):
         self._watch.stop()
         self._done.set()
         return left
+
+    def _ask_to_end(self) -> None:
+        """SIGTERM to the commands that were started, which pass it on. SIGCONT to all: a stopped one can do nothing."""
+        members, heads = self.members(), {run.command.pid for run in list(self._runs.values())}
+        for pid, ticks in members.items():
+            for number in (signal.SIGTERM, signal.SIGCONT) if pid in heads else (signal.SIGCONT,):
+                with suppress(OSError):
+                    proc.send({pid: ticks}, number)
 
     def _live(self) -> None:
         while True:
@@ -231,7 +240,7 @@ class Job(RunningJob):
         if leftover:
             text = f"{len(leftover)} processes outlived submission {self._submission}; they were ended before the next"
             self._journal.emit(Kind.NOTE, {"text": text})
-            end(self.members)
+            proc.end(self.members)
 
     def _next_attempt(self) -> int:
         """The next attempt; one counter for restarts and submissions."""

@@ -123,5 +123,4 @@ def _check_words(given: Sequence[str]) -> None:
 
 
 def consents() -> list[str]:
-    """All consents that faults can require."""
     return sorted({injector.consent for injector in registry.injectors().values() if injector.consent})

@@ -182,7 +182,6 @@ class ScenarioRun:
 
 
 def error_result(plan: Plan, folder: RunDir, error: ChaosError, code: ExitCode) -> Result:
-    """The result of a scenario that could not be run to its end."""
     return Result(
         plan.scenario, plan.description, plan.seed, Verdict.ERROR, code, str(error), str(folder.root), "", 0.0
     )

@@ -77,7 +77,6 @@ class Twins:
         return True
 
     def has(self, number: int) -> bool:
-        """Whether the twin `number` is in the cache."""
         return (self._home / str(number)).is_dir()
 
     def renew(self, why: str) -> bool:
@@ -171,7 +170,6 @@ def forget_old(newest: Path) -> None:
 
 
 def _size(folder: Path) -> int:
-    """The bytes of a folder on disk."""
     found = 0
     for path in folder.rglob("*"):
         with suppress(OSError):

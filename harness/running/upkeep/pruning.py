@@ -17,8 +17,6 @@ from torchaos.harness.undo.recovery import find
 
 @dataclass(frozen=True)
 class Finished:
-    """A run directory that may be removed."""
-
     folder: Path
     age_s: float  # seconds since something in it last changed, by the wall clock
     size: int  # bytes on disk

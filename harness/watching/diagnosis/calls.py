@@ -49,8 +49,6 @@ class RankCalls:
 
 @dataclass(frozen=True)
 class Calls:
-    """The records of all ranks."""
-
     ranks: Mapping[int, RankCalls]
     problems: tuple[str, ...] = ()
     world: tuple[int, ...] = ()  # all known ranks of the job

@@ -12,6 +12,7 @@ from itertools import pairwise
 from torchaos.harness.watching.diagnosis.calls import Calls, ranges
 from torchaos.harness.watching.diagnosis.verdict import LOW, Diagnosis
 from torchaos.harness.watching.diagnosis.waits import Node, Waits
+from torchaos.harness.watching.diagnosis.words import have
 
 # A wait proves a hang only if it is longer than each of these limits that applies.
 _EARLY_S = 1.0
@@ -64,7 +65,7 @@ def _still_moving(calls: Calls, graph: Waits, found: Diagnosis) -> None:
     waiting = {rank for op in graph.ops.values() for rank in op.pending} - found.culprits
     moving = sorted(rank for rank in waiting if rank in calls.ranks and calls.ranks[rank].moving)
     if moving and found.culprits:
-        _acquit(found, f"{ranges(moving)} {_have(len(moving))} ended a collective a moment before it was recorded")
+        _acquit(found, f"{ranges(moving)} {have(len(moving))} ended a collective a moment before it was recorded")
 
 
 def _usual_gap_s(calls: Calls) -> float:
@@ -86,7 +87,7 @@ def _too_many(graph: Waits, found: Diagnosis) -> None:
     absent = found.culprits - waiting
     if len(absent) > len(waiting):
         _acquit(
-            found, f"only {ranges(sorted(waiting))} {_have(len(waiting))} begun to wait, the others may be on their way"
+            found, f"only {ranges(sorted(waiting))} {have(len(waiting))} begun to wait, the others may be on their way"
         )
 
 
@@ -137,10 +138,6 @@ def _others_at_work(calls: Calls, graph: Waits, found: Diagnosis) -> None:
         _acquit(found, f"{ranges(sorted(free))} have nothing under way either, and no rank waits for them")
     elif free:
         found.suspect(sorted(free), "it has nothing under way, and nobody waits for it: at work, or stuck by itself")
-
-
-def _have(many: int) -> str:
-    return "has" if many == 1 else "have"
 
 
 def _acquit(found: Diagnosis, why: str) -> None:

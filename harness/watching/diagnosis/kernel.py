@@ -89,7 +89,6 @@ def _program(functions: Sequence[str]) -> str:
 
 
 def _threads(ranks: Mapping[int, int]) -> dict[int, int]:
-    """The rank by thread id."""
     found: dict[int, int] = {}
     for rank, pid in ranks.items():
         tasks = Path(f"/proc/{pid}/task")

@@ -19,8 +19,6 @@ _COLLECTIVES = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/")
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of a Python stack."""
-
     function: str
     file: str
     line: int

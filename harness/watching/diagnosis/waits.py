@@ -185,7 +185,6 @@ class Waits:
 
 
 def waits(calls: Calls) -> Waits:
-    """The graph of waits in these records."""
     groups = groups_of(calls)
     ops: dict[Node, Op] = {op.key: op for op in (*collectives(groups), *messages(calls))}
     late = _late(ops)

@@ -23,8 +23,3 @@ class LogSilence:
             self._size = size
             self._learned.happened(now_s, training)
         return self._learned.opinion(self.name, now_s)
-
-    @property
-    def grown(self) -> int:
-        """How often the log was seen to grow while the job trained."""
-        return self._learned.events

@@ -125,16 +125,14 @@ class Idle:
 
 def _add(use: _Use, now_s: float, pid: int) -> str:
     """The state letter of a process; adds its current use to `use`. "X": it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        moved = 0
-        with suppress(OSError), open(f"/proc/{pid}/io", "rb") as file:
-            moved = sum(int(line.split()[1]) for line in file.read().splitlines()[:2])
-    except OSError:
+    found = proc.stat(pid)
+    if found is None:
         return "X"
-    use.add(now_s, (int(fields[11]) + int(fields[12])) * _TICK_S + _queued_s(pid), moved)
-    return fields[0].decode()
+    moved = 0
+    with suppress(OSError), open(f"/proc/{pid}/io", "rb") as file:
+        moved = sum(int(line.split()[1]) for line in file.read().splitlines()[:2])
+    use.add(now_s, found.cpu_ticks * _TICK_S + _queued_s(pid), moved)
+    return found.state
 
 
 def _queued_s(pid: int) -> float:
@@ -146,9 +144,5 @@ def _queued_s(pid: int) -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * _TICK_S + _queued_s(pid)
-    except OSError:
-        return 0.0
+    found = proc.stat(pid)
+    return 0.0 if found is None else found.cpu_ticks * _TICK_S + _queued_s(pid)

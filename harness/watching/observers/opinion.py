@@ -42,7 +42,6 @@ class Rule:
         return max(self.floor_s, self.k * usual)
 
     def suspects(self, opinions: Iterable[Opinion]) -> list[Opinion]:
-        """The opinions that make a suspicion."""
         return [
             opinion for opinion in opinions
             if opinion.armed and opinion.quiet_s >= max(self.suspect_floor_s, self.suspect_k * opinion.usual_s)

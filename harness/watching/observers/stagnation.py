@@ -17,8 +17,6 @@ _BUSY = 10.0
 
 
 class Stagnation:
-    """Observes whether the stacks of the ranks change."""
-
     name = "stacks"
 
     def __init__(self) -> None:

@@ -30,10 +30,10 @@ class HangWatch:
 
     def __init__(
         self, ranks: Callable[[], Mapping[int, RankProcess]], logs: Callable[[], Sequence[Path]],
-        stamps: Path | None, rule: Rule | None = None, record: Callable[[Tick], None] | None = None,
+        stamps: Path | None, record: Callable[[Tick], None] | None = None,
     ) -> None:  # fmt: skip
         self._ranks, self._logs, self._stamps, self._record = ranks, logs, stamps, record
-        self._rule = rule or Rule()
+        self._rule = Rule()
         self._pids: set[int] = set()
         self._most = 0  # most ranks seen at a time: ranks of other machines are never seen
         self._reset(0.0)

@@ -19,8 +19,6 @@ Whose = Literal["torch", "gloo", "NCCL", "CUDA", "the network", "another rank", 
 
 @dataclass(frozen=True)
 class Cause:
-    """A known failure."""
-
     name: str
     whose: Whose  # what is to blame; "another rank": some rank died, and the line does not say why
     pattern: re.Pattern[str]

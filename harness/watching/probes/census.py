@@ -27,18 +27,17 @@ class Identity:
     world_size: int
     node: int
     attempt: int
-    elastic_run: str
     gpu: int = 0  # NVML's index, see gpu_of
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Identity | None:
         with suppress(KeyError, ValueError):
             attempt = attempt_of(environ)
-            rank, local_rank, run = rank_of(environ), int(environ["LOCAL_RANK"]), environ["TORCHELASTIC_RUN_ID"]
+            rank, local_rank, _run = rank_of(environ), int(environ["LOCAL_RANK"]), environ["TORCHELASTIC_RUN_ID"]
             # Torchelastic numbers the nodes again in each rendezvous, so a surviving node may get another number.
             node = int(environ.get(ENV_NODE) or environ.get(ENV_REPLICA) or environ.get("GROUP_RANK", "0"))
             size = int(environ.get("WORLD_SIZE", "0"))
-            return cls(rank, local_rank, size, node, attempt, run, gpu_of(environ, local_rank))
+            return cls(rank, local_rank, size, node, attempt, gpu_of(environ, local_rank))
         return None
 
 

@@ -41,7 +41,6 @@ class JobLog:
         self._elastic.restarts = number
 
     def emit(self, kind: Kind, data: Mapping[str, Any]) -> Event:
-        """Emits an event of the current attempt."""
         return self._journal.emit(kind, self._with_replica(data), attempt=self._base + self._elastic.restarts)
 
     def line(self, text: str, mono_s: float) -> None:

@@ -35,8 +35,6 @@ class LogStep:
 
 
 class Adapter(Protocol):
-    """Reads the lines of one format."""
-
     @property
     def name(self) -> str:
         """The name of the format; empty as long as it is not known."""

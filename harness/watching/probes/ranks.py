@@ -241,12 +241,8 @@ def exit_code(pid: int, ticks: int, pidfd: int) -> int | None:
 
 
 def _zombie_status(pid: int, ticks: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return int(fields[49]) if fields[0] == b"Z" and int(fields[19]) == ticks else None
+    found = proc.stat(pid)
+    return found.status if found and found.state == "Z" and found.ticks == ticks else None
 
 
 def _kept_status(pidfd: int) -> int | None:

@@ -79,6 +79,8 @@ def test_without_a_command_it_is_an_example(project: Path) -> None:
         ("python -m torch.distributed.run --max-restarts 1 train.py --dir {run}/x",
          "python -m torch.distributed.run --max-restarts 1 train.py --dir {run}/x"),
         ("bash run.sh", "bash run.sh"),
+        ("torchrun --max-restarts 1 train.py --out a --ckpt-dir b --log-dir c",
+         "torchrun --max-restarts 1 train.py --out a --ckpt-dir {run}/checkpoints --log-dir c"),
     ],
 )  # fmt: skip
 def test_what_a_command_becomes(project: Path, command: str, became: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchaos.harness.running.drafting.seen import kill_step, seen_in
+from torchaos.harness.running.drafting.seen import kill_step, saved_elsewhere, seen_in
 
 
 def test_what_is_seen_and_what_it_is_worth(trainer: Any) -> None:
@@ -21,6 +21,18 @@ def test_what_is_seen_and_what_it_is_worth(trainer: Any) -> None:
     assert blind["parameters"] == ("state_restored",)
     nothing = list(seen_in(replace(trainer().record(), events=())))
     assert [(one.what, "recovery_time" in one.blind) for one in nothing] == [("steps", True)]
+
+
+def test_checkpoints_in_another_folder_are_told(trainer: Any) -> None:
+    """The job would resume from those of an earlier run; nothing is said if they are where the scenario says."""
+    run = trainer().record()
+    there = replace(run, plan=replace(run.plan, job=replace(run.plan.job, checkpoints="{run}/checkpoints")))
+    assert saved_elsewhere(there) == ""
+    other = replace(run, plan=replace(run.plan, job=replace(run.plan.job, checkpoints="{run}/out")))
+    assert saved_elsewhere(other) == (
+        "they were saved to /job/checkpoints, not below {run}/out: the next run would resume from them"
+    )
+    assert ("checkpoint files", ("checkpoint_integrity",)) in [(one.what, one.blind) for one in seen_in(other)]
 
 
 @pytest.mark.parametrize(

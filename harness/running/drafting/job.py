@@ -17,7 +17,7 @@ GLOO = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 CHECKPOINTS = "{run}/checkpoints"
 EXAMPLE = ("torchrun", "--nproc-per-node", "2", "--max-restarts", "3", "train.py", "--dir", CHECKPOINTS)
 _FOLDER = re.compile(
-    r"--((checkpoint|ckpt|chkpt|save|output|out|model|log|work|run|results?|default[-_]root)s?([-_]?(dir|path|folder|root|directory))?|dir)s?"
+    r"--((checkpoint|ckpt|chkpt|save|output|out|work|default[-_]root)s?([-_]?(dir|path|folder|root|directory))?|dir)s?"
 )
 _WITH_SEED = "Hugging Face Trainer"  # its default is 42
 _OTHER_LAUNCHERS = ("accelerate", "deepspeed", "python", "python3")
@@ -123,7 +123,7 @@ def _folder(draft: Draft) -> None:
             draft.assumed.append(f"checkpoints are in {draft.checkpoints}, as the command says")
         return
     words = draft.command
-    for place, word in enumerate(words):
+    for place, word in sorted(enumerate(words), key=lambda pair: _likely(pair[1])):
         option, equals, value = word.partition("=")
         if not _FOLDER.fullmatch(option):
             continue

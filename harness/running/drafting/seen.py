@@ -38,6 +38,20 @@ def seen_in(run: Record) -> Iterator[Seen]:
     count = sum(one.parameters is not None for one in steps)
     yield _share("parameters", count, len(steps), why_unseen(run, "parameters"), "state_restored")
     yield _saves([save for save in run.history.saves if save.ok])
+    if elsewhere := saved_elsewhere(run):
+        yield Seen("checkpoint files", elsewhere, ("checkpoint_integrity",))
+
+
+def saved_elsewhere(run: Record) -> str:
+    """Where the job saved its checkpoints, if that is not the folder that the scenario names; else nothing."""
+    named = run.plan.job.checkpoints
+    saved = [save.path for save in run.history.saves if save.path.startswith("/")]
+    if not named or not saved or not named.startswith("{run}"):
+        return ""
+    folder = named.replace("{run}", "/job", 1)  # RunDir.job
+    if any(f"{folder}/" in f"{path}/" for path in saved):
+        return ""
+    return f"they were saved to {posixpath.dirname(saved[-1])}, not below {named}: the next run would resume from them"
 
 
 def _share(what: str, count: int, steps: int, why: str, assertion: str, more: str = "") -> Seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -46,6 +47,7 @@ def init(output: Path, no_look: bool, given: Sequence[str] = ()) -> None:
     draft = draft_of(given or EXAMPLE, Path.cwd())
     if given and draft.script and not draft.script.path.is_file():
         raise UsageError(f"{draft.script.path}: there is no such file; mend the command, or change the folder")
+    draft.cwd = os.path.relpath(Path.cwd(), output.parent)
     text = scenario_text(draft, _STEP, _TIMEOUT_S, {})
     _write_new(output, text)
     click.echo(f"{output}: written")

@@ -57,6 +57,14 @@ def test_no_file_is_overwritten(project: Path) -> None:
     assert (project / "kill-rank.yaml").read_text() == "mine"
 
 
+def test_the_scenario_may_lie_in_another_folder(project: Path) -> None:
+    """The command is started in the folder in which it was typed."""
+    (project / "chaos").mkdir()
+    init("-o", "chaos/kill.yaml", "--", "torchrun", "--nproc-per-node", "2", "train.py")
+    plan = make_plan(load(Path("chaos/kill.yaml")), Path("chaos/kill.yaml"), 0)
+    assert Path(plan.job.cwd).resolve() == project
+
+
 def test_a_script_that_is_not_there(project: Path) -> None:
     """It is said, and no file is written."""
     with pytest.raises(UsageError, match=r"trian.py: there is no such file"):
@@ -123,7 +131,7 @@ def test_what_must_be_checked(project: Path) -> None:
 @pytest.mark.parametrize("word", ["a: b", "it's", "#", "--x=[1,2]", "ü", "x" * 200, 'say "hi"'])
 def test_any_word_is_read_back(project: Path, word: str) -> None:
     """Whatever a command line holds is quoted so that YAML gives it back."""
-    draft = Draft(["torchrun", "train.py", word], {"A": word})
+    draft = Draft(["torchrun", "train.py", word], env={"A": word})
     (project / "x.yaml").write_text(scenario_text(draft, 5, 600, {"loss_continuity": "losses were not seen"}))
     scenario = load(project / "x.yaml")
     command = scenario.job.command

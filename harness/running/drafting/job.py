@@ -26,6 +26,7 @@ _OTHER_LAUNCHERS = ("accelerate", "deepspeed", "python", "python3")
 @dataclass
 class Draft:
     command: list[str]
+    cwd: str = "."  # as seen from the scenario's folder
     env: dict[str, str] = field(default_factory=dict)
     world_size: int | None = None  # to be written, because the command does not show it
     ranks: int = 2

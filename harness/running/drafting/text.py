@@ -24,6 +24,8 @@ def scenario_text(draft: Draft, step: int, timeout_s: float, blind: Mapping[str,
     """`step`: in which the rank dies; `blind`: assertions that see too little of this job, with the reason."""
     rank = draft.ranks - 1
     job = [f"  command: {_one_line(_command(draft), flow=False)}"]
+    if draft.cwd != ".":
+        job.append(f"  cwd: {_one_line(draft.cwd)}")
     if draft.env:
         note = " # else torchrun's restarts under gloo often fail" if GLOO in draft.env else ""
         job.append(f"  env: {{{', '.join(f'{name}: {_one_line(value)}' for name, value in draft.env.items())}}}{note}")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
     from torchaos.harness.agent.calls import Call
     from torchaos.harness.agent.fault import Fault, drawn
     from torchaos.harness.agent.lasting import Lease
+    from torchaos.harness.agent.nccl_net import NetKind
     from torchaos.harness.agent.plan import Collectives
     from torchaos.harness.agent.quantities import Count, Positive, Seconds, Share, Size
     from torchaos.harness.agent.site import RankSite
@@ -99,20 +100,21 @@ if TYPE_CHECKING:  # also read when the module runs: see _places
     from torchaos.harness.undo.handles import JobProcesses, Process
     from torchaos.harness.undo.mount import Mount
     from torchaos.harness.undo.network import LinkUp, Names, NftTable, Qdisc
-    from torchaos.plugin.faults import DeathFault, WaitingFault
+    from torchaos.plugin.faults import DeathFault, NcclNetFault, NcclTransferFault, WaitingFault
 
 __all__ = [
     "Assertion", "Attempt", "Call", "ChaosError", "Checkpoint", "CheckpointFault", "Checksum", "Collectives",
     "Condition", "ContainerDeath", "ContainerFault", "Count", "CutFault", "DeathFault", "Emit", "Event", "Evidence",
     "Execution", "Extent", "Fault", "File", "Files", "FillFault", "Finding", "First", "Format", "Handle", "Harm",
     "History", "Hit", "Hits", "ITEM_SIZES", "Injector", "Irreversible", "JobProcesses", "JobSpec", "Kind", "Landing",
-    "Launcher", "Lease", "LinkUp", "LiveNode", "Mount", "Names", "Need", "NftTable", "Node", "NodeDeath", "NodeSite",
-    "Outcome", "OverlayFault", "Phase", "Positive", "Probe", "Problem", "Process", "ProxyFault", "Qdisc",
-    "RankProcess", "RankSite", "Record", "Regex", "Save", "Seconds", "ShapedFault", "Shard", "Share", "Site", "Size",
-    "StorageFault", "Target", "TargetGone", "TensorEntry", "Trouble", "Unreadable", "UsageError", "WaitingFault",
-    "Watched", "What", "Where", "all_waited", "as_one", "counted", "died", "drawn", "each", "each_hit", "elastic_env",
-    "failed", "gone", "inconclusive", "landings", "last_answer", "late", "logged", "note_missing", "out_of_step",
-    "passed", "problem_of", "records", "slower", "stood_still", "stopped", "took_turns", "torn",
+    "Launcher", "Lease", "LinkUp", "LiveNode", "Mount", "Names", "NcclNetFault", "NcclTransferFault", "Need",
+    "NetKind", "NftTable", "Node", "NodeDeath", "NodeSite", "Outcome", "OverlayFault", "Phase", "Positive", "Probe",
+    "Problem", "Process", "ProxyFault", "Qdisc", "RankProcess", "RankSite", "Record", "Regex", "Save", "Seconds",
+    "ShapedFault", "Shard", "Share", "Site", "Size", "StorageFault", "Target", "TargetGone", "TensorEntry", "Trouble",
+    "Unreadable", "UsageError", "WaitingFault", "Watched", "What", "Where", "all_waited", "as_one", "counted", "died",
+    "drawn", "each", "each_hit", "elastic_env", "failed", "gone", "inconclusive", "landings", "last_answer", "late",
+    "logged", "note_missing", "out_of_step", "passed", "problem_of", "records", "slower", "stood_still", "stopped",
+    "took_turns", "torn",
 ]  # fmt: skip
 
 _IN_RANKS = ("torchaos.harness.agent.", "torchaos.plugin.")

@@ -61,6 +61,11 @@ class NetKind(IntEnum):
     REFUSE = 7
     NICS = 8
 
+    @property
+    def of_what(self) -> str:
+        """What its hits count."""
+        return {NetKind.REFUSE: "connections", NetKind.NICS: "answers about NICs"}.get(self, "transfers")
+
 
 @dataclass(frozen=True)
 class NetOrder:

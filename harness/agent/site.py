@@ -11,6 +11,7 @@ from .lasting import Lease, Once
 if TYPE_CHECKING:
     from .agent import Agent
     from .calls import Call
+    from .nccl_net import NetOrder
 
 
 class RankSite:
@@ -61,6 +62,27 @@ class RankSite:
                 waiting.on = False
                 text = f"{name} was held for {held_s:.2f} s"
                 self.emit(wire.Kind.NOTE, {"text": text, "fault": self.fault, "held_s": held_s})
+
+        self._agent.lasting.on_steps.append((waiting, report))
+
+    def nccl_net(self, order: NetOrder) -> None:
+        """Put an order for NCCL's connections of this rank into force, while the fault lasts. Events report that it hit
+        something, and how much, when it is over."""
+        from .nccl_net import HITS, LAST_BYTES, NetKind, NetPage
+
+        page, waiting, told = NetPage.of_this_process(), Once(), False
+        slot = page.order(order, self.lease.control, self.lease.number, self.lease.left_s)
+
+        def report() -> None:
+            nonlocal told
+            hits, size, is_over = page.read(HITS, slot), page.read(LAST_BYTES, slot), not self.lease.on
+            text = f"{order.kind.name.lower()} hit {hits} {order.kind.of_what}, the last of {size} bytes"
+            if is_over or (hits and not told):
+                self.emit(wire.Kind.NOTE, {"text": text, "fault": self.fault, "hits": hits})
+            if hits and not told and order.kind == NetKind.CORRUPT:
+                effect = f"a byte of a transfer of {size} bytes came out wrong"
+                self.emit(wire.Kind.EFFECT, {"fault": self.fault, "effect": effect})
+            told, waiting.on = told or hits > 0, not is_over
 
         self._agent.lasting.on_steps.append((waiting, report))
 

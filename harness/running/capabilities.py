@@ -161,6 +161,26 @@ def _nvtx() -> str | None:
         return None
 
 
+def _nccl_net() -> str | None:
+    from torchaos.harness.machine.native import NCCL_NET
+
+    try:
+        return str(NCCL_NET.path())
+    except UsageError:
+        return None
+
+
+def _gpu() -> str | None:
+    found = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return f"{found} NVIDIA GPUs" if found else None
+
+
+def _nccl() -> str | None:
+    """A torch with NCCL, as far as this Python can tell: the job's own may be another."""
+    version = installed(sys.executable).get("torch", "the job's own")
+    return None if version.endswith("+cpu") else f"torch {version}"
+
+
 def _overlay() -> str | None:
     from torchaos.harness.machine.native import NVML
 
@@ -226,6 +246,9 @@ CHECKS: dict[str, _Check] = {
     ),
     "freezer": _Check("ranks that no signal ends", _freezer, "needs the cgroup freezer of version 1"),
     "nvtx": _Check("stalling NCCL calls", _nvtx, "needs a C compiler: apt-get install gcc"),
+    "nccl_net": _Check("NCCL's connections, by a plug-in", _nccl_net, "needs a C compiler: apt-get install gcc"),
+    "gpu": _Check("faults in NCCL's connections", _gpu, "run it on a machine with an NVIDIA GPU for each rank"),
+    "nccl": _Check("faults in NCCL's connections", _nccl, "install a CUDA build of torch, which brings NCCL"),
     "nvml_overlay": _Check("what GPUs say of their health", _overlay, "needs a C compiler: apt-get install gcc"),
     "pynvml": _Check("the health agent of the ready GPU scenarios", _pynvml, "pip install 'torchaos[gpu]'"),
     "dcgmi": _Check("values in a DCGM host engine", _program("dcgmi"), "install NVIDIA's datacenter-gpu-manager"),

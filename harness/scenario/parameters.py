@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
+from inspect import get_annotations
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -61,6 +62,7 @@ def schema_of(found: Any) -> dict[str, Any]:
 
 
 def _type(found: Any, field: Field[Any]) -> TypeAdapter[Any]:
-    """The type of one field. Its annotation is evaluated in the plug-in's module, and only its own: other annotations
-    may name types that are imported only for type checkers."""
-    return TypeAdapter(eval(str(field.type), vars(sys.modules[found.__module__])))
+    """The type of one field. Its annotation is evaluated in the module of the class that declares it, and only its own:
+    other annotations may name types that are imported only for type checkers."""
+    own = next(one for one in found.__mro__ if field.name in get_annotations(one))
+    return TypeAdapter(eval(str(field.type), vars(sys.modules[own.__module__])))

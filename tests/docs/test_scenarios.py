@@ -6,6 +6,7 @@ import importlib
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torchaos.harness.gameday.draw import cut, draw
 from torchaos.harness.gameday.loader import load as load_day
 from torchaos.harness.gameday.presets import mix_of
 from torchaos.harness.gameday.rounds import scenario_of
+from torchaos.harness.running import capabilities
 from torchaos.harness.running.planner import make_plan
 from torchaos.harness.scenario import load
 from torchaos.harness.scenario.grammar import Scenario
@@ -35,6 +37,9 @@ def installed(plugins: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before, packages = set(sys.modules), {path.name for path in plugins.iterdir()}
     monkeypatch.syspath_prepend(str(plugins))
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    for name in ("gpu", "nccl"):
+        there = replace(capabilities.CHECKS[name], find=lambda: "as if it were there")
+        monkeypatch.setitem(capabilities.CHECKS, name, there)
     registry.forget()
     yield
     registry.forget()

@@ -25,8 +25,12 @@ SHARED = {
     "place": "how far into the tensors, from 0 to 1; without it the seed draws it",
     "endpoint": "one of `job.endpoints`, by name",
     "stream": "the direction: `upstream` is from the job to the endpoint",
-    "min_bytes": "only collectives of at least this size",
-    "max_bytes": "only collectives of at most this size",
+    "min_bytes": "only collectives (with `nccl`: transfers) of at least this size",
+    "max_bytes": "only collectives (with `nccl`: transfers) of at most this size",
+    "peers": "only connections with these ranks; without it all",
+    "way": "only what the rank sends (`out`) or receives (`in`)",
+    "connection": "only the connection of this number; each pair of ranks numbers its own, from 0, in each direction",
+    "nth": "from this transfer on, of those that are meant",
 }
 HITS = {
     "ranks": "ranks",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchaos.harness import registry
 from torchaos.harness.contracts import Handle, JobSpec, Launcher
-from torchaos.harness.machine.native import nvtx_environment
+from torchaos.harness.machine.native import nccl_net_environment, nvtx_environment
 from torchaos.harness.record.events.journal import Journal
 from torchaos.harness.record.plan import Plan, PlannedJob
 from torchaos.harness.record.rundir import RunDir
@@ -47,6 +47,8 @@ def job_for(
         extra = {name: _filled(value, folder) for name, value in job.env.items()}
         if "nvtx" in plan.needs:
             extra |= nvtx_environment(folder.pages.parent / "nvtx")
+        if "nccl_net" in plan.needs:
+            extra |= nccl_net_environment(folder.pages.parent / "nccl_net")
         env, own_env = (
             job_env(base, run_id=run_id, agent_plan=folder.agent_plan, extra=extra)
             for base in (os.environ, dict[str, str]())

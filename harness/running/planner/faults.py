@@ -17,7 +17,7 @@ from torchaos.harness.record.plan import After, PlannedFault, PlannedJob
 from torchaos.harness.running.launchers.fits import misfit
 from torchaos.harness.running.planner.named import ignore
 from torchaos.harness.running.planner.targets import target_of, trigger_of
-from torchaos.harness.running.planner.transport import Machine, transport_of
+from torchaos.harness.running.planner.transport import Machine, kept_from_plugin, transport_of
 from torchaos.harness.scenario.grammar import Fault, Limits, Scenario
 from torchaos.harness.scenario.parameters import check_parameters
 
@@ -56,6 +56,8 @@ def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path,
                 f"{file}: fault {name}: {fault.inject} can't reach this job's collectives, which go over {over.name} "
                 f"({over.why}); {over.instead}"
             )
+    if "nccl_net" in found.needs and (wrong := kept_from_plugin({**os.environ, **job.env}, job.nodes)):
+        raise UsageError(f"{file}: fault {name}: {fault.inject} can't reach NCCL's connections: {wrong}")
     injector: Injector = found(**check_parameters(found, fault.with_, (), ignore)).plan(target, draw)
     return PlannedFault(
         id=name,

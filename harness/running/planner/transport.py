@@ -63,3 +63,17 @@ def transport_of(env: Mapping[str, str], nodes: int, machine: Machine) -> Transp
     if machine.adapters and env.get("NCCL_IB_DISABLE", "0") == "0":
         return Transport("NCCL over InfiniBand or RoCE", f"there is {', '.join(machine.adapters)}", sockets)
     return Transport("NCCL over TCP", "there is no other network that NCCL would take")
+
+
+def kept_from_plugin(env: Mapping[str, str], nodes: int) -> str | None:
+    """What would keep the job's NCCL from sending through the plug-in that the harness names, and what to write."""
+    if set_ := next((name for name in ("NCCL_NET", "NCCL_NET_PLUGIN") if env.get(name)), None):
+        return (
+            f"the job's environment has {set_}={env[set_]}, and the fault needs a network plug-in of torchaos, which "
+            f"sends over TCP; remove {set_}"
+        )
+    switches = [name for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE") if env.get(name) != "1"]
+    if nodes < 2 and switches:
+        wanted = ", ".join(f'{name}: "1"' for name in switches)
+        return f"on one node NCCL sends through NVLink or shared memory; write env: {{{wanted}}}"
+    return None

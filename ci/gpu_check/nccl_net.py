@@ -1,0 +1,149 @@
+"""Checks, with NCCL and a GPU, the plug-in under NCCL: two ranks reduce over it, and each fault has its effect on one
+all-reduce and no longer.
+
+Two ranks need two GPUs, with NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1. With one GPU each rank says that it is another
+machine (NCCL_HOSTID), and then NCCL lets both use it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+NOT_RUN = 77
+COUNT = 1 << 20  # floats in each all-reduce
+HELD_S = 1.0
+
+
+def rank(what: str, folder: Path) -> None:
+    """The script that runs under torchrun. Rank 0 is the one that is hit."""
+    import torch
+    import torch.distributed as dist
+
+    from torchaos.harness.agent.nccl_net import CONNECTIONS, HITS, VERSION, NetKind, NetOrder, NetPage
+
+    number, page, control = int(os.environ["RANK"]), NetPage.of_this_process(), folder / "fault.page"
+    torch.cuda.set_device(number % torch.cuda.device_count())
+    if torch.cuda.device_count() == 1:
+        os.environ["NCCL_HOSTID"] = f"host{number}"
+    if what == "nics" and number == 0:
+        _order(page, NetOrder(NetKind.NICS, 1, 1000), control)
+    dist.init_process_group("nccl", timeout=timedelta(seconds=60))
+    data = torch.arange(COUNT, device="cuda", dtype=torch.float32)
+
+    def reduce() -> tuple[float, bool]:
+        begun, own = time.monotonic(), data * (number + 1)
+        dist.all_reduce(own)
+        torch.cuda.synchronize()
+        return time.monotonic() - begun, bool(torch.equal(own, data * 3))
+
+    assert reduce()[1], "the sum is wrong before any fault"
+    assert page.loaded, "NCCL did not load the plug-in"
+    assert page.read(CONNECTIONS) > 0, "NCCL does not send over the plug-in"
+    orders = {
+        "stall": NetOrder(NetKind.STALL, way="out"),
+        "flap": NetOrder(NetKind.FLAP, 10**9, 10**8),
+        "delay": NetOrder(NetKind.DELAY, 10**9, way="out"),
+        "throttle": NetOrder(NetKind.THROTTLE, 2_000_000, way="out"),
+        "corrupt": NetOrder(NetKind.CORRUPT, 500_000, min_bytes=10_000),
+        "error": NetOrder(NetKind.FAIL, 6),
+    }
+    dist.barrier()
+    if what in orders and number == 0:
+        _order(page, orders[what], control, HELD_S if what in ("stall", "flap") else 600.0)
+    dist.barrier() if what in ("corrupt", "nics") else None
+    took, right = reduce()
+    hits = page.read(HITS, 0)
+    if number == 0 and what in orders:
+        _take_back(control)
+    if what == "corrupt":
+        verdict = torch.tensor([float(not right)], device="cuda")
+        dist.all_reduce(verdict)
+        assert verdict.item() > 0, "the sum is right, though a byte was wrong"
+    else:
+        assert right, "the sum is wrong"
+    if what in ("stall", "delay", "throttle"):
+        assert took >= 0.8 * HELD_S, f"the all-reduce took {took:.2f} s only"
+    assert number or hits or what == "plain", "the library counts nothing that was hit"
+    assert reduce()[1], "the sum is wrong afterwards"
+    if number == 0:
+        version = ".".join(map(str, torch.cuda.nccl.version()))
+        print(json.dumps({"took": took, "hits": hits, "interface": page.read(VERSION), "nccl": version}), flush=True)
+    dist.destroy_process_group()
+
+
+def _order(page: Any, order: Any, control: Path, lease_s: float = 600.0) -> None:
+    from torchaos.harness.agent.page import ControlPage
+
+    ControlPage(control, create=True).write(ControlPage.FIRED, 1)
+    page.order(order, str(control), 1, lease_s)
+
+
+def _take_back(control: Path) -> None:
+    from torchaos.harness.agent.page import ControlPage
+
+    ControlPage(control).write(ControlPage.GO, 1)
+
+
+def launch(what: str) -> subprocess.CompletedProcess[str]:
+    from torchaos.harness.machine.native import nccl_net_environment
+
+    ours = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_PROTO": "Simple", "NCCL_DEBUG": "WARN"}
+    with tempfile.TemporaryDirectory() as scratch:
+        env = {**os.environ, **ours, **nccl_net_environment(Path(scratch) / "nccl_net")}
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
+        return subprocess.run(
+            [*command, "--rank", what, scratch], env=env, capture_output=True, text=True, timeout=240, check=False
+        )
+
+
+def missing() -> str | None:
+    try:
+        import torch
+    except ImportError:
+        return "torch is missing"
+    if not torch.cuda.is_available():
+        return "not possible here: there is no GPU; this has not been run yet"
+    from torchaos.harness.contracts import UsageError
+    from torchaos.harness.machine.native import NCCL_NET
+
+    try:
+        NCCL_NET.path()
+    except UsageError as error:
+        return f"not possible here: {error}"
+    return None
+
+
+def main() -> int:
+    if why := missing():
+        print(why)
+        return NOT_RUN
+    found: dict[str, Any] = {}
+    for what in ("plain", "stall", "flap", "delay", "throttle", "corrupt", "nics"):
+        done = launch(what)
+        if done.returncode != 0:
+            print(done.stdout, done.stderr, f"{what}: not as it should be", sep="\n")
+            return 1
+        found[what] = json.loads(done.stdout.strip().splitlines()[-1])
+        print(f"{what}: {found[what]}")
+    done = launch("error")
+    if done.returncode == 0 or "NCCL" not in done.stderr:
+        print(done.stdout, done.stderr, "error: the ranks went on, or no error of NCCL is in the log", sep="\n")
+        return 1
+    plain = found["plain"]
+    print(f"NCCL {plain['nccl']} reduced over interface version {plain['interface']}, and each fault had its effect")
+    return 0
+
+
+if __name__ == "__main__":
+    if "--rank" in sys.argv:
+        rank(sys.argv[2], Path(sys.argv[3]))
+    else:
+        sys.exit(main())

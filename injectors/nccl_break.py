@@ -1,0 +1,50 @@
+"""nccl.error and nccl.refuse: NCCL's network gives an error, or makes no connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torchaos.plugin import Evidence, NcclNetFault, NcclTransferFault, NetKind, Record, all_waited, out_of_step
+
+_CODES = {"system": 2, "remote": 6}  # ncclSystemError, ncclRemoteError
+
+
+@dataclass(frozen=True)
+class Error(NcclTransferFault):
+    """From the `nth` transfer that is meant on, the network gives NCCL an error (`code`: a system error, or a remote
+    one), as an InfiniBand adapter does when its retries are used up. NCCL does not use the communicator again."""
+
+    code: Literal["system", "remote"] = "system"
+
+    name = "nccl.error"
+    kind = NetKind.FAIL
+
+    def amounts(self) -> tuple[int, int]:
+        return _CODES[self.code], 0
+
+    def proof(self, record: Record, fault: str) -> Evidence | None:
+        return out_of_step(record, fault)
+
+
+@dataclass(frozen=True)
+class Refuse(NcclNetFault):
+    """No new connection of the rank with `peers` (none: all) is made: it is never ready, or fails with `how`. NCCL
+    connects when a communicator is made or first used, so let it land in the phase `start` of an attempt."""
+
+    peers: list[int] = field(default_factory=list)
+    way: Literal["both", "out", "in"] = "both"
+    how: Literal["never_ready", "system", "remote"] = "never_ready"
+
+    name = "nccl.refuse"
+    kind = NetKind.REFUSE
+
+    def amounts(self) -> tuple[int, int]:
+        return _CODES.get(self.how, 0), 0
+
+    def which(self) -> Mapping[str, Any]:
+        return {"peers": self.peers, "way": self.way}
+
+    def proof(self, record: Record, fault: str) -> Evidence | None:
+        return (all_waited if self.how == "never_ready" else out_of_step)(record, fault)

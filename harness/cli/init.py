@@ -81,8 +81,9 @@ def _tell(label: str, lines: Sequence[str]) -> None:
 def _look(output: Path, draft: Draft, text: str) -> ExitCode:
     """Runs the job once without faults, says what was seen, and writes what this shows into the scenario."""
     plan = make_plan(load(output), output, 0)
-    _tell("look", [f"runs the job once without faults, for at most {_TIMEOUT_S / 60:.0f} min; --no-look leaves it out"])
     look = Look(plan, partial(Live, console=Console()))
+    runs = f"runs the job once without faults, for at most {_TIMEOUT_S / 60:.0f} min; --no-look leaves it out"
+    _tell("look", ["at a run without faults, which is kept from before" if look.is_made else runs])
     with signals() as interrupted, at_work([plan.scenario]), TemporaryDirectory(prefix="torchaos-") as scratch:
         care.tell(before_a_run(given_up=lambda: interrupted.reason is not None))
         interrupted.ends(look)

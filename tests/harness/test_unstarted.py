@@ -95,6 +95,14 @@ def test_a_job_that_dies_later_by_itself_shows_its_own_error(trainer: Any) -> No
         assert "process group" not in text
 
 
+def test_ranks_that_die_of_the_same_error_show_it_once(trainer: Any) -> None:
+    """Torch writes the rank before each line of a traceback."""
+    lines = [f"[rank{rank}]: {line}" for rank in (0, 1) for line in OWN.splitlines()[1:5]]
+    reason = verdict_of(replace(failing(trainer(steps=6).record(), 500), log_end=tuple(lines)), (), "/run").reason
+    assert reason.endswith("| RuntimeError: the data set ends here")
+    assert reason.count("RuntimeError: the data") == 1
+
+
 def test_the_first_attempt_s_error_is_the_job_s_own(trainer: Any) -> None:
     """What later attempts die of may follow from it, such as an address that an earlier attempt left behind."""
     run = failing(trainer(steps=6).record(), 500)

@@ -11,7 +11,8 @@ from torchaos.harness.record.record import Record
 _MOST_LINES, _LONGEST = 5, 200  # lines; characters of a line
 _FAILED = re.compile(r"failed \(exitcode: ")  # torchelastic reports a failed rank; torchelastic's traceback follows
 _LOGGED = re.compile(r'[EWI]\d{4} |\{"name": "torchelastic|\*{20}')  # torchrun's own lines
-_ERROR = re.compile(r"(?:\[rank\d+\]: *)?[\w.]*(?:Error|Exception|Interrupt|SystemExit)(?::|$)")  # Python's last line
+_RANK = re.compile(r"\[rank\d+\]:")  # torch writes it before each line of a traceback
+_ERROR = re.compile(r"[\w.]*(?:Error|Exception|Interrupt|SystemExit)(?::|$)")  # Python's last line
 
 
 def died_by_itself(run: Record) -> str:
@@ -55,7 +56,9 @@ def _attempts(lines: Sequence[str]) -> list[Sequence[str]]:
 
 
 def _own(lines: Sequence[str]) -> list[str]:
-    """The last lines up to the last error, without torchrun's own lines and without repetitions."""
+    """The last lines up to the last error, without torchrun's own lines and without repetitions, as several ranks make
+    them."""
+    lines = [_RANK.sub("", line, count=1) for line in lines]
     kept = list(
         dict.fromkeys(
             line.strip()[:_LONGEST] for line in lines if line.strip() and not _LOGGED.match(line) and line.strip(" ^~")

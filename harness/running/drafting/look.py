@@ -21,6 +21,11 @@ class Look:
         self._twins = Twins(plan, self._execute, given_up=lambda: bool(self._stopped))
         self.problem = ""  # why there is nothing to look at, as a clause
 
+    @property
+    def is_made(self) -> bool:
+        """Whether an earlier run left it in the cache."""
+        return self._twins.has(0)
+
     def stop(self, reason: str) -> None:
         self._stopped = reason
         if self._current:

@@ -14,7 +14,7 @@ DEVICE = "/dev/kmsg"
 @dataclass(frozen=True)
 class KernelLog(Fault):
     """Writes the lines of Xid `number` to /dev/kmsg. Lines from user space never have the kernel's own facility, so
-    journald removes one prefix from them; `journald` writes the prefix twice."""
+    journald removes one prefix from them; with `journald` the prefix is written twice."""
 
     number: int = 79
     gpu: int = 0

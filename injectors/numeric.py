@@ -45,8 +45,8 @@ class Corruption(Fault):
 
 
 def corrupt(site: RankSite, what: str, tensors: Sequence[Any], injector: Any) -> None:
-    """Change one number of these tensors in place, and say which. What goes wrong in this is told, and never the job's
-    to bear."""
+    """Changes one number of these tensors in place, and returns a description. An error here is reported, and never
+    reaches the job."""
     try:
         effect = _corrupt(what, tensors, injector)
     except Exception as error:

@@ -74,7 +74,7 @@ class Agent:
         return self._events.emit(kind, data, step=self.steps_over if step is None else step)
 
     def fail(self, hook: str, error: BaseException) -> None:
-        """Switch one hook off and report the error, once per hook. The job goes on."""
+        """Switches one hook off and reports the error, once per hook. The job continues."""
         if hook in self.broken:
             return
         self.broken.add(hook)
@@ -109,7 +109,7 @@ class Agent:
         self.unseen.discard(hook)
 
     def enter(self, phase: wire.Phase, call: Call | None = None) -> None:
-        """A phase begins in this rank. An order may fire here; what its fault raises goes to the job."""
+        """A phase begins in this rank. An order may fire here; an exception that its fault raises goes to the job."""
         self.phases.enter(phase)
         if self.orders.current:
             self.orders.enter(phase, call)

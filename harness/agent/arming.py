@@ -30,7 +30,8 @@ class Identity:
 
 
 def identify(environ: Mapping[str, str], pid: int) -> Identity | None:
-    """The identity of this process, or None if it is not to be armed. Raises ValueError for a malformed number."""
+    """The identity of this process, or None if the agent must not start in it. Raises ValueError for a malformed
+    number."""
     if not {"RANK", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", wire.ENV_PLAN} <= environ.keys():
         return None
     if environ.get(wire.ENV_ARMED, str(pid)) != str(pid):  # the same pid: this rank has called exec

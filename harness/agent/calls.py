@@ -46,7 +46,7 @@ class Call:
         return mismatch.left_out(self)
 
     def kept_back(self, through: Callable[[], Any], site: Any, patience_s: float, started: Any) -> Any:
-        """For `instead`: start the collective after the next one, or after `patience_s` seconds."""
+        """For `instead`: holds the collective back until the next one was started, or for `patience_s` seconds."""
         from . import mismatch
 
         return mismatch.kept_back(self, through, site.at_collectives, patience_s, started)

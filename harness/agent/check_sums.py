@@ -52,12 +52,12 @@ def plain(text: str) -> int:
 
 
 def is_whole(text: str) -> bool:
-    """Whether the check sum covers whole tensors, so that two replicas must have the same."""
+    """Whether the check sum covers whole tensors, so that two replicas must have equal check sums."""
     return "-" not in text
 
 
 def over_all(of_ranks: Sequence[str | None]) -> str | None:
-    """The check sum of the whole tensors from those of all ranks. None if they can't be combined."""
+    """The check sum of the whole tensors, from the check sums of all ranks. None if they can't be combined."""
     known = [text for text in of_ranks if text is not None]
     if not known or len(known) < len(of_ranks):
         return None

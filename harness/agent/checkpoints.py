@@ -74,7 +74,7 @@ class Transfers:
         return any(path == other or path.startswith(other + os.sep) for other in self.open)
 
     def written(self) -> None:
-        """A save has written everything and has not returned to the job yet: a Moment."""
+        """Is called when a save has written everything but has not yet returned to the job. An order may fire here."""
         if self._agent.on and self._agent.orders.expects(Phase.CHECKPOINT_WRITTEN):
             self.digesting.settle()  # the manifest reads the file before a fault can damage it
             self._agent.orders.enter(Phase.CHECKPOINT_WRITTEN)
@@ -123,7 +123,8 @@ class Transfer:
         self._later: Callable[[Callable[[bool], None]], None] | None = None
 
     def ends_later(self, when: Callable[[Callable[[bool], None]], None]) -> None:
-        """The call returns before the save ends. `when` gets a function, to be called at the end with the success."""
+        """For a call that returns before its save ends. `when` receives a function, and calls it at the end with
+        whether the save succeeded."""
         self._later = when
 
     def __enter__(self) -> Transfer:
@@ -176,13 +177,13 @@ class CheckpointHook:
             module.save, module.load = save, load
 
     def patch_safetensors(self, module: Any) -> None:
-        """safetensors.torch."""
+        """Patches the module safetensors.torch."""
         digested = self._transfers.digesting.safetensors
         module.save_file = self._transfers.file_saver(module.save_file, 1, "filename", "safetensors", digested)
         module.load_file = self._transfers.file_loader(module.load_file, "filename", "safetensors")
 
     def patch_lightning(self, module: Any) -> None:
-        """lightning.fabric.utilities.cloud_io, which saves to memory and then writes the bytes to a file."""
+        """Patches lightning.fabric.utilities.cloud_io, which saves to memory and then writes the bytes to a file."""
         digested = self._transfers.digesting.atomic_save
         module._atomic_save = self._transfers.file_saver(module._atomic_save, 1, "filepath", "torch", digested)
 

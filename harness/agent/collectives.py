@@ -79,7 +79,8 @@ class CollectiveHook:
         try:
 
             def handed_over() -> Any:
-                """Start the collective. Its stamp begins here, after the faults, also if a fault delays the start."""
+                """Starts the collective. Its stamp begins here, after the faults, so the delay of a fault is not part
+                of it."""
                 number = stamping.begin(call) if stamping is not None else None
                 result = through()
                 if stamping is not None and number is not None:

@@ -100,7 +100,7 @@ class StepCounter:
         self._steps.append(key)
 
     def step_end(self, key: Hashable) -> Closed:
-        """The end of a step. The caller also begins and ends a step that a GradScaler leaves out."""
+        """A step ends. The caller also reports steps that a GradScaler skips."""
         while self._steps and self._steps.pop() != key:
             pass
         if self._steps:
@@ -125,7 +125,7 @@ class StepCounter:
         return nothing
 
     def finish(self) -> Closed:
-        """The job is over, and so is an iteration that only waited to be told apart from the next one."""
+        """The job is over. Ends an iteration that was still open because its end was not certain yet."""
         left, self._stepped = self._stepped, set()
         return Closed(after=bool(left))
 

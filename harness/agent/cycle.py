@@ -19,14 +19,14 @@ class Cycle:
         self._noted = False
 
     def is_uneven(self, optimizers: Sequence[Any]) -> bool:
-        """Whether an earlier attempt found it out. False for a job that begins afresh (its optimizers have no state),
-        because it must count as the first attempt did."""
+        """Whether an earlier attempt found that the optimizers step unequally often. False for a job that begins afresh
+        (its optimizers have no state), because it must count as the first attempt did."""
         if not self._attempt or not any(optimizer.state for optimizer in optimizers):
             return False
         return any((self._folder / _NAME.format(attempt=number)).exists() for number in range(self._attempt))
 
     def note(self) -> None:
-        """Record that it was found out in this attempt."""
+        """Records that this attempt found it."""
         if not self._noted:
             self._noted = True
             (self._folder / _NAME.format(attempt=self._attempt)).touch(0o600)

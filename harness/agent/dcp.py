@@ -24,7 +24,7 @@ class DistributedCheckpointHook:
         self._where = agent.careful("checkpoints")(_where)
 
     def patch_saver(self, module: ModuleType) -> None:
-        """torch.distributed.checkpoint.state_dict_saver."""
+        """Patches torch.distributed.checkpoint.state_dict_saver."""
         save, async_save = module._save_state_dict, module.async_save
         signature, async_signature = inspect.signature(save), inspect.signature(async_save)
 
@@ -54,7 +54,7 @@ class DistributedCheckpointHook:
         module._save_state_dict, module.async_save = _save_state_dict, covered  # type: ignore[attr-defined]
 
     def patch_loader(self, module: ModuleType) -> None:
-        """torch.distributed.checkpoint.state_dict_loader."""
+        """Patches torch.distributed.checkpoint.state_dict_loader."""
         load = module._load_state_dict
         signature = inspect.signature(load)
 

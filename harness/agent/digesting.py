@@ -49,7 +49,7 @@ class Digesting:
     # -- torch.save ----------------------------------------------------------------------------------------------
 
     def torch_save(self, original: Call, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """torch.save to a path or an open file."""
+        """Digests a torch.save to a path or an open file."""
         target = kwargs.get("f", args[1] if len(args) > 1 else None)
         if not self._on:
             return original(*args, **kwargs)
@@ -68,7 +68,7 @@ class Digesting:
         return result
 
     def torch_save_in_memory(self, original: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """torch.save to a buffer, which `atomic_save` then writes to a file."""
+        """Digests a torch.save to a buffer, which `atomic_save` then writes to a file."""
         buffers = getattr(self._thread, "buffers", None)
         target = kwargs.get("f", args[1] if len(args) > 1 else None)
         tee = self._tee(target) if buffers is not None and self._on else None
@@ -99,7 +99,7 @@ class Digesting:
         return result
 
     def patch_serialization(self, module: ModuleType) -> None:
-        """torch.serialization: the functions that write a zip file record by record, and the older format."""
+        """Patches torch.serialization: the functions that write a zip file record by record, and the older format."""
         save, old_save = module._save, module._legacy_save
 
         def _save(obj: Any, zip_file: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +118,7 @@ class Digesting:
     # -- safetensors, Lightning ----------------------------------------------------------------------------------
 
     def safetensors(self, original: Call, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """safetensors.torch.save_file."""
+        """Digests a safetensors.torch.save_file."""
         contents = kwargs.get("tensors", args[0] if args else None)
         tensors = self._tensors() if self._on else None
         if tensors is None:
@@ -132,7 +132,7 @@ class Digesting:
         return result
 
     def atomic_save(self, original: Call, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Lightning's save: torch.save to memory, then a write of these bytes to a file."""
+        """Digests Lightning's save: torch.save to memory, then a write of these bytes to a file."""
         buffers: list[Tee] = []
         self._thread.buffers = buffers
         try:
@@ -146,7 +146,7 @@ class Digesting:
     # -- torch.distributed.checkpoint ----------------------------------------------------------------------------
 
     def patch_streams(self, module: ModuleType) -> None:
-        """torch.distributed.checkpoint.filesystem, and its fsspec version. Both write through one function."""
+        """Patches torch.distributed.checkpoint.filesystem and its fsspec version. Both write through one function."""
         create = module.FileSystem.create_stream
 
         def create_stream(system: Any, path: Any, mode: str) -> Any:

@@ -26,7 +26,7 @@ _MARK, _WORD = 4096, 8  # bytes of memory that identify a tensor, and bytes of a
 
 @dataclass(eq=False)
 class Batch:
-    """What is remembered of a batch. It keeps no tensor alive."""
+    """The data that is kept about a batch. It keeps no tensor alive."""
 
     samples: bytes | None  # a digest for each row, of ROW bytes; None: the batch could not be read
     indices: tuple[int, ...] | None = None

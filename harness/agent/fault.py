@@ -19,13 +19,13 @@ DRAWN = "drawn"
 
 
 def drawn() -> Any:
-    """A field that `plan` fills, and no scenario: the ranks of the target."""
+    """A field that `plan` fills and no scenario may give, such as the ranks of the target."""
     return field(default=(), metadata={DRAWN: True})
 
 
 class Fault:
-    """Defaults for a fault that hits rank processes and draws nothing. `changes`, `apply` and `felt` are the injector's
-    own: above all, each says itself how it is taken back."""
+    """Defaults for a fault that hits rank processes and makes no random choice. Each injector has its own `changes`,
+    `apply` and `felt`; above all, each states itself how it is undone."""
 
     name: ClassVar[str]
     where: ClassVar[tuple[Where, ...]]  # where it can be applied, the better first
@@ -48,13 +48,14 @@ class Fault:
         return ()
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
-        """Proof from a comparison with runs without faults, where no witness within the run can tell."""
+        """Proof from a comparison with runs without faults, for a fault that no witness within the run can prove."""
         return None
 
     def asked(self) -> Mapping[str, float]:
-        """What was asked of the network, to be shown beside what was measured: `delay_ms`, `loss_percent`, ..."""
+        """The requested values of a network fault, to be shown beside the measured values: `delay_ms`, `loss_percent`,
+        ..."""
         return {}
 
     def signals(self, duration_s: float | None) -> Sequence[tuple[float, int]] | None:
-        """The signals that do the same, as (seconds after, signal), for `torchaos repro`; None: no signal does."""
+        """Signals with the same effect, as (seconds after, signal), for `torchaos repro`; None if there are none."""
         return None

@@ -25,7 +25,7 @@ class ForwardHook:
         self._patch_wrapper(module.FullyShardedDataParallel)
 
     def patch_fsdp2(self, module: ModuleType) -> None:
-        """FSDP2 wraps no module: it adds a hook before the module's forward."""
+        """Patches FSDP2, which wraps no module: it adds a hook before the module's forward."""
         from torch import is_grad_enabled
 
         state = module.FSDPState

@@ -35,7 +35,8 @@ class GoingBack:
 
     @property
     def by(self) -> int | None:
-        """How many steps will be done again; below 0: how many are skipped. None if the counters can't tell."""
+        """How many steps will be done again; a negative number: how many are skipped. None if the counters do not show
+        it."""
         counts = set(self._by.values())
         return counts.pop() if len(counts) == 1 else None
 

@@ -52,7 +52,7 @@ class Digester:
                 self._end()
 
     def digests(self) -> str:
-        """The hex digests of all chunks, the last and shorter one included, joined to one text."""
+        """The hex digests of all chunks, also of the last and shorter chunk, joined to one text."""
         if self._left < CHUNK:
             self._end()
         return "".join(self._done)

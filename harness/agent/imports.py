@@ -11,7 +11,8 @@ Then = Callable[[ModuleType], None]
 
 
 class PostImport:
-    """A finder that finds no module itself. It asks the others, and wraps the execution of what they find."""
+    """An import finder that finds no module itself. It asks the other finders, and wraps the execution of the module
+    that they find."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Then]] = {}

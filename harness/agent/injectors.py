@@ -11,7 +11,8 @@ from typing import Any, Iterator, Mapping
 
 
 def load(source: str, injector: str, params: Mapping[str, Any]) -> Any:
-    """Make an instance of the class `injector` of the file `source`. Raises what import or constructor raise."""
+    """Makes an instance of the class `injector` of the file `source`. Raises the errors of the import and of the
+    constructor."""
     name = f"_torchaos_injector_{abs(hash(source)):x}"
     with _our_names(os.path.dirname(source)):
         module = sys.modules.get(name)

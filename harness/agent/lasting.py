@@ -18,7 +18,7 @@ _STEP_S = 0.0005  # seconds between two looks at the page while the rank waits; 
 
 
 class Lease:
-    """One firing of a fault. It is on from its creation until the fault is taken back or `lease_s` seconds are over."""
+    """One firing of a fault. It is on from its creation until the fault is undone or `lease_s` seconds are over."""
 
     def __init__(self, page: ControlPage, path: str, lease_s: float) -> None:
         self._page, self.control, self.number = page, path, page.read(ControlPage.FIRED)
@@ -33,7 +33,7 @@ class Lease:
         return self._end - time.monotonic()
 
     def sleep(self, seconds: float | None = None) -> None:
-        """Sleep at most `seconds` (None: until the lease ends). Returns at once when the fault is taken back."""
+        """Sleeps at most `seconds` (None: until the lease ends). Returns at once when the fault is undone."""
         end = self._end if seconds is None else min(self._end, time.monotonic() + seconds)
         while self.on and (left := end - time.monotonic()) > 0:
             time.sleep(min(_STEP_S, left))
@@ -45,7 +45,7 @@ class On(Protocol):
 
 
 class Once:
-    """On until somebody says that it is over."""
+    """Something that is on until it is ended."""
 
     on = True
 

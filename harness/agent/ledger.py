@@ -41,20 +41,21 @@ class Ledger:
             self._helpers["digests"].finish()
 
     def settle(self) -> None:
-        """Wait until the manifests of all saves so far are written. CRCs are not waited for."""
+        """Waits until the manifests of all saves so far are written, but not for their CRCs."""
         for name in ("digests", "layouts"):
             if name in self._helpers:
                 self._helpers[name].finish()
 
     def ended(self) -> None:
-        """The process ends: wait for all manifests, and at most _PATIENCE_S seconds for the CRCs."""
+        """The process ends: waits for all manifests, and at most _PATIENCE_S seconds for the CRCs."""
         self.settle()
         if "crcs" in self._helpers:
             self._helpers["crcs"].finish(_PATIENCE_S)
 
     def from_file(self, path: str, tensors: Tensors, spans_of: SpansOf, crcs: bool) -> None:
-        """Add the manifest of a file that a library wrote by itself; `spans_of` reads from the file where each tensor
-        lies. The file is opened now, because the job may rename it at once. `crcs`: its format keeps no CRCs."""
+        """Adds the manifest of a file that a library wrote by itself. `spans_of` reads from the file where each tensor
+        is. The file is opened now, because the job may rename it at once. `crcs`: whether the format lacks CRCs, so
+        that they are made here."""
         file = None if tensors.error else self._opened(path)
 
         def work() -> None:

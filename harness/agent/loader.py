@@ -42,12 +42,12 @@ class LoaderHook:
         self._wrapped = True
 
     def patch(self, module: ModuleType) -> None:
-        """torch.utils.data.dataloader."""
+        """Patches torch.utils.data.dataloader."""
         self._cover(module._BaseDataLoaderIter)
         self._handover.patch()
 
     def patch_stateful(self, module: ModuleType) -> None:
-        """torchdata's loader, whose iterators have their own `__next__`."""
+        """Patches torchdata's loader, whose iterators have their own `__next__`."""
         self._cover(module._StatefulBaseDataLoaderIter)
 
     def _cover(self, iterator: Any) -> None:

@@ -69,7 +69,7 @@ class Manifest:
             self._lost.append(f"{path}: {why}")
 
     def write(self) -> None:
-        """Write the JSON file atomically. A second call replaces what the first one wrote."""
+        """Writes the JSON file atomically. A second call replaces the file."""
         with self._lock:
             if not (self._files or self._lost):
                 return

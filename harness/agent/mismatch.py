@@ -27,8 +27,9 @@ def kept_back(
     call: Call, through: Callable[[], Any], at_collectives: Callable[[Callable[[Call], None]], None],
     patience_s: float, started: Callable[[str | None], None],
 ) -> Any:  # fmt: skip
-    """Start the collective after the next one, or after `patience_s` seconds. `started` gets the operation of the next
-    one, or None, right before it starts: a rank may die of the wrong order at once. Functional ones are not delayed."""
+    """Starts the collective after the next one, or after `patience_s` seconds. Right before the start, `started` gets
+    the operation of the next one, or None, because the rank may die of the wrong order at once. Functional collectives
+    are not delayed."""
     torch: Any = import_module("torch")
     if not call.has_work:  # functional: its result must be there at once
         started(None)

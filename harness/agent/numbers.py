@@ -17,9 +17,9 @@ _DEPTH, _ENTRIES, _LIMIT_S, _FOUND = 5, 4000, 0.005, 64
 
 
 def step_numbers(contents: Any) -> dict[str, int]:
-    """Step-like integers by their path in nested mappings and lists, such as `optimizer.state.0.step`. Of a mapping
-    with integer keys (an optimizer's state), only the first entry is searched. At most _DEPTH levels, and 5 ms of
-    processor time."""
+    """Step-like integers by their path in nested mappings and lists, such as `optimizer.state.0.step`. In a mapping
+    with integer keys (an optimizer's state), only the first entry is searched. The search ends after _DEPTH levels or 5
+    ms of processor time."""
     found: dict[str, int] = {}
     end_s = time.thread_time() + _LIMIT_S  # on a busy machine the thread may wait for a processor meanwhile
     level = [("", contents)]

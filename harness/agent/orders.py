@@ -92,7 +92,7 @@ class Orders:
         return None if self.base is None else self.base + self._agent.steps_over + 1
 
     def loaded(self) -> None:
-        """A checkpoint was loaded. Before the first step, only the harness can tell which step is next."""
+        """A checkpoint was loaded. Before the first step after it, only the harness knows which step is next."""
         if not self._waits_for_a_step():
             return
         if self._agent.steps_over == 0:

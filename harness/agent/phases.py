@@ -38,7 +38,8 @@ class Phases:
                 pass
 
     def loosely(self, phase: Phase) -> None:
-        """`phase` lasts until the next one is entered: for a phase whose beginning can be seen, but not its end."""
+        """`phase` lasts until the next phase is entered. For a phase whose beginning can be seen and whose end
+        can't."""
         self._charge()
         self._loose = phase
 

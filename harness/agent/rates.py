@@ -23,7 +23,7 @@ class Rates:
         self._bind = agent.careful("lr")(self._bind_scheduler)
 
     def patch(self, module: ModuleType) -> None:
-        """torch.optim.lr_scheduler."""
+        """Patches torch.optim.lr_scheduler."""
         for name in ("LRScheduler", *_OUTER):
             scheduler = getattr(module, name, None)
             if scheduler is not None and "__init__" in scheduler.__dict__:
@@ -67,7 +67,8 @@ class Rates:
 
 
 def optimizer_step(optimizer: Any) -> int | None:
-    """The optimizer's own step counter, from the first of five parameters that has one. None if none is on the host."""
+    """The optimizer's own step counter, from the first of five parameters that has a counter. None if none of them has
+    it on the host."""
     state = getattr(optimizer, "state", None) or {}
     for checked, entry in enumerate(state.values()):
         if isinstance(entry, dict) and "step" in entry:

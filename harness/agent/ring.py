@@ -23,7 +23,7 @@ class Ring:
         self._last: Batch | None = None  # the batch trained on last
 
     def receive(self, batch: Batch, ahead: int) -> None:
-        """Add a batch. `ahead`: how many batches the loader holds back from the loop for now, this one included."""
+        """Adds a batch. `ahead`: how many batches, including this one, the loader still holds back from the loop."""
         if len(self._received) == _RING:
             self._fresh.pop(self._received.popleft(), None)
         self._received.append(batch)
@@ -51,9 +51,8 @@ class Ring:
             self._take(batch)
 
     def match(self, views: Sequence[View]) -> Batch | None:
-        """The batch that these tensors come from: the batch that shares most tensors with them, and if several share as
-        many, the oldest that has not been trained on. None if no batch shares a tensor, or if different batches share
-        the same one (a mask)."""
+        """The batch with most of these tensors; of several such batches, the oldest that has not been trained on. None
+        if no batch has any of the tensors, or if different batches have the same tensor (a mask)."""
         fetched = list(self._fetched)
         batch = _of_all(views, [*self._fresh, *fetched]) or _of_some(views, [*self._received, *fetched])
         if batch in fetched:
@@ -65,8 +64,8 @@ class Ring:
         self.receive(batch, 0)
 
     def newest(self, count: int) -> list[Batch]:
-        """The newest `count` batches that the loop has got and not trained on. If there are none: the batch trained on
-        last, or UNSEEN if a thread has batches and it can't be seen which of them the loop takes."""
+        """The newest `count` batches that the loop has and has not trained on. If there are none: the batch that was
+        trained on last, or UNSEEN if a thread holds batches and it is not visible which of them the loop takes."""
         in_hand = list(self._received)[: len(self._received) - self._ahead]
         fresh: list[Batch] = []
         for batch in reversed(in_hand):
@@ -84,7 +83,7 @@ class Ring:
 
     @property
     def is_blind(self) -> bool:
-        """Whether a thread has batches, and it was never seen that the loop takes them."""
+        """Whether a thread holds batches, and the loop was never seen to take them."""
         return bool(self._fetched) and not self._handed_over
 
     @property

@@ -43,8 +43,8 @@ class RankSite:
         return self._agent.optimizers
 
     def at_collectives(self, then: Callable[[Call], None]) -> None:
-        """Call `then` before each collective while the fault lasts, beginning with the current one. Raises ValueError
-        if the injector does not declare that it needs to see collectives."""
+        """Calls `then` before each collective while the fault lasts, including the current collective. Raises
+        ValueError if the injector does not declare that it needs to see collectives."""
         if "collectives" not in self._agent.live:
             raise ValueError(f"{self.fault} looks at collectives: its injector must declare hooks = ('collectives',)")
         self._agent.lasting.on_calls.append((self.lease, then))

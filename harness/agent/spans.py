@@ -53,7 +53,8 @@ def rest_of(file: BinaryIO, size: int, spans: list[tuple[int, int, str]]) -> str
 
 
 def with_crcs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> list[tuple[int, int, str]] | None:
-    """The same spans with a CRC-32 after each xxh3, or None if the file differs from what was in memory."""
+    """The same spans with a CRC-32 after each xxh3, or None if the file differs from the memory at the time of the
+    save."""
     result = []
     for offset, length, digests in spans:
         parts = []
@@ -68,7 +69,7 @@ def with_crcs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> list[tuple[i
 
 
 def differs(file: BinaryIO, spans: list[tuple[int, int, str]]) -> bool:
-    """Whether the file differs from what was in memory when the spans were digested."""
+    """Whether the file differs from the memory at the time when the spans were digested."""
     width = 8 if xxh3_64 is None else 16
     for offset, length, digests in spans:
         file.seek(offset)

@@ -106,8 +106,8 @@ def moments(optimizers: Sequence[Any]) -> Iterator[tuple[int, Any]]:
 
 
 def is_shared_out(optimizer: Any) -> bool:
-    """Whether each rank keeps the moments of other parameters, as with ZeroRedundancyOptimizer (ZeRO stage 1): such an
-    optimizer holds an inner one that trains only some of its parameters."""
+    """Whether each rank keeps the moments of different parameters, as with ZeroRedundancyOptimizer (ZeRO stage 1). Such
+    an optimizer contains another optimizer, which trains only some of the parameters."""
     inner = getattr(optimizer, "optim", None)
     if not hasattr(inner, "param_groups"):
         return False

@@ -40,7 +40,7 @@ class StepHooks:
         self._state = state
 
     def patch_autograd(self, module: ModuleType) -> None:
-        """torch.autograd. Tensor.backward also calls `backward` through this module."""
+        """Patches torch.autograd. Tensor.backward also calls `backward` through this module."""
         import torch
 
         agent, original = self._agent, module.backward
@@ -109,7 +109,7 @@ class StepHooks:
         kind.load_state_dict = load_state_dict
 
     def patch_scaler(self, module: ModuleType) -> None:
-        """torch.amp.grad_scaler: a step that the scaler skips is an iteration too."""
+        """Patches torch.amp.grad_scaler: a step that the scaler skips is an iteration too."""
         agent, original = self._agent, module.GradScaler.step
 
         @functools.wraps(original)
@@ -156,7 +156,7 @@ class StepHooks:
             self._follow(closed)
 
     def finish(self) -> None:
-        """The process ends. An iteration that only waited to be told apart from the next one is over."""
+        """The process ends. Ends an iteration that was still open because its end was not certain yet."""
         if self._counter.finish().after:
             self._agent.careful("steps")(self._emit_step)(True)
         self._agent.careful("loss")(self._losses.poll)()

@@ -19,7 +19,7 @@ class Shown:
 
 @dataclass(slots=True)
 class Segment:
-    """From the first backward to the end of the optimizer step that uses it."""
+    """The part of a step from its first backward to the end of the optimizer step that uses it."""
 
     losses: list[float | None] = field(default_factory=list)
     pending: list[tuple[int, Any]] = field(default_factory=list)  # (index in losses, copy in progress)

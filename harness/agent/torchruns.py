@@ -66,11 +66,9 @@ def _begin() -> Callable[[], object]:
 
 
 def first_attempt(folder: Path, submitted: int) -> int:
-    """The number of a torchrun's first attempt. `submitted`: that of the first attempt of the submission.
-
-    Only a torchrun that follows on one that failed goes on with the same training. Of torchruns side by side, or of one
-    after another that ended well, nobody knows that; they keep the same number, and no verdict is made of their steps.
-    """
+    """The number of a torchrun's first attempt. `submitted`: the first attempt of the submission. A torchrun that
+    follows a failed one continues the same training, so its attempts are counted on. Torchruns side by side, or one
+    after another that ended successfully, may not: they keep the same number, and no verdict is made of their steps."""
     for event in _torchruns(folder):
         if (event.attempt or 0) >= submitted and (event.data["ended"] or _is_other(event)):
             return submitted

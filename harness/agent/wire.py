@@ -269,7 +269,7 @@ class EventFile:
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
-    """The rank's number in the whole job. The torchrun of each replica counts its ranks from 0, so those of earlier
+    """The rank's number in the whole job. The torchrun of each replica counts its ranks from 0, so the ranks of earlier
     replicas are added, as torchft does (`_global_rank` in its manager.py). Raises KeyError or ValueError."""
     return int(environ.get(ENV_REPLICA, "0")) * int(environ.get("WORLD_SIZE", "0")) + int(environ["RANK"])
 

@@ -191,7 +191,7 @@ def locate(where: str) -> tuple[Files, str]:
 
 
 class Window(io.RawIOBase):
-    """A part of a file, as a file for readers that need one. A read of more than `most` bytes raises ValueError."""
+    """A part of a file, as a file object. A read of more than `most` bytes raises ValueError."""
 
     def __init__(self, files: Files, path: str, offset: int, length: int, most: int = 1 << 28) -> None:
         self._files, self._path, self._offset, self._length, self._most = files, path, offset, length, most

@@ -135,7 +135,7 @@ class File:
 
 @dataclass
 class Checkpoint:
-    """One checkpoint as its files describe it. `problems`: those that were found by reading the structure."""
+    """One checkpoint as its files describe it. `problems`: problems that were found while the structure was read."""
 
     path: str  # full path or URL
     format: str  # dcp, torch, safetensors, huggingface, lightning, accelerate, deepspeed, megatron, dir

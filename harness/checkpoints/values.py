@@ -42,7 +42,7 @@ def summary(files: Files, tensor: TensorEntry, buffer: memoryview | None = None)
 
 
 def kind_of(tensor: TensorEntry) -> str:
-    """The tensor's type and shape as text, as agent/kept.py writes those of a parameter."""
+    """The tensor's type and shape as text, in the same form as agent/kept.py writes for a parameter."""
     return f"{tensor.dtype} {'x'.join(map(str, tensor.shape))}"
 
 

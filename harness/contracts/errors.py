@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class ChaosError(Exception):
-    """An error whose text is meant for the user: where, what, and what to do. Never shown as a traceback."""
+    """An error whose text is meant for the user: it says where, what is wrong, and what to do. Never shown as a
+    traceback."""
 
     exit_code = 5
 

@@ -54,23 +54,21 @@ class Handle(Protocol):
     kind: ClassVar[str]
 
     def touches(self) -> Touches:
-        """What it may touch; checked before a fault lands, and before a log is healed."""
+        """The things that it may touch; checked before a fault lands, and before changes from a log are undone."""
 
     def restore(self) -> None:
         """Sets the known-good state. May be called again; checks identity first, and leaves everything else alone."""
 
     def restored(self) -> bool:
-        """Whether the known-good state is there, verified by identity and not by absence alone."""
+        """Whether the known-good state is there. The identity of the thing is checked, because its absence alone proves
+        nothing."""
 
 
 @runtime_checkable
 class Injector(Protocol):
-    """One kind of fault. A frozen dataclass: its fields are the parameters that the scenario gives under `with`.
-    `Fault` in agent/fault.py has the defaults, and says what each attribute means.
-
-    The module of a fault in the rank imports only the standard library and `torchaos.plugin` when it is loaded, since
-    the agent loads it by path.
-    """
+    """One kind of fault. A frozen dataclass: its fields are the parameters under `with` in a scenario. `Fault` in
+    agent/fault.py has the defaults, and explains each attribute. The agent loads the module of a fault in the rank by
+    its path, so that module imports only the standard library and `torchaos.plugin` at its top."""
 
     name: ClassVar[str]
     where: ClassVar[tuple[Where, ...]]  # where it can be applied, best first
@@ -97,7 +95,7 @@ class Injector(Protocol):
         """`site` is a RankSite in the rank, and a NodeSite outside."""
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        """What to observe while the fault is on."""
+        """Further probes that run while the fault is on."""
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
         """Proof from the journal that the fault took effect, or None. Pure. The agent's word alone is no proof."""

@@ -91,8 +91,8 @@ def inconclusive(reason: str, **measured: Any) -> Finding:
 
 @runtime_checkable
 class Assertion(Protocol):
-    """One question about a run. A frozen dataclass: its fields are the bounds that the scenario gives. Optional are
-    `harm`, `expects_recovery` and `judge_replicas`: the registry gives them to a class that lacks them."""
+    """One question about a run. A frozen dataclass: its fields are the bounds that the scenario gives. `harm`,
+    `expects_recovery` and `judge_replicas` are optional: the registry gives them to a class that lacks them."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]]
@@ -107,7 +107,7 @@ class Assertion(Protocol):
         """Pure: reads the records and nothing else."""
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """The same for a job of several replicas; it may be one of the functions of judging/replicas.py."""
+        """Judges a job of several replicas; it may be one of the functions of judging/replicas.py."""
         return inconclusive(
             f"{self.name} knows one torchrun's ranks, and can't judge a job of {run.plan.job.replicas} replicas"
         )

@@ -48,5 +48,5 @@ class Condition(Protocol):
 
     @staticmethod
     def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> Mapping[str, Any]:
-        """Parameters that follow from the planned faults, and replace those of the scenario. Raises UsageError."""
+        """Parameters that are derived from the planned faults, and replace those in the scenario. Raises UsageError."""
         return {}

@@ -13,8 +13,8 @@ Item = TypeVar("Item")
 
 
 def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """The smallest part of `items` found for which `fails` is true. `fails(items)` must be true. `fails` may be costly,
-    and is called at most once for each part."""
+    """A smallest part of `items` that still fails. `fails(items)` must be true. `fails` may be costly, and is called at
+    most once for each part."""
     known: dict[tuple[int, ...], bool] = {}
 
     def still(part: Sequence[int]) -> bool:

@@ -23,7 +23,7 @@ def cases_of(
 
 
 def verdict_of(cases: Sequence[Case]) -> tuple[ExitCode, list[str]]:
-    """The exit code, and the sentences with the reason."""
+    """The exit code, and the reason in sentences."""
     bad = {verdict: [case.reason for case in cases if case.verdict is verdict] for verdict in Verdict}
     if bad[Verdict.ERROR]:
         return ExitCode.ROLLBACK, [*bad[Verdict.ERROR], *bad[Verdict.FAILED]]
@@ -41,7 +41,7 @@ def result_of(name: str, seed: int, folder: str, started: str, wall_s: float, ca
 
 
 def not_finished(result: Result) -> Result:
-    """The same cases, each an error: this is what a gate reads until the day is over."""
+    """The cases of a day that is not over: each is an error, for gates that read them too early."""
     cases = [replace(case, verdict=Verdict.ERROR, reason="not finished", measured={}) for case in result.cases]
     return replace(
         result, verdict=Verdict.ERROR, exit_code=ExitCode.INTERNAL, reason="not finished", cases=tuple(cases)

@@ -87,7 +87,7 @@ def nvtx_environment(pages: Path) -> dict[str, str]:
 
 
 def nccl_net_environment(pages: Path) -> dict[str, str]:
-    """The variables with which NCCL takes our plug-in for its network, and no other. `pages`: the ranks' folder. Raises
+    """The variables that make NCCL use torchaos's network plug-in, and no other. `pages`: the ranks' folder. Raises
     UsageError."""
     path = str(NCCL_NET.path())
     if len(path) > _MAX_PLUGIN_PATH or "," in path:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TargetGone(ChaosError):
-    """A target process has ended, or is not the one that was chosen."""
+    """A target process has ended, or its pid belongs to another process now."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Victim:
 
 @dataclass(frozen=True)
 class OutsideSite:
-    """Fits `contracts.NodeSite`. `release` lets the rank go on that is held at the Moment, if there is one."""
+    """Has the methods of `contracts.NodeSite`. `release` lets the rank continue that is held at the Moment, if there is
+    one."""
 
     fault: str
     victims: Sequence[Victim]
@@ -70,7 +71,7 @@ class OutsideSite:
         for victim in self.victims:
             os.close(victim.open())
         if any(change not in self.guarded for change in changes):
-            raise TargetGone(f"fault {self.fault} would change other things than were guarded for it")
+            raise TargetGone(f"fault {self.fault} would change things that are not guarded for it")
 
     def signal(self, number: int) -> None:
         """Send the signal to all targets. Raises TargetGone if none of them exists any more."""
@@ -89,7 +90,7 @@ class OutsideSite:
             if time.monotonic() >= end:
                 break
             if self.run_ended.is_set():
-                raise ChaosError(f"the run ended while pid {left[0]} was being waited for")
+                raise ChaosError(f"the run ended during the wait for pid {left[0]}")
             _exited(next(victim for victim in self.victims if victim.pid == left[0]), min(0.1, end - time.monotonic()))
         return left
 

@@ -58,7 +58,7 @@ class Recovered:
 
 @dataclass(frozen=True)
 class Run:
-    """`result`: as in result.json; empty if nothing could be run, and `output` says why."""
+    """`result`: as in result.json; empty if nothing could be run: then `output` has the reason."""
 
     scenario: Path
     exit_code: int

@@ -32,7 +32,7 @@ def resolve_program(name: str, cwd: Path) -> str:
 
 
 def job_python(command: Sequence[str]) -> str:
-    """The interpreter that runs the job: the program itself, or the one in its first line, or else torchaos's own."""
+    """The interpreter of the job: the program itself, or the interpreter in its first line, or else torchaos's own."""
     program = Path(command[0])
     if program.name.startswith("python"):
         return str(program)

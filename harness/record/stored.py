@@ -23,7 +23,8 @@ def read_as(shape: type[Shape], text: bytes | str) -> Shape:
 
 
 def made_as(shape: type[Shape], raw: Mapping[str, Any]) -> Shape:
-    """The same for JSON that was parsed already. Less strict: the number 1 may be the text "1"."""
+    """Makes the dataclass from JSON that was parsed already. Less strict than `read_as`: the number 1 may be the text
+    "1"."""
     try:
         found: Shape = _adapter(shape).validate_python(raw)
         return found

@@ -166,13 +166,11 @@ def _load(kind: _Group, offer: Offer) -> type[Any]:
     if not isinstance(found, type):
         raise UsageError(f"{who} is not a class; its entry point must name one")
     if (lacks := _missing(kind, found)) and lacks[0] == "changes":
-        raise UsageError(
-            f"{who} has no changes(): it doesn't declare how it is taken back, so it is not loaded; add it"
-        )
+        raise UsageError(f"{who} has no changes(): it doesn't declare how it is undone, so it is not loaded; add it")
     if kind.one == "injector" and not _declares_undo(found):
         raise UsageError(
-            f"{who}: its changes() returns neither handles nor Irreversible: it doesn't declare how it is taken "
-            "back, so it is not loaded; say in its annotation which of them it returns"
+            f"{who}: its changes() returns neither handles nor Irreversible: it doesn't declare how it is "
+            "undone, so it is not loaded; say in its annotation which of them it returns"
         )
     if lacks:
         raise UsageError(f"{who} lacks {', '.join(lacks)}; see {kind.shape.__name__} in torchaos.harness.contracts")

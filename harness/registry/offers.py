@@ -37,7 +37,7 @@ class Offer:
 
 
 def offered(group: str, name: str | None = None) -> list[Offer]:
-    """All offers of a group, or only those of that name, which costs less: few files are parsed for it."""
+    """All offers of a group, or only the offers with that name, which is faster because fewer files are parsed."""
     found = (offer for entry in _entries(group) for offer in _of_entry(entry, name))
     return [offer for offer in found if name in (None, offer.name)]
 

@@ -22,7 +22,8 @@ def names() -> list[str]:
 
 
 def found(text: str) -> Path:
-    """The file that the text names: one that exists, else a ready scenario. Raises UsageError if there is neither."""
+    """The file that the text names: an existing file, or else a ready scenario. Raises UsageError if there is
+    neither."""
     path = Path(text)
     if path.exists() or path.suffix or text in ("", ".", ".."):
         return path

@@ -221,19 +221,19 @@ CHECKS: dict[str, _Check] = {
         _links,
         "run as root, or allow user namespaces (sysctl user.max_user_namespaces); apt-get install iproute2 util-linux",
     ),
-    "nft": _Check("dropping what goes between nodes", _program("nft"), "apt-get install nftables"),
+    "nft": _Check("dropping packets between nodes", _program("nft"), "apt-get install nftables"),
     "tc": _Check("limiting the rate between nodes", _program("tc"), "apt-get install iproute2"),
-    "ss": _Check("looking at connections, and resetting them", _program("ss"), "apt-get install iproute2"),
+    "ss": _Check("inspecting and resetting connections", _program("ss"), "apt-get install iproute2"),
     "shaper": _Check(
         "delaying packets", _shaper, "needs a kernel with netem, or with NFQUEUE: apt-get install iptables"
     ),
     "toxiproxy": _Check(
-        "faults before an endpoint that the job reaches by its address",
+        "faults of an endpoint that the job reaches by its address",
         _toxiproxy,
         "put toxiproxy-server on the PATH (Toxiproxy's releases have it), and pip install 'torchaos[proxy]'",
     ),
     "etcd": _Check(
-        "nodes that meet in etcd",
+        "nodes with their rendezvous in etcd",
         _etcd,
         "apt-get install etcd-server (etcd 3.4 or 3.5, which have the v2 API that torch speaks), or write "
         "--rdzv-backend c10d, or --rdzv-endpoint for a server of your own",
@@ -253,7 +253,7 @@ CHECKS: dict[str, _Check] = {
     "pynvml": _Check("the health agent of the ready GPU scenarios", _pynvml, "pip install 'torchaos[gpu]'"),
     "dcgmi": _Check("values in a DCGM host engine", _program("dcgmi"), "install NVIDIA's datacenter-gpu-manager"),
     "fuse": _Check(
-        "storage that fails, crawls or hangs",
+        "storage that fails, is slow or hangs",
         _fuse,
         "pip install 'torchaos[storage]', install libfuse (Debian: fuse3), and have /dev/fuse",
     ),

@@ -166,7 +166,7 @@ class Fault(Strict):
 
 
 class Never(Strict):
-    """What no fault may ever hit. A random target is drawn from the rest."""
+    """The ranks and nodes that no fault may hit. A random target is drawn from the rest."""
 
     ranks: Annotated[list[Index], Field(description="These ranks.")] = Field(default_factory=list)
     nodes: Annotated[list[Index], Field(description="All ranks of these nodes.")] = Field(default_factory=list)
@@ -240,7 +240,7 @@ Items = list[Annotated[Item, BeforeValidator(_item)]]
 
 
 class Scenario(Strict):
-    """One experiment: a job, the faults that hit it, and the assertions that must hold all the same."""
+    """One experiment: a job, the faults that hit it, and the assertions that must hold despite the faults."""
 
     scenario: Annotated[str, Field(pattern=NAME, description="Its name: small letters, digits, dots and dashes.")]
     description: Annotated[str, Field(description="What it shows; for reports.")] = ""

@@ -21,9 +21,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def load(path: Path, overrides: Sequence[str] = (), job: Source | None = None) -> Scenario:
-    """Loads a scenario file. `overrides`: texts `KEY=VALUE` that replace values; `job`: what holds the job, if it is
-    not the file's own. Raises ScenarioError with a line for each mistake: `file:line:column: what is wrong; what to
-    do`."""
+    """Loads a scenario file. `overrides`: texts `KEY=VALUE` that replace values; `job`: the source of the job, if it is
+    not this file. Raises ScenarioError with a line for each mistake: `file:line:column: what is wrong; what to do`."""
     return load_as(Scenario, path, overrides, check, job)
 
 

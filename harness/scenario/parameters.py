@@ -19,10 +19,9 @@ Tell = Callable[..., None]  # reports a mistake: (place, text, whether the place
 
 
 def check_parameters(found: Any, given: Mapping[str, Any], at: Keys, tell: Tell) -> dict[str, Any]:
-    """The parameters of a plug-in, converted to their types. `found`: its class; `at`: their place in the file.
-
-    Reported to `tell` are unknown, wrong and missing parameters, and values that the plug-in itself refuses by a
-    ValueError in its `__post_init__`."""
+    """The parameters of a plug-in, converted to their types. `found`: its class; `at`: their place in the file. `tell`
+    receives unknown, wrong and missing parameters, and values that the plug-in's own `__post_init__` refuses by a
+    ValueError."""
     known = {field.name: field for field in parameters_of(found)}
     values: dict[str, Any] = {}
     mistakes: list[tuple[Any, ...]] = []

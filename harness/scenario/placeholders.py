@@ -11,7 +11,8 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 def unknown_placeholders(text: str, endpoints: Iterable[str] = ()) -> list[str]:
-    """The names of placeholders that do not exist; single braces count as such. `endpoints`: those of the job."""
+    """The names of placeholders that do not exist; single braces count as unknown too. `endpoints`: the names of the
+    job's endpoints."""
     known = {*PLACEHOLDERS, *(ENDPOINT + name for name in endpoints)}
     found = [match for match in _BRACES.finditer(text) if match[0] not in ("{{", "}}")]
     return [match[1] or "" for match in found if match[1] not in known]

@@ -60,8 +60,8 @@ class Source:
     keys: dict[Keys, Place] = field(default_factory=dict)
 
     def place(self, keys: Keys, key: bool = False) -> Place:
-        """The place of a value, or of its key if `key`. If the file does not contain it, the place of what encloses
-        it."""
+        """The place of a value, or of its key if `key`. If the file does not contain it, the place of the enclosing
+        value."""
         for end in range(len(keys), -1, -1):
             at = keys[:end]
             found = (self.keys if key else self.values).get(at) or self.values.get(at)

@@ -24,8 +24,8 @@ Group = TypeVar("Group", bound="CpuCgroup")
 
 @dataclass(frozen=True)
 class CpuCgroup:
-    """Our group `path`, below or beside `home`, from where its processes came: they are moved back, and it is
-    removed."""
+    """Our group `path`, below or beside `home`, the group from which its processes came. Undo: they are moved back, and
+    the group is removed."""
 
     kind: ClassVar[str] = "cpu_cgroup"
     controller: ClassVar[str] = "cpu"

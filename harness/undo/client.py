@@ -133,7 +133,8 @@ class Reaper:
         self._ask(ANSWER_S, do="mark", record=record, state=state, limit_s=limit_s)
 
     def check(self) -> None:
-        """Raises UndoError if the reaper is gone: nobody would restore what is guarded, though it is on disk."""
+        """Raises UndoError if the reaper is gone: then nobody would undo the guarded changes, although they are on
+        disk."""
         if self._lost:
             raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
 

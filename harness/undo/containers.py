@@ -92,8 +92,8 @@ class _LabelledObjects:
 
 @dataclass(frozen=True)
 class Containers(_LabelledObjects):
-    """All containers of a run, running, paused or dead: they are removed. `nodes`: how many nodes have a container.
-    If fewer were seen, one may still be in the making, so it is waited for."""
+    """All containers of a run, running, paused or dead: undo removes them. `nodes`: how many nodes have a container. If
+    fewer containers were seen, the undo waits, because the engine may still be making one."""
 
     kind: ClassVar[str] = "containers"
     nodes: int = 0
@@ -136,8 +136,8 @@ class DockerImage(_LabelledObjects):
 
 @dataclass(frozen=True)
 class Container:
-    """One container of a run: `part` says what may be changed in it, `good` how that was before. In a container
-    that does not run, or is gone, nothing is restored."""
+    """One container of a run. `part`: the part of it that may be changed; `good`: its state before. In a container that
+    does not run, or is gone, nothing is restored."""
 
     kind: ClassVar[str] = "container"
     engine: str

@@ -84,7 +84,7 @@ class Healer:
         return [healed for id_ in ids for healed in self._unreported.pop(id_, [])]
 
     def carry_out(self, name: str | None, why: str) -> None:
-        """The same as `heal`, but the results are kept for the next report."""
+        """Heals like `heal`, but keeps the results for the next report."""
         with self._healing:
             for record in self._with_later_faults(self._chosen(name)):
                 if record.open or record.id in self._again:

@@ -19,11 +19,8 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 @dataclass(frozen=True)
 class Mount:
     """All mounts at `target` whose source is our tag are unmounted, the last one first, even while they are in use.
-    Other mounts at `target` stay.
-
-    The tag is the mount's source (mount -t tmpfs TAG TARGET, fsname=TAG for FUSE). Of a bind mount it is the name of
-    the folder that is bound, of a loop device the name of its image without suffix.
-    """
+    Other mounts at `target` stay. The tag is the mount's source (mount -t tmpfs TAG TARGET, fsname=TAG for FUSE). For a
+    bind mount it is the name of the bound folder, for a loop device the name of its image without suffix."""
 
     kind: ClassVar[str] = "mount"
     target: str

@@ -48,7 +48,7 @@ class Recovered:
 
 def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
     """The runs in these folders (run directories, or folders of them), or, without folders, the runs of the registry.
-    The second list has those that can't be read. Runs that are known to be clean are left out."""
+    The second list has the runs that can't be read. Runs that are known to be clean are left out."""
     if not folders:
         try:
             runs, problems = open_runs.entries()

@@ -121,7 +121,7 @@ def test_a_broken_package_is_named(offer: Offer) -> None:
 def test_an_undeclared_undo_does_not_load(offer: Offer) -> None:
     """An injector without changes() is refused for that reason."""
     offer("fake.fits", without("changes"))
-    with pytest.raises(UsageError, match=r"has no changes\(\): it doesn't declare how it is taken back"):
+    with pytest.raises(UsageError, match=r"has no changes\(\): it doesn't declare how it is undone"):
         registry.find("injectors", "fake.fits")
 
 

@@ -93,7 +93,7 @@ def check_ranks(pattern: re.Pattern[str], names: Sequence[str], into: Checkpoint
 
 
 def note_missing(into: Checkpoint, prefix: str, wanted: Sequence[str], have: set[str]) -> None:
-    """Add a problem for each of the files `wanted` that is not among those that the folder has."""
+    """Adds a problem for each file in `wanted` that the folder lacks."""
     for name in wanted:
         text = f"{prefix}{name}: missing"
         if name not in have and all(one.text != text for one in into.problems):

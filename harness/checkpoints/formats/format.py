@@ -11,12 +11,11 @@ from . import folders
 
 
 class Format:
-    """A format is recognised by the name of a file (`suffixes`), by its first bytes (`starts`), or by what is in a
-    folder (`is_folder`). Everything but the name has a default.
+    """A format is recognised by the name of a file (`suffixes`), by its first bytes (`starts`), or by the names in a
+    folder (`is_folder`). Everything except the name has a default.
 
-    Readers fill `into`: tensors, values, checksums, and problems. The names of what they add begin with `prefix`. They
-    raise Unreadable or OSError if nothing more can be read.
-    """
+    Readers fill `into`: tensors, values, checksums, and problems. The names of these entries begin with `prefix`.
+    Readers raise Unreadable or OSError if nothing more can be read."""
 
     name: ClassVar[str]  # as `torchaos verify` prints it
     asked: ClassVar[int] = 50  # formats are asked in this order, from the lowest: the more special first

@@ -23,7 +23,8 @@ _KNOWN = (".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".gz", ".zst", ".tar", ".z
 
 @cache
 def table() -> tuple[Format, ...]:
-    """All formats, the more special first. Raises UsageError if one can't be loaded, or there is none."""
+    """All formats, specialised formats before general ones. Raises UsageError if a format can't be loaded, or if there
+    is none."""
     made = [found() for found in registry.all_of("formats").values()]
     if not made:
         raise UsageError(

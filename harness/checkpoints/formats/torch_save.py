@@ -22,7 +22,7 @@ _LEGACY = 1 << 24  # bytes that the pickles of the older form may have
 
 
 class TorchSave(Format):
-    """Files of torch.save, in the form of a zip or the older one."""
+    """Files of torch.save, as a zip or in the older form."""
 
     name = "torch"
     suffixes = (".pt", ".pth", ".pth.tar", ".ckpt", ".bin", ".pkl")
@@ -75,7 +75,7 @@ def add(value: Any, places: dict[str, Record], into: Checkpoint, prefix: str, wh
 
 
 def entry(name: str, ref: TensorRef, places: dict[str, Record]) -> TensorEntry:
-    """Where a tensor's bytes are in its storage. Raises Unreadable where they are not all there."""
+    """Where a tensor's bytes are in its storage. Raises Unreadable if not all of them exist."""
     if ref.storage.location == "meta":
         return TensorEntry(name, ref.dtype, ref.size, ())
     if ref.storage.key not in places:
@@ -92,7 +92,8 @@ def entry(name: str, ref: TensorRef, places: dict[str, Record]) -> TensorEntry:
 
 
 def contiguous(size: tuple[int, ...], like: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The strides of a tensor that lies in row-major order; those along a size of 1 don't matter and are `like`'s."""
+    """The strides of a tensor in row-major order. Strides of dimensions of size 1 have no effect, and are copied from
+    `like`."""
     strides, step = [0] * len(size), 1
     for place in reversed(range(len(size))):
         strides[place] = like[place] if size[place] == 1 and like else step

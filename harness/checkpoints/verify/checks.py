@@ -22,7 +22,7 @@ ALL = frozenset({"crc", "digest", "nan"})
 
 @dataclass
 class Verified:
-    """The result for one checkpoint. `unseen`: what could be damaged without being found, and why."""
+    """The result for one checkpoint. `unseen`: parts in which damage would not be found, and why."""
 
     layout: Checkpoint
     problems: list[Problem]

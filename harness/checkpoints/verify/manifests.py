@@ -64,7 +64,7 @@ class Saved:
 
 @dataclass
 class Manifests:
-    """All manifests of one run. `lost`: sentences about what was saved without a digest."""
+    """All manifests of one run. `lost`: sentences about saved data without a digest."""
 
     saved: list[Saved] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Manifests:
         return manifests
 
     def of_file(self, path: str, size: int) -> Saved | None:
-        """What was saved as this file, or None if that is not known."""
+        """The save of this file, or None if it is not known."""
         wanted = final_path(path)
         exact = self._by_path.get(wanted) or self._by_stem.get(posixpath.splitext(wanted)[0])
         if exact:

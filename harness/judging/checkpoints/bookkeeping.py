@@ -35,11 +35,9 @@ def _is_date(text: str | None) -> bool:
 
 
 def counts_restarts(clash: Clash, checkpoint: Checkpoint) -> bool:
-    """Whether the differing value only says that the job was restarted.
-
-    Its name must speak of restarts, and the change from the twin's value must be a change that restarts make: a number
-    larger by at most the number of restarts, True instead of False, a checkpoint path instead of no path, or one more
-    element of a list."""
+    """Whether the differing value only shows that the job was restarted. Its name must be about restarts, and restarts
+    must explain the change from the twin's value: a number that is larger by at most the number of restarts, True
+    instead of False, a checkpoint path instead of no path, or one more element of a list."""
     if clash.kind != "value" or not checkpoint.attempt or clash.ours is None:
         return False
     if clash.theirs is None:

@@ -16,7 +16,7 @@ from torchaos.harness.record.history import Attempt, Execution, History
 
 @dataclass(frozen=True)
 class Carried:
-    """One resume, and what was equal before and after it. None: not known."""
+    """One resume, and which state was equal before and after it. None: not known."""
 
     attempt: Attempt  # the attempt that resumed
     saver: Attempt  # the last earlier attempt that did the step from which `attempt` resumed

@@ -12,10 +12,9 @@ from torchaos.harness.record.record import Record
 
 
 def claimed_whole(run: Record, ours: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The damaged checkpoints whose save failed and which the job then renamed to a name that whole checkpoints have.
-
-    A checkpoint that had its final name from the start is not reported: the job may use a file that is written last
-    as the sign that it is whole. Nor is a checkpoint whose save succeeded: it may have been damaged later."""
+    """Damaged checkpoints that failed to save, and that the job then renamed to the usual name of a complete
+    checkpoint. A checkpoint that had its final name from the start is not reported: the job may write a further file
+    last, as the sign that it is complete. Nor is a checkpoint whose save succeeded: it may have been damaged later."""
     named = {posixpath.normpath(str(event.data["to"])) for event in run.of_kind(Kind.RENAMED)}
     failed, went_well = ({save.path for save in run.history.saves if save.ok is ok} for ok in (False, True))
     suspects, whole = (named & failed) - went_well, {family(checkpoint.path) for checkpoint in ours if checkpoint.good}

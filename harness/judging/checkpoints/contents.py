@@ -56,7 +56,7 @@ class Clash:
 
 
 def checkpoints_of(record: Record) -> list[Checkpoint] | None:
-    """The checkpoints in the inventory, ordered by step; those of unknown step come first. None: no inventory was
+    """The checkpoints in the inventory, ordered by step; checkpoints of unknown step come first. None: no inventory was
     taken, or it is malformed."""
     inventory = record.artifacts.get("inventory")
     if not isinstance(inventory, Mapping):

@@ -44,7 +44,7 @@ class Damage:
 
 
 class Did(str, Enum):
-    """What an attempt did when it met damage, as a clause without its subject."""
+    """The reaction of an attempt to damage, as a clause without its subject."""
 
     LOADED = "loaded it"
     FELL_BACK = "went back to an older checkpoint"
@@ -88,8 +88,8 @@ def meetings(record: Record, fault: str | None = None) -> list[Meeting]:
 
 
 def felt(record: Record, fault: str) -> Evidence | None:
-    """Evidence that an attempt met the damage: it loaded the damaged checkpoint, or would have loaded it and did
-    something else. None: no attempt was affected."""
+    """Evidence that an attempt met the damage: it loaded the damaged checkpoint, or avoided a checkpoint that it would
+    otherwise have loaded. None: no attempt was affected."""
     for meeting in meetings(record, fault):
         harmless = meeting.did is Did.LOADED and not meeting.damage.contents
         if meeting.did in (Did.WENT_ON, Did.UNKNOWN) or harmless:

@@ -42,10 +42,9 @@ def pairs(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair
 
 
 def lacking(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The good checkpoints of the twin that the run lacks.
-
-    Left out are those that the job may have deleted because it keeps only the newest: the run has as many newer
-    checkpoints of the family as the twin has in all."""
+    """The good checkpoints of the twin that the run lacks. A checkpoint is left out if the job may have deleted it
+    because it keeps only the newest: then the run has as many newer checkpoints of the family as the twin has in
+    all."""
     own = {checkpoint.path: checkpoint for checkpoint in ours}
     paired = {other.path for _one, other in pairs(ours, theirs)}
     gone = [other for other in theirs if other.good and other.path not in paired and not _there(own.get(other.path))]

@@ -39,7 +39,7 @@ class Points:
         return [[save for save in saves if _family(save.path) in kind] for kind in self.kinds]
 
     def loads(self, name: str) -> bool:
-        """Whether a resume loaded a file of this name; numbers in the name do not count."""
+        """Whether a resume loaded a file of this name; numbers in the name are ignored."""
         return family(name) in self.parts
 
 

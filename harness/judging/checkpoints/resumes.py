@@ -80,7 +80,7 @@ def resumes(run: Record) -> list[Resume]:
 
 
 def resumed_in_words(history: History, attempt: int) -> str:
-    """From which step an attempt resumed, as a phrase for sentences about its differences."""
+    """The step from which an attempt resumed, as a phrase for sentences about its differences."""
     resumed = history.attempt(attempt)
     earlier = any(execution.attempt < attempt for execution in history.executions)
     if resumed is None or resumed.base is None or not earlier:

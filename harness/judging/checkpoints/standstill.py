@@ -23,8 +23,8 @@ Key = tuple[int, int]  # attempt, local steps before the save
 
 @dataclass(frozen=True)
 class Standstill:
-    """Seconds without training, by checkpoint. `possible`: counted with all the time in which a rank was in no phase of
-    a step while the checkpoint was written."""
+    """Seconds without training, by checkpoint. `possible`: the same, plus all other time during the write in which a
+    rank was in no phase of a step."""
 
     blocked: Mapping[Key, float]
     possible: Mapping[Key, float]

@@ -34,8 +34,8 @@ def why_unseen(record: Record, what: str) -> str:
 
 
 def why_unplaced(record: Record, attempts: tuple[int, ...]) -> str:
-    """Why the steps of the first of these attempts have no global number: what was seen of the attempt, and what was
-    not, as a clause."""
+    """Why the steps of the first of these attempts have no global number: the facts that were seen and not seen, as a
+    clause."""
     history, number = record.history, attempts[0]
     if history.uneven:
         return (

@@ -17,8 +17,8 @@ Gpu = tuple[int, int]
 
 
 def hit_target(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> Target:
-    """The fault's target with the ranks that its nodes had when it landed. If those are not known, the target as it was
-    planned."""
+    """The fault's target, with the ranks that its nodes had when it landed. If these ranks are not known, the planned
+    target."""
     if not fault.target.nodes or not hits:
         return fault.target
     there = _there(run, hits[0])

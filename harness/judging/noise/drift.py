@@ -22,7 +22,8 @@ _GROWTH = 100.0  # a distance that grew by more than this factor in a step did n
 
 @dataclass(frozen=True)
 class Loaded:
-    """The parameters with which a rank began an attempt, compared with those that it had after the same step."""
+    """The parameters of a rank at the begin of an attempt, compared with its parameters after the same step in an
+    earlier attempt."""
 
     attempt: int
     step: int  # the global step from which the attempt resumed

@@ -32,7 +32,7 @@ _ENOUGH = 3  # steps that must be beyond CERTAIN: a single step may be a spike t
 
 @dataclass(frozen=True)
 class Tolerance:
-    """By how much a run may differ from its twins in one quantity. All differences are relative."""
+    """The difference that a run may have from its twins in one quantity. All differences are relative."""
 
     basis: Literal["given", "bitwise", "learned"] = "bitwise"
     given: float = 0.0
@@ -44,7 +44,7 @@ class Tolerance:
         return factor * self.spreads.get(step, math.inf) if self.basis == "learned" else self.given
 
     def judges(self, step: int) -> bool:
-        """Whether a run can be judged in this step: the twins are not too noisy there."""
+        """Whether the twins are similar enough in this step to judge a run."""
         return self.basis != "learned" or self.allowed(step) <= CAP
 
     @property

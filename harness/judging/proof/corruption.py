@@ -56,7 +56,7 @@ class Step:
 
 
 def steps_of(record: Record) -> list[Step]:
-    """All steps that were executed, also those that were done again later, in order of attempts and steps."""
+    """All steps that were executed, including steps that were done again later, in order of attempts and steps."""
     found: dict[tuple[int, int], dict[int, Execution]] = {}
     for execution in record.history.executions:
         if execution.global_step is not None:
@@ -93,8 +93,8 @@ class Sighting:
 
 
 def sightings(record: Record, since_s: float) -> list[Sighting]:
-    """What showed the corruption since `since_s`, in order of time: replicas that differ, a loss that is not finite, a
-    spike of the gradient norm, or a rank that ended itself with an error."""
+    """The witnesses of the corruption since `since_s`, in order of time: replicas that differ, a loss that is not
+    finite, a spike of the gradient norm, or a rank that ended itself with an error."""
     steps, found = steps_of(record), []
     later = [step for step in steps if step.over_s >= since_s]
     differing = next((step for step in later if step.replicas_differ), None)

@@ -37,7 +37,7 @@ def stopped(record: Record, fault: str) -> Evidence | None:
 
 
 def of_each(record: Record, fault: str, find: Callable[[Event], Event | None]) -> list[Event]:
-    """What `find` returns for each hit of the fault; empty if that is None for any of them, or there was no hit."""
+    """The results of `find` for each hit of the fault; empty if one of them is None, or if there was no hit."""
     found = [find(hit) for hit in record.of_fault(fault, Kind.APPLYING)]
     return [] if None in found else [event for event in found if event]
 

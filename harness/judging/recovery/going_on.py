@@ -84,7 +84,7 @@ def steps_beyond(run: RunSoFar, landing: Landing) -> list[Execution]:
 
 
 def put_back(run: RunSoFar, landing: Landing) -> list[Segment]:
-    """The segments that the attempt that was hit began by loading a checkpoint again, before the next landing."""
+    """The segments that the attempt which was hit began before the next landing, by loading a checkpoint again."""
     others = [other.at_s for other in landings(run) if other.at_s > landing.at_s]
     return run.history.put_back(landing.attempt, landing.at_s, min(others, default=float("inf")))
 

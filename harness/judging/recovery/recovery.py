@@ -41,8 +41,8 @@ def end_of(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> En
 
 
 def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | None:
-    """Why the job had nothing to recover for, as a clause: it was done when the fault came. None if a missing recovery
-    is a failure: steps were still to be made, or the last checkpoint is not whole."""
+    """Why there was nothing to recover, as a clause: the job was done when the fault came. None if a missing recovery
+    is a failure, because steps were still to be made, or the last checkpoint is not whole."""
     reached = record.history.highest_step() or 0
     due = final_step(twins[0]) if twins else None
     if own_exit_code(record) != 0 or (due is not None and reached < due):

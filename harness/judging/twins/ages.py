@@ -15,8 +15,8 @@ from torchaos.harness.record.record import Record
 
 
 def are_of_another_job(run: Record, old: Sequence[Record]) -> bool:
-    """Whether the run differs, before its first fault, from each of these twins by more than they differ among
-    themselves. `old`: twins that were made at the same time."""
+    """Whether the run differs from each of these twins before its first fault, by more than the twins differ from each
+    other. `old`: twins that were made at the same time."""
     history = agreement.history_of(run, old)
     landed = landings(run)
     early = agreement.before(history, landed[0].at_s if landed else math.inf)

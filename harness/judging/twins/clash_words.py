@@ -33,7 +33,7 @@ def but(made: Compared, run: Record) -> str:
 
 def left_out(other_world: int, alone: Sequence[Checkpoint]) -> str:
     """Clauses about checkpoints that were not compared. `other_world`: how many were saved on another number of ranks;
-    `alone`: those that the twin lacks."""
+    `alone`: the checkpoints that the twin lacks."""
     world = f"those of {other_world} more were not compared: they were saved on another number of ranks"
     extra = f"{listed([own.at for own in alone])} {'is' if len(alone) == 1 else 'are'} not in the twin"
     return (f"; {world}" if other_world else "") + (f"; {extra}" if alone else "")

@@ -27,10 +27,9 @@ from torchaos.harness.record.record import Record
 
 
 def apart_before(run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> Difference | None:
-    """The first certain difference between the run and its twins before the first fault. If there is one, the twins
-    can't be used to judge the run. None: there is none.
-
-    If no tolerance is given, it is learned from the steps before the fault only."""
+    """The first certain difference between the run and its twins before the first fault; None if there is none. With
+    such a difference, the twins can't be used to judge the run. If no tolerance is given, it is learned only from the
+    steps before the fault."""
     theirs, landed = _steps_of(twins), landings(run)
     early = before(history, landed[0].at_s if landed else float("inf"))
     blind = unreported(history, early, twins[0].history, theirs[0])
@@ -64,7 +63,7 @@ class Comparison:
 
     @property
     def bound(self) -> dict[str, object]:
-        """The largest tolerance of all steps, and where it comes from."""
+        """The largest tolerance of all steps, and its source."""
         basis: str = self._loss.basis
         if basis == "learned":
             basis = f"learned from {len(self._twins)} twins that differ from each other"
@@ -229,7 +228,7 @@ class Comparison:
 
 
 def in_words(first: Difference, other: str) -> str:
-    """A sentence about the first difference. `other`: where the other value was seen, such as "in the twin"."""
+    """A sentence about the first difference. `other`: the source of the other value, such as "in the twin"."""
     where = "on average over the ranks" if first.rank is None else f"on rank {first.rank}"
     by = f" (by {first.relative:.2g} of it)" if math.isfinite(first.relative) else ""
     return (

@@ -46,8 +46,8 @@ def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> 
 
 
 def in_order(by_rank: Mapping[int, Execution]) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:
-    """All contents of a step. If no other step of the twin has them, they identify the samples: an index may count from
-    another sample after a resume, for example in a Subset of the rest of an epoch."""
+    """All contents of a step, by rank. If no other step of the twin has them, they identify the samples even if indices
+    differ: after a resume an index may count from another sample, for example in a Subset of the rest of an epoch."""
     return tuple((rank, _digests(one)) for rank, one in sorted(by_rank.items()))
 
 

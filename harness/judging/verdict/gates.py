@@ -93,9 +93,9 @@ def ranks_repeat(run: Record) -> str | None:
 
 
 def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Verdict, str] | None:
-    """Why the fault was not outlived; None if it was. A job that never got past its highest step before the fault has
-    not recovered, nor has one that then ends with an error. If the run was ended on purpose while the job was down
-    again, and no fault was the cause, it is not known."""
+    """Why the fault was not outlived; None if it was. A job has not recovered if it never got past its highest step
+    before the fault, or if it then ends with an error. If the run was ended on purpose while the job was down again,
+    and no fault was the cause, it is not known."""
     if not run.history.executions:
         return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"
     code, reached = own_exit_code(run), run.history.highest_step() or 0

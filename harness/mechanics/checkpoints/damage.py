@@ -50,7 +50,7 @@ def decide(injector: CheckpointFault, root: Path | None, during_save: bool = Fal
     if not whole:
         raise ChaosError(f"there is no complete checkpoint in {root} yet")
     if len(whole) < injector.newest:
-        raise ChaosError(f"{root} has {len(whole)} complete checkpoints, and {injector.newest} were to be damaged")
+        raise ChaosError(f"{root} has {len(whole)} complete checkpoints, but {injector.newest} should be damaged")
     draw = random.Random(injector.seed)
     hit = whole[: injector.newest]
     edits = [(checkpoint, edit) for checkpoint in hit for edit in injector.edits(checkpoint, whole, draw)]
@@ -77,7 +77,7 @@ def survey(root: Path, during_save: bool = False) -> list[Checkpoint]:
         return whole
     last = max(enumerate(found), key=lambda indexed: (_written_ns(indexed[1]), _unnamed(indexed[1]), indexed[0]))[1]
     if any(problem.kind is Trouble.TORN for problem in last.problems):
-        raise ChaosError(f"{last.path}: what is being saved is not whole yet: {last.problems[0].text}")
+        raise ChaosError(f"{last.path}: the checkpoint that is being saved is not whole yet: {last.problems[0].text}")
     return [last, *(checkpoint for checkpoint in whole if checkpoint is not last)]
 
 
@@ -109,7 +109,8 @@ class CheckpointFault(Fault):
     seed: int | None  # None until it is drawn
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        """The edits of a checkpoint. `others`: complete ones, newest first. Raises ChaosError if it finds no place."""
+        """The edits of a checkpoint. `others`: further complete checkpoints, newest first. Raises ChaosError if it
+        finds no place to damage."""
         raise NotImplementedError
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:

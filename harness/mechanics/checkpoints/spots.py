@@ -109,7 +109,8 @@ def metadata(checkpoint: Checkpoint, draw: random.Random) -> Path:
 
 
 def partial(checkpoint: Checkpoint, draw: random.Random) -> list[Edit]:
-    """What an interrupted save leaves: no metadata, which comes last, and half of the files, one of them cut off."""
+    """The remains of an interrupted save: no metadata, which is written last, and half of the files, of which one is
+    cut off."""
     data = [Path(path) for path in _data_files(checkpoint)]
     described = [Path(file.path) for file in checkpoint.files if file.role == "metadata"]
     draw.shuffle(data)

@@ -32,7 +32,7 @@ class _OnContainers(Fault):
 
 
 class ContainerFault(_OnContainers):
-    """Something that is taken back."""
+    """A fault of a container that can be undone."""
 
     part: ClassVar[Literal["running", "network", "limits"]]  # of the container: what is set right again
 

@@ -74,7 +74,7 @@ class OverlayFault(Fault):
         first = next((event for event in served if hit and event.mono_s >= hit.mono_s), None)
         if first is None:
             return None
-        words = f"pid {first.data['served_to']}, which watches the GPUs, was told {first.data['effect']}"
+        words = f"pid {first.data['served_to']}, which watches the GPUs, was shown {first.data['effect']}"
         return Evidence.of(words, first)
 
 

@@ -25,7 +25,8 @@ class Xid:
     sampled: bool = True
 
     def told(self) -> list[str]:
-        """Orders to the overlay. Events come last: a program that gets one reads the other values at once."""
+        """Orders to the overlay. Events come last, because a program that gets an event reads the other values at
+        once."""
         changed = [f"recovery_action = {self.action}"] if self.action else []
         events = [f"xid = {number}" for number in (self.number, *([ACTION_CHANGED] if self.action else []))]
         return [*self.orders, *changed, *events]
@@ -91,7 +92,8 @@ XIDS = {
 
 
 def pci_of(gpu: int) -> str:
-    """The PCI address of a GPU without its function, from the driver, or else the overlay's simulated one."""
+    """The PCI address of a GPU without its function, from the driver; without a driver, the overlay's simulated
+    address."""
     try:
         known = sorted(path.name for path in Path("/proc/driver/nvidia/gpus").iterdir())
         return known[gpu].rpartition(".")[0]

@@ -32,7 +32,7 @@ class Helper:
         return process.stdout.readline().decode().strip() if command[0] != "sh" else ""
 
     def open(self, space: Space | None, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """As `start`, for who reads on what it prints. Raises OSError."""
+        """Starts it like `start`, for a caller that reads its output itself. Raises OSError."""
         return subprocess.Popen(
             space.enter(command) if space else list(command), cwd="/", start_new_session=True,
             env={**os.environ, ENV_RUN_ID: self.mark},

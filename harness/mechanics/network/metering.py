@@ -28,8 +28,8 @@ def meter_handle(site: NodeSite) -> Handle:
 def measured(
     site: NodeSite, asked: Mapping[str, float], inward: bool = False, jitter_ms: float = 0.0
 ) -> Sequence[Measuring]:
-    """Measures from the first target node to the first other node (`inward`: the other way). Empty if nothing that was
-    asked for can be measured. With jitter, datagrams are sent so far apart that none waits for an earlier one."""
+    """Measures from the first target node to the first other node (`inward`: the other way). Empty if no requested
+    value can be measured. With jitter, datagrams are sent so far apart that none waits for an earlier one."""
     if not asked:
         return ()
     inside = [link_of(live) for live in site.nodes]
@@ -46,7 +46,7 @@ def measured(
 
 @dataclass
 class Measuring:
-    """A probe that emits what the meter prints, for what was asked, as `network.sample` events."""
+    """A probe that emits the meter's values beside the requested values, as `network.sample` events."""
 
     fault: str
     asked: Mapping[str, float]

@@ -98,5 +98,6 @@ class Watch:
 
 
 def at_least(name: str, least: float, words: str) -> Callable[[Counts], str | None]:
-    """A proof: the counter `name` has reached `least`. `words` may contain {n}, which becomes the counter."""
+    """A proof that holds when the counter `name` has reached `least`. In `words`, {n} stands for the counter's
+    value."""
     return lambda counts: words.format(n=f"{counts[name]:g}") if counts.get(name, 0) >= least else None

@@ -60,7 +60,7 @@ class ProxyFault(Fault):
         answer = endpoint.api.ask(proxy=endpoint.name, **order).get(endpoint.name, {})
         added = {toxic["name"] for toxic in toxics} <= {*answer.get("toxics", ())}
         if not added or answer.get("enabled") is not bool(toxics):
-            raise ChaosError(f"Toxiproxy did not do what it was told before {endpoint.name}: it says {answer}")
+            raise ChaosError(f"Toxiproxy did not carry out the order for {endpoint.name}: it answered {answer}")
         effect = f"{endpoint.name} is reached by {endpoint.listen}"
         site.emit(Kind.EFFECT, {"fault": site.fault, "effect": effect, "at": endpoint.listen})
         if not toxics and (ended := len(before.keys() - connections(endpoint).keys())):

@@ -29,7 +29,7 @@ _TRIES = 100  # calls of fallocate, since the job writes and removes files meanw
 
 
 class FillFault(Fault):
-    """A file of ours takes all free space but `left` bytes."""
+    """A file of torchaos takes all free space except `left` bytes."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"mount"})

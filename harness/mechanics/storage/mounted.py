@@ -80,8 +80,8 @@ class StorageFault(Fault):
         return [Spoilt(site.fault, _log(site))]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Evidence that a target rank got an error or was kept waiting. It comes from the file system, which is not in
-        the rank. Other target ranks need not be hit: the first one may keep them from getting that far."""
+        """Evidence that a target rank got an error or had to wait. It comes from the file system, which is not in the
+        rank. One target rank is enough: it may keep the other ranks from getting that far."""
         seen = [event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("what") == "spoilt"]
         last = {event.data["rank"]: event for event in seen}
         if not last:
@@ -92,7 +92,7 @@ class StorageFault(Fault):
 
 @dataclass
 class Spoilt:
-    """A probe that reads the server's log, and reports what each rank was given."""
+    """A probe that reads the server's log, and reports the errors and delays that each rank got."""
 
     fault: str
     log: Path

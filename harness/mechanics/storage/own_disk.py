@@ -43,7 +43,8 @@ class OwnDisk:
             raise ChaosError(f"{self.folder}: no tmpfs can be mounted there: {why}; leave job.checkpoints.size out")
 
     def give_back(self, unmount: Callable[[], None], keep: bool) -> str | None:
-        """Unmount it. With `keep`, its files are copied out first, and take its place. Returns what was lost."""
+        """Unmounts it. With `keep`, its files are first copied out, and the copy takes its place. Returns sentences
+        about lost files."""
         if self.way_back.restored():
             return f"{self.folder} was unmounted before its files were copied out; they are gone"
         kept, lost = self.folder.with_name(f".{self.folder.name}.kept"), None

@@ -28,7 +28,7 @@ def operations(on: str) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class Rules:
     """`operations` of the ranks `ranks` fail with `error`, take `delay_s` seconds longer, or hang until the fault is
-    taken back. `left`: only after so many bytes have been written. `rate`: bytes per second."""
+    undone. `left`: the rules begin after this many bytes have been written. `rate`: bytes per second."""
 
     operations: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -52,8 +52,8 @@ class Rules:
 
 
 def rank_of(pid: int) -> int | None:
-    """The rank that a thread belongs to, as its process or a child of it. None for all others, and for the agent's
-    threads that read what was saved, because their errors show nothing about the job."""
+    """The rank to which a thread belongs, as its process or a child of it. None for all other threads. Also None for
+    the agent's threads that read saved files, because their errors show nothing about the job."""
     try:
         if Path(f"/proc/{pid}/comm").read_text().strip() == THREAD:
             return None

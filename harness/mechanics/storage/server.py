@@ -78,7 +78,7 @@ class Served(mfusepy.Operations):  # type: ignore[misc]
         self._spoil, self._mount = spoil, mount
 
     def init(self, path: str) -> None:
-        """The folder is now mounted. If the fault was taken back before that, unmount it here."""
+        """Is called when the folder is mounted. If the fault was undone before that, unmounts it."""
         if not self._spoil.is_on():
             threading.Thread(target=self._leave, daemon=True).start()
 

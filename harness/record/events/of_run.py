@@ -18,7 +18,7 @@ class RunEvents:
 
     @cached_property
     def beside_steps(self) -> tuple[Event, ...]:
-        """All events but those of steps and their losses."""
+        """All events except those of steps and their losses."""
         return tuple(event for event in self.events if event.kind not in _OF_STEPS)
 
     def of_kind(self, *kinds: Kind) -> Iterator[Event]:

@@ -23,7 +23,7 @@ _RUNNING = (OPTIMIZER, SCHEDULER, SAMPLES, LOSSES)
 
 @dataclass(frozen=True)
 class Witness:
-    """What one witness says about the steps before an attempt's first step."""
+    """The statement of one witness about the steps before an attempt's first step."""
 
     name: str
     value: int | None  # None: several fit equally well

@@ -123,8 +123,9 @@ def read_loads(events: Iterable[Event]) -> list[Load]:
 
 
 def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -> Save | None:
-    """The save that wrote the data at `path`: the last whole save by then with the same path, a path inside it, or its
-    parent. If there is none: a save whose file has another suffix now, or is in another folder under the same name."""
+    """The save that wrote the data at `path`: the last whole save before that time with the same path, a path inside
+    it, or its parent. If there is none: a save whose file has another suffix now, or the same name in another
+    folder."""
     path = final_path(posixpath.normpath(path))
     before = [(save, final_path(save.path)) for save in saves if save.begun_s < before_s]
     for same in (_related, _renamed, _moved):
@@ -157,7 +158,7 @@ def whole_loads(loads: Sequence[Load]) -> list[Load]:
 
 
 def number_in_name(path: str) -> int | None:
-    """The step in a name, from the last part of the path that has one."""
+    """The step in a name: in the last part of the path that has a number."""
     for part in reversed(path.split("/")):
         found = _STEP_IN_NAME.search(part)
         if found:
@@ -177,7 +178,8 @@ _OPTIMIZERS_OWN = re.compile(r"(?:^|\.)state\.\d+\.|optim", re.I)  # lags behind
 
 
 def number_in_contents(numbers: Mapping[str, float]) -> tuple[str, int] | None:
-    """The entry that says how far training was, with its name. If several have the same name, the outermost."""
+    """The entry with the progress of the training, and its name. If several entries have the same name, the
+    outermost."""
     for wanted in _PROGRESS:
         for name, value in sorted(numbers.items(), key=lambda item: item[0].count(".")):
             if name.rpartition(".")[2] == wanted and not _OPTIMIZERS_OWN.search(name):

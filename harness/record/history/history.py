@@ -39,7 +39,8 @@ class History:
 
     @classmethod
     def of(cls, events: Sequence[Event], twin: History | None = None) -> History:
-        """`events` in any order. With a twin, samples, losses and counters are also aligned with those of the twin."""
+        """The history of these events, in any order. With a twin, samples, losses and counters are also aligned with
+        those of the twin."""
         ordered = sorted(events, key=lambda event: (event.mono_s, event.source, event.seq))
         found = attempts.read(ordered)
         loads, saves = checkpoints.read_loads(ordered), checkpoints.read_saves(ordered)

@@ -53,8 +53,9 @@ def by_step(own: Iterable[Execution]) -> dict[int, dict[int, Execution]]:
 
 
 def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
-    """Whether a segment may begin between two steps, given by rank, with these loads. Not if all counters continue by
-    one, nor if there is neither a counter nor a number in the loaded file, which may be data or another model."""
+    """Whether a segment may begin between two steps, given by rank, with these loads. It may not if all counters
+    continue by one. It may not if there is neither a counter nor a number in the loaded file, which may be data or
+    another model."""
     pairs = [(before[rank], one) for rank, one in after.items() if rank in before]
     if pairs and all(_counts_on(*pair) for pair in pairs):
         return False

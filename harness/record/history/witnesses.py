@@ -59,7 +59,7 @@ class Scene:
 
     @cached_property
     def start(self) -> list[Execution]:
-        """The first steps: they show what was restored."""
+        """The first steps, which show what was restored."""
         return [one for one in self.own if one.local_step <= FEW]
 
 

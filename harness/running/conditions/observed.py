@@ -119,7 +119,7 @@ class _Disk(_Answers):
         try:
             free = shutil.disk_usage(place).free
         except OSError as error:
-            return self.say(emit, True, f"{place}: how much is free can't be told: {error.strerror}")
+            return self.say(emit, True, f"{place}: the free space is not known: {error.strerror}")
         return self.say(emit, free < self._below, f"{size_in_words(free)} are free at {place}")
 
 

@@ -24,7 +24,7 @@ _MOST_BYTES, _MOST_FILES = 1 << 20, 20
 
 @dataclass
 class Script:
-    """What was found, with places as `train.py:12`."""
+    """The facts that were found, with places such as `train.py:12`."""
 
     path: Path
     files: list[str] = field(default_factory=list)  # that were read
@@ -37,7 +37,7 @@ class Script:
 
     @property
     def framework(self) -> str:
-        """In words; empty if the script imports none of those that are known."""
+        """The framework in words; empty if the script imports no known framework."""
         return next((name for package, name in FRAMEWORKS.items() if package in self.imports), "")
 
 

@@ -68,10 +68,8 @@ class Run:
         self._unverified: dict[str, str] = {}  # why an undo is not verified, by owner; a later success removes it
 
     def stop(self, reason: str, interrupted: bool = True, enough: bool = False) -> None:
-        """Ends the run early; everything is still collected, healed and stopped.
-
-        `interrupted`: from outside, so that unfinished work says nothing about the job. `enough`: on purpose, because
-        all that was wanted was seen."""
+        """Ends the run early; everything is still collected, healed and stopped. `interrupted`: from outside, so
+        unfinished work is no evidence about the job. `enough`: on purpose, because the run has shown enough."""
         if self._stopped is None:
             self._stopped = {"reason": reason, "interrupted": interrupted, "enough": enough}
 

@@ -108,8 +108,8 @@ class Docker(Launcher):
     def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
         if etcd.is_wanted(command, env):
             raise UsageError(
-                "the job's nodes are to meet in etcd, and launcher: docker starts none; name one that the containers "
-                "reach (--rdzv-endpoint HOST:PORT), or write launcher: netns, which starts one"
+                "the job's rendezvous is in etcd, and launcher: docker starts no etcd; name a server that the "
+                "containers reach (--rdzv-endpoint HOST:PORT), or write launcher: netns, which starts etcd"
             )
         return frozenset()
 

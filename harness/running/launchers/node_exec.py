@@ -42,7 +42,9 @@ def node_index(environ: Mapping[str, str]) -> int:
     for name in NODE_VARIABLES:
         if environ.get(name, "").isdigit():
             return int(environ[name])
-    raise UsageError(f"which node this is can't be told: write --node, or set one of {', '.join(NODE_VARIABLES[1:])}")
+    raise UsageError(
+        f"the number of this node is not known: write --node, or set one of {', '.join(NODE_VARIABLES[1:])}"
+    )
 
 
 class NodeExec:
@@ -115,7 +117,7 @@ def _await_plan(folder: RunDir) -> AgentPlan:
     end = time.monotonic() + PLAN_S
     while not is_made(folder):
         if time.monotonic() > end:
-            raise UsageError(f"{folder.root}: there is no run directory; give node 0 the --scenario to make it from")
+            raise UsageError(f"{folder.root}: there is no run directory; start node 0 with --scenario, which makes it")
         time.sleep(0.1)
     return AgentPlan.read(str(folder.agent_plan))
 

@@ -52,9 +52,8 @@ def make_plan(
     job_file: Path | None = None,
 ) -> Plan:  # fmt: skip
     """Makes the plan. `attach`: pid of a running torchrun; `consent`: the consents of the user who runs it; `job_file`:
-    where the job stands, if not in the scenario's file.
-
-    Raises UsageError if the scenario can't be carried out on this machine; the text names the file and the fault."""
+    the file with the job, if it is not the scenario's file. Raises UsageError if the scenario can't be carried out on
+    this machine; the text names the file and the fault."""
     job = planned_job(scenario.job, job_file or file, attach)
     if job.replicas > 1:
         check_replicas(scenario, file)
@@ -100,7 +99,7 @@ def make_plan(
     )
     ranks, nodes = ({hit for fault in faults for hit in getattr(fault.target, kind)} for kind in ("ranks", "nodes"))
     if wrong := beyond(plan, ranks, nodes, job.world_size):
-        raise UsageError(f"{file}: {wrong}; aim at fewer, or at others")
+        raise UsageError(f"{file}: {wrong}; choose fewer or other targets")
     return plan
 
 

@@ -33,7 +33,7 @@ def placeholders(here: Path) -> dict[str, str]:
 
 
 def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
-    """Resolves the job of a scenario. `file`: where the job stands; `attach`: pid of a running torchrun. Raises
+    """Resolves the job of a scenario. `file`: the file with the job; `attach`: pid of a running torchrun. Raises
     UsageError if the job can't be started here, or its number of ranks can't be read from the command."""
     here = file.parent.absolute()
     values = placeholders(here)
@@ -85,7 +85,7 @@ def check_script(job: Job, file: Path) -> None:
     script = script_of(command) if _is_of_this_machine(job) else None
     if script and "{" not in script and not (cwd / script).is_file():
         missing = f"{cwd / script}: there is no such file"
-        raise UsageError(f"{_at_the_command(file)}: {missing}; mend job.command or job.cwd")
+        raise UsageError(f"{_at_the_command(file)}: {missing}; correct job.command or job.cwd")
 
 
 def _is_of_this_machine(job: Job) -> bool:

@@ -25,8 +25,8 @@ _STEPS = re.compile(r"--((max|total|num|train|training)[-_])?(train[-_])?(steps|
 
 
 def warnings_of(plan: Plan, scenario: Scenario, file: Path, job: Source | None = None) -> list[str]:
-    """The warnings as `file:line:column: what is wrong; what to do`, in the order of the file. `job`: what holds the
-    job, if not the file."""
+    """The warnings as `file:line:column: what is wrong; what to do`, in the order of the file. `job`: the file with the
+    job, if it is another file."""
     found = [*_of_assertions(plan), *_of_consent(scenario)]
     if plan.job.attach_pid is None:
         found += [*_of_folder(plan), *_of_restarts(plan), *_of_steps(plan)]

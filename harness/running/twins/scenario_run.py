@@ -50,7 +50,7 @@ class ScenarioRun:
             self._current.stop(reason)
 
     def hurry(self, reason: str) -> None:
-        """As `stop`, but skips everything slow except the rollback."""
+        """Ends the current run like `stop`, but skips everything slow except the rollback."""
         self._hurried = True
         self.stop(reason)
         if self._current:
@@ -63,7 +63,7 @@ class ScenarioRun:
             return self._result()
         except (ChaosError, OSError) as error:
             if self._left:
-                raise LeftBehind(f"{error}; and {self._left[0]}; mend it, then `torchaos recover`") from error
+                raise LeftBehind(f"{error}; and {self._left[0]}; repair it, then run `torchaos recover`") from error
             raise
 
     def _result(self) -> Result:

@@ -30,7 +30,7 @@ def halt(now: bool, say: Callable[[str], None]) -> tuple[int, list[Recovered]]:
         _wait(ended, IN_ORDER_S)
     if slow := [who for who in ended if proc.is_alive(*who)]:
         if not now:
-            say(f"{_pids(slow)} did not end within {IN_ORDER_S:.0f} s; now it must hurry")
+            say(f"{_pids(slow)} did not end within {IN_ORDER_S:.0f} s; now it is hurried")
         _send(slow, signal.SIGINT)  # another signal than the first: two pending signals of a kind become one
         _wait(slow, HURRIED_S)
     if stuck := [who for who in ended if proc.is_alive(*who)]:

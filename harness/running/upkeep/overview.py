@@ -39,7 +39,7 @@ class RunView:
 
 
 def overview() -> tuple[list[RunView], list[Recovered]]:
-    """All runs of this user, and the problems with those that could not be read. The view of a command between two runs
+    """All runs of this user, and the problems with runs that could not be read. The view of a command between two runs
     has no run id."""
     runs, problems = find(())
     views = [_view(run) for run in runs]

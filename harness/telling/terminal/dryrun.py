@@ -162,7 +162,7 @@ def _named(named: tuple[Named, ...]) -> str:
 
 
 def given(group: str, one: Named) -> str:
-    """The parameters; durations have a unit."""
+    """The parameters in words; durations have a unit."""
     try:
         seconds = registry.seconds_of(registry.find(group, one.name))
     except UsageError:  # a plan from a machine that has other plug-ins

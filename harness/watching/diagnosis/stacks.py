@@ -48,7 +48,7 @@ class Stack:
 
     @property
     def place(self) -> str:
-        """The frame that says most to the user, in words."""
+        """The most useful frame for the user, in words."""
         return str(self.user or self.at or "no Python code")
 
     @property
@@ -68,8 +68,8 @@ def find_py_spy() -> str | None:
 
 
 def sample(pids: Sequence[int], py_spy: str) -> dict[int, Stack]:
-    """The stacks of these processes, by pid; those that can't be read are left out. The processes are not paused, so a
-    stack may mix two moments that are microseconds apart."""
+    """The stacks of these processes, by pid; processes that can't be read are left out. The processes are not paused,
+    so a stack may mix two moments that are microseconds apart."""
     running = {
         pid: subprocess.Popen(
             [py_spy, "dump", "--nonblocking", "--json", "--pid", str(pid)],

@@ -50,7 +50,7 @@ class Group:
 
     @property
     def description(self) -> str:
-        """The description that the job gave to the group, which groups of a kind share; empty if there is none."""
+        """The description that the job gave to the group. Groups of the same kind share it; empty if there is none."""
         call = next((call for calls in self.calls.values() for call in calls.values()), None)
         return call.about.removesuffix(f" ({self.name})") if call and call.about.endswith(")") else ""
 

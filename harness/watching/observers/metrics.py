@@ -65,8 +65,8 @@ class Idle:
         self.idle: list[int] = []
 
     def look(self, now_s: float, training: bool, ranks: Sequence[RankProcess], late: bool = False) -> Opinion:
-        """How long the job has been quiet. `late`: another observer sees no progress; then activity is not learned as
-        the end of a usual pause."""
+        """How long the job has been quiet. `late`: another observer sees no progress, so activity now does not end a
+        usual pause, and nothing is learned from it."""
         quiet = self._is_quiet(now_s, ranks)
         stuck = False
         if late or (quiet and now_s - (self._learned.since_s or now_s) > _WINDOW_S):

@@ -32,7 +32,8 @@ class JobLog:
         self._elastic, self._causes = ElasticReader(self.by_round), CauseReader(self._watchdogs)
 
     def begin_again(self, attempt_base: int) -> None:
-        """A torchrun of this submission begins with this attempt; not the first if the number is a new one."""
+        """A torchrun of this submission begins with this attempt number. If the number is new, it is not the
+        submission's first torchrun."""
         if attempt_base != self._base:
             self.begin(attempt_base)
 

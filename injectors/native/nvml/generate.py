@@ -72,7 +72,7 @@ def page(symbols: list[Symbol]) -> str:
 
 
 def add(source: Path, symbols: list[Symbol]) -> list[Symbol]:
-    """The table with the functions of one more source. A library is read with nm(1)."""
+    """The table with the functions of a further source. A library is read with nm(1)."""
     known = {one.name for one in symbols}
     if source.suffix == ".h":
         found = {

@@ -89,7 +89,7 @@ def test_the_newest_k(operate: Operate, dcp_root: Path) -> None:
     done = operate("checkpoint.truncate", dcp_root, newest=2).apply()
     assert {Path(one["checkpoint"]).name for one in done.damaged} == {"step-10", "step-20"}
     done.take_back()
-    with pytest.raises(ChaosError, match="has 2 complete checkpoints, and 3"):
+    with pytest.raises(ChaosError, match="has 2 complete checkpoints, but 3"):
         operate("checkpoint.truncate", dcp_root, newest=3).apply()
 
 

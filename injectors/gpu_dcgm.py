@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 
-from torchaos.harness.mechanics.gpu.effects import told
+from torchaos.harness.mechanics.gpu.effects import first_effect
 from torchaos.plugin import ChaosError, Evidence, Fault, Irreversible, Kind, NodeSite, Record
 
 
@@ -37,7 +37,7 @@ class DcgmInject(Fault):
             site.emit(Kind.EFFECT, {"fault": site.fault, "effect": f"DCGM shows {self.value} in field {field}"})
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        return told(record, fault, "DCGM shows")
+        return first_effect(record, fault, "DCGM shows")
 
 
 def _dcgmi(*words: str) -> subprocess.CompletedProcess[str]:

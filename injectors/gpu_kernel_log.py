@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchaos.harness.mechanics.gpu.effects import told
+from torchaos.harness.mechanics.gpu.effects import first_effect
 from torchaos.harness.mechanics.gpu.xids import XIDS, pci_of
 from torchaos.plugin import Evidence, Fault, Irreversible, Kind, NodeSite, Record, UsageError
 
@@ -39,4 +39,4 @@ class KernelLog(Fault):
         site.emit(Kind.EFFECT, {"fault": site.fault, "effect": f"Xid {self.number} written to {DEVICE}"})
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        return told(record, fault, "written to")
+        return first_effect(record, fault, "written to")

@@ -24,7 +24,7 @@ class Xid(OverlayFault):
     name = "gpu.xid"
 
     def orders(self) -> Sequence[str]:
-        return XIDS[self.number].told()
+        return XIDS[self.number].all_orders()
 
     def kernel_lines(self, gpu: int) -> Sequence[str]:
         return XIDS[self.number].kernel_lines(pci_of(gpu)) if self.kernel_log else ()

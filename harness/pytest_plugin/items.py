@@ -13,7 +13,7 @@ import pytest
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run
 from torchaos.harness.pytest_plugin.running import runs_of
-from torchaos.harness.pytest_plugin.telling import Shown, told
+from torchaos.harness.pytest_plugin.telling import Shown, failure_text
 from torchaos.harness.pytest_plugin.variations import Variation, of_options
 from torchaos.harness.scenario.yaml_source import Source, read
 
@@ -102,7 +102,7 @@ class CaseItem(pytest.Item):
     def _told(self, run: Run, reason: str, case: Mapping[str, Any] | None = None) -> str:
         """If several tests of a run fail, only the first shows the story."""
         first = self.config.stash.setdefault(_FIRST, {}).setdefault(str(run.result.get("run_dir")), self.nodeid)
-        return told(run, reason, case, self._line, story=first == self.nodeid)
+        return failure_text(run, reason, case, self._line, story=first == self.nodeid)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], *more: Any, **options: Any) -> Any:
         if isinstance(excinfo.value, Failed):

@@ -25,7 +25,7 @@ import pytest
 
 from torchaos.harness.pytest_plugin import ENDINGS
 from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive, Run
-from torchaos.harness.pytest_plugin.telling import told
+from torchaos.harness.pytest_plugin.telling import failure_text
 from torchaos.harness.pytest_plugin.variations import Variation, of_marker
 
 _LOOK_S = 0.2  # how often a slot is looked for
@@ -112,9 +112,9 @@ def run_of_test(request: pytest.FixtureRequest) -> Run:
     request.node.user_properties += [("torchaos.verdict", found.verdict), *_properties(found)]
     if marker.kwargs.get("judge", True) and found.verdict != "passed":
         kind = {"failed": Failed, "inconclusive": Inconclusive}.get(found.verdict, Broken)
-        raise kind(told(found, found.reason))
+        raise kind(failure_text(found, found.reason))
     if not found.result:
-        raise Broken(told(found, found.reason))
+        raise Broken(failure_text(found, found.reason))
     return found
 
 

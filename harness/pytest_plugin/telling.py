@@ -28,7 +28,7 @@ class Shown:
         return self._text
 
 
-def told(
+def failure_text(
     run: Run, reason: str, case: Mapping[str, Any] | None = None, line: int | None = None, story: bool = True
 ) -> str:
     """`line`: the line of the assertion in the scenario, from 1. `story`: include what happened around the fault. The

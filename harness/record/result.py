@@ -67,7 +67,7 @@ class Case:
     cause: str = ""  # the likeliest, in a few words; the reason has it too
 
     @property
-    def told(self) -> str:
+    def full_reason(self) -> str:
         """The reason, after the name of the case from which it follows."""
         return f"(follows from {self.follows}) {self.reason}" if self.follows else self.reason
 

@@ -24,7 +24,8 @@ def job_in(file: Path) -> Source:
 
 
 def job_of(command: Sequence[str]) -> Source:
-    """The job that a command line starts in the current folder. Its checkpoints are where it writes below {run}."""
+    """The job that a command line starts in the current folder. Its checkpoints are in the folder below {run} to which
+    it writes."""
     job: dict[str, object] = {"command": shlex.join(command)}  # as text, in which secrets are masked
     if folder := checkpoints_in(command):
         job["checkpoints"] = {"path": folder}

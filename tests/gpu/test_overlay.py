@@ -153,7 +153,7 @@ def test_every_order_of_every_xid_is_known(ask: Ask, tmp_path: Path) -> None:
     ask(
         READ_ALL,
         "gpus = 2\n"
-        + "".join(f"gpu0.{order}\n" for xid in XIDS.values() for order in xid.told() if "lost" not in order),
+        + "".join(f"gpu0.{order}\n" for xid in XIDS.values() for order in xid.all_orders() if "lost" not in order),
     )
     log = (tmp_path / "nvml.log").read_text()
     assert "served" in log

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchaos.harness.pytest_plugin.outcome import Run
-from torchaos.harness.pytest_plugin.telling import told
+from torchaos.harness.pytest_plugin.telling import failure_text
 
 from .conftest import Project
 
@@ -212,7 +212,7 @@ def test_a_failure_shows_no_secret(tmp_path: Path) -> None:
     """The lines of the scenario that go to the terminal and into JUnit files come without the secrets in them."""
     path = tmp_path / "scenario.yaml"
     path.write_text("env:\n  WANDB_API_KEY: s3cr3tvalue\n  LR: 1\nassert: [completed]\n")
-    text = told(Run(path, 1, "", {}), "login with --token s3cr3tvalue", line=4)
+    text = failure_text(Run(path, 1, "", {}), "login with --token s3cr3tvalue", line=4)
     assert "WANDB_API_KEY: ***" in text
     assert ">    4 | assert: [completed]" in text
     assert "s3cr3t" not in text

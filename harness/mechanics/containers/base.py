@@ -28,7 +28,7 @@ class _OnContainers(Fault):
         faults.do(site, self.act, self.reports[0], self.reports[-1])
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        return faults.told(record, fault, self.proof or self.reports[-1], self.words)
+        return faults.reported(record, fault, self.proof or self.reports[-1], self.words)
 
 
 class ContainerFault(_OnContainers):

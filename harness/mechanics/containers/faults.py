@@ -122,7 +122,7 @@ def _report(site: NodeSite, hit: Hit, done: Future[object], since: float, action
     return reported
 
 
-def told(record: Record, fault: str, action: str, words: str) -> Evidence | None:
+def reported(record: Record, fault: str, action: str, words: str) -> Evidence | None:
     """Evidence that the engine has reported `action` for each node that was hit."""
     reports = [event for event in record.of_fault(fault, Kind.CONTAINER) if event.data["action"] == action]
     nodes = {event.data["node"] for event in reports}

@@ -7,7 +7,7 @@ from torchaos.harness.contracts import Evidence
 from torchaos.harness.record.record import Record
 
 
-def told(record: Record, fault: str, words: str) -> Evidence | None:
+def first_effect(record: Record, fault: str, words: str) -> Evidence | None:
     """The first effect of this fault that the harness recorded and that contains these words."""
     seen = [e for e in record.of_fault(fault, Kind.EFFECT) if words in str(e.data["effect"]) and e.source == "harness"]
     return Evidence.of(str(seen[0].data["effect"]), seen[0]) if seen else None

@@ -24,7 +24,7 @@ class Xid:
     action: int = NONE
     sampled: bool = True
 
-    def told(self) -> list[str]:
+    def all_orders(self) -> list[str]:
         """Orders to the overlay. Events come last, because a program that gets an event reads the other values at
         once."""
         changed = [f"recovery_action = {self.action}"] if self.action else []

@@ -107,7 +107,7 @@ def _judged(
     unsaid = [name for name in wanted.asserts if any(name not in _names(view) for view in views)]
     extra += [Case(name, "assertion", Verdict.ERROR, "the run's result does not mention it") for name in unsaid]
     cases = [*extra, *_untold(views), *(one.case for name, one in applied.items() if name not in unsaid)]
-    first = run.told
+    first = run.known_result
     result = _result(wanted.name, wanted.scenario.description, first.seed if first else wanted.scenario.seed,
                      str(run.folder.root), cases, views)  # fmt: skip
     if first:

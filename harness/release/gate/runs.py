@@ -48,7 +48,7 @@ class Found:
     commit: str
 
     @cached_property
-    def told(self) -> Result | None:
+    def known_result(self) -> Result | None:
         """The result; for a run without one, what its record shows."""
         if self.result is not None:
             return self.result
@@ -60,25 +60,25 @@ class Found:
     @property
     def started(self) -> datetime | None:
         try:
-            found = datetime.fromisoformat(self.told.started) if self.told else None
+            found = datetime.fromisoformat(self.known_result.started) if self.known_result else None
         except ValueError:
             return None
         return found if found and found.tzinfo else None
 
     def version(self, name: str) -> str:
-        return self.told.versions.get(name, "") if self.told else ""
+        return self.known_result.versions.get(name, "") if self.known_result else ""
 
     @property
     def options(self) -> tuple[str, ...] | None:
         """The options of the command line that change what is run: `--set` with its value, `--attach`. None: not
         known."""
         try:
-            words = shlex.split(self.told.reproduce) if self.told else []
+            words = shlex.split(self.known_result.reproduce) if self.known_result else []
         except ValueError:
             return None
         pairs = zip(words, [*words[1:], ""], strict=False)
-        told = tuple(value if word == "--set" else word for word, value in pairs if word in ("--set", "--attach"))
-        return told if words else None
+        options = tuple(value if word == "--set" else word for word, value in pairs if word in ("--set", "--attach"))
+        return options if words else None
 
 
 def found_in(folders: Sequence[Path]) -> list[Found]:
@@ -128,7 +128,7 @@ def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[
     if dropped:
         one, why = max(dropped, key=lambda pair: pair[0].started or terms.now)
         return [], f"no run of it counts: the newest {why}; run it again ({one.folder.root})"
-    others = [one for one in runs if one.told is not None and one.told.scenario == wanted.name]
+    others = [one for one in runs if one.known_result is not None and one.known_result.scenario == wanted.name]
     if others:
         return [], (
             f"{len(others)} runs of it exist, but all were made with another text of {wanted.path.name}; run it again"
@@ -185,6 +185,6 @@ def _newest(runs: Sequence[Found]) -> list[Found]:
     oldest = datetime.min.replace(tzinfo=timezone.utc)
     by_seed: dict[object, Found] = {}
     for run in sorted(runs, key=lambda one: one.started or oldest):
-        known = run.told is not None and run.started is not None
-        by_seed[run.told.seed if run.told and known else run.folder.root] = run
+        known = run.known_result is not None and run.started is not None
+        by_seed[run.known_result.seed if run.known_result and known else run.folder.root] = run
     return list(by_seed.values())

@@ -176,7 +176,7 @@ def _why(result: Result) -> Iterator[str]:
     for verdict in (Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.ERROR):
         for case in root_first(result.cases):
             if case.verdict is verdict:
-                yield f"{name_in_words(case.name)} {_VERBS[verdict]}: {on_one_line(case.told)}"
+                yield f"{name_in_words(case.name)} {_VERBS[verdict]}: {on_one_line(case.full_reason)}"
     if held:
         yield f"What held: {', '.join(held)}"
     yield from (f"Noted: {on_one_line(note)}" for note in result.notes if note not in result.reason)

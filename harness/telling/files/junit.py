@@ -102,7 +102,7 @@ def _cases(result: Result) -> list[Case]:
 
 def _test_case(result: Result, case: Case, name: str, classname: str, most: int) -> TestCase:
     report = shortened(_report(result, case), most)
-    message = shortened(on_one_line(mask(case.told)) or "no reason was given", min(_MESSAGE, most))
+    message = shortened(on_one_line(mask(case.full_reason)) or "no reason was given", min(_MESSAGE, most))
     found = TestCase(name, classname=classname, stdout=report)
     if case.verdict is Verdict.FAILED:
         found.add_failure_info(message, report, failure_type="failed")
@@ -112,7 +112,7 @@ def _test_case(result: Result, case: Case, name: str, classname: str, most: int)
 
 
 def _report(result: Result, case: Case) -> str:
-    lines = [f"{case.verdict.value}: {case.told}"]
+    lines = [f"{case.verdict.value}: {case.full_reason}"]
     for name in dict.fromkeys((*case.measured, *case.bound)):
         measured = value_in_words(name, case.measured[name], case.seconds) if name in case.measured else None
         bound = value_in_words(name, case.bound[name], case.seconds) if name in case.bound else None

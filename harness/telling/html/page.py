@@ -59,7 +59,7 @@ def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | 
     charts = {"timeline": asdict(timeline), "phases": PHASES, "curves": curves}
     return render("report.html", charts, {
         "result": result.to_json(),
-        "cases": [_case({**asdict(case), "reason": case.told}) for case in root_first(result.cases)],
+        "cases": [_case({**asdict(case), "reason": case.full_reason}) for case in root_first(result.cases)],
         "recoveries": [_recovery(one) for one in result.recoveries],
         "landed": len(landings(run)), "has_steps": bool(curves["steps"]), "curves": curves,
         "samples": samples_of(run, twins), "checkpoints": checkpoints_of(run),

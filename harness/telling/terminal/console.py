@@ -119,7 +119,7 @@ def _outcome(recovery: Recovery, whole_s: float) -> str:
 
 def _case(pen: Pen, case: Case, width: int) -> None:
     name = pen.text(name_in_words(case.name), "" if case.verdict is Verdict.PASSED else "bold")
-    pen.row([(pen.mark(case.verdict), 1), (name, width)], pen.text(case.told), indent=3)
+    pen.row([(pen.mark(case.verdict), 1), (name, width)], pen.text(case.full_reason), indent=3)
     if figures := against(case):
         pen.row([(Text(), 1), (Text(), width)], pen.text(figures, "dim"), indent=3)
 

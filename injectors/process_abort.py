@@ -12,7 +12,7 @@ from torchaos.plugin import DeathFault, RankSite
 
 @dataclass(frozen=True)
 class Abort(DeathFault):
-    """abort(3): no Python clean-up runs."""
+    """Calls abort(3): no Python clean-up runs."""
 
     name = "process.abort"
     where = ("rank",)

@@ -19,7 +19,7 @@ class Call:
 
     @cached_property
     def group(self) -> Any:
-        """torch's ProcessGroup, or None if it can't be found."""
+        """The ProcessGroup of torch, or None if it can't be found."""
         try:
             return self._group()
         except Exception:
@@ -40,13 +40,14 @@ class Call:
         return "Work" in str(self.packet._schema.returns[-1].type)
 
     def left_out(self) -> Any:
-        """For `instead`: never start the collective, and let the caller go on as if it were done."""
+        """A function for `instead`: never starts the collective, and lets the caller continue as if it were done."""
         from . import mismatch
 
         return mismatch.left_out(self)
 
     def kept_back(self, through: Callable[[], Any], site: Any, patience_s: float, started: Any) -> Any:
-        """For `instead`: holds the collective back until the next one was started, or for `patience_s` seconds."""
+        """A function for `instead`: holds the collective back until the next one was started, or for `patience_s`
+        seconds."""
         from . import mismatch
 
         return mismatch.kept_back(self, through, site.at_collectives, patience_s, started)

@@ -35,7 +35,7 @@ def check_sum(torch: Any, tensors: Sequence[tuple[int, Any]]) -> str:
 
 
 def plain_of_each(torch: Any, tensors: Sequence[Any]) -> list[str]:
-    """For each tensor by itself: its prefix (none, SHARD or COPY) and its plain sum, as 16 hexadecimal digits."""
+    """The prefix (none, SHARD or COPY) and the plain sum (16 hexadecimal digits) of each tensor."""
     with torch.no_grad():
         sums = [_sum_of_bits(torch, local(tensor)) for tensor in tensors]
         devices = {total.device: torch.stack([each for each in sums if each.device == total.device]) for total in sums}

@@ -123,8 +123,8 @@ class Transfer:
         self._later: Callable[[Callable[[bool], None]], None] | None = None
 
     def ends_later(self, when: Callable[[Callable[[bool], None]], None]) -> None:
-        """For a call that returns before its save ends. `when` receives a function, and calls it at the end with
-        whether the save succeeded."""
+        """Is used by a call that returns before its save ends. `when` receives a function, and calls it at the end of
+        the save with True if it succeeded."""
         self._later = when
 
     def __enter__(self) -> Transfer:

@@ -11,6 +11,6 @@ from types import ModuleType
 
 
 def leave_alone(rules: ModuleType) -> None:
-    """`rules`: the module torch._dynamo.trace_rules."""
+    """Makes torch.compile skip the agent's files. `rules`: the module torch._dynamo.trace_rules."""
     rules.SKIP_DIRS.append(str(Path(__file__).parent))
     rules._recompile_re()

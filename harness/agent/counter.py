@@ -33,7 +33,8 @@ IN_BACKWARD = "in backward"  # all optimizers that step inside a backward count 
 
 
 class StepCounter:
-    """`uneven`: optimizers step unequally often. It is set from outside, or found out here."""
+    """Counts iterations from backwards and optimizer steps. `uneven`: the optimizers step unequally often; it is set
+    from outside, or found here."""
 
     def __init__(self) -> None:
         self.uneven = False
@@ -82,7 +83,7 @@ class StepCounter:
         self._ever_backward = True
 
     def backward_end(self, ok: bool = True) -> Closed:
-        """`ok` False: it raised, so it left no gradient."""
+        """A backward ends. `ok` False: it raised an exception, so it left no gradient."""
         self._backward_depth -= 1
         if self._backward_depth or not ok:
             return NOTHING
@@ -118,8 +119,8 @@ class StepCounter:
         return closed
 
     def dropped(self, key: Hashable) -> bool:
-        """An optimizer's gradients are cleared. Return whether that discards a backward: no step has followed it, and
-        no other optimizer exists that it may have been for."""
+        """An optimizer's gradients are cleared. Returns whether that discards a backward: no step has used it, and no
+        other optimizer could use it."""
         nothing = self.fresh and not self._steps and not self._backward_depth and self._made | self._seen == {key}
         self.fresh = self.fresh and not nothing
         return nothing

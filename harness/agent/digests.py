@@ -105,7 +105,8 @@ class _Tensor(View):
         self._address, self._size = storage.data_ptr(), storage.nbytes()
 
     def mark(self) -> int:
-        """A hash of the whole storage, which slices of one tensor (inputs and targets, say) share."""
+        """A digest of the whole storage, which is equal for all slices of one tensor (for example inputs and
+        targets)."""
         if self._data is not None and len(self._data) == self._size:
             return _mark(self._data)
         return _mark(_memory(self._address, self._size))

@@ -11,7 +11,8 @@ from .wire import Phase
 
 
 class ForwardHook:
-    """`wrapped` is called whenever a model is wrapped; `trained` gets the inputs of each training forward."""
+    """Hooks the forward of wrapped models. `wrapped` is called whenever a model is wrapped; `trained` gets the inputs
+    of each training forward."""
 
     def __init__(self, agent: Agent, wrapped: Callable[[], None], trained: Callable[[Any], None]) -> None:
         self._agent, self._wrapped = agent, agent.careful("samples")(wrapped)

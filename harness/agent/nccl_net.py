@@ -99,11 +99,12 @@ class NetPage:
 
     @classmethod
     def of_this_process(cls) -> NetPage:
-        """Raises KeyError if the launcher set no folder, because the plan had no such fault."""
+        """The page of this process. Raises KeyError if the launcher set no folder, because the plan had no such
+        fault."""
         return cls(Path(os.environ[ENV_NCCL_NET]) / f"p{os.getpid()}.net")
 
     def read(self, word: int, slot: int | None = None) -> int:
-        """A word of the page or, with `slot`, of that order."""
+        """One word of the page; with `slot`, a word of the order in that slot."""
         return self._words[word if slot is None else self._at(slot) + word]
 
     @property

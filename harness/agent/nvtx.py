@@ -53,7 +53,8 @@ class NvtxPage:
 
     @classmethod
     def of_this_process(cls) -> NvtxPage:
-        """Raises KeyError if the launcher set no folder, because the plan had no such fault."""
+        """The page of this process. Raises KeyError if the launcher set no folder, because the plan had no such
+        fault."""
         return cls(Path(os.environ[ENV_NVTX]) / f"p{os.getpid()}.nvtx")
 
     def read(self, word: int) -> int:
@@ -65,8 +66,8 @@ class NvtxPage:
         return self.read(MAGIC) == _MAGIC
 
     def order(self, call: NcclCall, control: str, number: int, lease_s: float) -> None:
-        """Stall `call` until the control page at path `control` takes the firing `number` back, or `lease_s` seconds
-        are over. Raises ValueError if a name or path is too long."""
+        """Stalls `call` until the control page at path `control` ends the firing `number`, or `lease_s` seconds are
+        over. Raises ValueError if a name or path is too long."""
         self._text(_NAME_AT, _NAME_SIZE, call.name)
         self._text(_CONTROL_AT, _CONTROL_SIZE, control)
         words = self._words

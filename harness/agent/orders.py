@@ -57,7 +57,8 @@ class Pending:
 
 
 class Orders:
-    """`current`: the orders that may fire in the current step. If it is empty, a phase costs almost nothing."""
+    """The orders of this rank. `current`: the orders that may fire in the current step. If it is empty, a phase costs
+    almost nothing."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent

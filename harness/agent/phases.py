@@ -38,8 +38,7 @@ class Phases:
                 pass
 
     def loosely(self, phase: Phase) -> None:
-        """`phase` lasts until the next phase is entered. For a phase whose beginning can be seen and whose end
-        can't."""
+        """Enters a phase whose beginning can be seen and whose end can't: it lasts until the next phase is entered."""
         self._charge()
         self._loose = phase
 

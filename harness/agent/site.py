@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class RankSite:
-    """`lease`: how long a fault that lasts is on. `call`: the collective about to start, in the phase `collective`."""
+    """The place in a rank at which a fault is applied. `lease`: how long a lasting fault is on. `call`: the collective
+    that is about to start, in the phase `collective`."""
 
     def __init__(
         self, agent: Agent, fault: str, step: int | None, phase: wire.Phase | None, call: Call | None, lease: Lease

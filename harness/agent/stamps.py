@@ -82,7 +82,7 @@ class Stamps:
         self._words[0] = MAGIC
 
     def known(self, name: str) -> int | None:
-        """The code of a process group that `group` has made, else None."""
+        """The code that `group` has assigned to a process group; None if it has not."""
         return self._groups.get(name)
 
     def group(self, name: str, ranks: Iterable[int] | None = None) -> int:

@@ -36,7 +36,7 @@ class StepHooks:
         self._skip = agent.careful("steps")(self._skipped)
 
     def watch_state(self, state: Any) -> None:
-        """`state`: a StateHook, if the plan has that hook."""
+        """Also records the training state after each step. `state`: a StateHook, if the plan has that hook."""
         self._state = state
 
     def patch_autograd(self, module: ModuleType) -> None:
@@ -73,7 +73,7 @@ class StepHooks:
         module.backward = backward  # type: ignore[attr-defined]
 
     def patch_optimizer(self, module: ModuleType) -> None:
-        """torch.optim.optimizer: steps, and the calls that make, clear and load an optimizer."""
+        """Patches torch.optim.optimizer: steps, and the calls that make, clear and load an optimizer."""
         module.register_optimizer_step_pre_hook(self._before_step)
         module.register_optimizer_step_post_hook(self._after_step)
         kind, agent, counter = module.Optimizer, self._agent, self._counter

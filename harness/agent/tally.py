@@ -44,7 +44,8 @@ class Tally:
         self.now = Segment()
 
     def take(self, with_last: bool) -> Segment:
-        """The finished segments of an iteration, joined; `with_last` False: the last is part of the next one."""
+        """The finished segments of an iteration, joined. `with_last` False: without the last segment, which belongs to
+        the next iteration."""
         if with_last and len(self._done) == 1:
             return self._done.pop()
         count = len(self._done) if with_last else len(self._done) - 1

@@ -24,7 +24,8 @@ _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex1
 
 @dataclass(frozen=True)
 class Summary:
-    """`digest`: of type, shape and elements in row-major order. `sketch`: the numbers of a Sketch."""
+    """A summary of one tensor. `digest`: of type, shape and elements in row-major order. `sketch`: the numbers of a
+    Sketch."""
 
     digest: str
     sketch: list[float]

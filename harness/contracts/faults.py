@@ -92,7 +92,7 @@ class Injector(Protocol):
         """Everything that `apply` may change, read before `apply` runs. Changes nothing."""
 
     def apply(self, site: Any) -> None:
-        """`site` is a RankSite in the rank, and a NodeSite outside."""
+        """Causes the fault. `site` is a RankSite in the rank, and a NodeSite outside."""
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
         """Further probes that run while the fault is on."""

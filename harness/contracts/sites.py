@@ -67,7 +67,8 @@ class NodeSite(Site, Protocol):
         """The folder in which `File.of` saves copies to restore."""
 
     def check(self, changes: Sequence[Handle]) -> None:
-        """Raises TargetGone if a target is another process by now, or one of these handles is not guarded."""
+        """Checks targets and handles. Raises TargetGone if a target is another process by now, or if one of these
+        handles is not guarded."""
 
     def release(self) -> None:
         """Lets the rank that is held at the Moment continue now, before `apply` returns."""

@@ -57,7 +57,7 @@ class Day:
 
     @classmethod
     def read(cls, folder: Path) -> Day:
-        """Raises UsageError if there is none, or it is damaged."""
+        """Reads the plan of a game day. Raises UsageError if there is none, or if it is damaged."""
         try:
             return read_as(cls, (folder / "day.json").read_bytes())
         except OSError as error:

@@ -22,7 +22,8 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Round:
-    """`start_s`: seconds on the day's clock. Each fault comes `at_s` - `start_s` seconds after the round's launch."""
+    """One round. `start_s`: its start in seconds on the day's clock. Each fault comes `at_s` - `start_s` seconds after
+    the round's launch."""
 
     number: int
     start_s: float

@@ -18,7 +18,8 @@ _ANYWHERE = Path("/")  # only for the checks, which look at no folder
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> GameDay:
-    """Raises ScenarioError with a line per mistake: `file:line:column: what; what to do`."""
+    """Loads the file of a game day. Raises ScenarioError with a line per mistake: `file:line:column: what; what to
+    do`."""
 
     def checked(day: GameDay, tell: Tell) -> None:
         try:

@@ -25,7 +25,7 @@ _LANE, _WIDTH = 22, 1000  # of the strip, in units of its picture
 
 
 def text(day: Day, folder: Path, rounds: Sequence[RoundScore], score: Score, cases: Sequence[Case]) -> str:
-    """`folder`: of the game day. Links to reports of rounds that were kept are relative to it."""
+    """The HTML of the page. `folder`: of the game day. Links to reports of rounds that were kept are relative to it."""
     code, why = verdict_of(cases)
     found = [*_faults(day, rounds)]
     return render("day.html", {}, {

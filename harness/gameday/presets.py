@@ -18,7 +18,8 @@ from torchaos.harness.scenario.strict import Strict
 
 
 class Cause(Strict):
-    """`count` and `gpu_time` are the table's own figures, in any unit: only shares matter."""
+    """A cause in a published table. `count` and `gpu_time` are the table's own figures, in any unit: only shares
+    matter."""
 
     cause: str
     count: float | None = Field(default=None, strict=False)

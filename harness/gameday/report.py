@@ -66,7 +66,7 @@ def score_rows(score: Score) -> list[tuple[str, str]]:
 
 
 def bound_rows(cases: Sequence[Case]) -> list[tuple[str, str, str, str]]:
-    """For each bound: its name, the measured value, the bound, and whether it holds."""
+    """A row for each bound: its name, the measured value, the bound, and whether it holds."""
     rows = []
     for case in cases:
         for name, bound in case.bound.items():

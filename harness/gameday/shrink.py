@@ -30,7 +30,7 @@ class Tried:
 
 @dataclass
 class Shrink:
-    """`k` of `n` tries must fail. `home`: a new folder for the tries."""
+    """Finds the smallest scenario. `k` of `n` tries must fail. `home`: a new folder for the tries."""
 
     scenario: dict[str, Any]
     seed: int
@@ -45,7 +45,7 @@ class Shrink:
 
     @classmethod
     def of(cls, folder: RunDir, result: Result, home: Path, n: int, k: int, tell: Tell) -> Shrink:
-        """Raises UsageError if the run did not fail, or its scenario is damaged."""
+        """Prepares to shrink a run. Raises UsageError if the run did not fail, or if its scenario is damaged."""
         if result.verdict is not Verdict.FAILED:
             raise UsageError(
                 f"{folder.root}: that run is {result.verdict.value}, not failed: there is nothing to shrink"

@@ -18,7 +18,8 @@ _SECONDS = ("mttr", "mttr_p90")
 def cases_of(
     score: Score, bounds: Bounds, rounds: Sequence[RoundScore], cut_short: str = "", planned: int = 0
 ) -> list[Case]:
-    """`cut_short`: why the day ended early. `planned`: the number of faults that were drawn."""
+    """The cases of a game day. `cut_short`: why the day ended early. `planned`: the number of faults that were
+    drawn."""
     return [_faults(score, bounds, rounds, cut_short, planned), *_bounds(score, bounds), _rollback(rounds)]
 
 

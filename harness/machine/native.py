@@ -26,7 +26,8 @@ def compiler() -> str | None:
 
 @dataclass(frozen=True)
 class Library:
-    """`what`: its name in messages. `name`: its file, which the package puts into the folder with its sources."""
+    """A library in C. `what`: its name in messages. `name`: its file, which the package puts into the folder with its
+    sources."""
 
     what: str
     name: str

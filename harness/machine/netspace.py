@@ -22,7 +22,7 @@ class Space:
 
     @classmethod
     def of(cls, pid: int) -> Space:
-        """Raises ProcessLookupError if there is no such process."""
+        """The namespaces of a process. Raises ProcessLookupError if there is no such process."""
         ticks = start_ticks(pid)
         if ticks is None:
             raise ProcessLookupError(f"there is no process {pid}")

@@ -58,7 +58,7 @@ class Recovered:
 
 @dataclass(frozen=True)
 class Run:
-    """`result`: as in result.json; empty if nothing could be run: then `output` has the reason."""
+    """One run. `result`: as in result.json; empty if nothing could be run: then `output` has the reason."""
 
     scenario: Path
     exit_code: int
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """passed, failed, inconclusive or error."""
+        """The verdict: passed, failed, inconclusive or error."""
         return str(self.result.get("verdict", "error"))
 
     @property

@@ -31,8 +31,8 @@ class Shown:
 def failure_text(
     run: Run, reason: str, case: Mapping[str, Any] | None = None, line: int | None = None, story: bool = True
 ) -> str:
-    """`line`: the line of the assertion in the scenario, from 1. `story`: include what happened around the fault. The
-    most likely cause comes first, because pytest's summary shows only the beginning."""
+    """The text of a failure. `line`: the line of the assertion in the scenario, from 1. `story`: include what happened
+    around the fault. The most likely cause comes first, because pytest's summary shows only the beginning."""
     cause = [case["cause"]] if case and case.get("cause") else []
     blocks = [[*cause, reason], list(_figures(case)) if case else [], list(_around(run)) if story else []]
     blocks += [list(_excerpt(run.scenario, line)), list(_pointers(run))]

@@ -21,7 +21,7 @@ class Variation:
 
 
 def of_options(config: pytest.Config) -> list[Variation]:
-    """Raises pytest.UsageError if an option can't be read."""
+    """The variations from the command line. Raises pytest.UsageError if an option can't be read."""
     axes: list[tuple[str, Sequence[Any]]] = []
     if seeds := config.getoption("--torchaos-seeds"):
         axes.append(("seed", _split("--torchaos-seeds", seeds)))
@@ -34,7 +34,7 @@ def of_options(config: pytest.Config) -> list[Variation]:
 
 
 def of_marker(given: Mapping[str, Any]) -> list[Variation]:
-    """Raises pytest.UsageError if the marker has an unknown argument."""
+    """The variations from a marker. Raises pytest.UsageError if the marker has an unknown argument."""
     unknown = given.keys() - {*_OPTIONS, "each", "set", "judge"}
     if unknown:
         raise pytest.UsageError(f"the marker torchaos has no {min(unknown)}; it has seeds, ranks, phases, steps, each, "

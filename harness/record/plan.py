@@ -129,7 +129,7 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """Raises OSError if there is none, ValueError if it is damaged."""
+        """Reads a plan. Raises OSError if there is none, ValueError if it is damaged."""
         return read_as(cls, path.read_bytes())
 
 

@@ -59,7 +59,7 @@ class Record(RunEvents):
     @classmethod
     @uncollected()
     def load(cls, folder: RunDir) -> Record:
-        """Raises UsageError if the folder lacks what a record needs, or if that is damaged."""
+        """Reads a run directory. Raises UsageError if the folder lacks what a record needs, or if that is damaged."""
         try:
             artifacts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.artifacts.glob("*.json"))}
             damaged, gaps = list[str](), Gaps()

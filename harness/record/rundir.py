@@ -115,7 +115,7 @@ class RunDir:
         self.own(*(path for path in paths if os.path.lexists(path)))
 
     def check(self) -> RunDir:
-        """Raises UsageError unless `root` is a run directory of this user."""
+        """Returns itself. Raises UsageError unless `root` is a run directory of this user."""
         try:
             found = os.lstat(self.root)
         except OSError as error:
@@ -127,7 +127,8 @@ class RunDir:
         return self.own(*self._own_paths())
 
     def own(self, *paths: Path) -> RunDir:
-        """Raises UsageError unless each path belongs to this user and is no link. Must come before anything is read."""
+        """Checks the owners of paths, before anything is read. Raises UsageError unless each path belongs to this user
+        and is no link."""
         for path in paths:
             found = os.lstat(path)
             if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():

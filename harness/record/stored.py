@@ -14,7 +14,8 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def read_as(shape: type[Shape], text: bytes | str) -> Shape:
-    """Raises ValueError, on one line, if the text is not JSON, or if a value is missing or has another type."""
+    """Reads the dataclass from a JSON text. Raises ValueError, on one line, if the text is not JSON, or if a value is
+    missing or has another type."""
     try:
         found: Shape = _adapter(shape).validate_json(text, strict=True)
         return found

@@ -8,8 +8,8 @@ from torchaos.harness.record.plan import After, PlannedJob
 
 
 def target_in_words(target: Target, endpoint: object = None, job: PlannedJob | None = None) -> str:
-    """`endpoint`: the parameter of that name, for a fault that hits an endpoint. `job`: with replicas, ranks are shown
-    by replica."""
+    """The target in words. `endpoint`: the parameter of that name, for a fault that hits an endpoint. `job`: with
+    replicas, ranks are shown by replica."""
     if not target.ranks and not target.nodes:
         return f"endpoint {endpoint}" if endpoint else "files"
     if job and job.replicas > 1:

@@ -29,7 +29,7 @@ class Place:
     file: str = ""  # if it is another file than the scenario's own
 
     def within(self, path: Path) -> str:
-        """As `file:line:column`. `path`: the scenario's own file."""
+        """The place as `file:line:column`. `path`: the scenario's own file."""
         file = self.file or str(path)
         return f"{file}:{self.line}:{self.column}" if self.line else file
 
@@ -218,7 +218,7 @@ class _Builder:
 
 
 def dumped(data: Any) -> str:
-    """`data` as YAML that `parse` reads back unchanged. Keys keep their order."""
+    """The data as YAML that `parse` reads back unchanged. Keys keep their order."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=120)
     return text
 

@@ -133,14 +133,14 @@ class Reaper:
         self._ask(ANSWER_S, do="mark", record=record, state=state, limit_s=limit_s)
 
     def check(self) -> None:
-        """Raises UndoError if the reaper is gone: then nobody would undo the guarded changes, although they are on
-        disk."""
+        """Checks the reaper. Raises UndoError if it is gone: then nobody would undo the guarded changes, although they
+        are on disk."""
         if self._lost:
             raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
 
     def heal(self, name: str | None) -> list[Healed]:
-        """Restore all handles that an owner or a record (None: any) has open, the last guarded first. Returns what
-        happened to each handle that was not reported before. Raises UndoError if nothing at all can be done."""
+        """Restores all open handles of an owner or a record, the last guarded first. Returns the result of each handle
+        that was not reported before. Raises UndoError if nothing at all can be done."""
         return self._heal(name, "heal")
 
     def close(self) -> list[Healed]:

@@ -162,8 +162,8 @@ class PageSlot:
 
 
 def check_within(handle: Handle, folders: Collection[Path]) -> None:
-    """Raises ValueError if the handle's own file (a page, a file of names or a saved copy) is in none of the run's
-    folders. Then the log is damaged, or belongs to another run."""
+    """Checks where the handle's own file is (a page, a file of names or a saved copy). Raises ValueError if it is in
+    none of the run's folders. Then the log is damaged, or belongs to another run."""
     own = handle.touches().own
     if own is None:
         return

@@ -59,7 +59,7 @@ class UndoRecord:
 
     @classmethod
     def from_line(cls, line: Mapping[str, Any]) -> UndoRecord:
-        """Raises ValueError if the line is not a guarded record."""
+        """The record in a line of the log. Raises ValueError if the line is not a guarded record."""
         record, owner, handles = line.get("record"), line.get("owner"), line.get("handles")
         irreversible, limit_s = line.get("irreversible"), line.get("limit_s")
         if not (

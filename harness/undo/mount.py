@@ -42,7 +42,7 @@ class Mount:
         return handle
 
     def restore(self) -> None:
-        """Raises OSError if it can't be unmounted, ValueError if another mount was made on top of it."""
+        """Unmounts it. Raises OSError if that fails, ValueError if another mount was made on top of it."""
         for _layer in range(64):
             layers = [mount for mount in mounts() if mount.target == self.target]
             if not any(self._is_ours(mount) for mount in layers):

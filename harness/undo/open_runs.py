@@ -48,7 +48,7 @@ class OpenRun:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> OpenRun:
-        """Raises ValueError if `raw` is no entry of a run."""
+        """The entry of a run. Raises ValueError if `raw` is no such entry."""
         try:
             harness, reaper = ((int(pid), int(ticks or 0)) for pid, ticks in (raw["harness"], raw["reaper"]))
             texts = [raw[name] for name in ("run_id", "run_dir", "boot", "host")]
@@ -61,7 +61,7 @@ class OpenRun:
 
     @property
     def here(self) -> bool:
-        """Whether it ran on this machine. Several machines may share a home directory."""
+        """Whether the run was on this machine. Several machines may share a home directory."""
         return self.host == proc.host()
 
     def lives(self, who: Who) -> bool:

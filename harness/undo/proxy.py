@@ -12,10 +12,9 @@ from torchaos.harness.undo.touches import Touches
 
 @dataclass(frozen=True)
 class Toxic:
-    """`pid`, `start_ticks` and `port` identify the server (see machine/toxiproxy/api.py). If the server is gone, so is
-    the fault.
-
-    `mark`: how the names of the fault's toxics begin. `down`: the fault disabled the proxy, so it must be enabled."""
+    """A change to a proxy. `pid`, `start_ticks` and `port` identify the server (see machine/toxiproxy/api.py). If the
+    server is gone, so is the fault. `mark`: the begin of the names of the fault's toxics. `down`: the fault disabled
+    the proxy, so undo enables it."""
 
     kind: ClassVar[str] = "toxic"
     pid: int

@@ -57,7 +57,8 @@ class Dcp(Format):
         return ()
 
     def read_folder(self, files: Files, folder: str, into: Checkpoint, prefix: str = "") -> None:
-        """Raises Unreadable or OSError if there is no metadata. Problems of single tensors are noted in `into`."""
+        """Reads a folder. Raises Unreadable or OSError if there is no metadata. Problems of single tensors are noted in
+        `into`."""
         described, places = _metadata(files, folder, into)
         reader = _Items(files, folder, into)
         for name, what in described.items():

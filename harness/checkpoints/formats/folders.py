@@ -58,7 +58,7 @@ def _read_file(files: Files, path: str, into: Checkpoint, prefix: str, name: str
 
 
 def read_json(files: Files, path: str) -> dict[str, Any]:
-    """Raises Unreadable."""
+    """The contents of a JSON file. Raises Unreadable."""
     size = files.size(path)
     if size > _JSON:
         raise Unreadable(f"{size} bytes of JSON, more than are read", Trouble.LIMIT)

@@ -13,7 +13,8 @@ _NESTED = 64  # how many tensors before an offset may overlap it, as views into 
 
 @dataclass(frozen=True)
 class Place:
-    """`element`: its index in the whole tensor; None if the byte belongs to no tensor."""
+    """The place of a byte. `element`: the index of its element in the whole tensor; None if the byte belongs to no
+    tensor."""
 
     text: str
     tensor: str | None = None

@@ -17,7 +17,7 @@ _BLOCK = 1 << 20
 
 
 def rest_differs(files: Files, path: str, saved: Saved) -> Problem | None:
-    """None if these bytes are as they were written, or have no digest."""
+    """A problem if these bytes differ from the saved bytes. None if they do not, or if they have no digest."""
     if saved.rest is None:
         return None
     digester, crc = xxh3_64(), 0

@@ -18,7 +18,7 @@ ASK_S = 8.0  # seconds; less than a rank is held
 
 @dataclass(frozen=True)
 class Api:
-    """`port`: the server's HTTP interface, on the loopback of its network."""
+    """The HTTP interface of a server. `port`: its port on the loopback of the server's network."""
 
     pid: int
     start_ticks: int

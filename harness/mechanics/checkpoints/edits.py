@@ -83,7 +83,7 @@ class Cut(Edit):
 
 @dataclass(frozen=True)
 class Swap(Edit):
-    """Replaces the file's bytes by those of another file."""
+    """Replaces the file's bytes by the bytes of another file."""
 
     op = "swap"
     source: Path

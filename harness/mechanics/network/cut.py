@@ -35,7 +35,7 @@ class Cut:
         return [NftTable(space.pid, space.start_ticks, family, mark_of(self.fault)) for space in self.scripts()]
 
     def apply(self) -> None:
-        """Raises OSError."""
+        """Loads the tables. Raises OSError."""
         for space, script in self.scripts().items():
             space.run(["nft", "-f", "-"], script)
 

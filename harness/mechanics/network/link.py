@@ -10,8 +10,9 @@ from torchaos.harness.machine.netspace import Space
 
 @dataclass(frozen=True)
 class Link:
-    """`space` is the node's own network namespace; its end of the link is `device`. `switch` is the namespace in which
-    all links meet; this link's end there is `port`. If the switch is not the run's own, `switch` is `space`."""
+    """A node's link. `space` is the node's own network namespace; its end of the link is `device`. `switch` is the
+    namespace in which all links meet; this link's end there is `port`. If the run does not own a switch, `switch` is
+    `space`."""
 
     space: Space
     switch: Space

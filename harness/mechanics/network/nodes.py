@@ -103,7 +103,7 @@ def ended(record: Record, fault: str) -> Evidence | None:
 
 
 def left(record: Record, fault: str) -> Evidence | None:
-    """As `ended`, but with any exit code: a process that ends normally chooses its own."""
+    """Evidence as from `ended`, but with any exit code: a process that ends normally chooses its own."""
     return _first(record, fault, record.of_kind(*_EXITS), "pid {} left")
 
 

@@ -20,7 +20,7 @@ __all__ = ["Shape", "Shaper"]
 
 @dataclass(frozen=True)
 class Shaper:
-    """`apply` raises ChaosError or, if a tool fails, OSError."""
+    """Applies one shape. `apply` raises ChaosError or, if a tool fails, OSError."""
 
     fault: str
     link: Link

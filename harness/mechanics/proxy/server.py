@@ -25,7 +25,8 @@ START_S = 20.0  # seconds
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address that the job uses: the server is at `upstream`, and the job gets `listen` instead (both host:port)."""
+    """An address that the job uses. The real server is at `upstream`; the job gets the proxy's address `listen` instead
+    (both host:port)."""
 
     name: str
     upstream: str

@@ -48,7 +48,8 @@ class ProxyFault(Fault):
         return [Toxic(endpoint.api.pid, endpoint.api.start_ticks, endpoint.api.port, endpoint.name, mark, down)]
 
     def apply(self, site: NodeSite) -> None:
-        """Raises OSError if the server does not answer, ChaosError if it did not carry out the order."""
+        """Sends the order to the server. Raises OSError if the server does not answer, ChaosError if it did not carry
+        out the order."""
         endpoint, mark = self._endpoint(site), mark_of(site.fault)
         streams = (BOTH if self.stream == "both" else (self.stream,)) if self.toxic else ()
         toxics = [

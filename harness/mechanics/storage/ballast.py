@@ -41,12 +41,12 @@ class FillFault(Fault):
     left: int
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        """Raises ChaosError if the checkpoints are not on a file system of ours."""
+        """The handle of the file. Raises ChaosError if the checkpoints are not on a file system of torchaos."""
         path = _path(site)
         return [File.of(path, path.parent, site.undo_copies, made=hashlib.sha256(b"").hexdigest())]
 
     def apply(self, site: NodeSite) -> None:
-        """Raises ChaosError if more than `left` bytes stay free, OSError as usual."""
+        """Fills the file system. Raises ChaosError if more than `left` bytes stay free, and OSError."""
         path, libc, at = _path(site), ctypes.CDLL(None, use_errno=True), 0
         page = os.statvfs(path.parent).f_frsize
         with open(path, "xb") as file:

@@ -55,7 +55,7 @@ class StorageFault(Fault):
         return [Mount.of(folder, _tag(site)), switch]
 
     def apply(self, site: NodeSite) -> None:
-        """Raises ChaosError if it can't be mounted."""
+        """Mounts the file system. Raises ChaosError if that is not possible."""
         folder, log = _folder(site), _log(site)
         _switch(site).write_bytes(_ON)
         module = f"{__package__}.server"

@@ -22,7 +22,7 @@ _FSOPEN, _CLOSE_ON_EXEC = 430, 1  # fsopen(2): the same number on every architec
 
 @dataclass(frozen=True)
 class OwnDisk:
-    """`size` is in bytes. `way_back` must be guarded before `mount`."""
+    """The disk of one run, with `size` bytes. `way_back` must be guarded before `mount`."""
 
     folder: Path
     size: int

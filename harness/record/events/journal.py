@@ -72,7 +72,7 @@ class Journal:
         self, kind: Kind, data: Mapping[str, Any], *, rank: int | None = None,
         attempt: int | None = None, mono_s: float | None = None,
     ) -> Event:  # fmt: skip
-        """Raises ChaosError if the journal is closed: its file may then belong to another run."""
+        """Writes an event. Raises ChaosError if the journal is closed: its file may then belong to another run."""
         with self._lock:
             if self._closed_file:
                 raise ChaosError(f"{kind.value}: the run is over")

@@ -41,7 +41,8 @@ def _strict(types: Mapping[str, Any]) -> Any:
 
 
 def read(line: bytes | str) -> Event:
-    """Raises ValueError if the line is torn or damaged, or of a kind that this version does not know."""
+    """The event in a line. Raises ValueError if the line is torn or damaged, or if this version does not know its
+    kind."""
     event = Event.from_line(line)
     _checker(event.kind).validate_python(event.__dict__)
     return event

@@ -125,7 +125,8 @@ class History:
         return sorted(again, key=lambda pair: (pair[1].global_step or 0, pair[1].rank, pair[1].attempt))
 
     def highest_step(self, before_s: float = inf) -> int | None:
-        """The highest global step that any rank finished by that time."""
+        """The highest global step that any rank finished. `before_s` and `attempt`, if given, limit it to a time and an
+        attempt."""
         steps = (one.global_step for one in self.executions if one.mono_s <= before_s)
         return max((step for step in steps if step is not None), default=None)
 

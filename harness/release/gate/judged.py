@@ -24,8 +24,9 @@ WAIVERS = "waivers"  # what reports call the group of them
 
 @dataclass(frozen=True)
 class Judged:
-    """`results`: the results under the gate, those of one scenario together, and the waivers last. `repeats`: of
-    scenarios that are judged by their rate. `missing`: scenarios without a run that counts."""
+    """A gate and its runs, judged. `results`: the results under the gate, those of one scenario together, and the
+    waivers last. `repeats`: of scenarios that are judged by their rate. `missing`: scenarios without a run that
+    counts."""
 
     gate: str
     environment: str

@@ -47,8 +47,8 @@ class Loaded:
 
 
 def load(path: Path) -> Loaded:
-    """Raises ScenarioError with a line per mistake, also those in the scenarios: `file:line:column: what; what to
-    do`."""
+    """Loads a gate. Raises ScenarioError with a line per mistake, also for mistakes in the scenarios:
+    `file:line:column: what; what to do`."""
     wanted: dict[str, tuple[Wanted, ...]] = {}
 
     def check(gate: Gate, tell: Tell) -> None:

@@ -62,7 +62,8 @@ def judge_repeats(
     scenario: str, description: str, results: Sequence[Result], ask: Ask, state: State, alike: bool = False,
     run_dirs: Sequence[str] = (),
 ) -> Repeats:  # fmt: skip
-    """`results`: of the repetitions that ended, in order. `alike`: the plans differ only in the seed."""
+    """Judges the repetitions of a scenario. `results`: of the repetitions that ended, in order. `alike`: the plans
+    differ only in the seed."""
     rate = Rate.of("scenario", [one.verdict for one in results], ask.confidence)
     verdict, code, reason = _verdict(results, ask, state, rate)
     names = list(dict.fromkeys(case.name for one in results for case in one.cases))

@@ -29,7 +29,8 @@ class _One:
 
 
 class Series:
-    """`runs`: file, plan, criterion and run directory, in order; those of one file are adjacent."""
+    """The repetitions of all scenarios. `runs`: file, plan, criterion and run directory, in order; those of one file
+    are adjacent."""
 
     def __init__(self, runs: Sequence[tuple[Path, Plan, Ask, Path]]) -> None:
         self._all: list[_One] = []

@@ -18,7 +18,8 @@ from torchaos.harness.record.plan import After
 def after_is_due(
     trigger: After, events: Sequence[Event], now_s: float, history: Callable[[], History] | None = None
 ) -> bool:
-    """`now_s`: CLOCK_MONOTONIC. `history`: the history of these events, for a caller that checks several triggers."""
+    """Whether the trigger is due. `now_s`: CLOCK_MONOTONIC. `history`: the history of these events, for a caller that
+    checks several triggers."""
     if now_s < _launched_at(events) + trigger.not_before_s:  # first what is cheap to tell
         return False
     start = _start_of(trigger, events, history or partial(History.of, events))

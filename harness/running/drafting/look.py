@@ -12,7 +12,8 @@ from torchaos.harness.running.twins.twin import Twins
 
 
 class Look:
-    """`stop` may be called from a signal handler: the run is ended in order, and its changes are undone."""
+    """One run without faults. `stop` may be called from a signal handler: the run is ended in order, and its changes
+    are undone."""
 
     def __init__(self, plan: Plan, watcher: Watcher | None = None) -> None:
         self._watcher = watcher

@@ -21,7 +21,8 @@ _ASSERTIONS = {
 
 
 def scenario_text(draft: Draft, step: int, timeout_s: float, blind: Mapping[str, str]) -> str:
-    """`step`: in which the rank dies; `blind`: assertions that see too little of this job, with the reason."""
+    """The text of the scenario file. `step`: the step in which the rank dies. `blind`: assertions that see too little
+    of this job, with the reason."""
     rank = draft.ranks - 1
     job = [f"  command: {_one_line(_command(draft), flow=False)}"]
     if draft.cwd != ".":

@@ -36,7 +36,8 @@ _STARTED_S = 20.0
 
 @dataclass
 class DockerNode:
-    """`folder` holds the inputs of its container, and the file with the names of the other nodes."""
+    """A node that is a container. `folder` holds the inputs of its container, and the file with the names of the other
+    nodes."""
 
     index: int
     engine: str
@@ -54,7 +55,7 @@ class DockerNode:
 
     @property
     def link(self) -> Link:
-        """Raises ChaosError if the node has no running container."""
+        """The node's link. Raises ChaosError if the node has no running container."""
         if self._link is None or not self._link.space.alive():
             space = Space.of(self._first_pid())
             name = holder.name(self.index)
@@ -118,8 +119,8 @@ class Docker(Launcher):
         self._made: tuple[str, str] | None = None  # image and subnet, once they are made
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        """In order of creation; they are undone from the last to the first: the programs that make containers, the
-        containers, then network and image."""
+        """The handles in order of creation: image and network, the containers, and the programs that make containers.
+        They are undone in reverse order."""
         run_id = spec.env[ENV_RUN_ID]
         made = (one(self._engine, run_id) for one in (DockerImage, DockerNetwork))
         return (*made, Containers(self._engine, run_id, spec.nodes), JobProcesses(run_id))

@@ -42,8 +42,8 @@ class FrontedNode:
 
 
 class Fronted(Launcher):
-    """`upstreams`: the job's endpoints by name. `proxied`: the endpoints that a fault is about; the others are reached
-    directly."""
+    """A launcher with proxies. `upstreams`: the job's endpoints by name. `proxied`: the endpoints that a fault is
+    about; the others are reached directly."""
 
     name: ClassVar[str]  # none: no scenario names it
 

@@ -31,8 +31,8 @@ _LOOK_S = 0.05  # how often it is looked whether a node's command was started ag
 
 
 class Job(RunningJob):
-    """`spec_for(n)` returns submission n, from 0. If a submission ends with an exit code other than 0, the next is
-    started, if any is left. The methods may be called from any thread."""
+    """A job over all its submissions. `spec_for(n)` returns submission n, from 0. If a submission ends with an exit
+    code other than 0, the next is started, if any is left. The methods may be called from any thread."""
 
     def __init__(
         self, spec_for: Callable[[int], JobSpec], launcher: Launcher, journal: Journal, *,

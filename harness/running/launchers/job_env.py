@@ -27,8 +27,8 @@ def job_env(
     base_env: Mapping[str, str], *, run_id: str, agent_plan: Path | None, attempt_base: int = 0,
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:  # fmt: skip
-    """`extra`: the variables of the scenario. Without `agent_plan`, no agent is added, and PYTHONPATH is not
-    changed."""
+    """The job's environment. `extra`: the variables of the scenario. Without `agent_plan`, no agent is added, and
+    PYTHONPATH is not changed."""
     env = {**base_env, **(extra or {})}
     for name in (ENV_PLAN, ENV_ARMED, ENV_NODE, ENV_REPLICA, ENV_ROUND):  # of a run around this one
         env.pop(name, None)

@@ -84,7 +84,7 @@ def keepers(run_id: str) -> str:
 
 
 def make_links(folder: Path, nodes: int, run_id: str) -> list[Link]:
-    """Raises ChaosError if namespaces can't be made."""
+    """Makes the namespaces and links. Raises ChaosError if namespaces can't be made."""
     user = "same-user" if os.geteuid() == 0 else "own-user"
     argv = [sys.executable, "-S", "-E", holder.__file__, str(folder), str(nodes), user]
     environ = {**os.environ, ENV_RUN_ID: keepers(run_id)}

@@ -38,7 +38,7 @@ _END_S = 30.0  # as long as torchrun itself lets its ranks take
 
 
 def node_index(environ: Mapping[str, str]) -> int:
-    """Raises UsageError if no variable or option gives the number."""
+    """The number of this node. Raises UsageError if no variable or option gives it."""
     for name in NODE_VARIABLES:
         if environ.get(name, "").isdigit():
             return int(environ[name])

@@ -53,8 +53,8 @@ def _place(env: Mapping[str, str]) -> tuple[str | None, str | None]:
 
 
 def start(node: Node, spec: JobSpec, base: int, log: JobLog, on_line: OnLine | None = None) -> NodeRun:
-    """`on_line`: receives the lines of the output; default: `log`. Raises UsageError if the command can't be
-    started."""
+    """Starts the command on a node. `on_line`: receives the lines of the output; default: `log`. Raises UsageError if
+    the command can't be started."""
     log.begin(base)
     spec = for_node(node, spec, base)
     return NodeRun(node, Command(node.argv(spec.argv), spec.cwd, spec.env, spec.log, on_line or log.line))

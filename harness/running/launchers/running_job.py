@@ -23,7 +23,7 @@ class RunningJob(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Raises UsageError when the command can't be started."""
+        """Starts the job. Raises UsageError if the command can't be started."""
 
     @property
     def done(self) -> bool:
@@ -31,8 +31,8 @@ class RunningJob(ABC):
         return self._done.is_set()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """The exit code of the last submission (negative: the signal's number); None while it is not done, and if
-        nobody but the job's parent could learn it."""
+        """The exit code of the last submission (negative: the signal's number). None while it runs, or if only the
+        job's parent can know it."""
         return self._exit_code if self._done.wait(timeout_s) else None
 
     def ranks(self) -> dict[int, RankProcess]:

@@ -48,7 +48,7 @@ class Story:
 
 
 def story_of(folder: RunDir) -> Story:
-    """Raises UsageError if the plan can't be read, because then nothing says what was planned."""
+    """The story of a run. Raises UsageError if the plan can't be read, because then nothing says what was planned."""
     run, doubts = _load(folder)
     result = _judged(folder, doubts)
     verdict = result.verdict.value if result else "not judged"

@@ -18,9 +18,9 @@ _ROUND = 9  # significant digits
 
 
 def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
-    """`steps`, and by name a list with a value or None for each step: `loss` and `lr` of the run (the final history,
-    means over the ranks), `first_loss` of steps that were done again, `twin_loss` and `twin_lr`, and `apart`, the
-    relative difference of the two losses."""
+    """The data of the curves: `steps`, and by name a list with a value or None for each step. `loss` and `lr` are of
+    the run (the final history, means over the ranks), `first_loss` of steps that were done again, `twin_loss` and
+    `twin_lr` of the twin; `apart` is the relative difference of the two losses."""
     history = history_of(run, twins)
     ours, theirs = history.by_step(), twins[0].history.by_step() if twins else {}
     again: dict[int, dict[int, Execution]] = defaultdict(dict)

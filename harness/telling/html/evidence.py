@@ -25,7 +25,7 @@ _DUMP = re.compile(r"(?:trace|fr|flight)[\w.-]*rank[_-]?\d+|nccl_trace", re.I)
 
 
 def logs_of(folder: RunDir, run: Record) -> list[dict[str, Any]]:
-    """For each submission's log: the lines around each fault, and the last lines."""
+    """The lines around each fault, and the last lines, of each submission's log."""
     found = []
     for path in sorted(folder.logs.glob("*.log")):
         lines, whole = _lines(path)

@@ -21,12 +21,12 @@ MOST_TRENDS, MOST_POINTS, MOST_ROWS = 40, 500, 2_000
 
 
 def write(path: Path, runs: Sequence[Kept], days: Sequence[Night] = ()) -> None:
-    """Raises OSError if it can't be written."""
+    """Writes the page. Raises OSError if that fails."""
     write_atomically(path, text(runs, path.parent, days))
 
 
 def text(runs: Sequence[Kept], home: Path, days: Sequence[Night] = ()) -> str:
-    """`home`: the folder of the page, to which links to reports are relative."""
+    """The HTML of the page. `home`: its folder, to which links to reports are relative."""
     by_scenario: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for one in runs:
         if one.result.recoveries:

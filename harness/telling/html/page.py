@@ -48,7 +48,7 @@ def write(folder: RunDir, result: Result, records: tuple[Record, list[Record]] |
 
 
 def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None) -> str:
-    """`records`: of the run and its twins, if they were read already."""
+    """The HTML of the page. `records`: of the run and its twins, if they were read already."""
     run, twins = records or records_of(folder)
     replicas = run.plan.job.replicas
     run = run if replicas == 1 else without_steps(run)

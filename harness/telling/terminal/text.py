@@ -46,12 +46,12 @@ def value_in_words(name: str, value: Any, seconds: Collection[str] = ()) -> str:
 
 
 def pairs_in_words(values: Mapping[str, Any], seconds: Collection[str] = ()) -> str:
-    """`catch up 6.84 s, lost steps 5`"""
+    """Values with their names, such as `catch up 6.84 s, lost steps 5`."""
     return ", ".join(f"{name_in_words(name)} {value_in_words(name, value, seconds)}" for name, value in values.items())
 
 
 def measured_in_words(measured: Mapping[str, Mapping[str, float]]) -> str:
-    """`delay 50.3 ms (asked 50)`: names end in their unit."""
+    """Measured values with the requested values, such as `delay 50.3 ms (asked 50)`. Names end in their unit."""
     units = {"ms": " ms", "percent": " %", "mbit": " Mbit/s"}
     parts = []
     for name, both in measured.items():

@@ -44,7 +44,7 @@ class Night:
 
     @classmethod
     def of(cls, folder: Path) -> Night:
-        """Raises UsageError if the game day has no score that can be read."""
+        """The night in the folder of a game day. Raises UsageError if it has no score that can be read."""
         try:
             return cls.of_score(str(folder), json.loads((folder / "score.json").read_text()))
         except OSError as error:
@@ -55,7 +55,8 @@ class Night:
 
     @classmethod
     def of_score(cls, folder: str, raw: Mapping[str, Any]) -> Night:
-        """Raises KeyError, ValueError, TypeError or AttributeError if it is no score."""
+        """The night from the contents of score.json. Raises KeyError, ValueError, TypeError or AttributeError if it is
+        no score."""
         about = {key: str(raw[key]) for key in ("name", "started", "commit", "verdict")}
         shares = [_share(one["clock"]) for one in raw["rounds"]]
         faults = [fault for one in raw["rounds"] for fault in one["faults"]]

@@ -12,8 +12,8 @@ PROGRESS = frozenset({"log", "collectives"})
 
 @dataclass(frozen=True)
 class Opinion:
-    """For `quiet_s` seconds nothing has happened that the observer looks for. `usual_s`: the longest such time so far
-    that ended by itself. `armed`: the observer has seen enough of the job to have an opinion."""
+    """What one observer reports: for `quiet_s` seconds nothing has happened that it looks for. `usual_s`: the longest
+    such time so far that ended by itself. `armed`: the observer has seen enough of the job to have an opinion."""
 
     observer: str  # log, stacks, metrics, collectives
     quiet_s: float

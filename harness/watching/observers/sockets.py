@@ -20,7 +20,8 @@ _LOST_TWICE = 2  # retransmissions of a segment; a healthy network loses a segme
 
 
 class Sockets:
-    """`moved`: bytes were transported since the previous look. `stuck`: data of a rank is sent again and again."""
+    """The state of the ranks' sockets. `moved`: bytes were transported since the previous look. `stuck`: data of a rank
+    is sent again and again."""
 
     def __init__(self) -> None:
         self.moved = self.stuck = False

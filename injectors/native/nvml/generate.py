@@ -32,7 +32,7 @@ class Symbol:
 
 
 def read() -> list[Symbol]:
-    """Raises ValueError for a row that is none."""
+    """The rows of the table. Raises ValueError for a malformed row."""
     found = [Symbol(*line.split("\t")) for line in _lines("symbols.tsv")]
     for one in found:
         if one.takes not in ("device", "other") or one.served not in SERVED:

@@ -111,7 +111,8 @@ class Plan:
     needs: tuple[str, ...] = ()  # capabilities
     version: int = 1
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")  # also of its parts: the keys tell triggers apart
+    # Also of its parts: the keys tell triggers apart. Python 3.10 can't evaluate a ClassVar without its type.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)

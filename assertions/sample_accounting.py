@@ -48,8 +48,8 @@ _BLIND = "without a twin, samples that were skipped in steps that were done only
 @dataclass(frozen=True)
 class SampleAccounting(Assertion):
     """Compares the samples of each global step, as a multiset over all ranks, so that the number of ranks may change.
-    Digests of the batches that were trained on decide. Indices decide too if a digest does not cover exactly one sample
-    (a packed batch); otherwise they are only used in the reason."""
+    The digests of the trained batches decide. Indices decide too if a digest does not cover exactly one sample (a
+    packed batch); otherwise they are only used in the reason."""
 
     name = "sample_accounting"
     harm = Harm.WRONG_RESULT

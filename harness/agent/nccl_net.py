@@ -85,7 +85,8 @@ class NetOrder:
 
 
 class NetPage:
-    """The agent or the library makes the file, whichever comes first; both make the same."""
+    """The page of orders for NCCL's network. The agent or the library makes the file, whichever comes first, with the
+    same contents."""
 
     def __init__(self, path: str | Path) -> None:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -113,9 +114,9 @@ class NetPage:
         return self.read(MAGIC) == _MAGIC
 
     def order(self, order: NetOrder, control: str, number: int, lease_s: float) -> int:
-        """Put an order into force until the control page at path `control` takes the firing `number` back, or `lease_s`
-        seconds are over. Returns its slot. Raises ValueError if there are too many orders or peers, or the path is too
-        long."""
+        """Puts an order into force until the control page at path `control` ends the firing `number`, or `lease_s`
+        seconds are over. Returns its slot. Raises ValueError if there are too many orders or peers, or if the path is
+        too long."""
         slot = next((slot for slot in range(SLOTS) if not self.read(ACTIVE, slot)), None)
         raw = control.encode()
         if slot is None or len(order.peers) > _MAX_PEERS or len(raw) >= _CONTROL_SIZE:

@@ -122,7 +122,7 @@ def payload(
     losses: Sequence[float | None], lr: Sequence[float | None], opt_step: int | None, sched_step: int | None,
     skipped: bool | None, samples: bytes | None, indices: Sequence[int] | None, phases: Mapping[Any, float],
 ) -> dict[str, Any]:  # fmt: skip
-    """The payload of a step's event, from what a packed line holds."""
+    """The payload of a step's event, from the contents of a packed line."""
     return {
         "losses": list(losses), "samples": None if samples is None else in_hex(samples),
         "indices": None if indices is None else list(indices), "lr": list(lr), "opt_step": opt_step,

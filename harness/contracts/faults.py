@@ -21,7 +21,8 @@ Hits = Literal["ranks", "agents", "as_targeted", "nodes", "files", "endpoints"]
 
 @dataclass(frozen=True)
 class Target:
-    """The resolved target of a fault: ranks (global), or whole nodes by index; neither for files and endpoints."""
+    """The resolved target of a fault: ranks (global), or whole nodes by index. Faults of files and endpoints have
+    neither."""
 
     ranks: tuple[int, ...]
     nodes: tuple[int, ...] = ()

@@ -28,7 +28,7 @@ def each(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
 
 
 def each_hit(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
-    """Judges each replica that a fault was to hit, as `each` does."""
+    """Judges each replica that a fault was planned to hit, like `each`."""
     hit = [number for number, replica in enumerate(records_of(run)) if replica.plan.faults]
     return _of(hit, assertion, run, twins)
 

@@ -39,7 +39,8 @@ def checkpoints_in(command: Sequence[str]) -> str | None:
 
 
 def with_job(source: Source, other: Source) -> Source:
-    """The scenario with the other job. Raises ScenarioError for a ready scenario that makes sense with its own only."""
+    """The scenario with the other job. Raises ScenarioError for a ready scenario that only makes sense with its own
+    job."""
     own = source.data.get("job")
     if not isinstance(own, dict):
         own = {}

@@ -114,7 +114,8 @@ class MemoryCgroup(CpuCgroup):
 
 
 def freezer_for(pid: int, name: str) -> FreezerCgroup:
-    """The freezer group that `freeze` will make below that of the process. Raises OSError or ValueError."""
+    """The path of the freezer group that `freeze` will make, below the group of the process. Raises OSError or
+    ValueError."""
     mount = _mounted("cgroup", "freezer")
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _number, controllers, path = line.split(":", 2)

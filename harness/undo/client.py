@@ -231,10 +231,9 @@ class Reaper:
 
 
 def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
-    """Restore what a dead reaper left: of an owner or a record, or (None) everything.
-
-    Returns an empty list without a log, since nothing was guarded then. Raises UndoError if the log can't be read or
-    belongs to another user, Busy if another process heals the run."""
+    """Undoes the changes that a dead reaper left open: those of one owner or record, or (None) all. Returns an empty
+    list without a log, because nothing was guarded then. Raises UndoError if the log can't be read or belongs to
+    another user, Busy if another process heals the run."""
     writer = None
     try:
         with suppress(FileNotFoundError):

@@ -77,8 +77,8 @@ class File:
         )  # fmt: skip
 
     def note(self) -> None:
-        """Call it after the fault was applied: the file as it is now is the fault's work, and any later change is the
-        job's. Raises OSError; without a note, the inode decides."""
+        """Must be called after the fault was applied. Records the present file as the fault's work, so that any later
+        change counts as the job's. Raises OSError. Without a note, the inode decides."""
         if self.copy is None:
             return
         with suppress(FileNotFoundError, PermissionError):  # the fault removed it, or the right to read it

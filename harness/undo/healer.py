@@ -49,7 +49,8 @@ class Healer:
         self._unreported: dict[str, list[Healed]] = {}
 
     def guard(self, record: UndoRecord) -> None:
-        """On disk when this returns. Raises ValueError for a bad record, OSError if it can't be written."""
+        """Writes a record. It is on disk when this returns. Raises ValueError for a bad record, OSError if it can't be
+        written."""
         if record.id in self._records and self._records[record.id].open:
             raise ValueError(f"{record.id} is guarded already")
         for handle in record.handles:

@@ -102,7 +102,8 @@ def contiguous(size: tuple[int, ...], like: tuple[int, ...] = ()) -> tuple[int, 
 
 
 def storage_ref(pid: Any) -> Any:
-    """("storage", type, key, location, count), and in the older form ", view" at the end, or a module's source."""
+    """The storage that a persistent id names: ("storage", type, key, location, count), with a sixth entry in the older
+    form. For a module, its source. Raises Unreadable for anything else."""
     if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
         return pid[1]
     if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] not in ("storage", b"storage"):

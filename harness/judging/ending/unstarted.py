@@ -31,7 +31,7 @@ def died_by_itself(run: Record) -> str:
 
 
 def last_error(run: Record) -> str:
-    """The exception that a job which did not end well wrote last, as a clause; empty if it wrote none."""
+    """The last exception that a failed job wrote to its log, as a clause; empty if it wrote none."""
     if run.stopped or run.exit_code in (0, None):
         return ""
     errors = [line for line in _last_words(run.log_end) if _ERROR.match(line)]

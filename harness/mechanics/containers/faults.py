@@ -154,7 +154,7 @@ def fill(hit: Hit, spare: int) -> None:
 
 @dataclass
 class Held:
-    """A probe: how often the kernel has throttled a container at a limit, since the probe was made."""
+    """A probe that counts how often the kernel has throttled a container at a limit, since the probe was made."""
 
     fault: str
     nodes: Sequence[LiveNode]

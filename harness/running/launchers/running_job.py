@@ -36,7 +36,7 @@ class RunningJob(ABC):
         return self._exit_code if self._done.wait(timeout_s) else None
 
     def ranks(self) -> dict[int, RankProcess]:
-        """The live ranks, by number. A rank that is not clear, or not up, is left out."""
+        """The live ranks, by number. A rank that is ambiguous, or not up yet, is left out."""
         return self._watch.ranks()
 
     def agents(self, nodes: Sequence[int] = ()) -> list[Victim]:

@@ -9,8 +9,8 @@ from itertools import groupby
 def groups(
     times: Sequence[float], most: int, moments: Sequence[float], apart: Sequence[Hashable]
 ) -> Iterator[tuple[int, int]]:
-    """Joins neighbours until about `most` groups are left: (first, last) of each. Points next to a moment stay single,
-    and points that differ in `apart` are never joined. `times` must ascend."""
+    """Joins neighbours until about `most` groups are left. Returns (first, last) of each group. Points next to a moment
+    stay single, and points that differ in `apart` are never joined. `times` must ascend."""
     if len(times) <= most:
         yield from ((number, number) for number in range(len(times)))
         return

@@ -25,8 +25,8 @@ class Record:
 
 
 def records(files: Files, path: str, offset: int, length: int, what: str = "torch.save file") -> dict[str, Record]:
-    """All records of the zip at `offset`, by name. `what` it should be is for messages. Raises Unreadable (torn) if its
-    directory is damaged."""
+    """All records of the zip at `offset`, by name. `what`: the kind of file, for messages. Raises Unreadable (torn) if
+    its directory is damaged."""
     if length >= 4 and files.read(path, offset, 4)[:2] != b"PK":
         raise torn(f"it does not begin as a {what} does")
     window = Window(files, path, offset, length, _DIRECTORY)

@@ -24,8 +24,8 @@ Group = TypeVar("Group", bound="CpuCgroup")
 
 @dataclass(frozen=True)
 class CpuCgroup:
-    """Our group `path`, below or beside `home`, the group from which its processes came. Undo: they are moved back, and
-    the group is removed."""
+    """Our CPU group `path`. It is below or beside `home`, the group from which its processes came. Undo moves the
+    processes back and removes the group."""
 
     kind: ClassVar[str] = "cpu_cgroup"
     controller: ClassVar[str] = "cpu"
@@ -84,7 +84,7 @@ class CpuCgroup:
 
 @dataclass(frozen=True)
 class FreezerCgroup(CpuCgroup):
-    """Our freezer group (version 1) below `home`: it is thawed, its processes are moved back, and it is removed."""
+    """Our freezer group (version 1) below `home`. Undo thaws it, moves its processes back and removes it."""
 
     kind: ClassVar[str] = "freezer_cgroup"
 

@@ -110,7 +110,7 @@ class Containers(_LabelledObjects):
 
 @dataclass(frozen=True)
 class DockerNetwork(_LabelledObjects):
-    """The network of a run: it is removed, after the run's containers."""
+    """The network of a run. Undo removes it, after the run's containers."""
 
     kind: ClassVar[str] = "docker_network"
 
@@ -123,7 +123,7 @@ class DockerNetwork(_LabelledObjects):
 
 @dataclass(frozen=True)
 class DockerImage(_LabelledObjects):
-    """The image that was made for a run: it is removed, after the run's containers."""
+    """The image that was made for a run. Undo removes it, after the run's containers."""
 
     kind: ClassVar[str] = "docker_image"
 

@@ -119,8 +119,8 @@ def partial(checkpoint: Checkpoint, draw: random.Random) -> list[Edit]:
 
 
 def stale(checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Edit:
-    """Replace a file by that of the same name in the next older checkpoint, or, if a checkpoint is a single file, by
-    the older checkpoint."""
+    """Replaces a file by the file of the same name in the next older checkpoint. If a checkpoint is a single file,
+    replaces it by the older checkpoint."""
     older = next((other for other in _older(checkpoint, others)), None)
     if older is None:
         raise ChaosError(f"{checkpoint.path}: there is no older checkpoint to take a file from")
@@ -132,7 +132,8 @@ def stale(checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Ran
 
 
 def foreign(checkpoint: Checkpoint, draw: random.Random) -> Edit:
-    """Replace a file by another of the same checkpoint. Names that differ only in a number are of two ranks."""
+    """Replaces a file by another file of the same checkpoint. Files whose names differ only in a number belong to two
+    ranks."""
     kin: dict[str, list[Path]] = {}
     for path in map(Path, _data_files(checkpoint)):
         kin.setdefault(re.sub(r"\d+", "#", path.name), []).append(path)

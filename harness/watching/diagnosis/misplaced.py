@@ -18,8 +18,8 @@ from torchaos.harness.watching.diagnosis.words import is_in, waited_for
 
 
 def read_mismatches(graph: Waits, found: Diagnosis) -> set[Node]:
-    """Finds the ops in which ranks called different operations, or gave different sizes or types, and blames ranks for
-    the first such op of each group: later ops are only shifted by it. Returns all such ops."""
+    """Finds the ops in which ranks called different operations, or gave different sizes or types. Blames ranks only for
+    the first such op of each group, because later ops differ as a consequence. Returns all such ops."""
     wrong: dict[object, Op] = {}
     bad: set[Node] = set()
     for op in (each for each in graph.ops.values() if len(each.key) == 2):

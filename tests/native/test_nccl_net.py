@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from torchaos.harness.agent.nccl_net import (
     CONNECTIONS,
+    ENV_NCCL_NET,
     LAST_BYTES,
     MATCHED,
     RECEIVED,
@@ -401,3 +404,33 @@ def test_it_is_compiled_into_the_cache(tmp_path: Path, monkeypatch: pytest.Monke
         text = subprocess.run(["nm", "-D", "--defined-only", str(made)], capture_output=True, text=True, check=True)
         names = {line.split()[-1] for line in text.stdout.splitlines()}
         assert names == {f"ncclNetPlugin_v{version}" for version in VERSIONS}
+
+
+REAL = """
+import ctypes, sys
+
+class Id(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 128)]
+
+nccl, identity, made = ctypes.CDLL(sys.argv[1]), Id(), ctypes.c_void_p()
+nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, Id, ctypes.c_int]
+print(nccl.ncclGetUniqueId(ctypes.byref(identity)), nccl.ncclCommInitRank(ctypes.byref(made), 1, identity, 0))
+"""
+
+
+def test_a_real_nccl_needs_a_gpu_to_load_it(library: Path, tmp_path: Path) -> None:
+    """NVIDIA's own library asks CUDA before it looks at its plug-ins: without a GPU the plug-in is never loaded. So the
+    rest of this file plays NCCL's part."""
+    package = importlib.util.find_spec("nvidia")
+    folders = (package.submodule_search_locations or ()) if package else ()
+    found = next((path for one in folders for path in Path(one).glob("nccl/lib/libnccl.so.2")), None)
+    if found is None:
+        pytest.skip("libnccl.so.2 is missing: pip install nvidia-nccl-cu12")
+    if list(Path("/proc/driver/nvidia/gpus").glob("*")):
+        pytest.skip("there is a GPU here: ci/gpu-check nccl_net shows more")
+    ours = {"NCCL_NET_PLUGIN": str(library), "NCCL_NET": "torchaos", ENV_NCCL_NET: str(tmp_path)}
+    command = [sys.executable, "-c", REAL, str(found)]
+    env = {**os.environ, **ours, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["0", "1"], (done.stdout, done.stderr)  # ncclUnhandledCudaError
+    assert list(tmp_path.iterdir()) == [], "it was loaded: there is more to test without a GPU than is written here"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness.agent.check_sums import is_whole
+from torchaos.harness.judging.checkpoints.carried import carried_into
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
 from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
@@ -155,6 +156,9 @@ class _Digests:
         life = self._history.attempt(attempt)
         if life is None or life.base is None or (life.base == 0 and not life.number):
             return "It had not been restarted by then: most likely the fault itself changed the parameters of a rank."
+        carried = carried_into(self._history, attempt)
+        if carried and carried.parameters and carried.moments:
+            return "They began with what had been saved: most likely something else of one of them was not restored."
         if step > life.base + 1:
             return "No earlier step shows it: most likely the optimizer's state of one of them was not restored."
         norms = [one.norm for one in self._ours[step].values() if one.norm is not None]

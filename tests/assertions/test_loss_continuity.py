@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from torchaos.assertions.loss_continuity import LossContinuity
+from torchaos.assertions.state_restored import StateRestored
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, Outcome
 from torchaos.harness.judging.noise.tolerance import Tolerances
@@ -247,8 +248,22 @@ def test_a_cut_accumulation_is_told(trainer: Any) -> None:
 
     run = twice(trainer(kills=KILL).record(), lambda e: (e.attempt, e.step) == (1, 1))
     run = _scale_loss(run, lambda e: e.attempt == 1 and e.step > 1, 1.01)
-    finding = LossContinuity().judge(run, [twice(trainer().record(), lambda e: False)])
-    assert "the first step had 1 backwards and 2 in the twin" in finding.reason
+    twin = twice(trainer().record(), lambda e: False)
+    assert "the first step had 1 backwards and 2 in the twin" in LossContinuity().judge(run, [twin]).reason
+    others = trainer(kills=KILL, broken=frozenset({"sampler"})).record()
+    others = twice(others, lambda e: (e.attempt, e.step) == (1, 1))
+    reason = LossContinuity().judge(others, [twin]).reason  # the tail of an epoch that had been done, say
+    assert ("accumulation" in reason, "given other samples in step 16" in reason) == (False, True), reason
+
+
+def test_what_was_put_back_is_not_blamed(trainer: Any) -> None:
+    """Losses that go wrong after the first one: the optimizer's moments are not named if they are known to be right."""
+    for seen, blamed in ((False, "optimizer state (momentum) or gradient scaling"), (True, "gradient clipping or")):
+        run = trainer(kills=KILL, state_seen=seen).record()
+        run = _scale_loss(run, lambda e: e.attempt == 1 and e.step > 1, 1.01)
+        reason = LossContinuity().judge(run, [trainer(state_seen=seen).record()]).reason
+        assert (blamed in reason, "optimizer's moments at the start" in reason) == (True, seen), reason
+        assert StateRestored().judge(run, []).outcome is (Outcome.PASSED if seen else Outcome.INCONCLUSIVE)
 
 
 def test_means_are_compared_when_the_world_changed(trainer: Any) -> None:

@@ -59,10 +59,7 @@ def test_whether_the_weights_were_restored_is_known(trainer: Any) -> None:
     twin = trainer().record()
     for broken, words in (
         ("weights", "the model's weights were not restored: before step 16 those of rank 0, 1 were those of a fresh"),
-        (
-            "rng",
-            "(samples, weights at the start, optimizer counter, learning rate), so most likely the RNG state",
-        ),
+        ("rng", "optimizer's moments at the start, optimizer counter, learning rate), so most likely the RNG state"),
     ):
         finding = ParameterDigest().judge(trainer(kills=KILL, broken=frozenset({broken})).record(), [twin])
         assert words in finding.reason

@@ -43,6 +43,11 @@ class Carried:
         return f"the resume from step {self.step} in attempt {self.attempt.number}{sizes}"
 
 
+def carried_into(history: History, attempt: int) -> Carried | None:
+    """What was carried over the resume with which an attempt began. None if it resumed from no step of this run."""
+    return next((one for one in resumes_carried(history) if one.attempt.number == attempt), None)
+
+
 def resumes_carried(history: History) -> Iterator[Carried]:
     """Yields a `Carried` for each attempt that resumed from a step that this run had done, in order of attempts."""
     for attempt in history.attempts:

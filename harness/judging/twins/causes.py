@@ -1,6 +1,7 @@
 """Finds the most likely cause why a resumed job computes other values than its twin, from the other differences.
 
 A quantity is said to differ or to agree only if it was seen. What was not seen is named, and stays a possible cause.
+What was carried over the resume as it was (`state_restored` passes) is no cause.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from torchaos.harness.judging.checkpoints.carried import carried_into
 from torchaos.harness.judging.noise.quantities import Steps, relative
 from torchaos.harness.judging.twins.agreement import Difference
 from torchaos.harness.record.history import Execution, History
@@ -18,6 +20,9 @@ _UPDATE = (
     "optimizer counter",
     "learning rate",
 )  # they act in the update, so they change only the losses of later steps
+
+
+_MOMENTS = "optimizer's moments at the start"
 
 
 class _Fact(NamedTuple):
@@ -48,10 +53,12 @@ def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Differe
         )
     base = attempt.base
     since = [step for step in sorted(ours.keys() & theirs.keys()) if base < step <= first.step]
-    weights = _weights(base, ours, theirs)
-    exact = [_accumulation(base, first), _loss_scale(ours, theirs, first), _lost(base, weights)]
+    carried = carried_into(history, attempt.number)
+    weights = {} if carried and carried.parameters else _weights(base, ours, theirs)
+    moments = bool(carried and carried.moments)
+    exact = [_accumulation(base, ours, theirs, first), _loss_scale(ours, theirs, first), _lost(base, weights)]
     facts = [_Fact("", first.step, clause) for clause in exact if clause]
-    facts += [fact for fact in (_data(since, ours, theirs), _optimizer(since, ours, theirs),
+    facts += [fact for fact in (_data(since, ours, theirs), _optimizer(since, ours, theirs, moments),
                                 _schedule(since, ours, theirs)) if fact]  # fmt: skip
     late = [fact for fact in facts if fact.what in _UPDATE and fact.step == first.step and first.what == "loss"]
     acted = [fact.clause for fact in facts if fact not in late]
@@ -60,20 +67,29 @@ def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Differe
         causes = "; ".join(acted)
         return Cause(f"Most likely cause, in the attempt that resumed after step {base}: {causes}.{besides}", causes)
     differ = {fact.what for fact in facts}
-    seen = [what for what in _compared(since, ours, theirs, weights) if what not in differ]
-    guess = _by_elimination(base, ours, theirs, first, weights, "samples" in seen)
+    seen = [what for what in _compared(since, ours, theirs, weights, moments) if what not in differ]
+    guess = _by_elimination(base, ours, theirs, first, weights, seen)
     same = f"all other compared quantities are equal ({', '.join(seen)}), so " if seen else ""
     unseen = "" if "samples" in seen else " (the samples were not seen)"
     return Cause(f"In the attempt that resumed after step {base}, {same}{guess}{unseen}.{besides}", guess)
 
 
-def _accumulation(base: int, first: Difference) -> str | None:
+def _accumulation(base: int, ours: Steps, theirs: Steps, first: Difference) -> str | None:
     if first.what != "number of losses" or first.step != base + 1 or (first.ours or 0) >= (first.theirs or 0):
+        return None
+    mine, twins = ours[first.step], theirs[first.step]
+    if not all(_is_end_of(mine[rank].samples, twins[rank].samples) for rank in mine.keys() & twins.keys()):
         return None
     return (
         f"gradient accumulation: the first step had {first.ours:g} backwards and {first.theirs:g} in the twin, as if "
         "the checkpoint was written in the middle of an accumulation, without its gradients"
     )
+
+
+def _is_end_of(part: Sequence[str | None], whole: Sequence[str | None]) -> bool:
+    """Whether a step did the rest of another one, as far as its samples were seen."""
+    pairs = zip(reversed(part), reversed(whole), strict=False)
+    return len(part) <= len(whole) and all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
 def _loss_scale(ours: Steps, theirs: Steps, first: Difference) -> str | None:
@@ -146,8 +162,9 @@ def _all_samples(by_rank: Mapping[int, Execution]) -> list[str] | None:
     return sorted(str(sample) for execution in by_rank.values() for sample in execution.samples)
 
 
-def _optimizer(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
-    return _counter(since, ours, theirs, "optimizer counter", "the optimizer's state", lambda step: step.opt_step)
+def _optimizer(since: Sequence[int], ours: Steps, theirs: Steps, moments: bool) -> _Fact | None:
+    state = "a part of the optimizer's state" if moments else "the optimizer's state"
+    return _counter(since, ours, theirs, "optimizer counter", state, lambda step: step.opt_step)
 
 
 def _schedule(since: Sequence[int], ours: Steps, theirs: Steps) -> _Fact | None:
@@ -177,7 +194,9 @@ def _pairs(since: Sequence[int], ours: Steps, theirs: Steps) -> Iterator[tuple[i
             yield step, ours[step][rank], theirs[step][rank]
 
 
-def _compared(since: Sequence[int], ours: Steps, theirs: Steps, weights: Mapping[int, str] | None) -> list[str]:
+def _compared(
+    since: Sequence[int], ours: Steps, theirs: Steps, weights: Mapping[int, str] | None, moments: bool
+) -> list[str]:
     """The quantities that were seen on all ranks of all these steps, in the run and in the twin."""
     executions = [
         execution for step in since for by_rank in (ours[step], theirs[step]) for execution in by_rank.values()
@@ -186,6 +205,7 @@ def _compared(since: Sequence[int], ours: Steps, theirs: Steps, weights: Mapping
     seen = {
         "samples": all(execution.samples_seen for execution in executions),
         "weights at the start": weights is not None,
+        _MOMENTS: moments,
         "optimizer counter": same_ranks and all(execution.opt_step is not None for execution in executions),
         "learning rate": same_ranks and all(execution.lr for execution in executions),
     }
@@ -193,18 +213,19 @@ def _compared(since: Sequence[int], ours: Steps, theirs: Steps, weights: Mapping
 
 
 def _by_elimination(
-    base: int, ours: Steps, theirs: Steps, first: Difference, weights: Mapping[int, str] | None, sampled: bool
+    base: int, ours: Steps, theirs: Steps, first: Difference, weights: Mapping[int, str] | None, seen: Sequence[str]
 ) -> str:
-    """A clause about the most likely cause if every recorded quantity agrees: then the cause was not recorded."""
+    """A clause about the most likely cause if every recorded quantity agrees: then the cause was not recorded. `seen`:
+    the quantities that were compared."""
     if first.what == "number of losses":
         return "nothing that was recorded explains why it had another number of backwards"
-    data = [] if sampled else ["the data order"]
+    data = [] if "samples" in seen else ["the data order"]
+    update = ["gradient clipping"] if _MOMENTS in seen else ["optimizer state (momentum)"]
+    acts = _or(*update, "gradient scaling", *data)
     agreed = first.step - base - 1
     if agreed == 1:
-        acts = _or("optimizer state (momentum)", "gradient scaling", *data)
         return f"most likely, state that acts in the update was not restored, since the first loss agrees: {acts}"
     if agreed:
-        acts = _or("optimizer state (momentum)", "gradient scaling", *data)
         return f"since the first {agreed} losses agree, it is something that shows late: {acts}, or a later fault"
     if weights is None and _like_the_start(ours, first):
         nearer = "the loss is nearer to that of the start than to the twin's"

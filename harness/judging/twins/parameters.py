@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from torchaos.harness.contracts import Finding, First, What, failed, inconclusive, passed
+from torchaos.harness.judging.checkpoints.carried import carried_into
 from torchaos.harness.judging.checkpoints.clashes import clashes
 from torchaos.harness.judging.checkpoints.contents import checkpoints_of
 from torchaos.harness.judging.checkpoints.resumes import resumed_in_words
@@ -182,10 +183,9 @@ class AgainstTwins:
         if mine.norm is None or twins.norm is None:
             return f"{losses}, and the gradients were not seen."
         if mine.norm == twins.norm:
-            return (
-                f"{losses}, and the gradients' norms do: most likely the optimizer's state or settings were not "
-                "restored."
-            )
+            carried = carried_into(self._history, mine.attempt)
+            lost = "settings" if carried and carried.moments else "state or settings"
+            return f"{losses}, and the gradients' norms do: most likely the optimizer's {lost} were not restored."
         return f"{losses}, and the gradients' norms don't: most likely they are averaged or scaled in another way."
 
     def _reached(self, saved: Sequence[int | None]) -> str:

@@ -7,7 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchaos.harness.judging.ending.stalls import Stall, stalls_of
-from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Record, failed, inconclusive, passed
+from torchaos.harness.judging.recovery.pace import pace_of
+from torchaos.harness.watching.observers.opinion import Rule
+from torchaos.plugin import Assertion, Finding, Harm, Kind, Need, Outcome, Record, failed, inconclusive, passed
+
+_LOOK_S = 1.0  # that the observers take to look at stacks and counters
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,18 @@ class CulpritIdentified(Assertion):
             return self._score([(frozenset().union(*(stall.ranks for stall in stalls)), named)], "the report")
         if Need.HANGS not in run.plan.collect:
             return inconclusive("this run was made without our observers; run the scenario again")
-        pairs = [(stall.ranks, _named(run, stall)) for stall in stalls]
-        return self._score(pairs, "our diagnosis")
+        blamed = {stall: _named(run, stall) for stall in stalls}
+        needed_s = _needed_s(run, stalls[0].since_s)
+        short = [one for one in stalls if blamed[one] is None and one.until_s - one.since_s < needed_s]
+        pairs = [(one.ranks, blamed[one]) for one in stalls if one not in short]
+        found = self._score(pairs, "our diagnosis") if pairs else None
+        if found and (not short or found.outcome is Outcome.FAILED):
+            return found
+        lasted_s = short[0].until_s - short[0].since_s
+        return inconclusive(
+            f"{short[0].fault} lasted only {lasted_s:.2f} s, and in this job our observers may need {needed_s:.2f} s "
+            "to tell a hang from a pause; make it longer"
+        )
 
     def _score(self, pairs: Sequence[tuple[frozenset[int], frozenset[int] | None]], who: str) -> Finding:
         blamed = [(hit, named or frozenset()) for hit, named in pairs]
@@ -63,6 +77,12 @@ class CulpritIdentified(Assertion):
         if precision is not None and precision < self.precision:
             return failed(f"{who} blamed {_ranks(wrong)}, which no fault had hit", **measured)
         return passed(f"{who} blamed {right} of the {all_hit} that were hit, and {len(wrong)} other", **measured)
+
+
+def _needed_s(run: Record, before_s: float) -> float:
+    """How long a stall must last that our observers must declare: they know the pauses of the job itself."""
+    rule = Rule()
+    return max(rule.floor_s, rule.k * pace_of(run.history, before_s).longest_s) + _LOOK_S
 
 
 def _named(run: Record, stall: Stall) -> frozenset[int] | None:

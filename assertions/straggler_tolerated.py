@@ -16,7 +16,8 @@ Times = Mapping[tuple[int, int], float]  # seconds that a step took, by (global 
 @dataclass(frozen=True)
 class StragglerTolerated(Assertion):
     """`ratio`: while faults were on, steps took on average at most this many times as long as the twin's. Inconclusive
-    if the twin's own steps vary by more than that, or if run and twin differed by that much before the fault."""
+    if the twin's own steps vary by more than that, or if run and twin differed so much before the fault that the
+    verdict would be another without this difference."""
 
     name = "straggler_tolerated"
     harm = Harm.SLOW
@@ -50,7 +51,7 @@ class StragglerTolerated(Assertion):
         doubt = self._doubt(own, usual, before, len({step for step, _ in shared}))
         if doubt:
             return inconclusive(doubt)
-        return self._compare(own, usual, shared)
+        return self._compare(own, usual, shared, before)
 
     def _doubt(self, own: Times, usual: Times, before: set[tuple[int, int]], length: int) -> str | None:
         """Why the step times can't be compared; None if they can."""
@@ -65,26 +66,34 @@ class StragglerTolerated(Assertion):
                 f"fewer than {_CALM} steps lie before the fault, so it is not known whether run and twin were equally "
                 "fast"
             )
-        already = _mean(own, before) / _mean(usual, before)
+        already = _ratio(own, usual, before)
         if not 1 / self.ratio <= already <= self.ratio:
             return f"before the fault the run already took {already:.2f} times as long as the twin: another load was on"
         return None
 
-    def _compare(self, own: Times, usual: Times, shared: set[tuple[int, int]]) -> Finding:
-        ratio = _mean(own, shared) / _mean(usual, shared)
+    def _compare(self, own: Times, usual: Times, shared: set[tuple[int, int]], before: set[tuple[int, int]]) -> Finding:
+        ratio, steps = _ratio(own, usual, shared), len({step for step, _ in shared})
         slow = sorted({step for step, rank in shared if own[step, rank] > self.ratio * usual[step, rank]})
         worst = max(shared, key=lambda key: own[key] / usual[key])
         measured = {
-            "ratio": round(ratio, 3), "steps": len({step for step, _ in shared}), "slow_steps": slow,
+            "ratio": round(ratio, 3), "steps": steps, "slow_steps": slow,
             "worst_step": worst[0], "worst_rank": worst[1], "worst_ratio": round(own[worst] / usual[worst], 2),
         }  # fmt: skip
         what = (
             f"while the fault was on, a step took {ratio:.2f} times as long as in the twin; the worst was step "
             f"{worst[0]} on rank {worst[1]}, with {own[worst]:.3f} s instead of {usual[worst]:.3f} s"
         )
-        if ratio <= self.ratio:
+        already, worst_before = _ratio(own, usual, before), _slowest(own, usual, before, steps)
+        measured["before"] = [round(already, 3), round(worst_before, 3)]
+        if ratio / min(1.0, already) <= self.ratio:
             return passed(f"{what}.", **measured)
-        return failed(f"{what}; {self.ratio:g} times are allowed.", **measured)
+        if ratio / max(1.0, worst_before) > self.ratio:
+            return failed(f"{what}; {self.ratio:g} times are allowed.", **measured)
+        return inconclusive(
+            f"{what}. But before the fault, steps already took {already:.2f} times as long as in the twin, and up to "
+            f"{worst_before:.2f} times: how much of this was the fault's is not known",
+            **measured,
+        )  # fmt: skip
 
 
 def step_times(history: History) -> Times:
@@ -97,6 +106,18 @@ def step_times(history: History) -> Times:
         and last.attempt == one.attempt
         and one.mono_s > last.mono_s
     }
+
+
+def _ratio(own: Times, usual: Times, keys: set[tuple[int, int]]) -> float:
+    return _mean(own, keys) / _mean(usual, keys)
+
+
+def _slowest(own: Times, usual: Times, before: set[tuple[int, int]], length: int) -> float:
+    """The largest ratio of as many steps in a row as the fault lasted, as far as there are so many before it."""
+    steps = sorted({step for step, _ in before})
+    size = min(length, len(steps))
+    windows = (set(steps[first : first + size]) for first in range(len(steps) - size + 1))
+    return max(_ratio(own, usual, {key for key in before if key[0] in window}) for window in windows)
 
 
 def _mean(times: Times, keys: set[tuple[int, int]]) -> float:

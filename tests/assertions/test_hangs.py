@@ -137,6 +137,24 @@ def test_not_declared_at_all(made: Made) -> None:
     assert "no hang was declared" in finding.reason
 
 
+def test_a_stall_that_was_too_short_decides_nothing(made: Made) -> None:
+    """Our observers need most of two seconds: of a stall of one, nothing follows; of a wrong blame, much."""
+    short = CulpritIdentified().judge(made.hit(10.0, 1).back(11.0).run, [])
+    assert (short.outcome, "lasted only 1.00 s" in short.reason) == (INCONCLUSIVE, True), short.reason
+    both = made.hit(20.0, 1).declared(22.0, 1).back(30.0)
+    assert CulpritIdentified().judge(both.run, []).outcome is INCONCLUSIVE
+    assert CulpritIdentified().judge(both.hit(40.0, 1).declared(42.0, 0).back(50.0).run, []).outcome is FAILED
+
+
+def test_a_job_with_long_pauses_takes_longer_to_hang(made: Made) -> None:
+    """Its steps took four seconds before the fault: a stall of ten may be such a pause, and one of twenty is not."""
+    for number, at_s in enumerate((1.0, 5.0, 9.0), 1):
+        made.add(at_s, Kind.STEP, 1, **dict.fromkeys(FIELDS[Kind.STEP]) | {"phases": {}})
+        made._events[-1] = replace(made._events[-1], step=number)
+    assert CulpritIdentified().judge(made.hit(10.0, 1).back(20.0).run, []).outcome is INCONCLUSIVE
+    assert CulpritIdentified().judge(made.hit(30.0, 1).back(50.0).run, []).outcome is FAILED
+
+
 def test_the_report_of_another_tool(made: Made) -> None:
     """It is scored in the place of ours; one that can't be used is inconclusive."""
     made.hit(10.0, 1, 3).declared(11.0, 0).back(20.0)

@@ -92,6 +92,28 @@ def test_another_load_before_the_fault_decides_nothing(trainer: Any) -> None:
     assert "before the fault" in finding.reason
 
 
+@pytest.mark.parametrize(("during_s", "outcome"), [(0.16, Outcome.INCONCLUSIVE), (0.3, Outcome.FAILED)])
+def test_what_was_slow_before_is_not_the_faults(trainer: Any, during_s: float, outcome: Outcome) -> None:
+    """A run that took 1.4 times as long all along, and 1.6 times with the fault: the fault's part was 1.14. With three
+    times as long, the fault's part is beyond the bound too."""
+    finding = judge(trainer, lambda step: during_s if FIRST <= step <= LAST else 0.14, even)
+    assert finding.outcome is outcome, finding.reason
+    assert finding.measured["before"] == pytest.approx([1.4, 1.4], abs=0.01)
+
+
+def test_noise_before_the_fault_is_not_the_faults(trainer: Any) -> None:
+    """Single steps of four times the length come before the fault as well as in it."""
+    finding = judge(trainer, lambda step: 0.4 if step in (4, 13, 17, 18) else 0.1, even)
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+    assert "how much of this was the fault's is not known" in finding.reason
+
+
+def test_a_run_that_was_faster_before_must_keep_the_bound_without_that(trainer: Any) -> None:
+    """The twin was made on a busy machine: steps of 1.2 times its length are 1.7 times what they had been."""
+    finding = judge(trainer, lambda step: 0.12 if FIRST <= step <= LAST else 0.07, even)
+    assert finding.outcome is Outcome.INCONCLUSIVE, finding.reason
+
+
 def test_without_a_twin_it_is_inconclusive(trainer: Any) -> None:
     """There is nothing to compare with."""
     assert StragglerTolerated().judge(stretched(trainer().record(), on(3.0)), []).outcome is Outcome.INCONCLUSIVE

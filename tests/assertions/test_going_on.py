@@ -147,7 +147,7 @@ def killed_in_the_last_save(trainer: Any, made_good: bool, **artifacts: Any) -> 
     hit = next(run.of_kind(Kind.APPLYING))
     model = [e for e in run.events if e.kind is Kind.STEP and e.attempt == 0][-2:]
     begun = next(e for e in run.of_kind(Kind.SAVE_BEGIN) if e.rank == 1)
-    more = [replace(e, step=30, mono_s=hit.mono_s - 0.002) for e in model]
+    more = [replace(e, step=30, mono_s=hit.mono_s - 0.002, data={**e.data, "opt_step": 30}) for e in model]
     path = {"path": "/job/checkpoints/step-30", "format": "dcp"}
     more.append(replace(begun, step=30, mono_s=hit.mono_s - 0.001, data=path))
     own = [e for e in run.events if made_good or e.attempt != 1 or e.kind not in (Kind.STEP, *_TRANSFERS)]

@@ -209,10 +209,12 @@ def _longer(trainer: Any, **how: Any) -> Any:
     run = trainer(steps=30, **how).record()
     last = [e for e in run.events if e.kind is Kind.STEP][-2:]
     more = [
-        replace(e, step=(e.step or 0) + n, seq=5_000 + n, mono_s=e.mono_s + 0.001 * n)
+        replace(
+            e, step=(e.step or 0) + n, seq=5_000 + n, mono_s=e.mono_s + 0.001 * n, data={**e.data, "opt_step": 30 + n}
+        )
         for n in range(1, 6)
         for e in last
-    ]
+    ]  # fmt: skip
     return replace(run, events=tuple(sorted([*run.events, *more], key=lambda e: e.mono_s)))
 
 

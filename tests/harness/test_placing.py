@@ -184,6 +184,24 @@ def test_a_rollback_to_a_state_in_memory_is_a_segment() -> None:
     assert history.last_step == straight.history.last_step
 
 
+def test_a_rollback_by_one_step_is_a_segment() -> None:
+    """The optimizer's counter stands still on all ranks, and the samples are those of the step before. A step that a
+    GradScaler skipped, or one after which the job trains on with other samples, was not put back."""
+    straight = Trainer().record()
+    events = [event for event in _rolled_back(straight.events, 12, 11) if event.kind is not Kind.LOAD_END]
+    history = History.of(events, straight.history)
+    assert [(part.after, part.base, part.in_memory) for part in history.segments] == [(0, 0, False), (12, 11, True)]
+    assert _told(history) == _told(straight.history)
+    assert [new.global_step for _old, new in history.redone()] == [12, 12]
+    skipped = [_with(e, skipped=True) if e.kind is Kind.STEP and e.step == 13 else e for e in events]
+    assert len(History.of(skipped, straight.history).segments) == 1
+    still = [
+        _with(e, opt_step=(e.step or 0) - 1) if e.kind is Kind.STEP and (e.step or 0) > 12 else e
+        for e in straight.events
+    ]
+    assert len(History.of(still, straight.history).segments) == 1
+
+
 @pytest.mark.parametrize("counters", [True, False])
 def test_a_load_for_an_evaluation_puts_nothing_back(counters: bool) -> None:
     """A checkpoint is loaded between two steps, and counters and samples go on as if nothing had been."""

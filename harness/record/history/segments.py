@@ -66,10 +66,35 @@ def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Map
 def goings_back(steps: Mapping[int, Mapping[int, Execution]]) -> Iterator[int]:
     """The local steps after which the optimizer's own counter went back on all ranks."""
     for place, after in steps.items():
-        before = steps.get(place - 1, {})
-        pairs = [(before[rank].opt_step, one) for rank, one in after.items() if rank in before]
-        if pairs and all(was is not None and one.opt_step is not None and one.opt_step < was for was, one in pairs):
+        before, earlier = steps.get(place - 1, {}), steps.get(place - 2, {})
+        if _counted_back(before, after) or _counted_again(earlier, before, after):
             yield place - 1
+
+
+def _counted_back(before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
+    pairs = [(before[rank].opt_step, one) for rank, one in after.items() if rank in before]
+    return bool(pairs) and all(
+        was is not None and one.opt_step is not None and one.opt_step < was for was, one in pairs
+    )
+
+
+def _counted_again(
+    earlier: Mapping[int, Execution], before: Mapping[int, Execution], after: Mapping[int, Execution]
+) -> bool:
+    """A counter that went back by one step, and has counted this step again, with the same samples, stands still."""
+    of_all = bool(before) and before.keys() <= earlier.keys() & after.keys()
+    return of_all and all(
+        _is_the_same_step(before[rank], after[rank]) and before[rank].opt_step != earlier[rank].opt_step
+        for rank in before
+    )
+
+
+def _is_the_same_step(before: Execution, after: Execution) -> bool:
+    if before.opt_step is None or after.opt_step != before.opt_step or after.skipped:
+        return False
+    if after.samples_seen:
+        return after.samples == before.samples
+    return after.loss_seen and after.losses == before.losses
 
 
 def _counts_on(before: Execution, after: Execution) -> bool:

@@ -36,10 +36,12 @@ _HOOK_OF_PHASE = {
 
 
 class Agent:
-    """Every hook first checks `on`, which is False in forked children and after the agent has switched itself off."""
+    """Every hook first checks `on`, which is False in forked children and after the agent has switched itself off. Of a
+    forked child only the saves are reported, to the file of its rank: see `sees_saves`."""
 
     def __init__(self, plan: AgentPlan, who: Identity, events: wire.EventFile) -> None:
         self.plan, self.who, self.on = plan, who, True
+        self.child: int | None = None  # in a child that the rank forked: its pid
         self._events, self.emit_step = events, events.emit_step
         self.broken: set[str] = set()  # hooks that failed
         self.thread = threading.get_ident()  # the thread that trains
@@ -104,6 +106,14 @@ class Agent:
             return call  # type: ignore[return-value]
 
         return decorate
+
+    @property
+    def sees_saves(self) -> bool:
+        return (self.on or self.child is not None) and "checkpoints" in self.live
+
+    def is_forked_child(self) -> None:
+        if self.on or self.child is not None:
+            self.on, self.child, self.thread = False, os.getpid(), 0
 
     def saw(self, hook: str) -> None:
         self.unseen.discard(hook)

@@ -9,6 +9,7 @@ import time
 from typing import Any, Callable
 
 from .agent import Agent
+from .children import Children
 from .digesting import Digesting
 from .kept import ParameterSums
 from .numbers import step_numbers
@@ -24,8 +25,9 @@ class Transfers:
     def __init__(self, agent: Agent, digesting: Digesting, kept: ParameterSums) -> None:
         self._agent, self.digesting, self._kept = agent, digesting, kept
         self._thread = threading.local()
-        self.renames = Renames(agent)
+        self.renames, self.children = Renames(agent), Children(agent)
         self.open: list[str] = []  # paths of saves and loads in progress, in all threads
+        os.register_at_fork(after_in_child=self.open.clear)
         careful = agent.careful("checkpoints")
         self.begin, self.end = careful(self._begin), careful(self._end)
         self._numbers, self._path = careful(step_numbers), careful(_path_of)
@@ -53,7 +55,7 @@ class Transfers:
 
         @functools.wraps(original)
         def load(*args: Any, **kwargs: Any) -> Any:
-            path = self._file(args, kwargs, 0, name)
+            path = self._file(args, kwargs, 0, name) if self._agent.on else None
             if path is None:
                 return original(*args, **kwargs)
             with self.loading(path, format) as transfer:
@@ -84,7 +86,7 @@ class Transfers:
 
     def _file(self, args: Any, kwargs: Any, place: int, name: str) -> str | None:
         """The path to report, or None for a buffer in memory and for a nested call."""
-        if not self._agent.on or "checkpoints" not in self._agent.live:
+        if not self._agent.sees_saves:
             return None
         target = kwargs.get(name, args[place] if len(args) > place else None)
         path: str | None = self._path(target)
@@ -93,14 +95,16 @@ class Transfers:
     def _begin(self, path: str, format: str, saves: bool) -> None:
         self._agent.saw("checkpoints")
         self.open.append(path)
-        self._agent.emit(Kind.SAVE_BEGIN if saves else Kind.LOAD_BEGIN, {"path": path, "format": format})
+        fields = {"path": path, "format": format, **self.children.fields}
+        self._agent.emit(Kind.SAVE_BEGIN if saves else Kind.LOAD_BEGIN, fields)
         if saves:
             self._agent.saves += 1
             self._kept.save_begins()
+            self.children.saves()
 
     def _end(self, path: str, format: str, saves: bool, ok: bool, blocked_s: float, contents: Any, step: int) -> None:
         self.open.remove(path)
-        fields = {"path": path, "format": format, "ok": ok}
+        fields = {"path": path, "format": format, "ok": ok, **self.children.fields}
         if saves:
             self.renames.saved(path)
             self._agent.emit(Kind.SAVE_END, {**fields, "blocked_s": round(blocked_s, 6)}, step)
@@ -152,7 +156,7 @@ class Transfer:
             self._transfers.written()
 
         def end(ok: bool) -> None:
-            if self._agent.on:
+            if self._agent.on or self._agent.child is not None:
                 contents, self.contents = self.contents, None if self._saves else self.contents
                 self._transfers.end(self._path, self._format, self._saves, ok, blocked, contents, self._step)
 

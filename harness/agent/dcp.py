@@ -72,7 +72,7 @@ class DistributedCheckpointHook:
 
     def _new_path(self, signature: inspect.Signature, args: Any, kwargs: Any, storage: str) -> str | None:
         """The path of a save or load, or None if it is nested in another one and so is not reported."""
-        if not self._agent.on or "checkpoints" not in self._agent.live:
+        if not (self._agent.on or storage == "storage_writer") or not self._agent.sees_saves:
             return None
         path: str | None = self._where(signature, args, kwargs, storage)
         return None if path is None or self._transfers.is_nested(path) else path

@@ -22,7 +22,7 @@ def install(agent: Agent) -> None:
     if "reads" in agent.live:
         agent.careful("reads")(_record_reads)(agent)
     atexit.register(installer.process_ends)
-    os.register_at_fork(after_in_child=installer.is_forked_child)
+    os.register_at_fork(after_in_child=agent.is_forked_child)
 
 
 def _record_reads(agent: Agent) -> None:
@@ -129,6 +129,3 @@ class _Installer:
         for end in self._at_end:
             end()
         self._agent.ended()
-
-    def is_forked_child(self) -> None:
-        self._agent.on = False

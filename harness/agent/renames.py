@@ -1,14 +1,16 @@
 """Reports renames of saved checkpoints: many jobs write `ckpt-4.tmp` and rename it when it is complete.
 
-Python's audit event `os.rename` comes before each os.rename, os.replace, Path.rename and shutil.move, under whatever
-name the job calls them. The event does not say whether the rename will succeed; shutil.move copies if it does not.
+Wrapped are os.rename and os.replace, through which Path.rename and Path.replace go too, and shutil.move, which copies
+to another file system. A rename is reported when it has succeeded.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-import sys
-from typing import Any
+import pathlib
+import shutil
+from typing import Any, Callable
 
 from .agent import Agent
 from .wire import Kind
@@ -17,14 +19,15 @@ _MOST = 256  # saves that are remembered
 
 
 class Renames:
-    """An audit hook can't be removed, so this one returns at once for every event that is no rename."""
-
     def __init__(self, agent: Agent) -> None:
         self._agent, self._saved = agent, dict[str, None]()
-        self._note = agent.careful("checkpoints")(self._on_rename)
+        self._note = agent.careful("checkpoints")(self._renamed)
 
     def install(self) -> None:
-        sys.addaudithook(self._audit)
+        os.rename, os.replace = self._reporting(os.rename), self._reporting(os.replace)
+        shutil.move = self._reporting(shutil.move)
+        if accessor := getattr(pathlib, "_NormalAccessor", None):  # Python 3.10: it has the functions of os already
+            accessor.rename, accessor.replace = staticmethod(os.rename), staticmethod(os.replace)
 
     def saved(self, path: str) -> None:
         self._saved.pop(path, None)
@@ -32,14 +35,22 @@ class Renames:
         if len(self._saved) > _MOST:
             del self._saved[next(iter(self._saved))]
 
-    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "os.rename" and self._saved and self._agent.on and "checkpoints" in self._agent.live:
-            self._note(*args)
+    def _reporting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def rename(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if self._saved and self._agent.sees_saves:
+                self._note(result, *args, **kwargs)
+            return result
 
-    def _on_rename(self, source: Any, target: Any, *folders: int) -> None:
-        if any(fd >= 0 for fd in folders):  # relative to an open folder
+        if original in os.supports_dir_fd:
+            os.supports_dir_fd.add(rename)
+        return rename
+
+    def _renamed(self, moved_to: Any, src: Any, dst: Any, *_: Any, **folders: Any) -> None:
+        if any(isinstance(fd, int) for fd in folders.values()):  # relative to an open folder
             return
-        old, new = (os.path.abspath(os.fsdecode(path)) for path in (source, target))
+        old, new = (os.path.abspath(os.fsdecode(path)) for path in (src, moved_to or dst))
         mine = [path for path in list(self._saved) if path == old or path.startswith(old + os.sep)]
         if mine:
             self._agent.emit(Kind.RENAMED, {"path": old, "to": new})

@@ -79,6 +79,7 @@ class Kind(str, Enum):
     SAVE_END = "checkpoint.save_end"
     KEPT = "checkpoint.parameters"
     RENAMED = "checkpoint.renamed"
+    WRITER_ENDED = "checkpoint.writer_ended"
     LOAD_BEGIN = "checkpoint.load_begin"
     LOAD_END = "checkpoint.load_end"
     ARMED = "fault.armed"
@@ -149,9 +150,11 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
         "skipped": "bool | None",
     },
     Kind.LOSS: {"losses": _FLOATS},  # late values (asynchronous copies) for the step of this event
-    Kind.SAVE_BEGIN: {"path": "str", "format": "str"},  # format: torch, dcp, safetensors
+    # format: torch, dcp, safetensors; child: the pid of a process that the rank has forked, and that saves
+    Kind.SAVE_BEGIN: {"path": "str", "format": "str", "child?": "Whole"},
     # blocked_s: seconds that training waited
-    Kind.SAVE_END: {"path": "str", "format": "str", "ok": "bool", "blocked_s": "float"},
+    Kind.SAVE_END: {"path": "str", "format": "str", "ok": "bool", "blocked_s": "float", "child?": "Whole"},
+    Kind.WRITER_ENDED: {"child": "Whole"},  # a forked process that saved ends with exit code 0
     # When a save begins: type and shape of each parameter, and its check sum on this rank (check_sums.py), by name.
     Kind.KEPT: {"parameters": "dict[str, KindAndSum]"},
     Kind.RENAMED: {"path": "str", "to": "str"},  # a path that this rank saved, or a folder above it, is renamed
@@ -225,7 +228,8 @@ class Event:
 
 
 class EventFile:
-    """The only writer of one journal file. Each event is a single write(2), so it survives SIGKILL."""
+    """The writer of one journal file. Each event is a single write(2), so it survives SIGKILL, and children that the
+    process forks can write to the same file."""
 
     def __init__(self, path: Path, source: str, rank: int | None = None, attempt: int | None = None) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -177,3 +177,60 @@ Path("other").write_text(""); os.rename("other", "more")
         ("a.tmp", "a.pt"), ("b.tmp", "b.pt"), ("c.tmp", "c.pt"), ("d.tmp", "d.pt"), ("d.pt", "e.pt"),
         ("step.partial", "step"),
     ]  # fmt: skip
+
+
+def test_a_rename_is_told_when_it_was_done(rank: Any) -> None:
+    """A rename that fails is none: the file is still known by its old name. A move to another file system is a copy."""
+    ran = rank.run(
+        """
+import errno, os, shutil
+original = os.rename
+def rename(src, dst):
+    if "elsewhere" in str(dst): raise OSError(errno.EXDEV, "another file system")
+    original(src, dst)
+os.rename = rename
+"""
+        + PREPARE
+        + """
+os.mkdir(folder + "/elsewhere")
+for n in "ab": torch.save({}, f"{folder}/{n}.tmp")
+for call in (os.rename, os.replace):
+    try: call(folder + "/a.tmp", folder + "/missing/a.pt")
+    except FileNotFoundError: pass
+os.replace(folder + "/a.tmp", folder + "/a.pt")
+shutil.move(folder + "/b.tmp", folder + "/elsewhere/b.pt")
+"""
+    )
+    assert ran.code == 0, ran.output
+    names = [tuple(event.data[n].rpartition("/")[2] for n in ("path", "to")) for event in ran.of("checkpoint.renamed")]
+    assert names == [("a.tmp", "a.pt"), ("b.tmp", "b.pt")]
+
+
+def test_a_forked_child_tells_what_it_saves(rank: Any) -> None:
+    """It reports its saves, their renames and its end, but no load; a child that saves nothing reports nothing."""
+    ran = rank.run(
+        PREPARE
+        + """
+import multiprocessing
+def write(name):
+    torch.save({}, f"{folder}/{name}.tmp"); os.rename(f"{folder}/{name}.tmp", f"{folder}/{name}.pt")
+    torch.load(f"{folder}/{name}.pt")
+if os.fork() == 0:
+    write("a"); write("b"); os._exit(0)
+os.wait()
+fork = multiprocessing.get_context("fork")
+for work in (lambda: write("c"), lambda: None, lambda: write("d/e")):  # the folder d is missing
+    child = fork.Process(target=work); child.start(); child.join()
+torch.save({}, folder + "/own.pt")
+"""
+    )
+    assert ran.code == 0, ran.output
+    told = [event for event in ran.events if event.kind.value.startswith("checkpoint.") and "own.pt" not in str(event)]
+    names = [(event.kind.value.removeprefix("checkpoint."), event.data.get("ok")) for event in told]
+    whole = [("save_begin", None), ("save_end", True), ("renamed", None)]
+    end, failed = ("writer_ended", None), [("save_begin", None), ("save_end", False)]
+    assert names == [*whole, *whole, end, *whole, end, *failed]
+    assert len({event.data["child"] for event in told if "child" in event.data}) == 3
+    assert {event.data["blocked_s"] for event in told if event.kind.value == "checkpoint.save_end"} == {0.0}
+    assert not ran.failures
+    assert "child" not in ran.of("checkpoint.save_end")[-1].data

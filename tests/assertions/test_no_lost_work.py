@@ -64,6 +64,38 @@ def test_a_checkpoint_that_may_not_be_complete_decides_nothing(trainer: Any) -> 
     assert "the checkpoint of step 15 had just been written" in finding.reason
 
 
+def _by_a_child(run: Any, forked_at: int | None, ended: bool) -> Any:
+    """With checkpoints that a child of rank 0 writes, forked for each save (None), or once, after so many steps."""
+    events = []
+    for event in run.events:
+        if event.kind not in (Kind.SAVE_BEGIN, Kind.SAVE_END):
+            events.append(event)
+        elif event.rank == 0:
+            child = 7000 + (0 if forked_at is not None else event.step)
+            about = {"child": child, "blocked_s": 0.0} if event.kind is Kind.SAVE_END else {"child": child}
+            made = replace(event, step=event.step if forked_at is None else forked_at, data={**event.data, **about})
+            events.append(made)
+            if event.kind is Kind.SAVE_END and ended:
+                events.append(replace(made, kind=Kind.WRITER_ENDED, data={"child": child}))
+    return replace(run, events=tuple(events))
+
+
+def test_checkpoints_of_forked_children_count(trainer: Any) -> None:
+    """A child that ended in order was done with the checkpoint of step 15; of a child that may still have had something
+    to do, nobody knows. A child that lives on says with its next save that it was done with the one before."""
+    run = trainer(kills=[(18, 1)]).record()
+    for base, forked_at, ended, outcome in (
+        (15, None, True, Outcome.PASSED),
+        (10, None, True, Outcome.FAILED),
+        (10, None, False, Outcome.INCONCLUSIVE),
+        (15, 0, False, Outcome.PASSED),
+        (10, 0, False, Outcome.INCONCLUSIVE),
+        (5, 0, False, Outcome.FAILED),
+    ):
+        finding = NoLostWork().judge(_from(_by_a_child(run, forked_at, ended), base), [])
+        assert finding.outcome is outcome, (base, forked_at, ended, finding.reason)
+
+
 def test_a_save_that_a_rank_never_finished_is_no_checkpoint(trainer: Any) -> None:
     """Step 15 lacks the end of rank 1's part: going back to step 10 loses nothing that could be had."""
     run = _from(trainer(kills=[(18, 1)]).record(), 10)

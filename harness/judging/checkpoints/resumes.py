@@ -3,9 +3,9 @@
 Only files that the job resumes from count as checkpoints (points.py). A checkpoint is complete if all its files were
 seen to be written to their end, and it has as many files as most other checkpoints. The job may do more before it
 trusts a checkpoint, such as a rename or a digest. So a checkpoint is *sure* only if the ranks that wrote it then
-trained on or saved again in the same attempt, or if the next attempt resumed from its step. A checkpoint that lacks
-files, although all ranks wrote a part of it, may be cut short, or the other checkpoints may have extra files: it
-counts, but it is never sure.
+trained on or saved again in the same attempt, or if the processes that were forked to write it ended in order, or if
+the next attempt resumed from its step. A checkpoint that lacks files, although all ranks wrote a part of it, may be
+cut short, or the other checkpoints may have extra files: it counts, but it is never sure.
 """
 
 from __future__ import annotations
@@ -146,9 +146,10 @@ def _one(
 ) -> SavedCheckpoint:
     """`trained`: the last step of each rank that wrote it; `begun_s`: when the last save of the attempt began."""
     whole_s, first = max(save.ended_s or 0.0 for save in group), group[0]
-    in_thread = any((save.ended_s or 0.0) - save.begun_s > 2 * save.blocked_s + 0.01 for save in group)
+    in_thread = any(save.by_child or (save.ended_s or 0.0) - save.begun_s > 2 * save.blocked_s + 0.01 for save in group)
     went_on = all(last and last.mono_s > whole_s and last.local_step > first.local_step for last in trained)
-    done = begun_s > whole_s or (not in_thread and went_on)
+    left = all(save.children_ended for save in group)
+    done = begun_s > whole_s or left or (not in_thread and went_on)
     path = first.path if len(group) == 1 else posixpath.dirname(first.path)
     return SavedCheckpoint(step, path, first.attempt, whole_s, done and not lacks, tuple(lacks), done)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ _STEP_IN_NAME = re.compile(
 _WORDS = r"(?:tmp|temp|part|partial|incomplete|inprogress)"
 _UNFINISHED = re.compile(rf"^[._~-]*{_WORDS}[._-]+(?=\w)|^[.~]+(?=\w)|[._-]{_WORDS}\w*(?:[.-]\w+)?$|~$", re.I)
 _SUFFIX = re.compile(r"(?:\.(?:pt|pth|ckpt|bin|pkl|tar|safetensors))+$")
+
+Writer = tuple[int, int, int]  # a forked process: attempt, rank, its pid
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Save:
     ok: bool  # every rank that began it finished it
     blocked_s: float  # how long training stood still for it: of the rank that waited longest
     global_step: int | None = None
+    by_child: bool = False  # a process that a rank has forked wrote a part of it
+    children_ended: bool = False  # all of these processes have ended, with exit code 0
 
     @property
     def in_thread(self) -> bool:
@@ -56,7 +60,7 @@ class Load:
 
 def read_saves(events: Iterable[Event]) -> list[Save]:
     """The saves, in the order in which they began, each with its final name."""
-    events = list(events)
+    events = list(_with_steps_of_ranks(events))
     parts: dict[tuple[int, str, int], list[tuple[Event, Event | None]]] = defaultdict(list)
     open_at: dict[tuple[int, int, str], list[tuple[tuple[int, str, int], int]]] = defaultdict(list)
     for event in events:
@@ -72,7 +76,8 @@ def read_saves(events: Iterable[Event]) -> list[Save]:
             parts[key].append((event, event if event.kind is Kind.SAVE_END else None))
             if event.kind is Kind.SAVE_BEGIN:
                 open_at[who].append((key, len(parts[key]) - 1))
-    saves = [_save(key, pairs) for key, pairs in parts.items()]
+    ended = {_writer(event) for event in events if event.kind is Kind.WRITER_ENDED}
+    saves = [_save(key, pairs, ended) for key, pairs in parts.items()]
     for event in events:
         if event.kind is Kind.RENAMED:
             old, new = (posixpath.normpath(str(event.data[name])) for name in ("path", "to"))
@@ -80,21 +85,39 @@ def read_saves(events: Iterable[Event]) -> list[Save]:
     return saves
 
 
+def _with_steps_of_ranks(events: Iterable[Event]) -> Iterator[Event]:
+    """A forked process knows only how many steps its rank had done when it was forked. It may live for many saves, so
+    its save counts as begun after the steps that the rank has done by now; `in_thread` says what that means."""
+    done: dict[tuple[int | None, int | None], int] = {}
+    for event in events:
+        if event.kind is Kind.STEP and event.step is not None:
+            done[event.attempt, event.rank] = event.step
+        if event.kind is Kind.SAVE_BEGIN and "child" in event.data:
+            event = replace(event, step=max(event.step or 0, done.get((event.attempt, event.rank), 0)))
+        yield event
+
+
 def _under(save: Save, old: str, new: str) -> Save:
     inside = save.path == old or save.path.startswith(f"{old}/")
     return replace(save, path=new + save.path[len(old) :]) if inside else save
 
 
-def _save(key: tuple[int, str, int], pairs: Sequence[tuple[Event, Event | None]]) -> Save:
+def _save(key: tuple[int, str, int], pairs: Sequence[tuple[Event, Event | None]], ended: Collection[Writer]) -> Save:
     attempt, path, local_step = key
     ends = [end for _begin, end in pairs if end is not None]
     whole = len(ends) == len(pairs)
+    writers = {_writer(begin) for begin, _end in pairs if "child" in begin.data}
     return Save(
         path, str(pairs[0][0].data.get("format", "")), attempt, local_step,
         tuple(sorted({begin.rank or 0 for begin, _end in pairs})), min(begin.mono_s for begin, _end in pairs),
         max(end.mono_s for end in ends) if whole else None, whole and all(end.data.get("ok") for end in ends),
-        max((float(end.data.get("blocked_s") or 0.0) for end in ends), default=0.0),
+        max((float(end.data.get("blocked_s") or 0.0) for end in ends), default=0.0), None, bool(writers),
+        bool(writers) and writers <= set(ended),
     )  # fmt: skip
+
+
+def _writer(event: Event) -> Writer:
+    return event.attempt or 0, event.rank or 0, int(event.data["child"])
 
 
 def blocked_by_step(saves: Iterable[Save]) -> Mapping[tuple[int, int], float]:

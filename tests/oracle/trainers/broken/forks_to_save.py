@@ -1,5 +1,5 @@
 """Forks a child for each save, so that training goes on meanwhile. The newest file is taken to be the last in the order
-of names: step-5.pt comes after step-15.pt."""
+of names: step-5.pt comes after step-15.pt. With --by-number it is the newest."""
 
 import os
 
@@ -10,6 +10,10 @@ from base import Trainer, main
 
 class ForksToSave(Trainer):
     child = 0
+
+    @staticmethod
+    def options(parser):
+        parser.add_argument("--by-number", action="store_true")
 
     def save(self):
         states = [None] * self.world
@@ -38,7 +42,10 @@ class ForksToSave(Trainer):
         super().finish()
 
     def newest(self):
-        return max(self.folder.glob("step-*.pt"), key=lambda path: path.name, default=None)
+        paths = sorted(self.folder.glob("step-*.pt"), key=lambda path: path.name)
+        if self.args.by_number:
+            paths.sort(key=lambda path: int(path.stem.partition("-")[2]))
+        return paths[-1] if paths else None
 
     def load(self, path):
         state = torch.load(path, weights_only=False)

@@ -8,12 +8,13 @@ row is blake2b (6 bytes, hex) over at most 4 KiB of its bytes: the head, the tai
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from hashlib import blake2b
 from math import prod
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from .packed import ROW
 
@@ -21,7 +22,20 @@ MAX_ROW_BYTES = 4096
 MAX_ROWS = 512  # in a batch with more rows, a digest covers several rows
 _MAX_LEAVES = 64
 _COPIED = 1 << 18  # bytes up to which a copy is quicker than a view
+_KEPT, _FEW = 1 << 14, 4  # bytes up to which a copy is kept with a batch, if the batch has few tensors
 _MARK, _WORD = 4096, 8  # bytes of memory that identify a tensor, and bytes of a word
+
+
+class Known(NamedTuple):
+    """A tensor that is known again, as long as it lives and is not changed in place."""
+
+    id: int
+    reference: weakref.ref[Any]
+    version: int  # torch counts the changes in place
+
+    def is_still(self, tensor: Any) -> bool:
+        same = self.reference() is tensor
+        return same and bool(tensor._version == self.version)
 
 
 @dataclass(eq=False)
@@ -30,8 +44,14 @@ class Batch:
 
     samples: bytes | None  # a digest for each row, of ROW bytes; None: the batch could not be read
     indices: tuple[int, ...] | None = None
-    marks: frozenset[int] = frozenset()  # of the memory of its tensors; see View.mark
+    kept: Sequence[int | bytes] = ()  # of each of its tensors: the mark, or a copy of the memory; see View.mark
+    tensors: Sequence[Known] = ()
     used: bool = False  # it has been trained on
+
+    @cached_property
+    def marks(self) -> frozenset[int]:
+        """Of the memory of its tensors as it was when the batch was received."""
+        return frozenset([each if isinstance(each, int) else _mark(each) for each in self.kept])
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -71,6 +91,10 @@ class View:
         because memory is reused."""
         return _mark(self.data())
 
+    def to_keep(self) -> int | bytes:
+        """The mark; or a short copy of the memory that was made anyway, since the mark is seldom asked for."""
+        return self.mark()
+
     def is_mask(self) -> bool:
         """Whether it looks like an attention mask: a square matrix."""
         shape = self._leaf.shape
@@ -79,10 +103,6 @@ class View:
     def width(self) -> int:
         """How many numbers a row has."""
         return int(prod(self._leaf.shape[1:]))
-
-    def is_short(self, bound: int) -> bool:
-        """Whether each row is at most `bound` bytes long, so that its digest covers all of it."""
-        return len(self.data()) <= bound * self.count
 
     def feed(self, state: Any, first: int, last: int, bound: int) -> None:
         """Add rows `first` to `last` (exclusive) to the digest `state`, with at most `bound` bytes."""
@@ -111,6 +131,15 @@ class _Tensor(View):
             return _mark(self._data)
         return _mark(_memory(self._address, self._size))
 
+    def to_keep(self) -> int | bytes:
+        data = self._data
+        return data if isinstance(data, bytes) and len(data) == self._size <= _KEPT else self.mark()
+
+    def known(self) -> Known | None:
+        """None for a tensor whose changes torch does not count."""
+        leaf = self._leaf
+        return None if leaf.is_inference() else Known(id(leaf), weakref.ref(leaf), leaf._version)
+
     def _bytes(self) -> bytes | memoryview:
         whole = self._leaf
         if not whole.is_contiguous():
@@ -132,9 +161,6 @@ class _Texts(View):
 
     def width(self) -> int:
         return len(self._text(0))
-
-    def is_short(self, bound: int) -> bool:
-        return False
 
     def feed(self, state: Any, first: int, last: int, bound: int) -> None:
         for place in range(first, last):
@@ -159,8 +185,10 @@ def digest(views: Sequence[View], indices: tuple[int, ...] | None = None) -> Bat
     size = views[0].count
     if any(view.count != size for view in views):
         size = _samples(views, indices)
-    rows = _digests([view for view in views if view.count == size], size)
-    return Batch(rows, indices, frozenset([view.mark() for view in views]))
+    tensors = [known for view in views if isinstance(view, _Tensor) and (known := view.known()) is not None]
+    samples = _digests([view for view in views if view.count == size], size)
+    kept = [view.to_keep() if len(views) <= _FEW else view.mark() for view in views]
+    return Batch(samples, indices, kept, tensors)
 
 
 def _samples(views: Sequence[View], indices: tuple[int, ...] | None) -> int:
@@ -226,8 +254,10 @@ def _torch() -> Any:
 def _digests(views: Sequence[View], size: int) -> bytes:
     chunk = -(-size // MAX_ROWS)
     bound = MAX_ROW_BYTES // len(views)
-    if chunk == 1 and all(view.is_short(bound) for view in views):
-        return _short_digests([bytes(view.data()) for view in views], size)
+    if chunk == 1 and not any(isinstance(view, _Texts) for view in views):
+        columns = [view.data() for view in views]
+        if max(map(len, columns)) <= bound * size:
+            return _short_digests([bytes(column) for column in columns], size)
     digests = []
     for first in range(0, size, chunk):
         state = blake2b(digest_size=ROW)

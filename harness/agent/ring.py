@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from .digests import Batch, View
+from .digests import Batch, Known, View
 
 _RING = 256
 UNSEEN = Batch(None)  # stands for a batch that the loop took from a thread unseen
@@ -21,12 +22,21 @@ class Ring:
         self._fresh: dict[Batch, None] = {}  # not trained on yet, oldest first
         self._ahead = self._count = 0
         self._last: Batch | None = None  # the batch trained on last
+        # By the id of a tensor: the tensor, and its batch. None: several batches that were not trained on yet have it.
+        self._tensors: dict[int, tuple[Known, Batch | None]] = {}
 
     def receive(self, batch: Batch, ahead: int) -> None:
         """Adds a batch. `ahead`: how many batches, including this one, the loader still holds back from the loop."""
         if len(self._received) == _RING:
-            self._fresh.pop(self._received.popleft(), None)
+            oldest = self._received.popleft()
+            self._fresh.pop(oldest, None)
+            for tensor in oldest.tensors:
+                self._tensors.pop(tensor.id, None)
         self._received.append(batch)
+        for tensor in batch.tensors:
+            other, owner = self._tensors.get(tensor.id, (None, None))
+            alive = other is not None and other.reference() is not None
+            self._tensors[tensor.id] = tensor, None if alive and (owner is None or owner in self._fresh) else batch
         self._fresh[batch] = None
         self._ahead = ahead
         self._count += 1
@@ -49,6 +59,20 @@ class Ring:
         if batch is not None:
             self._handed_over = True
             self._take(batch)
+
+    def owner(self, tensors: Iterable[Any]) -> Batch | None:
+        """The batch that was received with these very objects, unchanged, and not trained on yet. None if it can't be
+        told: then `match` compares contents, which takes longer."""
+        owners = set()
+        for tensor in tensors:
+            known, batch = self._tensors.get(id(tensor), (None, None))
+            if known is None or batch is None or not known.is_still(tensor):
+                return None
+            owners.add(batch)
+        if len(owners) != 1 or self._fetched:
+            return None
+        (batch,) = owners
+        return batch if batch in self._fresh else None
 
     def match(self, views: Sequence[View]) -> Batch | None:
         """The batch with most of these tensors; of several such batches, the oldest that has not been trained on. None

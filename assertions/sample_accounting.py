@@ -76,8 +76,9 @@ class SampleAccounting(Assertion):
         return _against(history, ours, theirs, early, unreported(history, ours, twin.history, theirs))
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """Compares what each replica consumed in its own steps with the twin's samples of these steps. The samples of
-        the other steps were left out; whether that is a defect is not known."""
+        """Compares what each replica consumed in its own steps with the twin's samples of these steps. In the steps
+        that a replica did not make, its samples were consumed by nobody. That may be a defect or intended, so the
+        verdict is then inconclusive."""
         parts = records_of(run)
         if blind := why_no_steps(parts):
             return blind

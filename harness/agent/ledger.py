@@ -47,7 +47,7 @@ class Ledger:
                 self._helpers[name].finish()
 
     def ended(self) -> None:
-        """The process ends: waits for all manifests, and at most _PATIENCE_S seconds for the CRCs."""
+        """To be called when the process ends. Waits for all manifests, and at most _PATIENCE_S seconds for the CRCs."""
         self.settle()
         if "crcs" in self._helpers:
             self._helpers["crcs"].finish(_PATIENCE_S)

@@ -67,8 +67,8 @@ class Rates:
 
 
 def optimizer_step(optimizer: Any) -> int | None:
-    """The optimizer's own step counter, from the first of five parameters that has a counter. None if none of them has
-    it on the host."""
+    """The step counter of the first parameter that has a counter, among the first five parameters of the optimizer.
+    None if there is none, or if the counter is not in CPU memory."""
     state = getattr(optimizer, "state", None) or {}
     for checked, entry in enumerate(state.values()):
         if isinstance(entry, dict) and "step" in entry:

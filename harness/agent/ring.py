@@ -1,4 +1,4 @@
-"""The batches that the training loop has received, and which of them it has already been given."""
+"""The last batches that were fetched for the training loop, and which of them it has trained on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNSEEN = Batch(None)  # stands for a batch that the loop took from a thread unse
 
 
 class Ring:
-    """The last batches received."""
+    """The last batches that were fetched for the loop. A loader, or a thread, may still hold some of them back."""
 
     def __init__(self) -> None:
         self._received: deque[Batch] = deque()

@@ -70,8 +70,8 @@ def phase_of(injector: str) -> Phase | None:
 
 
 def is_lethal(injector: str) -> bool:
-    """Whether the target dies of the fault. The ranks of a dead torchelastic agent live on as orphans, but that is no
-    recovery."""
+    """Whether the target dies of the fault. True also for each fault that hits a torchrun process: its ranks may live
+    on as orphans, but the job has not recovered."""
     found = find("injectors", injector)
     return bool(found.lethal or found.hits == "agents")
 

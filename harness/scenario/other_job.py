@@ -1,4 +1,4 @@
-"""A scenario with another job than that in its file: the job of another file, or a command line."""
+"""Replaces the job of a scenario by the job of a second file, or by a command line."""
 
 from __future__ import annotations
 

@@ -1,2 +1,3 @@
 """Finds what is missing in a record: parts of the journal that were cut, and facts that could not be seen. In: records.
-Out: clauses for reasons, so that missing data never looks like a good result."""
+Out: half-sentences that say what is missing, for the reason of a finding: missing data must never look like a good
+result."""

@@ -35,8 +35,9 @@ def reader(*histories: Steps) -> Read:
 
 
 def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> bool:
-    """Whether both are of the same samples. If each digest is of one sample, contents decide, whatever the indices.
-    Otherwise digests are of other parts of the batch (tokens of packed samples), and the indices must be equal too."""
+    """Whether both trained on the same samples. If there is one digest for each sample, equal digests are enough, and
+    the indices may differ. If a digest is of another part of the batch (tokens of packed samples), the indices must be
+    equal too, if all are known."""
     if counts_of(mine) != counts_of(others):
         return False
     every = [*mine.values(), *others.values()]

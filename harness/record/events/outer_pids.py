@@ -8,7 +8,8 @@ from torchaos.harness.agent.wire import Event, Kind
 
 
 class OuterPids:
-    """Translates pids of ranks; `rank.up` has both pids of a rank. Pure."""
+    """Replaces the pid that a rank in a container reports by the pid that the harness sees. Learns the pairs from
+    `rank.up` events; reads no file."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int | None, int | None, int], int] = {}  # by rank, attempt and inner pid

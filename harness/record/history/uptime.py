@@ -26,8 +26,8 @@ def is_down(history: History, events: Sequence[Event], at_s: float = math.inf) -
 
 
 def new_steps(history: History) -> list[float]:
-    """The times, in order, at which the newest attempt made steps that no earlier attempt had made. If its global steps
-    are not known, of all its steps."""
+    """The times, in order, of those steps of the newest attempt that no earlier attempt had made. If the global numbers
+    of its steps are not known, the times of all its steps."""
     if not history.attempts:
         return []
     newest = history.attempts[-1]

@@ -14,7 +14,8 @@ MISSING = "install SciPy (pip install 'torchaos[statistics]')"
 
 @dataclass(frozen=True)
 class Ask:
-    """With neither `at_least` nor `rate`, each repetition is judged alone, and the worst verdict counts."""
+    """How often a scenario is repeated, and how many repetitions must pass. With neither `at_least` nor `rate`, each
+    repetition is judged alone, and the worst verdict counts."""
 
     times: int = 1
     at_least: int | None = None  # how many of them must pass
@@ -23,7 +24,7 @@ class Ask:
 
     @property
     def of_rate(self) -> bool:
-        """Whether the repetitions are judged together, so that a single failure is no failure by itself."""
+        """Whether the repetitions are judged together. Then one failed repetition does not fail the whole."""
         return self.at_least is not None or self.rate is not None
 
     @property

@@ -24,7 +24,7 @@ class Look:
 
     @property
     def is_made(self) -> bool:
-        """Whether an earlier run left it in the cache."""
+        """Whether the run without faults is in the cache already."""
         return self._twins.has(0)
 
     def stop(self, reason: str) -> None:

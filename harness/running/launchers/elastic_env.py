@@ -9,9 +9,9 @@ RENDEZVOUS_PORT = 29400
 
 
 def elastic_env(index: int, spec: JobSpec, host: str, name: str, device: str | None = None) -> dict[str, str]:
-    """PET_* are torchrun's own names for the defaults of its options. Settings of the user are not changed. `host`: the
-    node that keeps the rendezvous; `name` and `device`: this node's own (`device` None: gloo and NCCL find it by the
-    name)."""
+    """The environment of torchrun on the node `index`. PET_* are torchrun's names for the defaults of its options. A
+    setting of the user is kept; PET_RDZV_CONF gets `is_host` if it lacks it. `host`: the node that runs the rendezvous.
+    `name`: this node. `device`: its network device; None: gloo and NCCL find the device from `name`."""
     is_host, conf = f"is_host={int(index == 0)}", spec.env.get("PET_RDZV_CONF", "")
     ours = {
         "PET_NNODES": str(spec.nodes),

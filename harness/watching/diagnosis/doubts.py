@@ -26,7 +26,8 @@ FEW = 2
 
 
 def weigh(calls: Calls, graph: Waits, ends: list[set[Node]], proven: bool, found: Diagnosis) -> None:
-    """Weighs all doubts. `proven`: mismatched collectives prove the blame, however short the wait."""
+    """Changes `found`: a culprit becomes a suspect if a healthy job could look the same. `proven`: the collectives of
+    the ranks do not match, which proves the blame even if no rank has waited for long."""
     _too_early(calls, graph, found)
     _too_many(graph, found)
     if not proven:

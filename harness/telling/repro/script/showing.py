@@ -22,7 +22,7 @@ CLOCK = re.compile(r"time|date|clock|elapsed|duration|seconds|uuid|host", re.IGN
 
 
 class CantTell(Exception):
-    """Why this is no evidence, either way."""
+    """The runs neither show the finding nor refute it; the message says why."""
 
 
 class Control:

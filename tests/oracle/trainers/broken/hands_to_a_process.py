@@ -1,5 +1,5 @@
-"""Hands each checkpoint to a process that was forked at the start, and that writes all of them. With --oldest it goes
-on from the oldest one."""
+"""Hands each checkpoint to a process that was forked at the start, and that writes all of them. After a restart it goes
+on from the oldest checkpoint, and with --newest from the newest."""
 
 import copy
 import multiprocessing
@@ -12,7 +12,7 @@ from base import Trainer, main
 class HandsToAProcess(Trainer):
     @staticmethod
     def options(parser):
-        parser.add_argument("--oldest", action="store_true")
+        parser.add_argument("--newest", action="store_true")
 
     def train(self):
         fork = multiprocessing.get_context("fork")
@@ -44,7 +44,7 @@ class HandsToAProcess(Trainer):
 
     def newest(self):
         paths = sorted(self.folder.glob("step-*.pt"), key=lambda path: int(path.stem.partition("-")[2]))
-        return (paths[0] if self.args.oldest else paths[-1]) if paths else None
+        return (paths[-1] if self.args.newest else paths[0]) if paths else None
 
     def load(self, path):
         state = torch.load(path, weights_only=False)

@@ -178,11 +178,12 @@ def test_an_interrupt_during_a_further_twin_fails_nothing(
     assert "SIGINT" in result.reason
 
 
-@pytest.mark.parametrize(("steps", "runs"), [((500,), 1), ((500, 600), 1), ((500, 3), 2), ((None,), 2)])
+@pytest.mark.parametrize(("steps", "runs"), [((500,), 1), ((500, 600), 1), ((500, 3), 2), ((31,), 2), ((None,), 2)])
 def test_a_run_whose_faults_all_come_after_the_end_is_not_made(
     trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: tuple[int | None, ...], runs: int
 ) -> None:
-    """The twin has shown where the job ends; without a fault the run would be the twin once more."""
+    """The twin has shown where the job ends; without a fault the run would be the twin once more. A fault in the step
+    after the last, 30, comes in the last save."""
     faults = tuple(
         PlannedFault(f"kill-{step}", "process.kill", "rank", Target((0,)), Moment(0, step, None), {}, "", "")
         for step in steps

@@ -91,15 +91,16 @@ def test_the_run_folder_may_stand_in_the_environment(tmp_path: Path) -> None:
     assert warned(tmp_path, text) == []
 
 
-@pytest.mark.parametrize(("last", "many"), [(17, 1), (18, 0), (None, 0)])
+@pytest.mark.parametrize(("last", "many"), [(16, 1), (17, 0), (18, 0), (None, 0)])
 def test_a_step_that_the_twin_never_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int | None, many: int
 ) -> None:
-    """A trigger beyond the last step of the twin in the cache can't be reached; without a twin nobody knows."""
+    """A trigger beyond the last step of the twin in the cache, and beyond its last save, can't be reached; without a
+    twin nobody knows."""
     monkeypatch.setattr(warnings, "last_step_of", lambda plan: last)
     found = warned(tmp_path, GOOD)
     assert len(found) == many
-    assert all(one.startswith(":8:18: process.kill comes in step 18, and the job ends at step 17") for one in found)
+    assert all(one.startswith(":8:18: process.kill comes in step 18, and the job ends at step 16") for one in found)
 
 
 @pytest.mark.parametrize(

@@ -208,14 +208,15 @@ def last_step_in(twin: Record) -> int | None:
 
 
 def too_late(plan: Plan, last: int, why: str = "as its twin did") -> dict[int, str]:
-    """Faults that come in steps after the job's last step, by their place in the plan, each with a clause that says so.
-    `why`: how the last step is known."""
+    """Faults whose steps the job does not reach, by their place in the plan, each with a clause that says so. A fault
+    in the step after the last is not too late: it comes in what the job does at its end, such as its last save. `why`:
+    how the last step is known."""
     steps = {n: fault.trigger.step for n, fault in enumerate(plan.faults) if isinstance(fault.trigger, Moment)}
     end = f"and the job ends at step {last}, {why}"
     return {
         number: f"{plan.faults[number].id} comes in step {step}, {end}; write an earlier step"
         for number, step in steps.items()
-        if step is not None and step > last
+        if step is not None and step > last + 1
     }
 
 

@@ -89,6 +89,21 @@ def test_what_another_made_at_the_same_time_is_not_the_jobs(shared: Path) -> Non
     assert {"name": shared.name, "bytes": 3, "of_job": False} in found["shared_memory"]
 
 
+def test_what_another_living_process_uses_is_not_the_jobs(shared: Path) -> None:
+    """Shared memory that a process outside of the job still uses when the job is over is not left by the job."""
+    left = Leftovers(PLAN, dict)
+    left.start()
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(shared)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout
+    child.stdout.readline()
+    found = left.take(True, never)
+    child.communicate()
+    assert found is not None
+    assert shared.name not in [one["name"] for one in found["shared_memory"]]
+
+
 def test_nothing_is_looked_at_where_nobody_wants_it() -> None:
     """Without an assertion that needs it, for a job that was attached to, and for one that did not end by itself."""
     assert Leftovers(replace(PLAN, collect=()), dict).take(True, never) is None

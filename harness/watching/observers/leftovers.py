@@ -3,7 +3,8 @@ memory.
 
 This happens before any clean-up. Processes that are still ending get GRACE_S seconds. Nothing that another job made at
 the same time is attributed to this job: an entry in /dev/shm is the job's if a process of the job was seen to map or
-open it, or if its name contains the pid of such a process.
+open it, or if its name contains the pid of such a process. An entry that a process of another job still uses is not
+the job's.
 """
 
 from __future__ import annotations
@@ -62,9 +63,12 @@ class Leftovers:
         }
 
     def _shared_memory(self) -> Iterator[dict[str, Any]]:
-        for name, identity in _entries():
+        new = [name for name, identity in _entries() if self._before.get(name) != identity]
+        own = self._users.pids | set(self._members())
+        others = {path for pid in psutil.pids() if new and pid not in own for path in _in_use(pid)}
+        for name in new:
             path = SHARED / name
-            if self._before.get(name) == identity:
+            if str(path) in others:
                 continue
             numbers = {int(number) for number in re.findall(r"\d+", name)}
             ours = str(path) in self._users.used or bool(numbers & self._users.pids)

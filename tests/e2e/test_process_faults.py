@@ -14,8 +14,8 @@ ATTEMPTS = {"freeze-rank": 1, "hold-gil": 1, "kill-during-recovery": 3, "kill-tw
 
 # What a short run leaves to the long one: kin of those that stay, and the one that has a test of its own.
 LONG = {
-    "abort-rank", "exception-in-rank", "freeze-rank", "hold-gil", "kill-during-save", "kill-rank", "kill-twice",
-    "segfault-rank", "silent-exit", "spot-preemption",
+    "abort-rank", "exception-in-rank", "freeze-rank", "hold-gil", "kill-during-recovery", "kill-during-save",
+    "kill-rank", "kill-twice", "segfault-rank", "silent-exit", "spot-preemption",
 }  # fmt: skip
 
 pytestmark = pytest.mark.job

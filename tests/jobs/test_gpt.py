@@ -34,7 +34,8 @@ def test_killed_while_it_saves(form: str, gpt: Gpt, unfaulted: Gpt, bitwise: Gpt
     assert ran.checkpoints == {"step-8", "step-16", "step-24"}
 
 
-@pytest.mark.parametrize("step", [3, *(pytest.param(step, marks=pytest.mark.long) for step in (13, 17, 23))])
+@pytest.mark.long
+@pytest.mark.parametrize("step", [3, 13, 17, 23])
 def test_killed_between_saves(step: int, gpt: Gpt, unfaulted: Gpt, bitwise: Gpt, tmp_path: Path) -> None:
     """Before the first checkpoint it starts again from nothing, later from the newest; no loss changes."""
     ran = gpt("ddp", tmp_path / "run", when=lambda log, folder: f"step {step} loss" in log)

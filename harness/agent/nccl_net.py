@@ -21,13 +21,12 @@ connections that were refused; answers about NICs).
 
 from __future__ import annotations
 
-import mmap
-import os
 import time
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from typing import Sequence
+
+from .native_page import NativePage
 
 ENV_NCCL_NET = "TORCHAOS_NCCL_NET"
 SIZE, SLOTS_AT, SLOT_SIZE, SLOTS = 32768, 512, 2048, 16
@@ -84,34 +83,14 @@ class NetOrder:
     nth: int = 1
 
 
-class NetPage:
-    """The page of orders for NCCL's network. The agent or the library makes the file, whichever comes first, with the
-    same contents."""
+class NetPage(NativePage):
+    """The page of orders for NCCL's network."""
 
-    def __init__(self, path: str | Path) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            if os.fstat(fd).st_size == 0:
-                os.ftruncate(fd, SIZE)
-            self._map = mmap.mmap(fd, SIZE)
-        finally:
-            os.close(fd)
-        self._words = memoryview(self._map).cast("q")
-
-    @classmethod
-    def of_this_process(cls) -> NetPage:
-        """The page of this process. Raises KeyError if the launcher set no folder, because the plan had no such
-        fault."""
-        return cls(Path(os.environ[ENV_NCCL_NET]) / f"p{os.getpid()}.net")
+    env, suffix, size, magic = ENV_NCCL_NET, "net", SIZE, _MAGIC
 
     def read(self, word: int, slot: int | None = None) -> int:
         """One word of the page; with `slot`, a word of the order in that slot."""
         return self._words[word if slot is None else self._at(slot) + word]
-
-    @property
-    def loaded(self) -> bool:
-        """Whether NCCL has loaded the library, which it does with the first communicator."""
-        return self.read(MAGIC) == _MAGIC
 
     def order(self, order: NetOrder, control: str, number: int, lease_s: float) -> int:
         """Puts an order into force until the control page at path `control` ends the firing `number`, or `lease_s`

@@ -14,10 +14,9 @@ ENDED_NS of the stall (CLOCK_MONOTONIC, nanoseconds), and LAST_BYTES of that cal
 
 from __future__ import annotations
 
-import mmap
-import os
 from dataclasses import dataclass
-from pathlib import Path
+
+from .native_page import NativePage
 
 ENV_NVTX = "TORCHAOS_NVTX"
 SIZE = 4096
@@ -38,32 +37,13 @@ class NcclCall:
     max_bytes: int | None = None
 
 
-class NvtxPage:
-    """The agent or the library makes the file, whichever comes first; both make the same."""
+class NvtxPage(NativePage):
+    """The page of the order to stall an NCCL call."""
 
-    def __init__(self, path: str | Path) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            if os.fstat(fd).st_size == 0:
-                os.ftruncate(fd, SIZE)
-            self._map = mmap.mmap(fd, SIZE)
-        finally:
-            os.close(fd)
-        self._words = memoryview(self._map).cast("q")
-
-    @classmethod
-    def of_this_process(cls) -> NvtxPage:
-        """The page of this process. Raises KeyError if the launcher set no folder, because the plan had no such
-        fault."""
-        return cls(Path(os.environ[ENV_NVTX]) / f"p{os.getpid()}.nvtx")
+    env, suffix, size, magic = ENV_NVTX, "nvtx", SIZE, _MAGIC
 
     def read(self, word: int) -> int:
         return self._words[word]
-
-    @property
-    def loaded(self) -> bool:
-        """Whether the library is in the process; NCCL's first call loads it."""
-        return self.read(MAGIC) == _MAGIC
 
     def order(self, call: NcclCall, control: str, number: int, lease_s: float) -> None:
         """Stalls `call` until the control page at path `control` ends the firing `number`, or `lease_s` seconds are

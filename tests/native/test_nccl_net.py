@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from native_library import path_of
 
 from torchaos.harness.agent.nccl_net import (
     CONNECTIONS,
@@ -24,7 +25,6 @@ from torchaos.harness.agent.nccl_net import (
     NetKind,
     NetOrder,
 )
-from torchaos.harness.contracts import UsageError
 from torchaos.harness.machine.native import NCCL_NET, compiler
 
 from .net_hosts import Fault, Host, Pair
@@ -49,10 +49,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def library() -> Path:
-    try:
-        return NCCL_NET.path()
-    except UsageError as error:
-        pytest.skip(str(error))
+    return path_of(NCCL_NET)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from native_library import path_of
 
 from torchaos.harness.agent.nvtx import (
     BEGUN_NS,
@@ -30,7 +31,6 @@ from torchaos.harness.agent.nvtx import (
     NvtxPage,
 )
 from torchaos.harness.agent.page import ControlPage
-from torchaos.harness.contracts import UsageError
 from torchaos.harness.machine.native import ENV_INJECTION, NVTX
 
 STALL_S = 0.2
@@ -39,10 +39,7 @@ ASCII, REGISTERED, PAYLOAD_EXT = 1, 3, 0xDFBD0009 - 2**32
 
 @pytest.fixture(scope="session")
 def library() -> Path:
-    try:
-        return NVTX.path()
-    except UsageError as error:
-        pytest.skip(str(error))
+    return path_of(NVTX)
 
 
 def test_a_library_older_than_its_source_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

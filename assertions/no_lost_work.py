@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from torchaos.harness.judging.checkpoints.apart import Apart, apart
 from torchaos.harness.judging.checkpoints.contents import checkpoints_of
 from torchaos.harness.judging.checkpoints.resumes import Resume, name_of, resumes
 from torchaos.harness.judging.ending.unrestarted import not_restarted
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
 from torchaos.harness.judging.replicas import why_no_steps
+from torchaos.harness.record.history.believing import in_words
 from torchaos.harness.record.replicas import records_of
 from torchaos.plugin import Assertion, Finding, Harm, Need, Outcome, Record, each, failed, inconclusive, passed
 
 
 @dataclass(frozen=True)
 class NoLostWork(Assertion):
-    """Each attempt continued from the newest complete checkpoint of the attempts before it, and lost at most `steps`
-    steps, if that is given. A checkpoint that a fault damaged need not be used."""
+    """Each attempt continued from the newest complete checkpoint of the attempts before it, on all ranks, and lost at
+    most `steps` steps, if that is given. A checkpoint that a fault damaged need not be used."""
 
     name = "no_lost_work"
     harm = Harm.LOST_WORK
@@ -69,6 +71,8 @@ class NoLostWork(Assertion):
                 f"needlessly. {_cause(one, base)}",
                 base=base, newest=one.best.step, needless=one.best.step - base,
             )  # fmt: skip
+        if other := apart(attempt):
+            return _of_several(begun, attempt.number, other)
         if self.steps is not None and lost > self.steps:
             return failed(f"attempt {attempt.number} {begun}: {lost} steps were lost, and {self.steps} are allowed")
         if one.newer and base < one.newer.step:
@@ -92,6 +96,20 @@ class NoLostWork(Assertion):
             f"{one.reached} steps had been done",
             base=base, newest=one.best.step,
         )  # fmt: skip
+
+
+def _of_several(begun: str, attempt: int, other: Apart) -> Finding:
+    ranks = f"rank {in_words(other.ranks)}"
+    if other.sure:
+        return failed(
+            f"attempt {attempt} {begun}, but {ranks} from step {other.step}, as the optimizer's counter confirms: "
+            f"{other.rests_on}. The state of the job is not of one step",
+            ranks=list(other.ranks), base=other.step,
+        )  # fmt: skip
+    return inconclusive(
+        f"attempt {attempt} {begun}, and {ranks} loaded a checkpoint of step {other.step}: no counter of an optimizer "
+        "shows whether the state of the other ranks replaced it"
+    )
 
 
 def _all_were_seen(run: Record) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -288,3 +288,29 @@ def test_a_copy_in_memory_that_is_written_later(trainer: Any) -> None:
 
     found = NoLostWork().judge(Later(every=5, kills=((10, 1),)).record(), ())
     assert found.outcome is Outcome.PASSED, found.reason
+
+
+def test_a_rank_that_resumes_from_another_step_than_the_rest(trainer: Any) -> None:
+    """Rank 2 of 3 loads its own file of step 10, the others theirs of step 15. Its optimizer's counter says whether it
+    kept that state. Without a counter nothing says it."""
+    run = trainer(kills=[(18, 1)], world=3).record()
+
+    def with_rank_2(counter: Callable[[int], int | None]) -> Any:
+        events = []
+        for event in run.events:
+            data = dict(event.data)
+            if (event.rank, event.attempt) == (2, 1) and event.kind is Kind.LOAD_END:
+                data |= {"path": "/job/checkpoints/step-10", "numbers": {"step": 10}}
+            if (event.rank, event.attempt) == (2, 1) and event.kind is Kind.STEP:
+                data |= {"opt_step": counter(event.step)}
+            events.append(replace(event, data=data))
+        return replace(run, events=tuple(events))
+
+    kept = NoLostWork().judge(with_rank_2(lambda local: 10 + local), [])
+    assert (kept.outcome, kept.measured["ranks"]) == (Outcome.FAILED, [2])
+    assert "went on from step 15, but rank 2 from step 10" in kept.reason
+    replaced = NoLostWork().judge(with_rank_2(lambda local: 15 + local), [])
+    assert replaced.outcome is Outcome.PASSED, replaced.reason
+    unknown = NoLostWork().judge(with_rank_2(lambda _local: None), [])
+    assert unknown.outcome is Outcome.INCONCLUSIVE
+    assert "rank 2 loaded a checkpoint of step 10" in unknown.reason

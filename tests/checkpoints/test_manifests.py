@@ -27,7 +27,7 @@ def test_an_inode_that_is_used_again_is_no_rename(tmp_path: Path) -> None:
     made.write()
     renamed = file.rename(tmp_path / "other.pt")
     found = Manifests.of([tmp_path / "one.json"])
-    assert found.of_file(str(renamed), 10) is found.saved[0]
+    assert found.of_files({str(renamed): 10}) == {str(renamed): found.saved[0]}
     early = {**json.loads((tmp_path / "one.json").read_text()), "wall_s": time.time() - 3600}
     (tmp_path / "one.json").write_text(json.dumps(early))
-    assert Manifests.of([tmp_path / "one.json"]).of_file(str(renamed), 10) is None
+    assert Manifests.of([tmp_path / "one.json"]).of_files({str(renamed): 10}) == {}

@@ -358,3 +358,37 @@ def test_campaigns(campaign: str, options: list[str], says: str) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert says in done.stdout
+
+
+def test_a_newer_save_that_never_got_the_name(tmp_path: Path) -> None:
+    """A folder can't be renamed onto an earlier save of the same step: the earlier save is whole, and is compared with
+    what was in memory when it was made. A file of the newer save in it is found, and so is a flipped bit."""
+    run, folder = tmp_path / "run", tmp_path / "run" / "step-1"
+    script = (
+        "import os, sys, torch\n"
+        "here = f'{sys.argv[1]}/step-1'\n"
+        "for value in (1., 2.):\n"
+        "    os.mkdir(f'{here}.tmp')\n"
+        "    for rank in (0, 1): torch.save({'a': torch.full((9_000,), value)}, f'{here}.tmp/rank-{rank}.pt')\n"
+        "    try: os.rename(f'{here}.tmp', here)\n"
+        "    except OSError: print('not empty')\n"
+    )
+    with_agent(run, "-c", script, str(run))
+    manifests = Manifests.load(run)
+    first, second = (verify(Local(), str(whole), manifests) for whole in (folder, run / "step-1.tmp"))
+    assert (first.problems, first.manifest) == ([], True)
+    assert [problem.kind for problem in second.problems] == [Trouble.UNFINISHED]
+    mixed = shutil.copytree(run, tmp_path / "copy")  # the manifests know the inodes of the original
+    with open(folder / "rank-0.pt", "r+b") as file:
+        file.seek(9_000)
+        file.write(b"\x10")
+    (problem,) = verify(Local(), str(folder), manifests).problems
+    assert problem.kind is Trouble.DIGEST
+    shutil.copyfile(mixed / "step-1" / "rank-0.pt", folder / "rank-0.pt")  # whole again, in the same inode
+    assert verify(Local(), str(folder), manifests).problems == []
+    (run / "step-1.tmp" / "rank-1.pt").rename(folder / "rank-1.pt")
+    (problem, *_) = verify(Local(), str(folder), manifests).problems
+    assert (problem.kind, Path(problem.file or "").name) == (Trouble.STALE, "rank-0.pt")
+    (folder / "rank-1.pt").unlink()
+    (problem,) = verify(Local(), str(folder), manifests).problems
+    assert problem.text == "rank-1.pt: missing, though it was saved"

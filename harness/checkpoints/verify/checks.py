@@ -49,7 +49,7 @@ def verify(
     result = Verified(layout, list(layout.problems))
     known: dict[str, Saved] = {}
     if manifests:
-        known = {file.path: saved for file in layout.files if (saved := manifests.of_file(file.path, file.size))}
+        known = manifests.of_files({file.path: file.size for file in layout.files})
         result.manifest = bool(known)
     sized = {path: saved for path, saved in known.items() if _check_size(result, path, saved)}
     if manifests:
@@ -79,7 +79,7 @@ def _check_size(result: Verified, path: str, saved: Saved) -> bool:
 def _check_set(result: Verified, manifests: Manifests, known: dict[str, Saved]) -> None:
     """Check that no saved file is missing, and that all files are of one save."""
     there = {saved.path for saved in known.values()}
-    expected = manifests.expected(result.layout.path)
+    expected = manifests.expected(result.layout.path, known.values())
     for saved in expected:
         if saved.path not in there:
             name = posixpath.basename(saved.path)

@@ -1,7 +1,9 @@
 """The manifests that the agent wrote during saves (agent/manifest.py): digests of what was in memory, chunk by chunk.
 
-A file is found by its path at save time, without marks such as `.tmp`. If nothing was saved under that path, it is
-found by its inode, which a rename keeps; or else, for a copy, by the last parts of its path.
+A file is found by its path at save time, without marks such as `.tmp`: it is of the newest save there. If nothing was
+saved under that path, it is found by its inode, which a rename keeps; or else, for a copy, by the last parts of its
+path. A newer save may never have got its final name. So if all files of a checkpoint are, by their inodes, those of one
+earlier save, they are of that save.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ class Saved:
     at_s: float
     attempt: int
     raced: bool = False  # right after it was written, the file differed from the memory
+    number: int = 0  # how many saves of the same attempt wrote to this path before
 
     def digest_at(self, offset: int) -> Digest:
         """The digest of the chunk that begins at this offset of the file."""
@@ -68,7 +71,7 @@ class Manifests:
 
     saved: list[Saved] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    _by_path: dict[str, Saved] = field(default_factory=dict)
+    _by_path: dict[str, list[Saved]] = field(default_factory=lambda: defaultdict(list))
     _by_stem: dict[str, Saved] = field(default_factory=dict)  # saved as step-2.tmp, which becomes step-2.pt
     _by_inode: dict[tuple[int, int], Saved] = field(default_factory=dict)
     _by_name: dict[str, list[Saved]] = field(default_factory=lambda: defaultdict(list))
@@ -97,30 +100,45 @@ class Manifests:
                 manifests.lost += [str(text) for text in raw.get("lost", ())]
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 manifests.lost.append(f"{path.name} can't be read: {error}")
-        manifests.saved.sort(key=lambda saved: saved.at_s)
+        manifests.saved = _numbered(manifests.saved)
         for saved in manifests.saved:
             final = final_path(saved.path)
-            manifests._by_path[final] = saved
+            manifests._by_path[final].append(saved)
             if final != saved.path and not posixpath.splitext(final)[1]:
                 manifests._by_stem[final] = saved
             manifests._by_inode[saved.inode] = saved
             manifests._by_name[posixpath.basename(final_path(saved.path))].append(saved)
         return manifests
 
-    def of_file(self, path: str, size: int) -> Saved | None:
-        """The save of this file, or None if it is not known."""
+    def of_files(self, sizes: Mapping[str, int]) -> dict[str, Saved]:
+        """The saves of the files of one checkpoint, without unknown files. `sizes`: in bytes, by path."""
+        newest = {path: saved for path, size in sizes.items() if (saved := self._of_file(path, size))}
+        by_inode = {
+            path: saved
+            for path in newest
+            if (saved := self._same_inode(path)) and final_path(saved.path) == final_path(path)
+        }
+        one_save = by_inode.keys() == newest.keys() and len(set(map(_round, by_inode.values()))) == 1
+        return by_inode if one_save else newest
+
+    def _of_file(self, path: str, size: int) -> Saved | None:
         wanted = final_path(path)
-        exact = self._by_path.get(wanted) or self._by_stem.get(posixpath.splitext(wanted)[0])
-        if exact:
-            return exact
+        if exact := self._by_path.get(wanted):
+            return exact[-1]
+        if saved_without_suffix := self._by_stem.get(posixpath.splitext(wanted)[0]):
+            return saved_without_suffix
+        same = self._same_inode(path)
+        return same if same and same.size == size and may_hold_tensors(path) else self._of_copy(wanted)
+
+    def _same_inode(self, path: str) -> Saved | None:
+        """The newest save into the inode that is at this path now."""
         try:
             stat = os.stat(path)
         except OSError:
-            stat = None
-        same = self._by_inode.get((stat.st_dev, stat.st_ino)) if stat else None
-        if same and same.size == size and may_hold_tensors(path) and born_ns(Path(path)) <= 1e9 * same.at_s:
-            return same  # a file that was born later is another one, which got a used inode number
-        return self._of_copy(wanted)
+            return None
+        same = self._by_inode.get((stat.st_dev, stat.st_ino))
+        # A file that was made after its manifest is another file, which got a used inode number.
+        return same if same and born_ns(Path(path)) <= 1e9 * same.at_s else None
 
     def _of_copy(self, wanted: str) -> Saved | None:
         """Find a copy by the last parts of its path: by name and folder, or by name alone if only one path had that
@@ -132,17 +150,36 @@ class Manifests:
         moved = len({saved.path for saved in near}) == 1 and not os.path.exists(best.path)
         return best if moved and best.save == best.path else None
 
-    def expected(self, checkpoint: str) -> list[Saved]:
-        """The files that the last attempt which saved to this folder saved there, the newest save of each path."""
+    def expected(self, checkpoint: str, known: Iterable[Saved]) -> list[Saved]:
+        """The files that were saved to this folder, in the save of which its `known` files are an earlier one; else in
+        the last attempt that saved there, the newest save of each path."""
         start = final_path(checkpoint) + "/"
-        found = [saved for path, saved in self._by_path.items() if path.startswith(start)]
-        last = max((saved.attempt for saved in found), default=0)
-        return [saved for saved in found if saved.attempt == last]
+        inside = [saves for path, saves in self._by_path.items() if path.startswith(start)]
+        earlier = {_round(saved) for saved in known if self._by_path[final_path(saved.path)][-1] is not saved}
+        if earlier:
+            return [saved for saves in inside for saved in saves if _round(saved) in earlier]
+        last = max((saves[-1].attempt for saves in inside), default=0)
+        return [saves[-1] for saves in inside if saves[-1].attempt == last]
 
     def others(self, saved: Saved) -> list[Saved]:
         """Other saves of files with the same size, and the same name except for numbers."""
         same_size = (other for other in self.saved if other is not saved and other.size == saved.size)
         return [other for other in same_size if _kin(other) == _kin(saved)]
+
+
+def _numbered(saved: Iterable[Saved]) -> list[Saved]:
+    """All saves in the order of time, with their numbers."""
+    before: dict[tuple[int, str], int] = defaultdict(int)
+    found = []
+    for one in sorted(saved, key=lambda one: one.at_s):
+        found.append(replace(one, number=before[one.attempt, final_path(one.path)]))
+        before[one.attempt, final_path(one.path)] += 1
+    return found
+
+
+def _round(saved: Saved) -> tuple[int, int]:
+    """Equal for all files of one save to a folder."""
+    return saved.attempt, saved.number
 
 
 def _kin(saved: Saved) -> str:

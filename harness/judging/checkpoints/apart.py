@@ -1,0 +1,45 @@
+"""Finds ranks that resumed from a checkpoint of another step than the rest of the job. This happens if each rank takes
+its own newest file.
+
+A rank may load an older file and then get the state of another rank. Its optimizer's own counter shows which it was.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchaos.harness.record.history import Segment
+from torchaos.harness.record.history.believing import OPTIMIZER, RECORD, Witness
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Ranks that loaded a checkpoint of another step than the one that the job continued from."""
+
+    ranks: tuple[int, ...]
+    step: int  # global: of their checkpoint
+    rests_on: str
+    sure: bool  # their optimizer's counter agrees with the checkpoint, too
+
+
+def apart(part: Segment) -> Apart | None:
+    """The first such ranks; if there are some that are sure, these. None: all ranks resumed from the same step, as far
+    as was seen."""
+    if part.base is None:
+        return None
+    found = [
+        _of(record, part.base, part.witnesses)
+        for record in part.witnesses
+        if record.name == RECORD and record.value is not None and part.base not in record.fits
+    ]
+    told = [one for one in found if one is not None]
+    return max(told, key=lambda one: one.sure, default=None)
+
+
+def _of(record: Witness, base: int, witnesses: tuple[Witness, ...]) -> Apart | None:
+    """None if the counters of all these ranks say that they got the state of the others."""
+    counters = {rank: one for one in witnesses if one.name == OPTIMIZER for rank in one.ranks}
+    behind = [rank for rank in record.ranks if rank in counters and set(record.fits) & set(counters[rank].fits)]
+    sure = tuple(rank for rank in behind if base not in counters[rank].fits)
+    ranks = sure or tuple(rank for rank in record.ranks if rank not in counters)
+    return Apart(ranks, record.fits[0], record.rests_on, bool(sure)) if ranks else None

@@ -41,7 +41,7 @@ class LossContinuity(Assertion):
         if history.unplaced:
             return inconclusive(why_unplaced(run, history.unplaced))
         if not twins:
-            return replace(self._redone(history), bound={"tolerance": self.tolerance or 0.0})
+            return replace(self._redone(run, history), bound={"tolerance": self.tolerance or 0.0})
         blind = next((twin for twin in twins if not any(one.loss_seen for one in twin.history.executions)), None)
         if blind:
             return inconclusive(f"the twin's losses were not seen: {why_unseen(blind, 'loss')}")
@@ -60,7 +60,7 @@ class LossContinuity(Assertion):
             )
         return each(self, run, twins)
 
-    def _redone(self, history: History) -> Finding:
+    def _redone(self, run: Record, history: History) -> Finding:
         """Compares each step that was done again with its first execution."""
         pairs = history.redone()
         seen = [(old, new) for old, new in pairs if old.loss_seen and new.loss_seen]
@@ -72,7 +72,7 @@ class LossContinuity(Assertion):
             if first:
                 every = {one.global_step or 0: {one.rank: one} for one, _new in pairs if one.rank == new.rank}
                 again = {one.global_step or 0: {one.rank: one} for _old, one in pairs if one.rank == new.rank}
-                cause = likeliest_cause(history, {**again, **ours}, {**every, **theirs}, first)
+                cause = likeliest_cause(run, history, {**again, **ours}, {**every, **theirs}, first)
                 words = f"{in_words(first, 'the first time')} {cause.words}"
                 return replace(failed(words, first_of(first), **measured_of(first)), cause=cause.short)
         steps = sorted({new.global_step or 0 for _old, new in seen})

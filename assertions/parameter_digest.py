@@ -156,7 +156,7 @@ class _Digests:
         life = self._history.attempt(attempt)
         if life is None or life.base is None or (life.base == 0 and not life.number):
             return "It had not been restarted by then: most likely the fault itself changed the parameters of a rank."
-        carried = carried_into(self._history, attempt)
+        carried = carried_into(self._run, attempt)
         if carried and carried.parameters and carried.moments:
             return "They began with what had been saved: most likely something else of one of them was not restored."
         if step > life.base + 1:

@@ -30,7 +30,7 @@ class StateRestored(Assertion):
             return inconclusive(f"no parameters were seen: {why_unseen(run, 'parameters')}")
         if history.unplaced:
             return inconclusive(why_unplaced(run, history.unplaced))
-        found = list(resumes_carried(history))
+        found = list(resumes_carried(run))
         if not found:
             if len(history.attempts) == 1:
                 return not_restarted(run, "so nothing had to be restored")

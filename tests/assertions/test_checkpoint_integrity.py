@@ -194,6 +194,32 @@ def test_a_checkpoint_under_another_name_is_the_one_that_holds_the_same(trainer:
         assert len(found) == 3 + paired
 
 
+@pytest.mark.parametrize(
+    ("own", "outcome"),
+    [
+        ((20, 30), Outcome.PASSED),
+        ((30, 30), Outcome.FAILED),
+        ((30, 15), Outcome.FAILED),
+    ],
+    ids=["change places", "overwrites the newest", "loses a save"],
+)
+def test_two_files_in_turn_may_change_places(trainer: Any, own: tuple[int, int], outcome: Outcome) -> None:
+    """A job that writes a.pt and b.pt in turn begins with the other file after a restart. The two may change places
+    with the twin's, and neither may be of another step."""
+
+    def slots(*steps: int) -> dict[str, Any]:
+        return _inventory(
+            *(_one(step, path=name) for name, step in zip(("a.pt", "b.pt"), steps, strict=True)), steps=()
+        )
+
+    finding = _judge(trainer, slots(*own), slots(30, 20))
+    assert finding.outcome is outcome, finding.reason
+    if outcome is Outcome.PASSED:
+        other = _one(20, path="a.pt", tensors={"model.weight": "other", "ema.weight": "e20"})
+        changed = _inventory(other, _one(30, path="b.pt"), steps=())
+        assert "model.weight in a.pt (step 20) differs" in _judge(trainer, changed, slots(30, 20)).reason
+
+
 def test_entries_in_which_twins_differ_are_not_compared(trainer: Any) -> None:
     """A clock is told from a loss by a second twin; one twin alone can't tell."""
     ours = _inventory(_one(20, values={"step": "20", "saved_time": "1.5"}))

@@ -108,6 +108,35 @@ def test_parameters_that_change_before_the_save_of_a_job_that_is_not_bitwise(
     assert found.outcome is outcome, found.reason
 
 
+@pytest.mark.parametrize(
+    ("off", "outcome"), [(0.0, Outcome.PASSED), (1e-6, Outcome.FAILED)], ids=["puts all back", "off by 1e-6"]
+)
+def test_parameters_that_change_before_the_save_of_a_job_killed_in_the_next_step(
+    trainer: Any, off: float, outcome: Outcome
+) -> None:
+    """A job that clips its weights before it saves dies in the step after the save, so no step shows the parameters
+    with which it went on. The sums that the agent takes at the begin of the save show them."""
+
+    class Clips(trainer):  # type: ignore[misc]
+        def _save(self, attempt: int, world: int, state: Any, step: int, local: int) -> None:
+            state.weight *= 0.999
+            for rank in range(world):
+                total = self._sum(state.weight, rank, world)[16:]
+                data = {"parameters": {"weight": ["float32 1", total]}}
+                self.emit(Kind.KEPT, data, rank, attempt, local)
+            super()._save(attempt, world, state, step, local)
+
+        def emit(self, kind: Kind, data: Any, *who: Any, **when: Any) -> None:
+            if kind is Kind.STEP:
+                weights = {name: data[name] for name in ("parameters", "restored") if name in data}
+                data = {**data, **{name: self._sum(float(text), 0, 1) for name, text in weights.items()}}
+            super().emit(kind, data, *who, **when)
+
+    run = Clips(kills=((11, 1),), state_seen=True, global_batch=True, off=off)
+    found = StateRestored().judge(run.record(), ())
+    assert found.outcome is outcome, found.reason
+
+
 def test_a_job_that_started_from_scratch_is_inconclusive(trainer: Any) -> None:
     """No step was resumed from, so there is nothing to compare with: no_lost_work says what that means."""
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchaos.harness.agent.check_sums import over_all
+from torchaos.harness.agent.check_sums import is_whole, over_all, plain
+from torchaos.harness.judging.checkpoints.kept import ParameterSums
 from torchaos.harness.record.history import Attempt, Execution, History
+from torchaos.harness.record.record import Record
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,14 @@ class Carried:
         return f"the resume from step {self.step} in attempt {self.attempt.number}{sizes}"
 
 
-def carried_into(history: History, attempt: int) -> Carried | None:
+def carried_into(run: Record, attempt: int) -> Carried | None:
     """What was carried over the resume with which an attempt began. None if it resumed from no step of this run."""
-    return next((one for one in resumes_carried(history) if one.attempt.number == attempt), None)
+    return next((one for one in resumes_carried(run) if one.attempt.number == attempt), None)
 
 
-def resumes_carried(history: History) -> Iterator[Carried]:
+def resumes_carried(run: Record) -> Iterator[Carried]:
     """Yields a `Carried` for each attempt that resumed from a step that this run had done, in order of attempts."""
+    history, kept = run.history, ParameterSums(run)
     for attempt in history.attempts:
         if not attempt.base:
             continue
@@ -70,8 +73,9 @@ def resumes_carried(history: History) -> Iterator[Carried]:
         else:
             restored, after = _by_rank(first, "restored"), _by_rank(saved, "parameters")
             went_on = _by_rank(_of(history, saver, attempt.base + 1), "restored")
+            as_saved = _are_those_of_the_save(restored, kept.total_at(attempt.base))
             yield Carried(
-                attempt, saver, _equal(restored, _of_all(went_on, after)) or _equal(restored, after),
+                attempt, saver, as_saved or _equal(restored, _of_all(went_on, after)) or _equal(restored, after),
                 _equal(_by_rank(first, "restored_moments"), _by_rank(saved, "moments")),
             )  # fmt: skip
 
@@ -82,6 +86,13 @@ def _same(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:
     names = ("parameters", "moments")
     pairs = [(_by_rank(ours, name), _by_rank(theirs, name)) for name in names]
     return all(mine == other and None not in mine.values() for mine, other in pairs)
+
+
+def _are_those_of_the_save(restored: Mapping[int, str | None], saved: int | None) -> bool:
+    """Whether the resume restored the parameters that the job had when its save began. They are not those after the
+    step if the job changes them in between, for example clips them."""
+    total = over_all(list(restored.values()))
+    return saved is not None and total is not None and is_whole(total) and plain(total) == saved
 
 
 def _of_all(went_on: Mapping[int, str | None], after: Mapping[int, str | None]) -> Mapping[int, str | None]:

@@ -43,6 +43,14 @@ class ParameterSums:
     def at(self, step: int) -> Mapping[str, Values]:
         return self._values.get(step, {})
 
+    def total_at(self, step: int) -> int | None:
+        """The plain sum of all parameters at the begin of the saves of a step. None if it is not known, or if the saves
+        of the step differ."""
+        found = self.at(step).values()
+        if not found or not all(values.sure and len(values.whole) == 1 for values in found):
+            return None
+        return sum(total for values in found for total in values.whole) % MODULUS
+
     def parameter_of(self, step: int, entry: str) -> str | None:
         """The parameter of which a tensor in a checkpoint has the name, without the prefixes of the nesting."""
         parts = plain_name(entry.rpartition(":")[2]).split(".")

@@ -7,7 +7,7 @@ The names of the checkpoints of one *family* differ only in numbers: `step-5` an
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torchaos.harness.judging.checkpoints.contents import Checkpoint
 from torchaos.harness.record.history.checkpoints import final_path
@@ -24,21 +24,31 @@ def family(path: str) -> str:
 def pairs(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair]:
     """Pairs of good checkpoints of the same step, in the order of `ours`.
 
-    The two have the same path, or, if the twin has no such path, share most of their entries: a trainer may choose
-    another name if its usual name exists already."""
-    own, other_paths = {checkpoint.path for checkpoint in ours}, {other.path for other in theirs}
+    The two have the same path, or share most of their entries under different paths: a trainer may choose another name
+    if its usual name exists already, or write two files in turn, which a restart makes change places."""
     found = []
     for checkpoint in (checkpoint for checkpoint in ours if checkpoint.good):
         same = [other for other in theirs if other.good and other.step == checkpoint.step]
-        if checkpoint.path not in other_paths and checkpoint.step is not None:
-            free = [other for other in same if other.path not in own]
-            same = [other for other in free if 2 * _shared(checkpoint, other) > max(_size(checkpoint), _size(other))][
-                :1
-            ]
-        else:
-            same = [other for other in same if other.path == checkpoint.path]
-        found += [(checkpoint, other) for other in same]
+        exact = [other for other in same if other.path == checkpoint.path]
+        found += [(checkpoint, other) for other in exact or _elsewhere(checkpoint, same, ours, theirs)[:1]]
     return found
+
+
+def _elsewhere(
+    checkpoint: Checkpoint, same: Sequence[Checkpoint], ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]
+) -> list[Checkpoint]:
+    """Checkpoints of `same`, all of the same step as `checkpoint`, that may be its counterpart under another path.
+    Either both paths are new to the other side, or both sides have both paths, with other steps."""
+    if checkpoint.step is None:
+        return []
+    own = {each.path: each for each in ours}
+    here = checkpoint.path in {other.path for other in theirs}
+    free = [other for other in same if (other.path in own) is here and not _has(own, other)]
+    return [other for other in free if 2 * _shared(checkpoint, other) > max(_size(checkpoint), _size(other))]
+
+
+def _has(own: Mapping[str, Checkpoint], other: Checkpoint) -> bool:
+    return other.path in own and own[other.path].step == other.step
 
 
 def lacking(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -52,12 +62,14 @@ def lacking(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Ch
 
 
 def moved(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair]:
-    """Pairs of good checkpoints that have the same path and different steps."""
+    """Pairs of good checkpoints that have the same path and different steps, and no counterpart under another path."""
     there = {other.path: other for other in theirs if other.good}
+    paired = {checkpoint.path for checkpoint, _other in pairs(ours, theirs)}
     return [
         (checkpoint, there[checkpoint.path])
         for checkpoint in ours
-        if checkpoint.good and checkpoint.path in there and there[checkpoint.path].step != checkpoint.step
+        if checkpoint.good and checkpoint.path in there and checkpoint.path not in paired
+        if there[checkpoint.path].step != checkpoint.step
     ]
 
 

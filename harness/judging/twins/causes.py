@@ -14,6 +14,7 @@ from torchaos.harness.judging.checkpoints.carried import carried_into
 from torchaos.harness.judging.noise.quantities import Steps, relative
 from torchaos.harness.judging.twins.agreement import Difference
 from torchaos.harness.record.history import Execution, History
+from torchaos.harness.record.record import Record
 
 _Counter = Callable[[Execution], float | None]
 _UPDATE = (
@@ -40,9 +41,9 @@ class Cause(NamedTuple):
     short: str = ""  # the cause alone; empty if it is not known
 
 
-def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Difference) -> Cause:
-    """The most likely cause of the first difference. `history`: of the run; `ours`, `theirs`: the steps of the run and
-    of its first twin."""
+def likeliest_cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Difference) -> Cause:
+    """The most likely cause of the first difference. `history`: of the run, by its agent or by its log; `ours`,
+    `theirs`: the steps of the run and of its first twin."""
     attempt = history.attempt(next(iter(ours[first.step].values())).attempt)
     if attempt is None or attempt.base is None:
         return Cause("The step from which that attempt continued is not known, and so the cause is not known either.")
@@ -53,7 +54,7 @@ def likeliest_cause(history: History, ours: Steps, theirs: Steps, first: Differe
         )
     base = attempt.base
     since = [step for step in sorted(ours.keys() & theirs.keys()) if base < step <= first.step]
-    carried = carried_into(history, attempt.number)
+    carried = carried_into(run, attempt.number)
     weights = {} if carried and carried.parameters else _weights(base, ours, theirs)
     moments = bool(carried and carried.moments)
     exact = [_accumulation(base, ours, theirs, first), _loss_scale(ours, theirs, first), _lost(base, weights)]

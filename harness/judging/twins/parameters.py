@@ -174,7 +174,7 @@ class AgainstTwins:
     def _why_other(self, first: int, rank: int) -> str:
         found = next(differences(self._ours, self._theirs, 0.0), None)
         if found is not None:
-            return likeliest_cause(self._history, self._ours, self._theirs, found).words
+            return likeliest_cause(self._run, self._history, self._ours, self._theirs, found).words
         mine, twins = self._ours[first][rank], self._theirs[first][rank]
         losses = "The losses agree" if mine.loss_seen and twins.loss_seen else "The losses were not seen"
         life = self._history.attempt(mine.attempt)
@@ -183,7 +183,7 @@ class AgainstTwins:
         if mine.norm is None or twins.norm is None:
             return f"{losses}, and the gradients were not seen."
         if mine.norm == twins.norm:
-            carried = carried_into(self._history, mine.attempt)
+            carried = carried_into(self._run, mine.attempt)
             lost = "settings" if carried and carried.moments else "state or settings"
             return f"{losses}, and the gradients' norms do: most likely the optimizer's {lost} were not restored."
         return f"{losses}, and the gradients' norms don't: most likely they are averaged or scaled in another way."

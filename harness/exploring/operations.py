@@ -1,0 +1,138 @@
+"""What a run did to a folder: its operations in order, and which of them must come before which."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from functools import cached_property
+from pathlib import Path
+
+from torchaos.harness.exploring.blobs import Blobs
+from torchaos.harness.exploring.tree import Content, Extent, Tree
+
+_VERSION = 1
+
+
+class Kind(str, Enum):
+    """What an operation does. `path` is what it does it to; `to` is a second path."""
+
+    CREATE = "create"  # a new, empty file; also with O_EXCL
+    OPEN = "open"  # a file that is there, for writing
+    WRITE = "write"
+    TRUNCATE = "truncate"  # to `size` bytes; O_TRUNC is one too
+    RENAME = "rename"  # to `to`, whose file or empty folder is gone
+    LINK = "link"  # `to` is a second name of `path`
+    SYMLINK = "symlink"  # `path` is new, and says `to`
+    UNLINK = "unlink"
+    MKDIR = "mkdir"
+    RMDIR = "rmdir"
+    FSYNC = "fsync"
+    FDATASYNC = "fdatasync"
+    FSYNC_FOLDER = "fsync_folder"
+    CLOSE = "close"  # of a file that was open for writing
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A change of the folder, or a promise about it. Paths are relative to the folder, with `/`; "" is the folder."""
+
+    number: int  # its place in the order in which the recorder saw them
+    kind: Kind
+    path: str
+    rank: int | None = None  # None: of no rank
+    pid: int = 0
+    tid: int = 0
+    to: str | None = None
+    file: int | None = None  # which file, whatever its names are; a new file has a new number
+    offset: int = 0  # bytes, of a write
+    size: int = 0  # bytes, of a write; the new size of a truncate
+    blob: str | None = None  # the digest of what was written
+    step: int | None = None  # the step of the attempt that the rank was in, counted from 1; None: unknown
+    phase: str | None = None  # the phase of that step
+    covers: int | None = None  # of a sync or close: it is about the operations before this number; None: before itself
+    begun_s: float = 0.0  # seconds of CLOCK_MONOTONIC
+    ended_s: float = 0.0
+
+    def __str__(self) -> str:
+        who = "somebody" if self.rank is None else f"rank {self.rank}"
+        rest = {Kind.RENAME: f" to {self.to}", Kind.LINK: f" as {self.to}", Kind.SYMLINK: f" to {self.to}"}
+        rest |= {Kind.WRITE: f" ({self.size} bytes at {self.offset})", Kind.TRUNCATE: f" to {self.size} bytes"}
+        return f"{who}: {self.kind.value} {self.path or '.'}{rest.get(self.kind, '')}"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one run did to a folder. `blobs` has the bytes."""
+
+    operations: tuple[Operation, ...]
+    before: frozenset[tuple[int, int]]  # (a, b): a has ended before b can begin; besides the order within each rank
+    base: Tree  # what was in the folder before the first operation
+    blobs: Blobs = field(compare=False, repr=False)
+    began_s: float = 0.0  # seconds of CLOCK_MONOTONIC: of the job, where that is known, else of the recorder
+    ended_s: float = 0.0
+    unsure: tuple[str, ...] = ()  # sentences: what the recorder could not see
+
+    @cached_property
+    def lines(self) -> dict[int | None, tuple[Operation, ...]]:
+        """The operations of each rank in order. None: of processes of no rank."""
+        found: dict[int | None, list[Operation]] = {}
+        for operation in self.operations:
+            found.setdefault(operation.rank, []).append(operation)
+        return {rank: tuple(found[rank]) for rank in sorted(found, key=lambda rank: (rank is None, rank))}
+
+    @cached_property
+    def overwritten(self) -> frozenset[str]:
+        """The paths of files that were changed after they had been closed once."""
+        return frozenset(operation.path for operation in self.operations if operation.kind is Kind.OPEN)
+
+    def write(self, folder: Path) -> None:
+        """Writes it into the folder; its blobs stay where they are. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "operations.jsonl").write_text("".join(_line(operation) for operation in self.operations))
+        about = {
+            "version": _VERSION, "before": sorted(self.before), "base": _tree_to_json(self.base),
+            "blobs": str(self.blobs.folder), "began_s": self.began_s, "ended_s": self.ended_s,
+            "unsure": list(self.unsure),
+        }  # fmt: skip
+        (folder / "recording.json").write_text(json.dumps(about))
+
+    @classmethod
+    def read(cls, folder: Path) -> Recording:
+        """The recording in a folder. Raises OSError, and ValueError if it is none."""
+        try:
+            about = json.loads((folder / "recording.json").read_text())
+            if about["version"] != _VERSION:
+                raise ValueError(f"{folder}: a recording of version {about['version']}; this torchaos reads {_VERSION}")
+            lines = (folder / "operations.jsonl").read_text().splitlines()
+            return cls(
+                tuple(_operation(line) for line in lines), frozenset((a, b) for a, b in about["before"]),
+                _tree_of_json(about["base"]), Blobs(folder / about["blobs"]),
+                about["began_s"], about["ended_s"], tuple(about["unsure"]),
+            )  # fmt: skip
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{folder}: not a recording: {error}") from error
+
+
+def _line(operation: Operation) -> str:
+    raw = {name: value for name, value in asdict(operation).items() if value not in (None, "")}
+    return json.dumps({"path": operation.path, **raw, "kind": operation.kind.value}) + "\n"
+
+
+def _operation(line: str) -> Operation:
+    raw = json.loads(line)
+    return Operation(**{**raw, "kind": Kind(raw["kind"])})
+
+
+def _tree_to_json(tree: Tree) -> dict[str, object]:
+    files = {
+        path: [content.size, [[e.offset, e.size, e.blob, e.start] for e in content.extents]]
+        for path, content in tree.files.items()
+    }
+    return {"files": files, "folders": sorted(tree.folders), "links": dict(tree.links)}
+
+
+def _tree_of_json(raw: dict[str, dict[str, tuple[int, Iterable[tuple[int, int, str, int]]]]]) -> Tree:
+    files = {path: Content(size, tuple(Extent(*e) for e in extents)) for path, (size, extents) in raw["files"].items()}
+    return Tree(files, frozenset(raw["folders"]), dict(raw["links"]))  # type: ignore[arg-type]

@@ -1,0 +1,149 @@
+"""The moments at which a whole job can die, in classes: which stands of the ranks can go together."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torchaos.harness.exploring.operations import Operation, Recording
+from torchaos.harness.exploring.states.lines import Line, Stand, alike, lines
+from torchaos.harness.exploring.states.world import Cut, World
+from torchaos.harness.exploring.tree import Tree
+
+Stands = tuple[int, ...]  # the index of the stand of each line
+MOST = 50_000  # of stands that are looked at for one number of operations; more are drawn from
+
+
+@dataclass
+class Moment:
+    """A class of moments that leave equal files, but for which rank is which, and for how much of a file is written."""
+
+    stands: Stands
+    seen: list[tuple[float, float]]  # from and until when in the recorded run, in seconds of CLOCK_MONOTONIC
+    at: int | None  # if it was seen: how many operations had been done in all
+
+
+class Cuts:
+    """All moments of a recording. `symmetry`: ranks that do the same are taken for equal."""
+
+    def __init__(self, recording: Recording, symmetry: bool = True, seed: int = 0) -> None:
+        self.recording, self.world = recording, World(recording)
+        self.lines = lines(recording, self.world)
+        self._groups = _groups(self.lines) if symmetry else [[index] for index in range(len(self.lines))]
+        self._index = {line.rank: index for index, line in enumerate(self.lines)}
+        self._draw = random.Random(seed)
+        self._needs = [[self._indices(stand) for stand in line.stands] for line in self.lines]
+        self.moments = 0  # how many there are between two operations, in any order of the ranks that may be
+        self.drawn = False  # there were too many to look at them all
+        self.classes = self._walk()
+
+    def cut(self, stands: Stands) -> tuple[Cut, frozenset[int]]:
+        """How many operations each rank has done, and the writes of which a part was done."""
+        chosen = [line.stands[index] for line, index in zip(self.lines, stands, strict=True)]
+        halves = frozenset(stand.half for stand in chosen if stand.half is not None)
+        return {line.rank: stand.done for line, stand in zip(self.lines, chosen, strict=True)}, halves
+
+    def tree(self, moment: Moment) -> Tree:
+        return self.world.tree(*self.cut(moment.stands))
+
+    def last(self, moment: Moment) -> Operation | None:
+        """The last operation that was done, in the recorded order."""
+        cut, halves = self.cut(moment.stands)
+        done = [op for op in self.recording.operations if self.world.has(cut, op) or op.number in halves]
+        return max(done, key=lambda operation: operation.number, default=None)
+
+    def seen(self) -> list[tuple[Stands, float, float]]:
+        """The stands of the recorded run, one after the other, each with its time: from and until when."""
+        operations = self.recording.operations
+        done, found = [0] * len(self.lines), []
+        since = self.recording.began_s
+        at = [0] * len(self.lines)
+        for operation in operations:
+            found.append((tuple(at), since, max(since, operation.ended_s)))
+            since = max(since, operation.ended_s)
+            index = self._index[operation.rank]
+            done[index] += 1
+            at[index] = self._next(index, at[index], done[index])
+        found.append((tuple(at), since, max(since, self.recording.ended_s)))
+        return found
+
+    def _next(self, index: int, at: int, done: int) -> int:
+        stands = self.lines[index].stands
+        while not (stands[at].low <= done <= stands[at].high and stands[at].half is None):
+            at += 1
+        return at
+
+    def _walk(self) -> list[Moment]:
+        classes: dict[Stands, Moment] = {}
+        for number, (stands, since, until) in enumerate(self.seen()):
+            moment = classes.setdefault(self._key(stands), Moment(stands, [], number))
+            if moment.seen and moment.seen[-1][1] >= since:
+                moment.seen[-1] = (moment.seen[-1][0], until)
+            else:
+                moment.seen.append((since, until))
+        for stands in self._all():
+            self.moments += self._orbit(stands) * math.prod(
+                line.stands[index].moments for line, index in zip(self.lines, stands, strict=True)
+            )
+            classes.setdefault(self._key(stands), Moment(stands, [], None))
+        return sorted(classes.values(), key=lambda moment: (sum(moment.stands), moment.stands))
+
+    def _all(self) -> Iterator[Stands]:
+        """All stands that can go together, one of those that are equal but for which rank is which."""
+        level = {(0,) * len(self.lines)}
+        while level:
+            yield from sorted(level)
+            following = {self._sorted(after) for stands in level for after in self._after(stands)}
+            if len(following) > MOST:
+                self.drawn = True
+                following = set(self._draw.sample(sorted(following), MOST))
+            level = following
+
+    def _after(self, stands: Stands) -> Iterator[Stands]:
+        for index, at in enumerate(stands):
+            if at + 1 < len(self.lines[index].stands):
+                needs = self._needs[index][at + 1]
+                if all(stands[other] >= least for other, least in needs):
+                    yield (*stands[:index], at + 1, *stands[index + 1 :])
+
+    def _indices(self, stand: Stand) -> list[tuple[int, int]]:
+        """The same needs by stands: those that are not of its own line."""
+        found = ((self._index[rank], least) for rank, least in stand.needs.items())
+        return [(index, self.lines[index].first(least)) for index, least in found]
+
+    def _sorted(self, stands: Stands) -> Stands:
+        """The same with equal ranks in order: those that are further come first."""
+        found = list(stands)
+        for group in self._groups:
+            if len(group) > 1:
+                ordered = sorted((stands[index] for index in group), reverse=True)
+                for index, at in zip(group, ordered, strict=True):
+                    found[index] = at
+        return tuple(found)
+
+    def _key(self, stands: Stands) -> Stands:
+        """What is equal for equal files."""
+        return self._sorted(tuple(line.stands[index].files for line, index in zip(self.lines, stands, strict=True)))
+
+    def _orbit(self, stands: Stands) -> int:
+        """How many there are that differ only by which rank is which."""
+        found = 1
+        for group in self._groups:
+            counts = Counter(stands[index] for index in group)
+            found *= math.factorial(len(group)) // math.prod(math.factorial(each) for each in counts.values())
+        return found
+
+
+def _groups(all_: tuple[Line, ...]) -> list[list[int]]:
+    """The lines in groups of ranks that can change places."""
+    groups: list[list[int]] = []
+    for index, line in enumerate(all_):
+        group = next((group for group in groups if alike(all_[group[0]], line, all_)), None)
+        if group is None:
+            groups.append([index])
+        else:
+            group.append(index)
+    return groups

@@ -1,0 +1,41 @@
+"""The whole job dies at once, and its machines live: everything that was written is there.
+
+A rank's operations are cut off at any place, where those of other ranks allow it. The page cache of the kernel outlives
+the processes, so it does not matter what was synced. (kill(2), signal(7); a write(2) that is under way when its process
+is killed may be done in part, in whole pages.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchaos.harness.exploring.operations import Recording
+from torchaos.harness.exploring.states.cuts import Cuts
+from torchaos.harness.exploring.states.state import State
+
+MODEL = "process death"
+
+
+def states(recording: Recording, symmetry: bool = True, seed: int = 0) -> Iterator[State]:
+    """What such a death can leave. `symmetry`: ranks that do the same are taken for equal. `seed`: of the choice among
+    more moments than can be looked at."""
+    return of_cuts(Cuts(recording, symmetry, seed))
+
+
+def of_cuts(cuts: Cuts) -> Iterator[State]:
+    """The same of moments that are there already."""
+    recording = cuts.recording
+    linked = frozenset(path for path in _paths(recording) if path not in recording.overwritten)
+    for moment in cuts.classes:
+        cut, halves = cuts.cut(moment.stands)
+        done = [op for op in recording.operations if cuts.world.has(cut, op) or op.number in halves]
+        steps = [operation.step for operation in done if operation.step is not None]
+        tree = cuts.tree(moment)
+        yield State(
+            f"process-death-{tree.digest[:12]}", MODEL, max(steps, default=None), tree, done[-1] if done else None,
+            len(done), recording.blobs, linked, tuple(moment.seen),
+        )  # fmt: skip
+
+
+def _paths(recording: Recording) -> set[str]:
+    return {path for operation in recording.operations for path in (operation.path, operation.to) if path}

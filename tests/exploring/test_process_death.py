@@ -1,0 +1,171 @@
+"""Death of all processes: every consistent cut of what the ranks did, in classes of equal files."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from pathlib import Path
+
+import pytest
+from saves import Disk, contents, play, table
+
+from torchaos.harness.exploring.blobs import Blobs
+from torchaos.harness.exploring.operations import Recording
+from torchaos.harness.exploring.states import process_death
+from torchaos.harness.exploring.states.cuts import Cuts
+from torchaos.harness.exploring.states.world import World
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> Blobs:
+    return Blobs(tmp_path / "blobs")
+
+
+def _all_cuts(recording: Recording) -> list[dict[int | None, int]]:
+    """Each consistent cut, found by trying all of them."""
+    world, lines = World(recording), recording.lines
+    before = set(recording.before) | {(a, e.operation.number) for e in world.effects for a in e.needs}
+    operations = recording.operations
+    found = []
+    for counts in itertools.product(*(range(len(line) + 1) for line in lines.values())):
+        cut = dict(zip(lines, counts, strict=True))
+        if all(world.has(cut, operations[a]) or not world.has(cut, operations[b]) for a, b in before):
+            found.append(cut)
+    return found
+
+
+def _random(blobs: Blobs, seed: int) -> Recording:
+    """Three ranks that save files of their own, rename and remove them, and wait for each other now and then."""
+    draw, disk = random.Random(seed), Disk(blobs)
+    disk.rank(0).mkdir("d")
+    disk.barrier(0, 1, 2)
+    mine: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    for number in range(draw.randint(5, 9)):
+        rank, name = draw.randrange(3), f"d/{number}"
+        act = draw.choice(["save", "save", "again", "rename", "unlink", "barrier"])
+        if act == "barrier":
+            disk.barrier(*draw.sample(range(3), 2))
+        elif act == "save" or not mine[rank]:
+            disk.rank(rank).save(name, b"%d" % number)
+            mine[rank].append(name)
+        else:
+            old = mine[rank].pop(draw.randrange(len(mine[rank])))
+            if act == "again":
+                disk.rank(rank).save(old, b"again%d" % number)
+                mine[rank].append(old)
+            elif act == "rename":
+                disk.rank(rank).rename(old, name)
+                mine[rank].append(name)
+            else:
+                disk.rank(rank).unlink(old)
+    return disk.recording()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_moment_is_in_a_class(blobs: Blobs, tmp_path: Path, seed: int) -> None:
+    """The classes are the trees of all consistent cuts, no more and no fewer; their number of moments is the number of
+    cuts; and the trees of the recorded run are those that a real folder had."""
+    recording = _random(blobs, seed)
+    cuts = Cuts(recording, symmetry=False)
+    tried = {state.digest for state in process_death.of_cuts(cuts)}
+    everything = _all_cuts(recording)
+    torn = {moment.stands for moment in cuts.classes if cuts.cut(moment.stands)[1]}
+    assert not torn
+    assert tried == {cuts.world.tree(cut).digest for cut in everything}
+    assert cuts.moments == len(everything)
+    for number, (stands, since, until) in enumerate(cuts.seen()):
+        assert (since, until) == (number, number + 1)
+        play(recording.operations[:number], blobs, tmp_path / f"{number}")
+        blobs.make_tree(cuts.world.tree(cuts.cut(stands)[0]), tmp_path / f"{number}-again")
+        assert contents(tmp_path / f"{number}-again") == contents(tmp_path / f"{number}")
+
+
+def test_the_times_of_the_run_are_all_there(blobs: Blobs) -> None:
+    """Each moment of the recorded run is in one state, and the states that were never seen have no time."""
+    recording = table(blobs, 2)
+    states = list(process_death.states(recording))
+    times = sorted(times for state in states for times in state.moments)
+    assert times[0][0] == 0
+    assert times[-1][1] == recording.ended_s
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(times))
+    assert any(not state.moments for state in states)
+
+
+@pytest.mark.parametrize(("ranks", "cuts", "classes"), [(2, 53, 19), (4, 2405, 83), (8, 5_764_805, 483)])
+def test_a_sharded_save_by_few_classes(blobs: Blobs, ranks: int, cuts: int, classes: int) -> None:
+    """The moments of a save by 8 ranks are millions, and the classes of files that they leave fewer than 500: each
+    shard is not there, empty, torn or whole, and ranks 1 to 7 are equal."""
+    found = Cuts(table(blobs, ranks))
+    assert found.moments == cuts
+    assert len(found.classes) == classes
+    assert not found.drawn
+
+
+def test_the_table_without_symmetry(blobs: Blobs) -> None:
+    """Without symmetry of ranks there are as many states as combinations of the states of each shard, and three more
+    of the marker."""
+    assert [len(Cuts(table(blobs, ranks), symmetry=False).classes) for ranks in (2, 4)] == [4**2 + 3, 4**4 + 3]
+
+
+def test_no_state_without_what_it_needs(blobs: Blobs) -> None:
+    """The marker comes after a barrier, so it is in no state in which a shard is missing or torn."""
+    for state in process_death.states(table(blobs, 3)):
+        if "marker.tmp" in state.tree.files or "marker" in state.tree.files:
+            assert [state.tree.files[f"shard-{rank}"].size for rank in range(3)] == [30, 30, 30]
+
+
+def test_what_cannot_be_is_not_tried(blobs: Blobs) -> None:
+    """Without any barrier, a rank still can't create a file in a folder that another has not made, and the folder is
+    renamed with that file in it. But it may be renamed before the file is written: that needs no name."""
+    disk = Disk(blobs)
+    disk.rank(0).mkdir("tmp")
+    disk.rank(1).save("tmp/a", b"a")
+    disk.rank(0).rename("tmp", "final")
+    states = process_death.states(disk.recording())
+    trees = [{**{path: c.size for path, c in s.tree.files.items()}, **dict.fromkeys(s.tree.folders)} for s in states]
+    tmp, final = {"tmp": None}, {"final": None}
+    expected = [{}, tmp, {**tmp, "tmp/a": 0}, {**tmp, "tmp/a": 1}, {**final, "final/a": 0}, {**final, "final/a": 1}]
+    assert len(trees) == len(expected)
+    assert all(tree in trees for tree in expected)
+
+
+def test_a_large_write_may_be_torn(blobs: Blobs) -> None:
+    """A write of more than a page may be done in part; a small one is there or not."""
+    disk = Disk(blobs)
+    disk.rank(0).save("large", b"x" * 10_000)
+    disk.rank(0).save("small", b"x" * 100)
+    sizes = [{path: c.size for path, c in s.tree.files.items()} for s in process_death.states(disk.recording())]
+    large = {"large": 10_000}
+    assert sizes == [{}, {"large": 0}, {"large": 4096}, large, {**large, "small": 0}, {**large, "small": 100}]
+
+
+def test_a_file_is_overwritten_in_place(blobs: Blobs) -> None:
+    """A file that is saved again under its name is empty for a while, and its first content is gone."""
+    disk = Disk(blobs)
+    disk.rank(0).save("last", b"one")
+    disk.rank(0).save("last", b"two")
+    recording = disk.recording()
+    states = list(process_death.states(recording))
+    assert [[blobs.read(c) for c in s.tree.files.values()] for s in states] == [[], [b""], [b"one"], [b""], [b"two"]]
+    assert recording.overwritten == {"last"}
+    assert [state.linked for state in states] == [frozenset()] * 5
+
+
+def test_ranks_that_differ_are_kept_apart(blobs: Blobs) -> None:
+    """Ranks are equal only if they do the same: not if one of them writes a file more, nor if others wait for one."""
+
+    def groups(more: bool, waits: bool) -> int:
+        disk = Disk(blobs)
+        for rank in (1, 2, 3):
+            disk.rank(rank).save(f"shard-{rank}", b"x")
+            if rank == 3 and more:
+                disk.rank(rank).save("rng", b"x")
+        if waits:
+            disk.barrier(1, 0)
+        disk.rank(0).save("marker", b"x")
+        return len(Cuts(disk.recording()).classes)
+
+    assert groups(more=False, waits=False) == 3 * math.comb(5, 3)  # of the marker, and of 3 equal shards in 3 states
+    assert groups(more=True, waits=False) == 3 * math.comb(4, 2) * 5
+    assert groups(more=False, waits=True) == 3 * math.comb(4, 2) + 2 * math.comb(4, 2)

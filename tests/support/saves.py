@@ -1,0 +1,171 @@
+"""A disk in memory that records what is done to it, as the real recorder does; and a save of several ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+from torchaos.harness.exploring.blobs import Blobs
+from torchaos.harness.exploring.operations import Kind, Operation, Recording
+from torchaos.harness.exploring.tree import Content, Extent, Tree
+
+
+class Disk:
+    """Each operation takes a second: number 0 ends at 1, and so on."""
+
+    def __init__(self, blobs: Blobs, base: Tree | None = None) -> None:
+        self.blobs, self.base = blobs, base or Tree()
+        self.operations: list[Operation] = []
+        self.before: set[tuple[int, int]] = set()
+        self.paths = set(self.base.files)
+        self.files: dict[str, int] = {}
+        self.numbers = count(1)
+        self._waiting: list[tuple[set[int], list[int]]] = []  # ranks that have not gone on, and what came before
+
+    def rank(self, rank: int | None) -> Hand:
+        return Hand(self, rank)
+
+    def barrier(self, *ranks: int) -> None:
+        """All ranks wait for each other."""
+        last = {operation.rank: operation.number for operation in self.operations if operation.rank in ranks}
+        self._waiting.append((set(ranks), list(last.values())))
+
+    def do(self, kind: Kind, path: str, rank: int | None, **more: object) -> None:
+        number = len(self.operations)
+        for waiting, numbers in self._waiting:
+            if rank in waiting:
+                waiting.discard(rank)
+                self.before |= {(a, number) for a in numbers if self.operations[a].rank != rank}
+        operation = Operation(number, kind, path, rank, begun_s=number, ended_s=number + 1)
+        self.operations.append(replace(operation, **more))  # type: ignore[arg-type]
+
+    def recording(self) -> Recording:
+        end = float(len(self.operations) + 1)
+        return Recording(tuple(self.operations), frozenset(self.before), self.base, self.blobs, 0.0, end)
+
+
+@dataclass
+class Hand:
+    """What one rank does."""
+
+    disk: Disk
+    by: int | None
+
+    def open(self, path: str) -> File:
+        """As open(path, "w"): a new file, or one that is cut to nothing."""
+        disk = self.disk
+        if path in disk.paths:
+            disk.files.setdefault(path, next(disk.numbers))
+            disk.do(Kind.OPEN, path, self.by, file=disk.files[path])
+            disk.do(Kind.TRUNCATE, path, self.by, file=disk.files[path])
+        else:
+            disk.paths.add(path)
+            disk.files[path] = next(disk.numbers)
+            disk.do(Kind.CREATE, path, self.by, file=disk.files[path])
+        return File(self, path, disk.files[path])
+
+    def save(self, path: str, *data: bytes, sync: bool = False) -> None:
+        """Writes a file in so many writes, and closes it."""
+        file = self.open(path)
+        for piece in data:
+            file.write(piece)
+        if sync:
+            file.fsync()
+        file.close()
+
+    def rename(self, path: str, to: str) -> None:
+        self._do(Kind.RENAME, path, to=to)
+        for old in sorted(self.disk.paths):
+            if old == path or old.startswith(f"{path}/"):
+                new = to + old.removeprefix(path)
+                self.disk.paths = (self.disk.paths - {old}) | {new}
+                if old in self.disk.files:
+                    self.disk.files[new] = self.disk.files.pop(old)
+
+    def unlink(self, path: str) -> None:
+        self.disk.paths.discard(path)
+        self._do(Kind.UNLINK, path)
+
+    def mkdir(self, path: str) -> None:
+        self._do(Kind.MKDIR, path)
+
+    def rmdir(self, path: str) -> None:
+        self._do(Kind.RMDIR, path)
+
+    def fsync_folder(self, path: str = "") -> None:
+        self._do(Kind.FSYNC_FOLDER, path)
+
+    def _do(self, kind: Kind, path: str, to: str | None = None) -> None:
+        self.disk.do(kind, path, self.by, to=to)
+
+
+@dataclass
+class File:
+    hand: Hand
+    path: str
+    number: int
+    at: int = 0
+
+    def write(self, data: bytes) -> None:
+        blob = self.hand.disk.blobs.add(data)
+        more = {"file": self.number, "offset": self.at, "size": len(data), "blob": blob}
+        self.hand.disk.do(Kind.WRITE, self.path, self.hand.by, **more)
+        self.at += len(data)
+
+    def fsync(self) -> None:
+        self.hand.disk.do(Kind.FSYNC, self.path, self.hand.by, file=self.number)
+
+    def close(self) -> None:
+        self.hand.disk.do(Kind.CLOSE, self.path, self.hand.by, file=self.number)
+
+
+def play(operations: Sequence[Operation], blobs: Blobs, folder: Path) -> None:
+    """Does the same in a real folder."""
+    folder.mkdir(exist_ok=True)
+    handles: dict[int | None, int] = {}
+    for op in operations:
+        path = folder / op.path
+        if op.kind is Kind.CREATE:
+            handles[op.file] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        elif op.kind is Kind.OPEN:
+            handles[op.file] = os.open(path, os.O_RDWR)
+        elif op.kind is Kind.WRITE:
+            whole = Content(op.size, (Extent(0, op.size, op.blob or ""),))
+            os.pwrite(handles[op.file], blobs.read(whole), op.offset)
+        elif op.kind is Kind.TRUNCATE:
+            os.ftruncate(handles[op.file], op.size)
+        elif op.kind is Kind.RENAME:
+            path.rename(folder / (op.to or ""))
+        elif op.kind is Kind.UNLINK:
+            path.unlink()
+        elif op.kind is Kind.MKDIR:
+            path.mkdir()
+        elif op.kind is Kind.RMDIR:
+            path.rmdir()
+    for handle in handles.values():
+        os.close(handle)
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """The bytes of each file in a folder; None for a folder."""
+    paths = (path for path in sorted(folder.rglob("*")))
+    return {path.relative_to(folder).as_posix(): None if path.is_dir() else path.read_bytes() for path in paths}
+
+
+def table(blobs: Blobs, ranks: int, leader: Sequence[str] = ("marker",)) -> Recording:
+    """The save of the research's table: each rank opens, writes three times, syncs and closes; then rank 0 creates a
+    marker, writes, syncs and renames it."""
+    disk = Disk(blobs)
+    for rank in range(ranks):
+        disk.rank(rank).save(f"shard-{rank}", b"a" * 10, b"b" * 10, bytes([rank]) * 10, sync=True)
+    disk.barrier(*range(ranks))
+    first = disk.rank(0)
+    for name in leader:
+        file = first.open(f"{name}.tmp")
+        file.write(b"done")
+        file.fsync()
+        first.rename(f"{name}.tmp", name)
+    return disk.recording()

@@ -1,0 +1,150 @@
+"""The bytes that files are made of, each piece kept once.
+
+A folder: `pack` has the pieces one after the other, `index` a line for each with its digest, place and size.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+import xxhash
+
+from torchaos.harness.exploring.tree import Content, Extent, Tree
+
+LARGE = 64 << 20  # bytes; larger files are linked where that is safe
+_STEP = 1 << 20  # bytes
+
+
+class Blobs:
+    """Blobs of one recording, in `folder`. One process may add blobs, and any number may read them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._pack = os.open(folder / "pack", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._index = os.open(folder / "index", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        lines = os.pread(self._index, os.fstat(self._index).st_size, 0).split(b"\n")[:-1]
+        read = (line.decode().split(" ") for line in lines)
+        self._places = {digest: (int(at), int(size)) for digest, at, size in read}
+        self._end = max((at + size for at, size in self._places.values()), default=0)
+
+    def close(self) -> None:
+        os.close(self._pack)
+        os.close(self._index)
+
+    def add(self, data: bytes) -> str:
+        """Keeps the bytes. Returns their digest. Raises OSError."""
+        digest = xxhash.xxh3_128_hexdigest(data)
+        if digest not in self._places:
+            at, self._end = self._end, self._end + len(data)
+            os.pwrite(self._pack, data, at)
+            os.write(self._index, f"{digest} {at} {len(data)}\n".encode())
+            self._places[digest] = (at, len(data))
+        return digest
+
+    def size(self) -> int:
+        """The bytes that are kept."""
+        return self._end
+
+    def read(self, content: Content, start: int = 0, size: int | None = None) -> bytes:
+        """`size` bytes of a file from `start` on; None: to its end. Raises KeyError if a blob is missing, OSError."""
+        end = content.size if size is None else min(content.size, start + size)
+        found = bytearray(max(0, end - start))
+        for extent in content.extents:
+            low, high = max(start, extent.offset), min(end, extent.end)
+            if low < high:
+                at = self._places[extent.blob][0] + extent.start + low - extent.offset
+                found[low - start : high - start] = os.pread(self._pack, high - low, at)
+        return bytes(found)
+
+    def take(self, folder: Path) -> Tree:
+        """Keeps what is in `folder`. Holes of sparse files stay holes. Raises OSError."""
+        files, folders, links = {}, set(), {}
+        for root, names, leaves in os.walk(folder):
+            for path in (Path(root, name) for name in [*names, *leaves]):
+                key = path.relative_to(folder).as_posix()
+                if path.is_symlink():
+                    links[key] = os.readlink(path)
+                elif path.is_dir():
+                    folders.add(key)
+                elif path.is_file():
+                    files[key] = self._take_file(path)
+        return Tree(files, frozenset(folders), links)
+
+    def _take_file(self, path: Path) -> Content:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            extents: list[Extent] = []
+            for start, end in _pieces(file.fileno(), size):
+                data = os.pread(file.fileno(), end - start, start)
+                extents.append(Extent(start, len(data), self.add(data)))
+        return Content(size, tuple(extents))
+
+    def make_tree(self, tree: Tree, folder: Path, linked: Container[str] = ()) -> None:
+        """Makes the tree in `folder`, which must be empty or missing. Large files with a path in `linked` become hard
+        links of a file that is made once: nobody may change them in place. Raises KeyError, OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(tree.folders):
+            (folder / path).mkdir(parents=True, exist_ok=True)
+        for path, content in tree.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            if path in linked and sum(extent.size for extent in content.extents) > LARGE:
+                os.link(self._made(content), folder / path)
+            else:
+                self.make_file(content, folder / path)
+        for path, to in tree.links.items():
+            (folder / path).symlink_to(to)
+
+    def make_file(self, content: Content, path: Path) -> None:
+        """Makes the file: by reflink where the file system can, and always with holes. Raises KeyError, OSError."""
+        with open(path, "xb", buffering=0) as file:
+            os.ftruncate(file.fileno(), content.size)
+            for extent in content.extents:
+                at = self._places[extent.blob][0] + extent.start
+                _copy(self._pack, at, file.fileno(), extent.offset, extent.size)
+
+    def _made(self, content: Content) -> Path:
+        """The file with this content that others are links of. It is made again if somebody changed it."""
+        path, note = self.folder / content.digest, self.folder / f"{content.digest}.is"
+        if path.exists() and note.exists() and note.read_text() == _identity(path):
+            return path
+        fresh = self.folder / f"{content.digest}.{os.getpid()}"
+        self.make_file(content, fresh)
+        note.write_text(_identity(fresh))
+        fresh.replace(path)
+        return path
+
+
+def _identity(path: Path) -> str:
+    status = path.stat()
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
+
+
+def _pieces(file: int, size: int) -> Iterator[tuple[int, int]]:
+    """Start and end of each piece of data, without holes."""
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(file, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: a hole to the end
+            return
+        end = os.lseek(file, at, os.SEEK_HOLE)
+        while at < end:
+            yield at, min(at + _STEP, end)
+            at = min(at + _STEP, end)
+
+
+def _copy(source: int, at: int, target: int, to: int, size: int) -> None:
+    while size:
+        try:
+            done = os.copy_file_range(source, target, size, at, to)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            done = os.pwrite(target, os.pread(source, min(size, _STEP), at), to)
+        if not done:
+            raise OSError(errno.EIO, "the kept bytes are cut short")
+        at, to, size = at + done, to + done, size - done

@@ -1,0 +1,1 @@
+"""Which contents of the checkpoint folder a death can leave. One module for each model of death."""

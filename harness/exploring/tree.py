@@ -1,0 +1,87 @@
+"""The contents of a folder as data: each file is made of pieces of blobs, so that many trees share their bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Extent:
+    """`size` bytes of a file from `offset` on: those of the blob from `start` on."""
+
+    offset: int
+    size: int
+    blob: str  # its digest
+    start: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+@dataclass(frozen=True)
+class Content:
+    """A file of `size` bytes. The extents are in order and don't overlap; what is between them is zero."""
+
+    size: int = 0
+    extents: tuple[Extent, ...] = ()
+
+    def written(self, new: Extent) -> Content:
+        """The file after a write."""
+        if not new.size:
+            return self
+        if new.offset >= (self.extents[-1].end if self.extents else 0):
+            return Content(max(self.size, new.end), (*self.extents, new))
+        kept = [part for old in self.extents for part in _outside(old, new.offset, new.end)]
+        return Content(max(self.size, new.end), tuple(sorted([*kept, new], key=lambda extent: extent.offset)))
+
+    def truncated(self, size: int) -> Content:
+        """The file after ftruncate(2) to `size` bytes; it may grow."""
+        return Content(size, tuple(part for old in self.extents for part in _outside(old, size, max(size, old.end))))
+
+    def zeroed(self, start: int, end: int) -> Content:
+        """The file with zeros from byte `start` to before byte `end`; its size stays."""
+        return Content(self.size, tuple(part for old in self.extents for part in _outside(old, start, end)))
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for files that were made of the same pieces."""
+        parts = (f"{extent.offset},{extent.size},{extent.blob},{extent.start}" for extent in self.extents)
+        return hashlib.sha256(";".join([str(self.size), *parts]).encode()).hexdigest()
+
+
+def _outside(extent: Extent, start: int, end: int) -> list[Extent]:
+    """The parts of the extent before byte `start` and from byte `end` on."""
+    before = min(start, extent.end) - extent.offset
+    skipped = max(end - extent.offset, 0)
+    parts = []
+    if before > 0:
+        parts.append(Extent(extent.offset, before, extent.blob, extent.start))
+    if skipped < extent.size:
+        parts.append(Extent(extent.offset + skipped, extent.size - skipped, extent.blob, extent.start + skipped))
+    return parts if end > extent.offset and start < extent.end else [extent]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What is in a folder. Paths are relative to it, with `/`. Two names of one file are two files here."""
+
+    files: Mapping[str, Content] = field(default_factory=dict)
+    folders: frozenset[str] = frozenset()
+    links: Mapping[str, str] = field(default_factory=dict)  # symbolic links: what they say, by path
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for trees whose files were made of the same pieces."""
+        lines = [f"f {path!r} {content.digest}" for path, content in sorted(self.files.items())]
+        lines += [f"d {path!r}" for path in sorted(self.folders)]
+        lines += [f"l {path!r} {to!r}" for path, to in sorted(self.links.items())]
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that were written, without those that are zero because nobody wrote them."""
+        return sum(extent.size for content in self.files.values() for extent in content.extents)

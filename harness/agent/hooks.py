@@ -40,6 +40,7 @@ class _Installer:
     def torch_is_there(self, torch: ModuleType) -> None:
         from .checkpoints import CheckpointHook, Transfers
         from .digesting import Digesting
+        from .groups import GroupHook
         from .kept import ParameterSums
         from .loader import LoaderHook
         from .loss import Losses
@@ -58,6 +59,7 @@ class _Installer:
         self._when("torch.optim.optimizer", "steps", steps.patch_optimizer)
         self._when("torch.amp.grad_scaler", "steps", steps.patch_scaler)
         self._when("torch.optim.lr_scheduler", "lr", rates.patch)
+        self._when("torch.distributed", "process_group", GroupHook(agent).patch)
         if "state" in agent.live:
             from .state import StateHook
 

@@ -71,6 +71,7 @@ class Kind(str, Enum):
     RANK_STATE = "rank.state"
     RANK_EXITED = "rank.exited"
     AGENT_STARTED = "agent.started"
+    GROUP_JOINED = "agent.group_joined"
     AGENT_FAILED = "agent.failed"
     AGENT_ENDED = "agent.ended"
     STEP = "step"
@@ -138,6 +139,8 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     # group: the address of the store that torchelastic gave to all ranks of one rendezvous
     Kind.AGENT_STARTED: {**_RANK, "python": "str", "torch": "str | None", "hooks": "list[str]", "group?": "str",
                          "node?": "Whole | None"},
+    # the rank has joined the default process group; blocked_s: seconds in init_process_group
+    Kind.GROUP_JOINED: {"blocked_s": "float"},
     Kind.AGENT_FAILED: {"hook": "str", "error": "str"},  # an error switched this hook off; the job goes on
     Kind.AGENT_ENDED: {"unseen": "list[str]"},  # hooks that were installed and never fired
     # losses: a float for each backward (None: not copied yet); samples: a digest for each row that was trained on

@@ -45,7 +45,7 @@ class Inconclusive(Failed):
 @dataclass(frozen=True)
 class Recovered:
     """One recovery. `parts`: seconds since the fault hit, by name, None if it was not seen: felt, detected,
-    torn_down, rendezvous, workers_up, imported, set_up, restored, first_step, caught_up."""
+    torn_down, rendezvous, workers_up, imported, prepared, joined, set_up, restored, first_step, caught_up."""
 
     fault: str
     parts: Mapping[str, float | None]

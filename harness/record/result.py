@@ -102,10 +102,9 @@ class Recovery:
     """One recovery, in seconds since the fault was applied; a part that was not seen is None."""
 
     fault: str
-    parts: Mapping[
-        str, float | None
-    ]  # felt, detected, torn_down, rendezvous, workers_up, imported, set_up, restored, first_step, caught_up
+    parts: Mapping[str, float | None]  # by the names of judging/recovery/recovery.py, PARTS
     lost_steps: int | None
+    advice: tuple[str, ...] = ()  # which waits were long, and which setting shortens them; judged by nothing
 
 
 @dataclass(frozen=True)

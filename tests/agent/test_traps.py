@@ -51,6 +51,29 @@ for x, y in DataLoader(data, batch_size=4):
     assert ran.failures == []
 
 
+@pytest.mark.parametrize("how", ["torch.distributed.init_process_group", "device_mesh"])
+def test_joining_the_process_group_is_reported(rank: Any, how: str) -> None:
+    """The event says how long the rank waited in init_process_group, however the job came to call it."""
+    call = {"device_mesh": "torch.distributed.init_device_mesh('cpu', (1,))"}.get(how, f"{how}('gloo')")
+    ran = rank.run(
+        LOOP
+        + f"""
+import os, socket
+free = socket.socket(); free.bind(("127.0.0.1", 0))
+port = free.getsockname()[1]; free.close()
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="1")
+{call}
+print("NAME", torch.distributed.init_process_group.__name__)
+torch.distributed.destroy_process_group()
+"""
+    )
+    assert ran.code == 0, ran.output
+    (joined,) = ran.of("agent.group_joined")
+    assert 0 < joined.data["blocked_s"] < joined.mono_s - ran.of("agent.started")[0].mono_s
+    assert "NAME init_process_group" in ran.output
+    assert ran.failures == []
+
+
 def test_scheduler_of_a_wrapped_optimizer(rank: Any) -> None:
     """A scheduler that was made for a wrapper (Accelerate's) is that of the optimizer inside."""
     ran = rank.run(

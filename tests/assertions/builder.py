@@ -94,6 +94,8 @@ class Trainer:
             self.emit(Kind.RANK_UP, {**data, "node": 0}, rank, attempt, after=0.2)
             if not self.log_only:
                 self.emit(Kind.AGENT_STARTED, {**data, "python": "", "torch": "2.13.0", "hooks": []}, rank, attempt)
+        for rank in range(0 if self.log_only else world):
+            self.emit(Kind.GROUP_JOINED, {"blocked_s": 0.005}, rank, attempt)
         base, state = self._resume(attempt, world)
         for step in range(base + 1, self.steps + 1):
             if self.freeze and attempt == 0 and step == self.freeze[0]:

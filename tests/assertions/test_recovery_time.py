@@ -50,6 +50,8 @@ def test_parts_come_in_order_and_from_the_right_events(trainer: Any) -> None:
     assert one.parts["rendezvous"] == pytest.approx(at[Kind.ELASTIC_RENDEZVOUS][0] - hit)
     assert one.parts["workers_up"] == pytest.approx(at[Kind.RANK_UP][-1] - hit)
     assert one.parts["imported"] == pytest.approx(at[Kind.AGENT_STARTED][-1] - hit)
+    assert one.parts["joined"] == pytest.approx(at[Kind.GROUP_JOINED][-1] - hit)
+    assert one.parts["prepared"] == pytest.approx(at[Kind.GROUP_JOINED][-1] - 0.005 - hit)
     assert one.parts["set_up"] == pytest.approx(at[Kind.LOAD_BEGIN][-1] - hit)
     assert one.parts["restored"] == pytest.approx(at[Kind.LOAD_END][-1] - hit)
     later = [e for e in run.events if e.kind is Kind.STEP and e.attempt == 1]

@@ -111,3 +111,15 @@ def test_a_recovery_without_figures_is_shown(results: dict[str, Result], paper: 
     show.show(result, sheet(file, 80))
     assert "from kill: never caught up" in file.getvalue()
     assert file.getvalue().count("not seen") == 2
+
+
+def test_the_longest_parts_and_advice_are_told(results: dict[str, Result], paper: type[Paper]) -> None:
+    """Below the parts of a recovery: what took most of the time, and which setting shortens a wait."""
+    recovery = Recovery(
+        "kill", {"detected": 0.1, "torn_down": 0.2, "rendezvous": 15.2, "caught_up": 18.0}, 1, ("Set it",)
+    )
+    file = paper()
+    show.show(replace(results["passed"], recoveries=(recovery,)), sheet(file, 120))
+    lines = [line.strip() for line in file.getvalue().splitlines()]
+    assert "Most of it: rendezvous 83 %, steps done again 16 %" in lines
+    assert "· Set it" in lines

@@ -106,7 +106,7 @@ def test_every_part_of_the_run_is_in_it(run: RunDir) -> None:
     words = page_of(run).text
     for part in (
         "process.kill → rank 1", "pid 29501 ended with exit code -9, the kernel says", "caught up after 20.678 s",
-        "workers up", "336 samples in the 14 steps that count", "None skipped, none repeated", "step-14", "2.13.0+cpu",
+        "ranks up", "336 samples in the 14 steps that count", "None skipped, none repeated", "step-14", "2.13.0+cpu",
         "torchaos run s.yaml --seed 7", "No difference from the twin in any of 14 steps",
     ):  # fmt: skip
         assert part in words, part

@@ -20,8 +20,8 @@ from torchaos.harness.record.result import Recovery
 
 # In the order in which they happen; seconds since the fault was applied.
 PARTS = (
-    "felt", "detected", "torn_down", "rendezvous", "workers_up", "imported", "set_up", "restored", "first_step",
-    "caught_up",
+    "felt", "detected", "torn_down", "rendezvous", "workers_up", "imported", "prepared", "joined", "set_up",
+    "restored", "first_step", "caught_up",
 )  # fmt: skip
 
 _DETECTED = (Kind.ELASTIC_FAILURE, Kind.ELASTIC_TEARDOWN, Kind.JOB_EXITED)
@@ -133,18 +133,24 @@ def _parts_of(back: Attempt, history: History, after: _After) -> dict[str, float
         "rendezvous": after.last(_is_rendezvous, up) or after.last(_is_start, up),
         "workers_up": up,
         "imported": _by_all(back, after, lambda e: e.kind is Kind.AGENT_STARTED and bool(e.data["torch"])),
+        "prepared": _by_all(back, after, _is_join, lambda e: e.mono_s - e.data["blocked_s"]),
+        "joined": _by_all(back, after, _is_join),
         "set_up": _by_all(back, after, lambda e: e.kind is Kind.LOAD_BEGIN and (first is None or e.mono_s <= first)),
         "restored": max((at for at in loads if first is None or at <= first), default=None),
         "first_step": first,
     }
 
 
-def _by_all(back: Attempt, after: _After, wanted: Callable[[Event], bool]) -> float | None:
-    """When the last rank of the attempt had its first wanted event; None if some rank never had one."""
+def _by_all(
+    back: Attempt, after: _After, wanted: Callable[[Event], bool],
+    at: Callable[[Event], float] = lambda event: event.mono_s,
+) -> float | None:  # fmt: skip
+    """When the last rank of the attempt had its first wanted event; None if some rank never had one. `at`: when an
+    event came, CLOCK_MONOTONIC."""
     came: dict[int, float] = {}
     for event in after.events:
         if event.attempt == back.number and event.rank is not None and wanted(event):
-            came.setdefault(event.rank, event.mono_s)
+            came.setdefault(event.rank, at(event))
     return max(came.values()) if came and back.ranks.keys() <= came.keys() else None
 
 
@@ -176,6 +182,10 @@ def _is_end_of(event: Event, landing: Landing) -> bool:
     if landing.pids and event.data.get("pid") is not None:
         return event.data["pid"] in landing.pids
     return event.rank in landing.ranks or not landing.ranks
+
+
+def _is_join(event: Event) -> bool:
+    return event.kind is Kind.GROUP_JOINED
 
 
 def _is_rendezvous(event: Event) -> bool:

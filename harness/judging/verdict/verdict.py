@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -17,7 +17,9 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Assertion, ChaosError, Finding, Need, Outcome, UsageError, inconclusive
 from torchaos.harness.judging.ending.unstarted import died_by_itself, last_error
 from torchaos.harness.judging.gaps.missing import missing_in_words
-from torchaos.harness.judging.recovery.recovery import recoveries
+from torchaos.harness.judging.landing.landings import landings
+from torchaos.harness.judging.recovery.recovery import recovery_from
+from torchaos.harness.judging.recovery.settings import advice
 from torchaos.harness.judging.replicas import judged
 from torchaos.harness.judging.verdict.faults import fault_result, faults_case
 from torchaos.harness.judging.verdict.follows import linked
@@ -28,7 +30,7 @@ from torchaos.harness.machine.memory import uncollected
 from torchaos.harness.record.plan import Named, Plan
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of as replicas_of
-from torchaos.harness.record.result import Case, ExitCode, Result, Verdict
+from torchaos.harness.record.result import Case, ExitCode, Recovery, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 
 SPLIT_BRAIN = "split_brain"  # said of the run whatever was asserted, when there was one
@@ -83,7 +85,7 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         started=_clock_time(first.wall_s if first else 0.0),
         duration_s=round(last.mono_s - first.mono_s, 3) if first and last else 0.0,
         faults=faults,
-        recoveries=tuple(found for one, own in zip(parts, of_twins, strict=True) for found in recoveries(one, own)),
+        recoveries=tuple(found for one, own in zip(parts, of_twins, strict=True) for found in _recoveries(one, own)),
         cases=(*cases, rollback),
         steps=max((one.history.last_step for one in parts if one.history.last_step is not None), default=None),
         attempts=max(len(one.history.attempts) for one in parts),
@@ -93,6 +95,13 @@ def verdict_of(run: Record, twins: Sequence[Record], run_dir: str) -> Result:
         notes=tuple(_notes(run)),
         decided_by=decided_by,
     )
+
+
+def _recoveries(run: Record, twins: Sequence[Record]) -> Iterator[Recovery]:
+    """The recovery from each landing, with advice."""
+    for landing in landings(run):
+        found = recovery_from(run, landing, twins)
+        yield replace(found, advice=advice(run, landing, found))
 
 
 def _assertion(named: Named) -> Assertion:

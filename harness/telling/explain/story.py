@@ -27,6 +27,7 @@ _PARTS = {
     "felt": "the fault was felt", "detected": "torchelastic or the job's end showed it",
     "torn_down": "the last rank of that attempt was gone", "rendezvous": "the ranks had found each other again",
     "workers_up": "all ranks were up", "imported": "all had imported torch",
+    "prepared": "all had called init_process_group", "joined": "all had joined the process group",
     "set_up": "all had been set up and began to load", "restored": "the checkpoint was loaded",
     "first_step": "the first step was done", "caught_up": "the job had got further than before",
 }  # fmt: skip
@@ -168,7 +169,7 @@ def _recovered(one: Recovery) -> str:
     lost = "an unknown number of" if one.lost_steps is None else one.lost_steps or "no"
     again = f"{lost} {'step was' if lost == 1 else 'steps were'} done again"
     how = "went on without a restart" if went_on(one.parts) else "came back"
-    return f"From {one.fault} the job {how}, {again}; {'; '.join(seen)}"
+    return f"From {one.fault} the job {how}, {again}; {'; '.join((*seen, *one.advice))}"
 
 
 def _why(result: Result) -> Iterator[str]:

@@ -28,6 +28,7 @@ from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.telling.html.account import checkpoints_of, samples_of
 from torchaos.harness.telling.html.curves import curves_of
 from torchaos.harness.telling.html.evidence import dumps_of, hangs_of, logs_of, stamps_of
+from torchaos.harness.telling.html.flame import flame_of
 from torchaos.harness.telling.html.timeline import PHASES, timeline_of, words
 from torchaos.harness.telling.terminal import timeline as parts_timeline
 from torchaos.harness.telling.terminal.text import name_in_words, printable, shortened, value_in_words
@@ -134,14 +135,15 @@ def _recovery(recovery: Recovery) -> dict[str, Any]:
     longest = max((span.took_s for span in spans), default=0.0)
     rows = [
         {
-            "part": span.part, "words": name_in_words(span.part), "end": span.end_s, "took": span.took_s,
+            "part": span.part, "words": parts_timeline.over_in_words(span.part), "end": span.end_s, "took": span.took_s,
             "left": 100 * span.begin_s / whole if whole else 0.0, "width": 100 * span.took_s / whole if whole else 0.0,
             "longest": span.took_s == longest > 0,
         }
         for span in spans
     ]  # fmt: skip
     return {
-        "fault": recovery.fault, "rows": rows, "lost_steps": recovery.lost_steps,
+        "fault": recovery.fault, "rows": rows, "lost_steps": recovery.lost_steps, "advice": recovery.advice,
+        "flame": flame_of(recovery.parts),
         "caught_up": recovery.parts.get("caught_up"), "went_on": parts_timeline.went_on(recovery.parts),
     }  # fmt: skip
 

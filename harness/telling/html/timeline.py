@@ -21,8 +21,8 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.result import Recovery
 from torchaos.harness.telling.html.thinning import groups
 from torchaos.harness.telling.terminal.narrator import Narrator
-from torchaos.harness.telling.terminal.text import name_in_words
 from torchaos.harness.telling.terminal.timeline import spans as parts_of
+from torchaos.harness.telling.terminal.timeline import spent_in_words
 
 MOST_RANKS, MOST_FAULTS = 32, 8  # lanes
 MOST_STEPS, MOST_MARKS, MOST_CALLS = 12_000, 400, 4_000  # in all lanes together
@@ -119,7 +119,7 @@ def _recovery(to: Timeline, landing: Landing, recovery: Recovery) -> None:
     for part in parts_of(recovery.parts):
         if part.end_s is not None and part.took_s > 0:
             begin, end = landing.at_s + part.begin_s, landing.at_s + part.end_s
-            to.span(lane, begin, end, f"part {part.part}", f"{name_in_words(part.part)}, {recovery.fault}")
+            to.span(lane, begin, end, f"part {part.part}", f"{spent_in_words(part.part)}, {recovery.fault}")
 
 
 def _markers(to: Timeline, run: Record, name: str, kinds: tuple[Kind, ...]) -> None:

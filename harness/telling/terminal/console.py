@@ -24,7 +24,7 @@ from torchaos.harness.telling.terminal.text import (
 
 __all__ = ["catalogue", "plan", "ready_scenarios", "show", "summary", "warnings"]
 
-_LABEL = 10  # columns of a label such as "rollback"
+_LABEL, _PART = 10, 15  # columns of a label such as "rollback", and of the name of a part of a recovery
 _LONGEST_BAR, _LONGEST_NAME = 60, 28
 
 
@@ -90,18 +90,23 @@ def _recovery(pen: Pen, recovery: Recovery) -> None:
     whole = max((at for at in recovery.parts.values() if at is not None), default=0.0)
     pen.heading("Recovery", f"from {recovery.fault}: {_outcome(recovery, whole)}")
     found = timeline.spans(recovery.parts)
-    longest = max(found, key=lambda span: span.took_s, default=None)
-    width = min(_LONGEST_BAR, pen.width - 43)
+    slowest = max(found, key=lambda span: span.took_s, default=None)
+    width = min(_LONGEST_BAR, pen.width - 31 - _PART)
     for span in found:
-        emphasis = "bold" if span is longest and span.took_s > 0 else ""
-        name = pen.text(name_in_words(span.part), emphasis)
+        emphasis = "bold" if span is slowest and span.took_s > 0 else ""
+        name = pen.text(timeline.over_in_words(span.part), emphasis)
         if span.end_s is None:
-            pen.row([(name, 12)], Text("  not seen", "dim"), indent=3)
+            pen.row([(name, _PART)], Text("  not seen", "dim"), indent=3)
             continue
         at = Text(f"{timeline.seconds(span.end_s, whole):>10}", emphasis)
         took = Text(f"{'+' + timeline.seconds(span.took_s, whole):>11}", "dim")
         bar = Text(timeline.bar(span, whole, width, pen.marks), "bold cyan" if emphasis else "cyan")
-        pen.row([(name, 12), (at, 10), (took, 12)], bar, indent=3)
+        pen.row([(name, _PART), (at, 10), (took, 12)], bar, indent=3)
+    if most := timeline.longest(recovery.parts):
+        told = ", ".join(f"{timeline.spent_in_words(one.part)} {100 * one.took_s / whole:.0f} %" for one in most)
+        pen.row([], pen.text(f"Most of it: {told}"), indent=3)
+    for text in recovery.advice:
+        pen.row([(pen.text(pen.marks.dot, "dim"), 1)], pen.text(text), indent=3)
 
 
 def _outcome(recovery: Recovery, whole_s: float) -> str:

@@ -7,6 +7,21 @@ from dataclasses import dataclass
 
 from torchaos.harness.telling.terminal.pen import Marks
 
+# Of each part: what is over at its end, and what its time was spent on.
+_WORDS = {
+    "felt": ("felt", "until it was felt"), "detected": ("noticed", "noticing it"),
+    "torn_down": ("ranks gone", "stopping the ranks"), "rendezvous": ("rendezvous", "rendezvous"),
+    "workers_up": ("ranks up", "starting processes"), "imported": ("torch imported", "importing torch"),
+    "prepared": ("group begun", "the script before the process group"), "joined": ("group joined", "process group"),
+    "set_up": ("load begun", "set-up until the load"), "restored": ("loaded", "loading"),
+    "first_step": ("first step", "first step"), "caught_up": ("caught up", "steps done again"),
+}  # fmt: skip
+STRETCHES = {
+    "noticing": ("felt", "detected"), "torchelastic": ("torn_down", "rendezvous", "workers_up"),
+    "start of the ranks": ("imported", "prepared", "joined", "set_up"), "checkpoint": ("restored",),
+    "steps": ("first_step", "caught_up"),
+}  # fmt: skip
+_WORTH = 0.1  # of the recovery: what took less is not among the longest
 _RESTART = ("detected", "torn_down", "rendezvous", "workers_up")
 
 
@@ -30,6 +45,24 @@ def spans(parts: Mapping[str, float | None]) -> list[Span]:
         found.append(Span(part, latest, at))
         latest = max(latest, at or 0.0)
     return found
+
+
+def over_in_words(part: str) -> str:
+    """What is over at the end of the part, in a word or two."""
+    return _WORDS[part][0] if part in _WORDS else part.replace("_", " ")
+
+
+def spent_in_words(part: str) -> str:
+    """What the time of the part was spent on."""
+    return _WORDS[part][1] if part in _WORDS else part.replace("_", " ")
+
+
+def longest(parts: Mapping[str, float | None], most: int = 3) -> list[Span]:
+    """The parts that took most of the time, the longest first. Empty if there is only one part."""
+    found = [span for span in spans(parts) if span.end_s is not None]
+    whole_s = max((span.end_s or 0.0 for span in found), default=0.0)
+    worth = [span for span in found if span.took_s >= _WORTH * whole_s > 0]
+    return sorted(worth, key=lambda span: -span.took_s)[:most] if len(found) > 1 else []
 
 
 def went_on(parts: Mapping[str, float | None]) -> bool:

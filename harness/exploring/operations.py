@@ -83,9 +83,10 @@ class Recording:
         return {rank: tuple(found[rank]) for rank in sorted(found, key=lambda rank: (rank is None, rank))}
 
     @cached_property
-    def overwritten(self) -> frozenset[str]:
-        """The paths of files that were changed after they had been closed once."""
-        return frozenset(operation.path for operation in self.operations if operation.kind is Kind.OPEN)
+    def kept_as_made(self) -> frozenset[str]:
+        """The paths of files that nobody changed after they had been closed once, as far as was seen."""
+        paths = {path for operation in self.operations for path in (operation.path, operation.to) if path}
+        return frozenset(paths - {operation.path for operation in self.operations if operation.kind is Kind.OPEN})
 
     def write(self, folder: Path) -> None:
         """Writes it into the folder; its blobs stay where they are. Raises OSError."""

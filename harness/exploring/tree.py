@@ -46,6 +46,15 @@ class Content:
         """The file with zeros from byte `start` to before byte `end`; its size stays."""
         return Content(self.size, tuple(part for old in self.extents for part in _outside(old, start, end)))
 
+    def between(self, start: int, end: int) -> list[Extent]:
+        """The pieces from byte `start` to before byte `end`."""
+        parts = []
+        for extent in self.extents:
+            low, high = max(start, extent.offset), min(end, extent.end)
+            if low < high:
+                parts.append(Extent(low, high - low, extent.blob, extent.start + low - extent.offset))
+        return parts
+
     @cached_property
     def digest(self) -> str:
         """Equal for files that were made of the same pieces."""

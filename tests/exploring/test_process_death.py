@@ -148,7 +148,7 @@ def test_a_file_is_overwritten_in_place(blobs: Blobs) -> None:
     recording = disk.recording()
     states = list(process_death.states(recording))
     assert [[blobs.read(c) for c in s.tree.files.values()] for s in states] == [[], [b""], [b"one"], [b""], [b"two"]]
-    assert recording.overwritten == {"last"}
+    assert recording.kept_as_made == frozenset()
     assert [state.linked for state in states] == [frozenset()] * 5
 
 

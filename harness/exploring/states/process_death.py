@@ -25,7 +25,6 @@ def states(recording: Recording, symmetry: bool = True, seed: int = 0) -> Iterat
 def of_cuts(cuts: Cuts) -> Iterator[State]:
     """The same of moments that are there already."""
     recording = cuts.recording
-    linked = frozenset(path for path in _paths(recording) if path not in recording.overwritten)
     for moment in cuts.classes:
         cut, halves = cuts.cut(moment.stands)
         done = [op for op in recording.operations if cuts.world.has(cut, op) or op.number in halves]
@@ -33,9 +32,5 @@ def of_cuts(cuts: Cuts) -> Iterator[State]:
         tree = cuts.tree(moment)
         yield State(
             f"process-death-{tree.digest[:12]}", MODEL, max(steps, default=None), tree, done[-1] if done else None,
-            len(done), recording.blobs, linked, tuple(moment.seen),
+            len(done), recording.blobs, recording.kept_as_made, tuple(moment.seen),
         )  # fmt: skip
-
-
-def _paths(recording: Recording) -> set[str]:
-    return {path for operation in recording.operations for path in (operation.path, operation.to) if path}

@@ -4,7 +4,7 @@ the same in an order in which it was not seen."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -83,6 +83,13 @@ class World:
             self._contents[key] = changed(content, self.changes[node][max(low, 0) : done]) if done else content
         return self._contents[key]
 
+    def content_after(self, node: int, changes: Sequence[Effect]) -> Content:
+        """The file after these of its changes."""
+        first = self.changes.get(node, ())[: len(changes)]
+        if all(a is b for a, b in zip(first, changes, strict=True)):
+            return self.content(node, len(changes))
+        return changed(self.before(node), changes)
+
     def tree(self, cut: Cut, half: frozenset[int] = frozenset()) -> Tree:
         """The tree after the first operations of each rank. `half`: of these writes, the next ones, a part was done."""
         structure = (effect for effect in self._structure if self.has(cut, effect.operation))
@@ -101,9 +108,7 @@ class World:
         return changes[: bisect_left(self._indices[node], cut.get(by[0], 0))]
 
     def _content_at(self, node: int, cut: Cut, half: frozenset[int]) -> Content:
-        done = self.done(node, cut)
-        one = not done or self._by[node] is not None
-        content = self.content(node, len(done)) if one else changed(self.before(node), done)
+        content = self.content_after(node, self.done(node, cut))
         torn = [change for change in self.changes.get(node, ()) if change.operation.number in half] if half else []
         return changed(content, [part(change) for change in torn])
 

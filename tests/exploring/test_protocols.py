@@ -1,0 +1,59 @@
+"""Planted ways to save: each is found under the models of death that break it, and not under the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from protocols import PROCESS, PROTOCOLS, SIZE, Broken, Protocol, data
+from saves import Disk
+
+from torchaos.harness.exploring.blobs import Blobs
+from torchaos.harness.exploring.operations import Recording
+from torchaos.harness.exploring.states import power_loss, process_death
+from torchaos.harness.exploring.states.persistence import Persistence
+from torchaos.harness.exploring.states.state import State
+from torchaos.harness.exploring.tree import Content, Extent, Tree
+
+SAVES = 3
+MODELS = [PROCESS, *(each.value for each in Persistence)]
+
+
+def _record(protocol: Protocol, blobs: Blobs) -> tuple[Recording, list[int]]:
+    """Three saves, and after how many operations each was over."""
+    base = Tree({"last": Content(SIZE, (Extent(0, SIZE, blobs.add(data(1))),))} if protocol.first > 1 else {})
+    disk, over = Disk(blobs, base), [0] * (protocol.first - 1)
+    for number in range(protocol.first, SAVES + 1):
+        protocol.save(disk, number)
+        over.append(len(disk.operations))
+    return disk.recording(), over
+
+
+def _wrong(protocol: Protocol, recording: Recording, over: list[int], state: State) -> str | None:
+    """Why a resume from this state is wrong: it must find the last save that was over, or the one before that."""
+    files = {path: recording.blobs.read(content) for path, content in state.tree.files.items()}
+    try:
+        found = protocol.load(files) or 0
+    except Broken as error:
+        return f"dies: {error}"
+    complete = sum(end <= state.operations for end in over)
+    return None if found >= complete - 1 else f"save {complete} was over, and save {found} is all that is left"
+
+
+def _states(recording: Recording, model: str) -> list[State]:
+    if model == PROCESS:
+        return list(process_death.states(recording))
+    return list(power_loss.states(recording, Persistence(model)))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_way_to_save(name: str, model: str, tmp_path: Path) -> None:
+    """A state that a resume gets wrong is found exactly if the model of death breaks this way to save."""
+    protocol, blobs = PROTOCOLS[name], Blobs(tmp_path / "blobs")
+    recording, over = _record(protocol, blobs)
+    states = _states(recording, model)
+    wrong = {state.name: why for state in states if (why := _wrong(protocol, recording, over, state))}
+    assert bool(wrong) == (model in protocol.breaks), (len(states), wrong)
+    last = states[-1] if model == PROCESS else max(states, key=lambda s: (s.operations, -len(s.lost)))
+    assert _wrong(protocol, recording, over, last) is None, "the end of the run is right"

@@ -172,12 +172,21 @@ def _differences(ours: Steps, theirs: Steps, allowed: Tolerance, factor: float) 
 
 def _story(history: History, ours: Steps, theirs: Steps, first: Differing, attempt: int) -> str:
     resumed = resumed_in_words(history, attempt)
-    mine = {step: _rate(by_rank, first) for step, by_rank in ours.items() if _in(by_rank, first.rank, attempt)}
+    mine = {step: _rate(by_rank, first) for step, by_rank in ours.items()}
     twins = {step: _rate(by_rank, first) for step, by_rank in theirs.items()}
-    window = [step for step in sorted(mine) if step >= first.step][:_FEW]
-    if len(window) > 1 and len({mine[step] for step in window}) == 1 and len({twins.get(step) for step in window}) > 1:
+    own = [step for step in sorted(ours) if _in(ours[step], first.rank, attempt)]
+    later = [step for step in own if step >= first.step]
+    change = next((count for count, step in enumerate(later) if mine[step] != first.ours), None)
+    if change is None and _near(mine.get(first.step - 1), first.ours) and len({twins.get(one) for one in later}) == 1:
+        return (
+            f"There the twin's rate changed, and the job's did not, {resumed}: most likely the schedule, or what it "
+            "follows, was not restored."
+        )
+    window = later[: max(_FEW, (change or 0) + 1)]  # a rate that stays the same would fit many shifts
+    since_the_resume = [step for step in own if step <= window[-1]]
+    if len(window) > 1 and len({mine[step] for step in since_the_resume}) == 1:
         return f"It stays at {first.ours:g} {resumed}: the job no longer follows the schedule, or did not restore it."
-    shift = _shift(mine, twins, window)
+    shift = _shift(mine, twins, since_the_resume) or _shift(mine, twins, window)
     if shift is None:
         return (
             f"The rates are those of no other steps of the twin's {resumed}: most likely the schedule was not restored."
@@ -185,10 +194,10 @@ def _story(history: History, ours: Steps, theirs: Steps, first: Differing, attem
     if window[0] + shift == min(twins):
         return f"They are the twin's from step {min(twins)} on, {resumed}: the schedule was started again."
     steps = "one step" if abs(shift) == 1 else f"{abs(shift)} steps"
-    where = (
-        "ahead, as if it made steps while it was restored" if shift > 0 else "behind, as if saved before its own step"
-    )
-    return f"The schedule is {steps} {where}, {resumed}."
+    if shift > 0:
+        return f"The schedule is {steps} ahead, as if it made steps while it was restored, {resumed}."
+    why = ", as if saved before its own step" if shift == -1 else ""
+    return f"The schedule is {steps} behind{why}, {resumed}."
 
 
 def _shift(mine: Mapping[int, float | None], twins: Mapping[int, float | None], window: Sequence[int]) -> int | None:

@@ -64,6 +64,35 @@ def test_how_it_is_off_is_told(trainer: Any, rate: Callable[[int], float], words
     assert words in finding.reason
 
 
+@pytest.mark.parametrize(
+    ("falls", "words"),
+    [
+        ((31,), "There the twin's rate changed, and the job's did not, after the resume from step 15"),
+        ((28,), "The schedule is 8 steps behind, after the resume"),
+        ((19,), "The schedule is one step ahead"),
+        ((17, 20), "The rates are those of no other steps of the twin's"),
+    ],
+    ids=["never", "later", "earlier", "twice"],
+)
+def test_a_schedule_in_stages_is_told_by_its_changes(trainer: Any, falls: tuple[int, ...], words: str) -> None:
+    """A rate that stays the same for a while, as a plateau's, is the twin's of many steps: no number of steps is
+    claimed before the rate changes. The twin's falls in step 20."""
+
+    def staged(run: Any, falls: tuple[int, ...]) -> Any:
+        events = []
+        for event in run.events:
+            if event.kind is Kind.STEP:
+                step = (event.step or 0) + 15 * (event.attempt or 0)
+                lr = 0.1 * 0.5 ** sum(fall <= step for fall in (falls if event.attempt else (20,)))
+                event = replace(event, data={**event.data, "lr": [lr]})
+            events.append(event)
+        return replace(run, events=tuple(events))
+
+    run, twin = staged(trainer(kills=KILL).record(), falls), staged(trainer().record(), ())
+    finding = LrContinuity().judge(run, [twin])
+    assert (finding.outcome, words in finding.reason) == (Outcome.FAILED, True), finding.reason
+
+
 def test_a_schedule_that_follows_the_loss_gets_the_twins_own_spread(trainer: Any) -> None:
     """Where the twins' rates differ among themselves, as much is allowed to the run; far beyond it is failed, and what
     lies between may be chance."""

@@ -114,6 +114,22 @@ def test_slower_steps(during: float, by_s: float, factor: float, felt: bool) -> 
     assert (found is not None) is felt
 
 
+@pytest.mark.parametrize(
+    ("before", "during", "after", "felt"),
+    [(0.35, 0.3, 0.1, True), (0.1, 0.22, 0.2, False), (0.1, 0.3, 0.12, True), (0.3, 0.3, 0.3, False)],
+    ids=["load before", "load from then on", "no load", "never"],
+)
+def test_the_load_of_the_machine_is_no_fault(before: float, during: float, after: float, felt: bool) -> None:
+    """A machine that was busy until the fault came hides no fault that makes steps three times as long; a machine that
+    is busy from then on makes no such fault."""
+    slow, later = (
+        steps(0, *(start + gap * n for n in range(1, count)))
+        for start, gap, count in ((10.1, during, 9), (13, after, 40))
+    )
+    run = record(usual(0, every=before), slow, rolled_back(10.1 + 9 * during), later)
+    assert (slower(run, "f", factor=3.0) is not None) is felt
+
+
 def test_too_few_steps_to_say_whether_it_is_slower() -> None:
     """A fault right at the start can't be compared with anything."""
     assert slower(record(steps(0, 9.9, 10.0), steps(0, 10.5, 11.0), rolled_back(13.0)), "f") is None

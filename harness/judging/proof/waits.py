@@ -6,8 +6,10 @@ no rank can finish a step while another rank is missing in a collective.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import partial
 from itertools import pairwise
+from math import inf
 from statistics import median
 
 from torchaos.harness.agent.wire import Event, Kind
@@ -36,15 +38,16 @@ def all_waited(record: Record, fault: str) -> Evidence | None:
 
 
 def slower(record: Record, fault: str, by_s: float = 0.0, factor: float = 1.4) -> Evidence | None:
-    """Evidence that the other ranks' steps took longer while the fault was on than before.
+    """Evidence that the other ranks' steps took longer while the fault was on than before and after it.
 
     The longest step took at least 0.8 * `by_s` seconds longer than usual, and the mean grew by at least half of what
-    `factor` means: (factor - 1) / 2 of a usual step. None also if there are too few steps to judge."""
+    `factor` means: (factor - 1) / 2 of a usual step. A usual step is the median of those on both sides, because the
+    load of the machine may change with the time. None also if there are too few steps to judge."""
     found = [_slower(record, hit, by_s, factor) for hit in record.of_fault(fault, Kind.APPLYING)]
     if not found or None in found:
         return None
     words = ", ".join(
-        f"{before:.3f} s before and {during:.3f} s during it" for before, during, _ in filter(None, found)
+        f"{usual:.3f} s without the fault and {during:.3f} s during it" for usual, during, _ in filter(None, found)
     )
     return Evidence.of(f"a step of the other ranks took {words}", *(last for _, _, last in filter(None, found)))
 
@@ -55,7 +58,7 @@ def took_turns(record: Record, fault: str) -> Evidence | None:
     events: list[Event] = []
     for hit in record.of_fault(fault, Kind.APPLYING):
         end = _end(record, hit)
-        until_s = end.mono_s if end is not None else float("inf")
+        until_s = end.mono_s if end is not None else inf
         seen = [e for e in record.of_kind(Kind.RANK_STATE) if e.data["pid"] == hit.data["pid"]]
         turns = [a for a, b in pairwise(seen) if a.data["state"] == "T" != b.data["state"]]
         during = [event for event in turns if hit.mono_s < event.mono_s < until_s]
@@ -105,16 +108,16 @@ def _what_broke(event: Event) -> str:
 def _slower(record: Record, hit: Event, by_s: float, factor: float) -> tuple[float, float, Event] | None:
     end = _end(record, hit)
     peers = [e for e in record.of_kind(Kind.STEP) if e.attempt == hit.attempt and e.rank != hit.rank]
-    before = _usual(peers, hit.mono_s)
-    until_s = end.mono_s if end is not None else float("inf")
+    until_s = end.mono_s if end is not None else inf
+    usual = _usual(peers, hit.mono_s, until_s)
     rank = peers[0].rank if peers else None
     during = [event for event in peers if event.rank == rank and hit.mono_s < event.mono_s <= until_s]
     gaps = [b.mono_s - a.mono_s for a, b in pairwise(during)]
-    if not before or not gaps:
+    if not usual or not gaps:
         return None
     mean = sum(gaps) / len(gaps)
-    enough = max(gaps) >= before + 0.8 * by_s and mean >= before * (1 + (factor - 1) / 2)
-    return (before, mean, during[-1]) if enough else None
+    enough = max(gaps) >= usual + 0.8 * by_s and mean >= usual * (1 + (factor - 1) / 2)
+    return (usual, mean, during[-1]) if enough else None
 
 
 def _wait(record: Record, hit: Event) -> tuple[float, Event] | None:
@@ -163,12 +166,11 @@ def _ends(event: Event, hit: Event) -> bool:
     return event.kind is not Kind.RANK_EXITED or event.data["pid"] == hit.data["pid"]
 
 
-def _usual(peers: list[Event], before_s: float) -> float:
-    """The median seconds from step to step before the fault; 0 if there are fewer than three such times."""
-    ranks = {event.rank for event in peers}
-    gaps = [
-        b.mono_s - a.mono_s
-        for rank in ranks
-        for a, b in pairwise(event for event in peers if event.rank == rank and event.mono_s <= before_s)
-    ]
+def _usual(peers: list[Event], before_s: float, after_s: float = inf) -> float:
+    """The median seconds from step to step up to `before_s` and from `after_s` on; 0 if there are fewer than three such
+    times."""
+    by_rank: dict[int | None, list[float]] = defaultdict(list)
+    for event in peers:
+        by_rank[event.rank].append(event.mono_s)
+    gaps = [b - a for own in by_rank.values() for a, b in pairwise(own) if b <= before_s or a >= after_s]
     return median(gaps) if len(gaps) >= 3 else 0.0

@@ -26,7 +26,7 @@ from torchaos.harness.judging.ending.teardown import teardown_aborts
 from torchaos.harness.judging.gaps.unseen import why_unplaced
 from torchaos.harness.judging.twins.agreement import differences, history_of
 from torchaos.harness.judging.twins.clash_words import also, but, left_out, listed, meaning, words
-from torchaos.harness.judging.twins.losses import apart_before
+from torchaos.harness.judging.twins.losses import Comparison, apart_before
 from torchaos.plugin import (
     Assertion,
     Attempt,
@@ -257,20 +257,20 @@ def _as_in_the_twin(
 
 
 def _clash(run: Record, twins: Sequence[Record], found: list[Clash], tolerance: float | None) -> Finding:
-    first, steps = found[0], twins[0].history.by_step()
-    landed = landings(run)
-    invalid = apart_before(run, history_of(run, twins), twins, tolerance)
+    first, landed, history = found[0], landings(run), history_of(run, twins)
+    invalid = apart_before(run, history, twins, tolerance)
     if invalid or not landed:
         where = f"the {invalid.what} differs in step {invalid.step}" if invalid else "no fault landed"
         return inconclusive(f"the twin can't be compared with this run: {where}, and {words(first)}")
     if len(twins) == 1 and all(map(may_be_a_clock, found)):
         return inconclusive(f"{words(first)}: it may be a clock; a second twin would show that", entries=len(found))
-    loss = next(differences(run.history.by_step(), steps, 0.0), None)
-    if loss and all(clash.kind == "checkpoint" and clash.ours is not None for clash in found):
+    bitwise = next(differences(history.by_step(), twins[0].history.by_step(), 0.0), None)
+    if bitwise and all(clash.kind == "checkpoint" and clash.ours is not None for clash in found):
         return inconclusive(f"{words(first)}: the losses are not the twin's either, and may decide that")
+    loss = Comparison(run, history, twins, tolerance).first if bitwise else None
     more = len({clash.name for clash in found}) - 1
     return failed(
-        f"{words(first)}{also(first, more)}. {meaning(loss, first)}",
+        f"{words(first)}{also(first, more)}. {meaning(loss, bitwise is None, first)}",
         None if first.step is None else First(What.SAVED, first.step),
         step=first.step, entry=first.name, entries=more + 1,
     )  # fmt: skip

@@ -224,7 +224,40 @@ def test_a_step_that_the_fault_changed_is_not_laid_at_the_restart(trainer: Any) 
     changed = _scale_loss(run, lambda e: (e.step or 0) >= 12, 1.5)
     finding = LossContinuity().judge(changed, [trainer().record()])
     assert finding.outcome is Outcome.FAILED
-    assert "The job had not been restarted by then" in finding.reason
+    assert (
+        "The job had not been restarted by then, and the 11 steps before agree: most likely the fault" in finding.reason
+    )
+    early = LossContinuity().judge(
+        _scale_loss(trainer(freeze=(1, 1, 2.0)).record(), lambda _e: True, 1.5), [trainer().record()]
+    )
+    assert "or the job is not deterministic" in early.reason
+
+
+def _went_back(run: Any, to: int, after: int, by_s: float = 100.0) -> Any:
+    """The record of a job that, after a step, goes back to a state in memory, in the same attempt."""
+    events = [one for one in run.events if one.mono_s <= _end_of(run, after)]
+    for one in run.events:
+        if one.mono_s > _end_of(run, to):
+            local = None if one.step is None else one.step + after - to
+            events.append(replace(one, seq=one.seq + 10_000, mono_s=one.mono_s + by_s, step=local))
+    return replace(run, events=tuple(events))
+
+
+def _end_of(run: Any, step: int) -> float:
+    return float(max(one.mono_s for one in run.events if one.kind is Kind.STEP and one.step == step))
+
+
+def test_a_rollback_in_the_process_is_a_resume(trainer: Any) -> None:
+    """Losses that differ after the job went back to a state in memory are compared from there: what was seen to differ
+    is the cause, and it is not said that the job is not deterministic."""
+    run = _went_back(trainer(freeze=(15, 1, 2.0), every=50).record(), to=12, after=16)
+    twin = trainer(every=50).record()
+    assert LossContinuity().judge(run, [twin]).outcome is Outcome.PASSED
+    changed = _scale_loss(run, lambda e: (e.step or 0) > 16, 0.9)
+    finding = LossContinuity().judge(changed, [twin])
+    assert finding.outcome is Outcome.FAILED
+    assert "After the job went back to step 12, all other compared quantities are equal (samples, " in finding.reason
+    assert "most likely the RNG state (dropout) or the model's weights was not restored" in finding.reason
 
 
 def test_a_lost_loss_scale_is_told(trainer: Any) -> None:

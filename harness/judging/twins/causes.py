@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torchaos.harness.judging.checkpoints.carried import carried_into
 from torchaos.harness.judging.noise.quantities import Steps, relative
 from torchaos.harness.judging.twins.agreement import Difference
-from torchaos.harness.record.history import Execution, History
+from torchaos.harness.record.history import Execution, History, Segment
 from torchaos.harness.record.record import Record
 
 _Counter = Callable[[Execution], float | None]
@@ -24,6 +24,7 @@ _UPDATE = (
 
 
 _MOMENTS = "optimizer's moments at the start"
+_SETTLED = 5  # steps: a job that is not deterministic differs from its twin earlier
 
 
 class _Fact(NamedTuple):
@@ -44,19 +45,18 @@ class Cause(NamedTuple):
 def likeliest_cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Difference) -> Cause:
     """The most likely cause of the first difference. `history`: of the run, by its agent or by its log; `ours`,
     `theirs`: the steps of the run and of its first twin."""
-    attempt = history.attempt(next(iter(ours[first.step].values())).attempt)
-    if attempt is None or attempt.base is None:
+    part = _part_of(history, next(iter(ours[first.step].values())))
+    if part is None or part.base is None:
         return Cause("The step from which that attempt continued is not known, and so the cause is not known either.")
-    if attempt.base == 0 and attempt is history.attempts[0]:
-        return Cause(
-            "The job had not been restarted by then: either the fault itself changed the numbers, or the job is not "
-            "deterministic."
-        )
-    base = attempt.base
+    base, later = part.base, any(one.number == part.number and one.after < part.after for one in history.segments)
+    if base == 0 and part is history.segments[0]:
+        return Cause(_without_a_restart(sum(step < first.step for step in ours.keys() & theirs.keys())))
     since = [step for step in sorted(ours.keys() & theirs.keys()) if base < step <= first.step]
-    carried = carried_into(run, attempt.number)
+    carried = None if later else carried_into(run, part.number)
     weights = {} if carried and carried.parameters else _weights(base, ours, theirs)
     moments = bool(carried and carried.moments)
+    began = "after the job went back to step" if later else "in the attempt that resumed after step"
+    where = f"{began} {base}"
     exact = [_accumulation(base, ours, theirs, first), _loss_scale(ours, theirs, first), _lost(base, weights)]
     facts = [_Fact("", first.step, clause) for clause in exact if clause]
     facts += [fact for fact in (_data(since, ours, theirs), _optimizer(since, ours, theirs, moments),
@@ -66,13 +66,32 @@ def likeliest_cause(run: Record, history: History, ours: Steps, theirs: Steps, f
     besides = f" Besides, {'; '.join(fact.clause for fact in late)}." if late else ""
     if acted:
         causes = "; ".join(acted)
-        return Cause(f"Most likely cause, in the attempt that resumed after step {base}: {causes}.{besides}", causes)
+        return Cause(f"Most likely cause, {where}: {causes}.{besides}", causes)
     differ = {fact.what for fact in facts}
     seen = [what for what in _compared(since, ours, theirs, weights, moments) if what not in differ]
     guess = _by_elimination(base, ours, theirs, first, weights, seen)
     same = f"all other compared quantities are equal ({', '.join(seen)}), so " if seen else ""
     unseen = "" if "samples" in seen else " (the samples were not seen)"
-    return Cause(f"In the attempt that resumed after step {base}, {same}{guess}{unseen}.{besides}", guess)
+    return Cause(f"{where[0].upper()}{where[1:]}, {same}{guess}{unseen}.{besides}", guess)
+
+
+def _part_of(history: History, execution: Execution) -> Segment | None:
+    """The segment of the history to which a step belongs."""
+    where = execution.attempt, execution.segment
+    return next((part for part in history.segments if (part.number, part.after) == where), None)
+
+
+def _without_a_restart(agreed: int) -> str:
+    """A sentence about a job that was not restarted before the difference, after `agreed` steps without one."""
+    if agreed < _SETTLED:
+        return (
+            "The job had not been restarted by then: either the fault itself changed the numbers, or the job is not "
+            "deterministic."
+        )
+    return (
+        f"The job had not been restarted by then, and the {agreed} steps before agree: most likely the fault, or what "
+        "the job did about it, changed the numbers."
+    )
 
 
 def _accumulation(base: int, ours: Steps, theirs: Steps, first: Difference) -> str | None:

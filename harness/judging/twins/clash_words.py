@@ -63,14 +63,16 @@ def also(first: Clash, more: int) -> str:
     )
 
 
-def meaning(loss: Difference | None, first: Clash) -> str:
-    """A sentence about what the first clash means. `loss`: the first difference of the losses; None: they agree."""
+def meaning(loss: Difference | None, bitwise: bool, first: Clash) -> str:
+    """A sentence about what the first clash means. `loss`: the first difference of the losses that neither noise nor
+    rounding explains. `bitwise`: the losses agree bit by bit, as far as they were seen in both runs."""
+    agree = "The losses agree" if bitwise else "The losses differ no more than noise or rounding explains"
     if loss is None and first.kind == "checkpoint":
-        return "The losses agree: the state that was not restored decides what is saved."
+        return f"{agree}: the state that was not restored decides what is saved."
     if loss is None:
         name = first.name.rpartition(":")[2]
         hint = f" If it may differ: checkpoint_integrity: {{ignore: [{name}]}}." if first.kind == "value" else ""
-        return f"The losses agree: it is state that no loss shows, or it was damaged on disk.{hint}"
+        return f"{agree}: it is state that no loss shows, or it was damaged on disk.{hint}"
     if first.step is not None and loss.step > first.step:
         return f"The losses differ only later, from step {loss.step} on."
     return f"The {loss.what} differs from step {loss.step} on, so the job had left the twin's path before."

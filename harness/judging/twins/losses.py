@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from torchaos.harness.contracts import Finding, First, What, failed, inconclusive, passed
 from torchaos.harness.judging.ending.teardown import final_step, teardown_aborts
@@ -77,40 +78,48 @@ class Comparison:
                 "the job a fixed seed, more twins, or a tolerance.",
                 **measured_of(invalid),
             )
-        different = self._beyond_noise() if self._loss.basis == "learned" else self._different()
-        return different or self._gaps() or self._unseen() or self._too_noisy() or self._well()
+        return self._different() or self._gaps() or self._unseen() or self._too_noisy() or self._well()
+
+    @cached_property
+    def first(self) -> Difference | None:
+        """The first difference that neither rounding nor the noise between the twins explains; None if there is none.
+        Noise never explains a difference of another quantity than the loss of a rank. It explains a difference of the
+        loss unless there is one in several steps."""
+        learned = self._loss.basis == "learned"
+        found = _from_all(self._ours, self._twins, self._limits, CERTAIN if learned else LEARNED_FACTOR)
+        if not any(map(_of_a_rank, found)):
+            return next(iter(found), None)
+        since = math.inf if self._rounded is not None else 0
+        if learned:
+            certain = certainly_beyond(self._distances(self._twins), self._loss)
+            since = math.inf if certain is None else certain
+        return next((each for each in found if not _of_a_rank(each) or each.step >= since), None)
+
+    @cached_property
+    def _rounded(self) -> bool | None:
+        """Whether rounding explains the differences from a twin; see `may_be_rounding`."""
+        bitwise = self._loss.basis == "bitwise"
+        return may_be_rounding(self._distances(self._twins[:1]), self._history) if bitwise else None
 
     def _different(self) -> Finding | None:
-        """The finding about a difference, if the twins are bitwise equal or a tolerance was given."""
-        found = _from_all(self._ours, self._twins, self._limits)
-        if not found:
+        """The finding about a difference that neither noise nor rounding explains, or that rounding may explain."""
+        if self.first:
+            spread = self._loss.spreads.get(self.first.step, 0.0)
+            noisy = self._loss.basis == "learned" and self.first.what == "loss"
+            more = f" That is more than the twins differ from each other there ({spread:.1g})." if noisy else ""
+            return self._failed(self.first, more)
+        if self._loss.basis == "learned" or self._rounded is not False:
             return None
-        far = self._distances(self._twins[:1])
-        rounded = None if self._loss.basis == "given" else may_be_rounding(far, self._history)
-        first = found[0] if rounded is None else next((each for each in found if not _of_a_rank(each)), None)
-        if first:
-            return self._failed(first)
-        if rounded:
+        found = next(iter(_from_all(self._ours, self._twins, self._limits)), None)
+        if found is None:
             return None
+        far = max(self._distances(self._twins[:1]).values())
         return inconclusive(
-            f"{in_words(found[0], 'in the twin')} It began as rounding does (after a restart, three or more ranks sum "
-            f"in another order) and has grown to {max(far.values()):.2g}: training in low precision, or for many "
+            f"{in_words(found, 'in the twin')} It began as rounding does (after a restart, three or more ranks sum "
+            f"in another order) and has grown to {far:.2g}: training in low precision, or for many "
             "steps, may do that. parameter_digest checks what was restored; set a tolerance to decide.",
-            **measured_of(found[0]),
+            **measured_of(found),
         )
-
-    def _beyond_noise(self) -> Finding | None:
-        """The finding about a difference that noise can't explain: a loss in several steps, or another quantity in one
-        step."""
-        found, since = _from_all(self._ours, self._twins, self._limits, CERTAIN), None
-        if any(map(_of_a_rank, found)):
-            since = certainly_beyond(self._distances(self._twins), self._loss)
-        first = next((each for each in found if not _of_a_rank(each) or (since and each.step >= since)), None)
-        if first is None:
-            return None
-        spread = self._loss.spreads.get(first.step, 0.0)
-        more = f" That is more than the twins differ from each other there ({spread:.1g})."
-        return self._failed(first, more if first.what == "loss" else "")
 
     def _distances(self, twins: Sequence[Steps]) -> dict[int, float]:
         """The differences of the losses from the nearest twin, in steps that run and twins made on the same ranks."""

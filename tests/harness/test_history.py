@@ -123,6 +123,20 @@ def _with(event: Event, **data: Any) -> Event:
     return Event(**{**event.__dict__, "data": {**event.data, **data}})
 
 
+def test_accelerates_own_count_of_batches_is_no_witness() -> None:
+    """The only file with a number is that of the random states: its "step" counts the batches of an epoch, or stays
+    0."""
+    events = []
+    for event in Trainer(kills=[(18, 1)]).record().events:
+        events.append(_with(event, numbers={}) if event.kind is Kind.LOAD_END else event)
+        if event.kind is Kind.LOAD_END:
+            later = Event(**{**event.__dict__, "mono_s": event.mono_s + 0.001})
+            events.append(_with(later, path="/job/checkpoints/step-15/random_states_0.pkl", numbers={"step": 0}))
+    attempt = History.of(events).attempt(1)
+    assert attempt is not None
+    assert (attempt.base, attempt.conflicts) == (15, ())
+
+
 def test_a_load_that_failed_says_nothing() -> None:
     """A checkpoint that could not be read is not the one that the job went on from, even when it was tried last."""
     run = Trainer(kills=[(18, 1)]).record()

@@ -18,6 +18,7 @@ _STEP_IN_NAME = re.compile(
 # A name that a save has until it is whole: .step-20, tmp-step-20, .~step-20, step-20.tmp, step-20.pt.tmp.123
 _WORDS = r"(?:tmp|temp|part|partial|incomplete|inprogress)"
 _UNFINISHED = re.compile(rf"^[._~-]*{_WORDS}[._-]+(?=\w)|^[.~]+(?=\w)|[._-]{_WORDS}\w*(?:[.-]\w+)?$|~$", re.I)
+_COUNTS_OTHERWISE = re.compile(r"/random_states_\d+\.pkl$")  # Accelerate's: its "step" is the batch of the epoch, or 0
 _SUFFIX = re.compile(r"(?:\.(?:pt|pth|ckpt|bin|pkl|tar|safetensors))+$")
 
 Writer = tuple[int, int, int]  # a forked process: attempt, rank, its pid
@@ -138,7 +139,7 @@ def read_loads(events: Iterable[Event]) -> list[Load]:
     return [
         Load(
             posixpath.normpath(str(event.data["path"])), event.attempt or 0, event.rank or 0, event.mono_s,
-            bool(event.data.get("ok")), _numbers(event.data.get("numbers")), event.step or 0,
+            bool(event.data.get("ok")), _numbers(event.data), event.step or 0,
         )
         for event in events
         if event.kind is Kind.LOAD_END
@@ -230,6 +231,7 @@ def final_path(path: str) -> str:
     return "/".join(_UNFINISHED.sub("", part) or part for part in path.split("/"))
 
 
-def _numbers(value: Any) -> dict[str, float]:
+def _numbers(load: Mapping[str, Any]) -> dict[str, float]:
+    value = None if _COUNTS_OTHERWISE.search(str(load["path"])) else load.get("numbers")
     entries = value.items() if isinstance(value, Mapping) else ()
     return {str(name): number for name, number in entries if isinstance(number, (int, float))}

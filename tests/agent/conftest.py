@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, Callable
 
 import pytest
+from warm import WarmParent, WarmProcess
 
 FOLDER = Path(__file__).parents[2] / "harness" / "agent"
 HOOKS = ("steps", "loss", "samples", "lr", "checkpoints")
@@ -64,11 +65,15 @@ class Ran:
         return [event.data for event in self.of("agent.failed")]
 
 
+_PARENT = WarmParent()
+
+
 class Rank:
-    """A place for the runs of one test; `run` runs a script as rank 0 of 1, attempt after attempt."""
+    """A place for the runs of one test; `run` runs a script as rank 0 of 1, attempt after attempt. With `cold`, or with
+    options of the interpreter, each script gets a new interpreter, which has not imported torch."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self._count = folder, 0
         (folder / "events").mkdir()
 
     def page(self, name: str = "kill.page") -> Any:
@@ -91,13 +96,16 @@ class Rank:
 
     def start(
         self, script: str, hooks: tuple[str, ...] = HOOKS, orders: tuple[Any, ...] = (), attempt: int = 0,
-        env: dict[str, str] | None = None, options: tuple[str, ...] = (),
-    ) -> subprocess.Popen[str]:  # fmt: skip
+        env: dict[str, str] | None = None, options: tuple[str, ...] = (), cold: bool = False,
+    ) -> subprocess.Popen[str] | WarmProcess:  # fmt: skip
         file = self.folder / "script.py"
         text = textwrap.dedent(script)
         if not file.exists() or file.read_text() != text:  # another rank may be about to read it
             file.write_text(text)
         environment = {**self.environment(hooks, orders, attempt), **(env or {})}
+        if not cold and not options:
+            self._count += 1
+            return _PARENT.start(file, environment, self.folder / f"output-{self._count}.txt")
         return subprocess.Popen(
             [sys.executable, *options, str(file)], env=environment, cwd=self.folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -106,9 +114,9 @@ class Rank:
     def run(self, script: str, **how: Any) -> Ran:
         return self.wait(self.start(script, **how))
 
-    def wait(self, process: subprocess.Popen[str]) -> Ran:
-        output = process.communicate(timeout=120)[0]
-        return Ran(process.returncode, output, self.read())
+    def wait(self, process: subprocess.Popen[str] | WarmProcess) -> Ran:
+        output, _errors = process.communicate(timeout=120)
+        return Ran(process.returncode or 0, output, self.read())
 
     def read(self) -> list[Any]:
         lines = [line for path in (self.folder / "events").glob("*.jsonl") for line in path.read_bytes().splitlines()]

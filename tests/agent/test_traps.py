@@ -34,7 +34,8 @@ for x, y in DataLoader(data, batch_size=4):
     loss = (model(x).squeeze() - y).pow(2).mean()
     print("LOSS", repr(loss.item()))
     opt.zero_grad(); loss.backward(); opt.step(); sched.step()
-"""
+""",
+        cold=True,
     )
     assert ran.code == 0, ran.output
     printed = [float(line.split()[1]) for line in ran.output.splitlines() if line.startswith("LOSS")]
@@ -702,7 +703,7 @@ def test_users_own_sitecustomize(rank: Any) -> None:
     theirs.mkdir()
     (theirs / "sitecustomize.py").write_text("import builtins\nbuiltins.THEIRS = __file__\n")
     env = {"PYTHONPATH": rank.environment((), (), 0)["PYTHONPATH"] + ":" + str(theirs)}
-    ran = rank.run("import torch, sitecustomize\nprint(THEIRS, sitecustomize.__file__)", env=env)
+    ran = rank.run("import torch, sitecustomize\nprint(THEIRS, sitecustomize.__file__)", env=env, cold=True)
     assert ran.output.split() == [str(theirs / "sitecustomize.py")] * 2
     assert len(ran.of("agent.started")) == 1
 
@@ -713,7 +714,7 @@ def test_users_sitecustomize_that_imports_torch_and_breaks(rank: Any) -> None:
     theirs.mkdir()
     (theirs / "sitecustomize.py").write_text("import torch\n1 / 0\n")
     env = {"PYTHONPATH": rank.environment((), (), 0)["PYTHONPATH"] + ":" + str(theirs)}
-    ran = rank.run(LOOP + "model(data.tensors[0]).sum().backward(); opt.step(); print('done')", env=env)
+    ran = rank.run(LOOP + "model(data.tensors[0]).sum().backward(); opt.step(); print('done')", env=env, cold=True)
     assert "ZeroDivisionError" in ran.output
     assert "done" in ran.output
     assert len(ran.steps) == 1
@@ -735,9 +736,9 @@ def test_isolated_python(rank: Any) -> None:
 
 def test_torch_late_or_never(rank: Any) -> None:
     """torch may be imported in a function, or not at all; either way the journal says what was there."""
-    late = rank.run("def main():\n    import torch\n    print(torch.__version__)\nmain()")
+    late = rank.run("def main():\n    import torch\n    print(torch.__version__)\nmain()", cold=True)
     assert late.of("agent.started")[0].data["torch"] in late.output
-    never = rank.run("print('no torch')", attempt=1)
+    never = rank.run("print('no torch')", attempt=1, cold=True)
     ended = never.of("agent.ended")[-1]
     assert never.of("agent.started")[-1].data["torch"] is None
     assert "steps" in ended.data["unseen"]
@@ -834,7 +835,7 @@ print("done")
 def test_agent_that_cannot_start(rank: Any) -> None:
     """Where nothing can be written the job runs without an agent, and stderr says why."""
     (rank.folder / "events").rmdir()
-    process = rank.start(LOOP + "opt.step(); print('done')")
+    process = rank.start(LOOP + "opt.step(); print('done')", cold=True)
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 0
     assert "done" in output

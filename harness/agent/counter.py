@@ -33,15 +33,16 @@ IN_BACKWARD = "in backward"  # all optimizers that step inside a backward count 
 
 
 class StepCounter:
-    """Counts iterations from backwards and optimizer steps. `uneven`: the optimizers step unequally often; it is set
-    from outside, or found here."""
+    """Counts iterations from backwards and optimizer steps. `uneven`: the optimizers step unequally often;
+    `loose`: those that had not stepped when an iteration was over, so that none waits for them. Both are set from
+    outside, or found here."""
 
     def __init__(self) -> None:
         self.uneven = False
         self._made: set[Hashable] = set()  # optimizers that exist and may yet step
         self._seen: set[Hashable] = set()  # optimizers that have stepped
         self._leading: set[Hashable] = set()  # optimizers that have stepped with a backward of their own
-        self._loose: set[Hashable] = set()  # optimizers that had not stepped when an iteration was over
+        self.loose: set[Hashable] = set()
         self._follow: dict[Hashable, set[Hashable]] = {}  # by leading optimizer: those that stepped after its backward
         self._stepped: set[Hashable] = set()  # in the current iteration
         self._leader: Hashable | None = None  # the leading optimizer of the segment before
@@ -67,7 +68,7 @@ class StepCounter:
 
     def gone(self, key: Hashable) -> None:
         self._forget(key)
-        self._loose.discard(key)
+        self.loose.discard(key)
         self._stepped.discard(key)
         self._follow.pop(key, None)
 
@@ -115,7 +116,7 @@ class StepCounter:
             return WHOLE
         closed = self._segment(key)
         only = self._leading == self._made | self._seen == {key}
-        self._alone = key if only and not (self.uneven or self._loose or self._follow or self._stepped) else None
+        self._alone = key if only and not (self.uneven or self.loose or self._follow or self._stepped) else None
         return closed
 
     def dropped(self, key: Hashable) -> bool:
@@ -152,20 +153,20 @@ class StepCounter:
     def _comes_again(self, key: Hashable) -> bool:
         """Whether this step, which has a backward of its own, shows that an iteration ended before it."""
         again = key in self._stepped
-        self.uneven = self.uneven or key in self._loose
+        self.uneven = self.uneven or key in self.loose
         if not self._stepped or not (again or self.uneven):
             return False
         left_out = self._due() - self._stepped
         self.uneven = self.uneven or bool(left_out & self._leading)
-        self._loose |= left_out
+        self.loose |= left_out
         self._stepped = set()
         return True
 
     def _due(self) -> set[Hashable]:
         """The optimizers that are expected to step in the current iteration."""
         if self.uneven:
-            return {self._leader, *self._follow.get(self._leader, ())} - self._loose
-        return (self._made | self._seen) - self._loose
+            return {self._leader, *self._follow.get(self._leader, ())} - self.loose
+        return (self._made | self._seen) - self.loose
 
     def _close_if_complete(self) -> bool:
         complete = self._stepped >= self._due()

@@ -1,32 +1,49 @@
-"""Remembers across restarts that the optimizers of this job step unequally often. Without it, a step that counted as an
-iteration before a restart could count as a part of one after it."""
+"""Remembers across restarts how the optimizers of this job take turns.
+
+It keeps whether they step unequally often, and which of them do not step in each iteration. Without it, a step that
+counted as an iteration before a restart could count as a part of one after it. And the first iteration after a restart
+could end later than it did before, with another optimizer's step.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import wire
 
-_NAME = "uneven-a{attempt}"  # a file beside the plan, one for each attempt
+_UNEVEN, _LOOSE = "uneven-a{attempt}", "loose-a{attempt}-r{rank}"  # files beside the plan
 
 
 class Cycle:
-    def __init__(self, attempt: int) -> None:
-        self._folder, self._attempt = Path(os.environ[wire.ENV_PLAN]).parent, attempt
+    def __init__(self, attempt: int, rank: int) -> None:
+        self._folder, self._attempt, self._rank = Path(os.environ[wire.ENV_PLAN]).parent, attempt, rank
         self._noted = False
 
     def is_uneven(self, optimizers: Sequence[Any]) -> bool:
         """Whether an earlier attempt found that the optimizers step unequally often. False for a job that begins afresh
         (its optimizers have no state), because it must count as the first attempt did."""
-        if not self._attempt or not any(optimizer.state for optimizer in optimizers):
-            return False
-        return any((self._folder / _NAME.format(attempt=number)).exists() for number in range(self._attempt))
+        return any(file.exists() for file in self._of_earlier(_UNEVEN, optimizers))
+
+    def loose(self, optimizers: Sequence[Any]) -> set[int]:
+        """The optimizers that did not step in each iteration of this rank in an earlier attempt: places in
+        `optimizers`. Empty for a job that begins afresh."""
+        files = (file for file in self._of_earlier(_LOOSE, optimizers) if file.exists())
+        return {int(place) for file in files for place in file.read_text().split()}
 
     def note(self) -> None:
-        """Records that this attempt found it."""
+        """Records that in this attempt the optimizers step unequally often."""
         if not self._noted:
             self._noted = True
-            (self._folder / _NAME.format(attempt=self._attempt)).touch(0o600)
+            (self._folder / _UNEVEN.format(attempt=self._attempt)).touch(0o600)
+
+    def note_loose(self, places: Collection[int]) -> None:
+        """Records which optimizers do not step in each iteration of this attempt."""
+        (self._folder / _LOOSE.format(attempt=self._attempt, rank=self._rank)).write_text(" ".join(map(str, places)))
+
+    def _of_earlier(self, name: str, optimizers: Sequence[Any]) -> list[Path]:
+        if not any(optimizer.state for optimizer in optimizers):
+            return []
+        return [self._folder / name.format(attempt=number, rank=self._rank) for number in range(self._attempt)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Callable
 
@@ -27,7 +28,8 @@ _FROM_A_THREAD = (
 class StepHooks:
     def __init__(self, agent: Agent, losses: Losses, rates: Rates, trained: Trained) -> None:
         self._agent, self._losses, self._rates, self._trained = agent, losses, rates, trained
-        self._counter, self._cycle = StepCounter(), Cycle(agent.who.attempt)
+        self._counter, self._cycle = StepCounter(), Cycle(agent.who.attempt, agent.who.rank)
+        self._loose = 0  # optimizers that are noted as loose
         self._said_unseen = False
         self._begun = False  # an optimizer has stepped
         self._dummy = False
@@ -200,7 +202,7 @@ class StepHooks:
             if self._dummy:
                 return
             self._begun = True
-            self._counter.uneven = self._cycle.is_uneven(self._agent.optimizers)
+            self._recall(self._agent.optimizers)
         self._counter.step_begin(self._key(optimizer))
         if self._scaled:
             self._scaled[-1] = True
@@ -210,6 +212,13 @@ class StepHooks:
                 rates += self._rates.rates(optimizer)
             except Exception as error:
                 self._agent.fail("lr", error)
+
+    def _recall(self, optimizers: Sequence[Any]) -> None:
+        """Count as the attempts before did."""
+        self._counter.uneven = self._cycle.is_uneven(optimizers)
+        for place in self._cycle.loose(optimizers):
+            if place < len(optimizers):
+                self._counter.loose.add(id(optimizers[place]))
 
     def _step_ends(self, optimizer: Any) -> Closed:
         if self._dummy:
@@ -247,6 +256,10 @@ class StepHooks:
     def _seal(self, closed: Closed) -> Closed:
         if self._counter.uneven and not self._counter.has_followers:
             self._cycle.note()
+        if len(self._counter.loose) > self._loose:
+            self._loose = len(self._counter.loose)
+            keys = [id(optimizer) for optimizer in self._agent.optimizers]
+            self._cycle.note_loose([place for place, key in enumerate(keys) if key in self._counter.loose])
         if closed.segment:
             if "samples" in self._agent.live:
                 batches = self._agent.tally.now.batches = self._trained.take()

@@ -298,6 +298,40 @@ for n, (x, y) in enumerate(DataLoader(data, batch_size=2)):
     assert [(step["lr"], step["indices"]) for step in afresh.steps[17:]] == told
 
 
+def test_an_outer_optimizer_in_the_first_step_after_a_resume(rank: Any) -> None:
+    """An outer optimizer steps after each third step (DiLoCo). A process that resumes right before reports the same
+    parameters after its first step as the process before it: those from before the outer step."""
+    script = (
+        LOOP
+        + """
+import os
+outer = torch.optim.SGD([p.detach().clone().requires_grad_() for p in model.parameters()], lr=0.7)
+path = os.environ["FOLDER"] + "/saved.pt"
+begin = int(os.environ.get("BEGIN", "0"))
+if begin:
+    saved = torch.load(path)
+    model.load_state_dict(saved["model"]); opt.load_state_dict(saved["opt"])
+for n, (x, y) in enumerate(DataLoader(data, batch_size=2)):
+    if n < begin:
+        continue
+    model(x).sum().backward(); opt.step(); opt.zero_grad()
+    if n % 3 == 2:
+        outer.step()
+        with torch.no_grad():
+            for one in model.parameters(): one.mul_(0.5)
+    if n == 4 and not begin:
+        torch.save({"model": model.state_dict(), "opt": opt.state_dict()}, path)
+"""
+    )
+    hooks = ("steps", "lr", "state")
+    first = rank.run(script, hooks=hooks)
+    after = {step["opt_step"]: (step["lr"], step["parameters"]) for step in first.steps}
+    again = rank.run(script, hooks=hooks, attempt=1, env={"BEGIN": "5"})
+    assert again.failures == []
+    resumed = again.steps[len(first.steps)]
+    assert (resumed["lr"], resumed["parameters"]) == after[resumed["opt_step"]], again.output
+
+
 def test_parameters_of_several_optimizers(rank: Any, agent_module: Callable[[str], Any]) -> None:
     """Their check sum is made in the order in which the optimizers were made, so that equal ranks have equal sums."""
     ran = rank.run(

@@ -50,7 +50,8 @@ def main():
     if saved.exists() and any(saved.iterdir()):
         accelerator.load_state()
         accelerator.project_configuration.iteration = progress.step // EVERY
-        rng = torch.get_rng_state()
+        # At the end of an epoch, the job that is not interrupted starts a loader after the save, too.
+        rng = torch.get_rng_state() if progress.step % len(loader) else None
 
     epoch, skip = divmod(progress.step, len(loader))
     while progress.step < STEPS:

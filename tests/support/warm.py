@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -128,6 +129,5 @@ if __name__ == "__main__":
 
     request = _next_script()
     _become(**request)
-    import sitecustomize  # noqa: F401
-
+    import_module("sitecustomize")
     _run(request["script"])

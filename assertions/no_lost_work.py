@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchaos.harness.judging.checkpoints.apart import Apart, apart
-from torchaos.harness.judging.checkpoints.contents import checkpoints_of
+from torchaos.harness.judging.checkpoints.contents import Checkpoint, checkpoints_of, root_of
+from torchaos.harness.judging.checkpoints.points import points_of
 from torchaos.harness.judging.checkpoints.resumes import Resume, name_of, resumes
 from torchaos.harness.judging.ending.unrestarted import not_restarted
 from torchaos.harness.judging.gaps.unseen import why_unplaced, why_unseen
@@ -89,7 +91,12 @@ class NoLostWork(Assertion):
             )  # fmt: skip
         if one.best is None:
             return inconclusive(
-                f"attempt {attempt.number} {begun}, and no checkpoint was seen to be complete before it"
+                f"attempt {attempt.number} {begun}, and no checkpoint was seen to be complete before it{_unseen(run)}"
+            )
+        if newer := _newer_unseen(run, base, one.reached):
+            return inconclusive(
+                f"attempt {attempt.number} {begun}; {newer.at} lies there at the end, and its save was not seen: "
+                "nothing shows whether it was there when the attempt began"
             )
         return passed(
             f"every resume continued from the newest complete checkpoint; the last resume from step {base}, after "
@@ -109,6 +116,31 @@ def _of_several(begun: str, attempt: int, other: Apart) -> Finding:
     return inconclusive(
         f"attempt {attempt} {begun}, and {ranks} loaded a checkpoint of step {other.step}: no counter of an optimizer "
         "shows whether the state of the other ranks replaced it"
+    )
+
+
+def _newer_unseen(run: Record, base: int, reached: int) -> Checkpoint | None:
+    """A checkpoint that the job resumes from, of a step from which it could have resumed, whose save was not seen."""
+    points, root = points_of(run), root_of(run)
+    return next(
+        (
+            one
+            for one in checkpoints_of(run) or []
+            if one.saved_s is None and one.good and base < (one.step or 0) <= reached
+            if points.kinds and points.has(posixpath.join(root, one.path))
+        ),
+        None,
+    )
+
+
+def _unseen(run: Record) -> str:
+    """A clause about checkpoints that exist at the end although no save of them was seen; empty if there are none."""
+    alone = [one.path for one in checkpoints_of(run) or [] if one.saved_s is None]
+    return (
+        f": nothing shows when {alone[0]} was saved. A save is seen if torch.save, torch.distributed.checkpoint or "
+        "safetensors writes the file, and not if the job writes bytes that were saved to a buffer"
+        if alone
+        else ""
     )
 
 

@@ -314,3 +314,28 @@ def test_a_rank_that_resumes_from_another_step_than_the_rest(trainer: Any) -> No
     unknown = NoLostWork().judge(with_rank_2(lambda _local: None), [])
     assert unknown.outcome is Outcome.INCONCLUSIVE
     assert "rank 2 loaded a checkpoint of step 10" in unknown.reason
+
+
+def test_a_save_that_was_not_seen_is_told(trainer: Any) -> None:
+    """A job may save to a buffer and write the bytes itself. Its checkpoints lie there at the end, and nothing shows
+    when they were complete: if none was seen, and if one is newer than that from which the job resumed."""
+
+    def judged(base: int, unseen: set[int], lies_there: int) -> Any:
+        entry = {
+            "path": f"step-{lies_there}", "format": "dcp", "step": lies_there, "complete": True, "loadable": True,
+            "problem": None, "tensors": {}, "values": {},
+        }  # fmt: skip
+        run = _from(
+            trainer(kills=[(18, 1)]).record(inventory={"root": "/job/checkpoints", "checkpoints": [entry]}), base
+        )
+        saves = (Kind.SAVE_BEGIN, Kind.SAVE_END)
+        kept = (e for e in run.events if e.kind not in saves or int(e.data["path"].rpartition("-")[2]) not in unseen)
+        return NoLostWork().judge(replace(run, events=tuple(kept)), [])
+
+    none = judged(15, set(range(31)), 15)
+    assert none.outcome is Outcome.INCONCLUSIVE
+    assert "no checkpoint was seen to be complete before it: nothing shows when step-15 was saved" in none.reason
+    newer = judged(10, {15}, 15)
+    assert newer.outcome is Outcome.INCONCLUSIVE
+    assert "step-15 (step 15) lies there at the end, and its save was not seen" in newer.reason
+    assert judged(10, {15}, 20).outcome is Outcome.PASSED, "it is of a step that was done only after the resume"

@@ -83,12 +83,15 @@ def test_all_charts_are_drawn(opened: Opened) -> None:
 
 
 def test_the_timeline_zooms_and_tells(opened: Opened) -> None:
-    """Dragging over a stretch shows that stretch; the button of a fault shows the fault; the pointer over a fault or a
-    step gets its words; a double click shows all again."""
+    """It opens around the faults. Dragging over a stretch shows that stretch; the button of a fault shows the fault;
+    the pointer over a fault or a step gets its words; a double click shows all again."""
+    near = opened.scale("timeline-chart")
+    opened.page.get_by_role("button", name="All").click()
     whole = opened.scale("timeline-chart")
     assert whole[1] - whole[0] > 90
+    assert whole[0] < near[0] < 27.06 < 47.56 < near[1] < whole[1]
     x, y = opened.at("timeline-chart", 27.06, 0)
-    opened.page.mouse.move(x + 3, opened.at("timeline-chart", 30, 1)[1])
+    opened.page.mouse.move(x, y)
     assert "process.kill on rank 1" in opened.page.locator(".tip").inner_text()
     begin, end = opened.at("timeline-chart", 20, 0), opened.at("timeline-chart", 40, 0)
     opened.page.mouse.move(*begin)

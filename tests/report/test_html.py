@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from recorded import change_events, judged, lose, recorded
 from torchaos.harness.cli import cli
 from torchaos.harness.contracts import UsageError
 from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Verdict
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.telling import html
 from torchaos.harness.telling.html.account import checkpoints_of, samples_of
@@ -96,9 +98,23 @@ def test_the_verdict_comes_first_and_says_why(run: RunDir) -> None:
     """The page of a run that failed begins with the verdict and its reason, and the assertion that failed is open."""
     change_events(run, "rank0-a1", lose(9))
     page = page_of(run)
-    assert re.match(r"failed: \S+ failed kill-then-freeze loss_continuity: the loss differs first in step 9", page.text)
+    hit = r"process.kill hit rank 1 of 2 in step 12 \(backward\)\. The job was restarted and went on .*? "
+    why = "loss_continuity: the loss differs first in step 9"
+    assert re.match(rf"failed: \S+ failed kill-then-freeze {hit}{why}", page.text)
     opened = [attrs["class"] for tag, attrs in page.tags if tag == "details" and "open" in attrs and "class" in attrs]
     assert opened == ["case failed"]
+
+
+def test_failures_come_first_and_what_follows_from_them_is_folded(run: RunDir) -> None:
+    """Below the verdict stands the root of the failures; the failures that follow from it are inside a fold."""
+    result = judged(run)
+    loss, samples = (one for one in result.cases if one.name in ("loss_continuity", "sample_accounting"))
+    failed = replace(samples, verdict=Verdict.FAILED)
+    follows = replace(loss, verdict=Verdict.FAILED, follows="sample_accounting")
+    page = Page(html.text(run, replace(result, verdict=Verdict.FAILED, cases=(result.cases[0], follows, failed))))
+    folds = [attrs["class"] for tag, attrs in page.tags if tag == "details" and "class" in attrs]
+    assert folds == ["case failed", "follows", "case failed", "case passed"]
+    assert "1 more follows from it: loss continuity" in page.text
 
 
 def test_every_part_of_the_run_is_in_it(run: RunDir) -> None:
@@ -140,15 +156,17 @@ def test_nothing_in_a_run_can_do_harm(run: RunDir) -> None:
 
 
 def test_the_timeline_tells_what_happened(run: RunDir) -> None:
-    """A lane per rank with every step of every attempt; a fault that is taken back is on until then, one that can't be
-    until the job had caught up; the recovery's parts follow each other."""
+    """A lane per rank with every step of every attempt; a fault that is taken back is on until then, and one that can't
+    be has a mark; the shade of each ends when the job had caught up; the recovery's parts follow each other."""
     record, result = Record.load(run), judged(run)
     timeline = timeline_of(record, result.recoveries)
     names = [lane["name"] for lane in timeline.lanes]
     assert names[-2:] == ["rank 0", "rank 1"]
     assert len(timeline.steps) == len(record.history.executions) == 50
-    kill, freeze = (span for span in timeline.spans if span[3] == "fault")
-    assert kill[2] - kill[1] == pytest.approx(result.recoveries[0].parts["caught_up"], abs=0.001)
+    (freeze,) = (span for span in timeline.spans if span[3] == "fault")
+    (kill,) = (mark for mark in timeline.marks if mark[0] == names.index("process.kill"))
+    assert timeline.shades[0][0] == kill[1]
+    assert timeline.shades[0][1] - kill[1] == pytest.approx(result.recoveries[0].parts["caught_up"], abs=0.001)
     assert freeze[2] - freeze[1] == pytest.approx(0.377, abs=0.01)
     parts = [span for span in timeline.spans if span[3].startswith("part") and span[0] == names.index("recovery")]
     assert [a[2] for a in parts[:-1]] == pytest.approx([b[1] for b in parts[1:]])

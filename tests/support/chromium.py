@@ -13,6 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+_AXE = Path(__file__).parents[2] / "build" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -26,6 +27,13 @@ def chromium() -> Iterator[Browser]:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+def axe_core() -> str:
+    """The source of axe, which checks accessibility. Skips the test if ci/install-axe has not fetched it."""
+    if not _AXE.is_file():
+        pytest.skip("needs axe-core: run ci/install-axe")
+    return _AXE.read_text(encoding="utf-8")
 
 
 class Opened:

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.judging.landing.landings import landings
 from torchaos.harness.judging.noise.quantities import relative
 from torchaos.harness.judging.twins.agreement import differences, history_of
 from torchaos.harness.record.history import Execution
@@ -14,6 +16,7 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.telling.html.thinning import telling
 
 MOST_POINTS = 2_000  # of a curve, about
+_MOST_FAULTS = 12  # marks
 _ROUND = 9  # significant digits
 
 
@@ -37,11 +40,12 @@ def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
     columns["apart"] = [_apart(a, b) for a, b in zip(columns["loss"], columns["twin_loss"], strict=True)]
     first = next(differences(ours, theirs, 0.0, 0.0), None)
     resumes = [one.base for one in history.attempts if one.number and one.base is not None]
-    shown = _shown(steps, columns, [*resumes, *([first.step] if first else [])])
+    hit = _hit(run)
+    shown = _shown(steps, columns, [*resumes, *(step for step, _ in hit), *([first.step] if first else [])])
     return {
         "steps": [steps[place] for place in shown],
         **{name: [_short(values[place]) for place in shown] for name, values in columns.items()},
-        "resumes": resumes,
+        "resumes": resumes, "faults": hit,
         "first_difference": None if first is None else {
             "step": first.step, "rank": first.rank, "what": first.what, "run": _in_words(first.ours),
             "twin": _in_words(first.theirs), "relative": _short(first.relative),
@@ -51,6 +55,18 @@ def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
         "the highest loss"
         if len(shown) < len(steps) else "",
     }  # fmt: skip
+
+
+def _hit(run: Record) -> list[tuple[int, str]]:
+    """The step in which each fault landed, or else the last step before it, with the fault's name."""
+    found: dict[tuple[int, str], None] = {}
+    for landing in landings(run):
+        hits = (event for event in run.of_fault(landing.fault, Kind.APPLYING) if event.mono_s >= landing.at_s)
+        step = next((event.data["global_step"] for event in hits), None)
+        step = run.history.highest_step(before_s=landing.at_s) if step is None else step
+        if step is not None:
+            found[step, landing.fault] = None
+    return list(found)[:_MOST_FAULTS]
 
 
 def _shown(steps: Sequence[int], columns: Mapping[str, Sequence[float | None]], moments: Sequence[int]) -> list[int]:

@@ -83,9 +83,11 @@ def _day(one: Night) -> dict[str, Any]:
 
 def _row(one: Kept, home: Path) -> dict[str, Any]:
     result, report = one.result, RunDir(Path(one.result.run_dir)).report
+    bounds = next((case.bound for case in result.cases if case.name == "recovery_time"), {})
     return {
         "scenario": result.scenario, "seed": result.seed, "started": result.started, "commit": one.commit,
         "verdict": result.verdict.value, "reason": "" if result.verdict is Verdict.PASSED else result.reason,
-        "caught_up": one.caught_up_s, "lost_steps": one.lost_steps, "recovered": bool(result.recoveries),
+        "caught_up": one.caught_up_s, "bounds": bounds,
+        "lost_steps": one.lost_steps, "recovered": bool(result.recoveries),
         "link": os.path.relpath(report, home) if report.is_file() else "",
     }  # fmt: skip

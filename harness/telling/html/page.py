@@ -21,7 +21,7 @@ from torchaos.harness.judging.verdict.verdict import records_of
 from torchaos.harness.machine.disk import write_atomically
 from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import without_steps
-from torchaos.harness.record.result import Recovery, Result, root_first
+from torchaos.harness.record.result import Recovery, Result
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.secrecy import mask
 from torchaos.harness.record.words import seconds_in_words
@@ -31,6 +31,7 @@ from torchaos.harness.telling.html.evidence import dumps_of, hangs_of, logs_of, 
 from torchaos.harness.telling.html.flame import flame_of
 from torchaos.harness.telling.html.timeline import PHASES, timeline_of, words
 from torchaos.harness.telling.terminal import timeline as parts_timeline
+from torchaos.harness.telling.terminal.headline import failures_first, gauges, happened, root_cause
 from torchaos.harness.telling.terminal.text import name_in_words, printable, shortened, value_in_words
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | 
     left_out += [f"The steps of {replicas} replicas are not shown: each has its own"] if replicas > 1 else []
     charts = {"timeline": asdict(timeline), "phases": PHASES, "curves": curves}
     return render("report.html", charts, {
-        "result": result.to_json(),
-        "cases": [_case({**asdict(case), "reason": case.full_reason}) for case in root_first(result.cases)],
+        "result": result.to_json(), "happened": happened(run, result), "cause": root_cause(result),
+        "gauges": gauges(result),
+        "cases": [_case({**asdict(case), "reason": case.reason}) for case in failures_first(result.cases)],
         "recoveries": [_recovery(one) for one in result.recoveries],
         "landed": len(landings(run)), "has_steps": bool(curves["steps"]), "curves": curves,
         "samples": samples_of(run, twins), "checkpoints": checkpoints_of(run),

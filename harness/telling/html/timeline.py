@@ -1,4 +1,4 @@
-"""A run as lanes over time: stages, faults, recoveries, torchelastic, probes, and a lane per rank. Pure.
+"""A run as lanes over time: faults, recoveries, torchelastic, probes, and a lane per rank. Pure.
 
 All times are seconds since the run began. In a long run, steps far from every fault are drawn in groups; in a large
 run, not every rank has a lane. The page says what was left out."""
@@ -9,7 +9,6 @@ import posixpath
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from torchaos.harness.agent.stamps import Stamp
@@ -66,10 +65,9 @@ def timeline_of(run: Record, recoveries: Sequence[Recovery], stamps: Sequence[Se
     found = Timeline(run.events[0].mono_s, run.events[0].wall_s)
     found.end = found.at(run.events[-1].mono_s)
     landed = landings(run)
-    _stages(found, run)
     _faults(found, run, landed, recoveries)
     for landing, recovery in zip(landed, recoveries, strict=False):
-        _recovery(found, landing, recovery)
+        _recovery(found, landing, recovery, f", {recovery.fault}" if len(landed) > 1 else "")
     _markers(found, run, "events", _EVENTS)
     _markers(found, run, "probes", _PROBES)
     ranks = _ranks(run, landed)
@@ -86,14 +84,9 @@ def timeline_of(run: Record, recoveries: Sequence[Recovery], stamps: Sequence[Se
     return found
 
 
-def _stages(to: Timeline, run: Record) -> None:
-    lane, stages = to.lane("stages", "stage"), list(run.of_kind(Kind.STAGE))
-    for one, after in pairwise(stages):
-        to.span(lane, one.mono_s, after.mono_s, "stage", str(one.data["stage"]))
-
-
 def _faults(to: Timeline, run: Record, landed: Sequence[Landing], recoveries: Sequence[Recovery]) -> None:
-    """A fault is on from its landing until it is undone; a fault that can't be undone, until the job has caught up."""
+    """A fault is on from its landing until it is undone; a fault that can't be undone has a mark. The shade of each
+    ends when the job has caught up."""
     if not run.plan.faults:
         return
     names = {fault.id: fault.inject for fault in run.plan.faults}
@@ -106,20 +99,24 @@ def _faults(to: Timeline, run: Record, landed: Sequence[Landing], recoveries: Se
         final = {event.data["record"] for event in run.of_kind(Kind.GUARDED) if event.data.get("why")}
         caught = recoveries[number].parts.get("caught_up") if number < len(recoveries) else None
         over = landing.at_s + caught if caught is not None else to.start_s + to.end
-        end = back[0] if back and landing.fault not in final else over
+        end = back[0] if back else over
         inject = names.get(landing.fault, "")
         label = landing.fault if inject in ("", landing.fault) else f"{landing.fault} ({inject})"
         whom = f" on rank {', '.join(map(str, sorted(landing.ranks)))}" if landing.ranks else ""
-        to.span(lanes.get(landing.fault, 0), landing.at_s, end, "fault", label + whom)
-        to.shades.append([to.at(landing.at_s), to.at(end), label])
+        lane, for_good = lanes.get(landing.fault, 0), landing.fault in final
+        if for_good:
+            to.marks.append([lane, to.at(landing.at_s), "hit", label + whom])
+        else:
+            to.span(lane, landing.at_s, end, "fault", label + whom)
+        to.shades.append([to.at(landing.at_s), to.at(over if for_good else max(end, over)), label])
 
 
-def _recovery(to: Timeline, landing: Landing, recovery: Recovery) -> None:
+def _recovery(to: Timeline, landing: Landing, recovery: Recovery, of_what: str) -> None:
     lane = to.lane("recovery", "recovery")
     for part in parts_of(recovery.parts):
         if part.end_s is not None and part.took_s > 0:
             begin, end = landing.at_s + part.begin_s, landing.at_s + part.end_s
-            to.span(lane, begin, end, f"part {part.part}", f"{spent_in_words(part.part)}, {recovery.fault}")
+            to.span(lane, begin, end, f"part {part.part}", spent_in_words(part.part) + of_what)
 
 
 def _markers(to: Timeline, run: Record, name: str, kinds: tuple[Kind, ...]) -> None:

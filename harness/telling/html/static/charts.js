@@ -74,7 +74,7 @@
       const x = (seconds) => plot.valToPos(seconds, "x", true);
       const from = plot.scales.x.min, to = plot.scales.x.max;
       const colour = Object.fromEntries(["attempt", "step", "data", "forward", "backward", "optimizer", "save", "load",
-        "call", "bad", "stage", "fault", "mark", "ink", "dim", "line", "part-a", "part-b"].map((n) => [n, css(n)]));
+        "call", "bad", "fault", "mark", "ink", "dim", "line", "part-a", "part-b"].map((n) => [n, css(n)]));
       ctx.save();
       ctx.font = `${11 * ratio}px system-ui, sans-serif`;
       ctx.textBaseline = "middle";
@@ -114,7 +114,7 @@
               });
             }
           } else if (item.mark) {
-            ctx.fillStyle = kind === "exit" ? colour[bad ? "bad" : "dim"] : colour.mark;
+            ctx.fillStyle = kind === "hit" ? colour.bad : kind === "exit" ? colour[bad ? "bad" : "dim"] : colour.mark;
             ctx.fillRect(left - ratio, y, 2 * ratio, h);
             ctx.beginPath();
             ctx.moveTo(left - 4 * ratio, y); ctx.lineTo(left + 4 * ratio, y); ctx.lineTo(left, y + 6 * ratio);
@@ -123,7 +123,7 @@
             ctx.fillStyle = bad === "bad" || bad === "open" ? colour.bad
               : kind === "part" ? colour[partNumber++ % 2 ? "part-b" : "part-a"] : colour[kind] || colour.dim;
             ctx.fillRect(left, y, width, h);
-            const label = kind === "part" || kind === "stage" || kind === "fault" ? item.label : "";
+            const label = kind === "part" || kind === "fault" ? item.label : "";
             if (label && ctx.measureText(label).width + 8 * ratio < width) {
               ctx.fillStyle = colour.ink;
               ctx.fillText(label, Math.max(left, bbox.left) + 4 * ratio, y + h / 2 + ratio);
@@ -189,6 +189,11 @@
       tools.append(found);
     };
     button("All", () => zoom(0, end));
+    if (shades.length) {  // what counts is near the faults; the rest is one click away
+      const first = Math.min(...shades.map(([begin]) => begin)), last = Math.max(...shades.map(([, over]) => over));
+      const room = Math.max(1, (last - first) * 0.25);
+      if (last - first + 2 * room < 0.8 * end) zoom(first - room, last + room);
+    }
     button("+", by(0.5));
     button("−", by(2));
     shades.slice(0, 6).forEach(([begin, over, label]) => {
@@ -232,7 +237,7 @@
   function curve(element, title, columns, more = {}) {
     const known = columns.filter(([, values]) => values.some((value) => value !== null));
     if (!known.length) { element.remove(); return; }
-    const { steps, resumes, first_difference: first } = data.curves;
+    const { steps, resumes, faults, first_difference: first } = data.curves;
     const follow = (plot, key) => {
       if (key !== "x" || following) return;
       following = true;
@@ -247,6 +252,7 @@
       ctx.clip();
       ctx.font = `${11 * ratio}px system-ui, sans-serif`;
       ctx.textBaseline = "top";
+      ctx.textAlign = "left";
       const line = (step, colour, text, row) => {
         const x = plot.valToPos(step, "x", true);
         ctx.fillStyle = colour;
@@ -256,14 +262,15 @@
       };
       resumes.forEach((step) => line(step, css("dim"), `resumed from ${step}`, 0));
       if (first) line(first.step, css("bad"), `first difference: step ${first.step}`, 1);
+      faults.forEach(([step, label]) => line(step, css("mark"), `${label}: step ${step}`, 2));
       ctx.restore();
     };
     const plot = make(element, {
       title, height: 260, padding: [8, 12, 0, 0],
       scales: { x: { time: false }, y: more.y || {} },
-      series: [{ label: "step" }, ...known.map(([label, , colour, dash, width]) => ({
+      series: [{ label: "step", value: (_, value) => value ?? "" }, ...known.map(([label, , colour, dash, width]) => ({
         label, stroke: () => css(colour), width: width || 1.5, dash: dash || [], points: { show: known[0][1].length < 60, size: 4 },
-        value: (_, value) => value === null ? "" : String(value), spanGaps: false,
+        value: (_, value) => value === null || value === undefined ? "" : String(value), spanGaps: false,
       }))],
       axes: [axis({ size: 30 }), axis({ size: 64, values: (_, splits) => splits.map((v) => v === null ? "" : String(Number(v.toPrecision(4)))) })],
       cursor: { sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false } },
@@ -274,7 +281,7 @@
 
   function allCurves() {
     const { loss, twin_loss, first_loss, lr, twin_lr, apart } = data.curves;
-    curve(at("loss-chart"), "loss", [["twin", twin_loss, "twin", [], 4], ["run", loss, "run"], ["first time, lost", first_loss, "bad", [4, 3]]]);
+    curve(at("loss-chart"), "loss", [["twin", twin_loss, "twin", [], 4], ["run", loss, "run"], ["steps that were lost", first_loss, "bad", [4, 3]]]);
     curve(at("apart-chart"), "relative difference from the twin's loss", [["apart", apart.map((value) => value > 0 ? value : null), "bad"]], { y: { distr: 3 } });
     curve(at("lr-chart"), "learning rate", [["twin", twin_lr, "twin", [], 4], ["run", lr, "run"]]);
   }

@@ -1,0 +1,163 @@
+"""What happened in a run, in a sentence for each recovery, and three figures against their bounds.
+
+The sentences are of events and figures; the reason of the verdict stands beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchaos.harness.agent.wire import Kind
+from torchaos.harness.judging.landing.landings import Landing, landings
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Case, Recovery, Result, Verdict
+from torchaos.harness.record.words import seconds_in_words
+from torchaos.harness.telling.terminal.timeline import went_on
+
+_MOST = 3  # sentences; a game day has many more faults
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """A figure against its bound. `share`: how much of the bound it is, from 0 to 1; None: there is nothing to draw."""
+
+    name: str
+    value: str
+    bound: str
+    state: str  # passed, failed, unbounded, or unknown
+    share: float | None
+
+
+def root_cause(result: Result) -> str:
+    """The likeliest cause of the verdict in a few words, if an assertion found it; otherwise empty."""
+    by_name = {case.name: case for case in result.cases}
+    case = by_name.get(result.decided_by)
+    if case is not None and case.follows in by_name:
+        case = by_name[str(case.follows)]
+    return case.cause if case else ""
+
+
+def failures_first(cases: Sequence[Case]) -> list[Case]:
+    """Failed cases first, then inconclusive ones, then those that passed."""
+    order = (Verdict.ERROR, Verdict.FAILED, Verdict.INCONCLUSIVE, Verdict.PASSED)
+    return sorted(cases, key=lambda case: order.index(case.verdict))
+
+
+def happened(run: Record, result: Result) -> list[str]:
+    """A sentence for each of the first recoveries, and for each fault that never landed."""
+    found = [_sentence(run, landing, one) for landing, one in zip(landings(run), result.recoveries, strict=False)]
+    found += [f"{one.inject} at {one.target} never landed." for one in result.faults if one.applied is None]
+    if not found:
+        how = "No step was seen." if result.steps is None else f"The job made {_steps(result.steps)}."
+        return [f"No fault was planned. {how}" if not result.faults else f"No fault landed. {how}"]
+    left = len(found) - _MOST
+    return found if left <= 0 else [*found[:_MOST], f"And {left} more."]
+
+
+def gauges(result: Result) -> list[Gauge]:
+    """Recovery, lost steps and lost samples, against the bounds of recovery_time and sample_accounting. Empty if no
+    fault landed."""
+    if not result.recoveries:
+        return []
+    time = next((case for case in result.cases if case.name == "recovery_time"), None)
+    bound = dict(time.bound) if time else {}
+    return [
+        _recovery(result.recoveries, _number(bound.get("catch_up"))),
+        _lost_steps(result.recoveries, _number(bound.get("lost_steps"))),
+        _samples(next((case for case in result.cases if case.name == "sample_accounting"), None)),
+    ]
+
+
+def _sentence(run: Record, landing: Landing, recovery: Recovery) -> str:
+    return f"{_hit(run, landing)}{_came_back(run, landing, recovery)}"
+
+
+def _hit(run: Record, landing: Landing) -> str:
+    planned = next((fault for fault in run.plan.faults if fault.id == landing.fault), None)
+    name = planned.inject if planned else landing.fault
+    whom = "the job"
+    if landing.ranks:
+        ranks = sorted(landing.ranks)
+        whom = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of {run.plan.job.world_size}"
+    elif planned and planned.target.nodes:
+        whom = f"node {', '.join(map(str, planned.target.nodes))} of {run.plan.job.nodes}"
+    elif planned and planned.params.get("endpoint"):
+        whom = f"the endpoint {planned.params['endpoint']}"
+    return f"{name} hit {whom}{_when(run, landing)}."
+
+
+def _when(run: Record, landing: Landing) -> str:
+    hits = [event for event in run.of_kind(Kind.APPLYING) if event.data["fault"] == landing.fault]
+    hit = next((event for event in hits if event.mono_s >= landing.at_s), None)
+    step, phase = (hit.data["global_step"], hit.data["phase"]) if hit else (None, None)
+    if step is not None:
+        return f" in step {step}" + (f" ({str(phase).replace('_', ' ')})" if phase else "")
+    before = run.history.highest_step(before_s=landing.at_s) if run.plan.job.replicas == 1 else None
+    return f" after step {before}" if before is not None else ""
+
+
+def _came_back(run: Record, landing: Landing, one: Recovery) -> str:
+    at, again = one.parts.get("caught_up"), _again(one)
+    if went_on(one.parts):
+        return f" The job went on without a restart after {_seconds(at)}{again}."
+    after = [attempt for attempt in run.history.attempts if attempt.number > landing.attempt]
+    back = next((attempt for attempt in after if attempt.first_step is not None), None)
+    if back is None and at is None:
+        return " The ranks were started again, and made no step." if after else " The job did not come back."
+    base = back.base if back else None
+    where = "" if base is None else " from the beginning" if base == 0 else f" from step {base}"
+    came = f" The job was restarted and went on{where}{again}"
+    if at is None:
+        return f"{came}, and never got past its highest step."
+    return f"{came}. It was past its highest step {_seconds(at)} after the fault."
+
+
+def _again(one: Recovery) -> str:
+    return "" if one.lost_steps is None else f", {_steps(one.lost_steps) if one.lost_steps else 'no step'} done again"
+
+
+def _recovery(recoveries: Sequence[Recovery], bound: float | None) -> Gauge:
+    times = [one.parts.get("caught_up") for one in recoveries]
+    known = [at for at in times if at is not None]
+    if len(known) < len(times):
+        return Gauge("recovery", "never", "" if bound is None else f"{_seconds(bound)} allowed", "failed", None)
+    return _against("recovery", max(known), bound, _seconds)
+
+
+def _lost_steps(recoveries: Sequence[Recovery], bound: float | None) -> Gauge:
+    lost = [one.lost_steps for one in recoveries]
+    if None in lost:
+        return Gauge("steps done again", "not known", "", "unknown", None)
+    return _against("steps done again", max(one or 0 for one in lost), bound, lambda value: f"{value:g}")
+
+
+def _samples(case: Case | None) -> Gauge:
+    name = "samples skipped / repeated"
+    if case is None:
+        return Gauge(name, "not known", "sample_accounting was not asked for", "unknown", None)
+    skipped, repeated = _number(case.measured.get("skipped")), _number(case.measured.get("repeated"))
+    if case.verdict not in (Verdict.PASSED, Verdict.FAILED) or skipped is None or repeated is None:
+        return Gauge(name, "not known", f"sample_accounting {case.verdict.value}", "unknown", None)
+    value = f"{skipped:g} / {repeated:g}" if skipped or repeated else "0"
+    return Gauge(name, value, "0 allowed", case.verdict.value, float(case.verdict is Verdict.FAILED))
+
+
+def _against(name: str, value: float, bound: float | None, words: Callable[[float], str]) -> Gauge:
+    if bound is None:
+        return Gauge(name, words(value), "no bound", "unbounded", None)
+    state = "passed" if value <= bound else "failed"
+    share = min(1.0, value / bound) if bound > 0 else float(value > 0)
+    return Gauge(name, words(value), f"{words(bound)} allowed", state, share)
+
+
+def _seconds(seconds: float | None) -> str:
+    return seconds_in_words(seconds).replace(".0 ", " ")
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _steps(number: int) -> str:
+    return f"{number} {'step' if number == 1 else 'steps'}"

@@ -1,0 +1,82 @@
+"""What happened in a run, in a sentence, and its figures against their bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from recorded import judged, recorded
+
+from torchaos.harness.record.record import Record
+from torchaos.harness.record.result import Case, Recovery, Result, Verdict
+from torchaos.harness.telling.terminal.headline import failures_first, gauges, happened, root_cause
+
+
+def test_each_recovery_gets_a_sentence(tmp_path: Path) -> None:
+    """What hit whom and when, and what came of it; a job that went on by itself was not restarted."""
+    folder = recorded(tmp_path / "run")
+    kill, freeze = happened(Record.load(folder), judged(folder))
+    assert kill.startswith(
+        "process.kill hit rank 1 of 2 in step 12 (backward). The job was restarted and went on from "
+    )
+    assert kill.endswith("It was past its highest step 20.7 s after the fault.")
+    assert freeze.startswith("process.freeze hit rank 0 of 2")
+    assert "The job went on without a restart after" in freeze
+
+
+def test_a_job_that_never_came_back_is_told(tmp_path: Path) -> None:
+    """Without a step beyond the highest step before the fault, the sentence says so."""
+    folder = recorded(tmp_path / "run")
+    result = judged(folder)
+    never = replace(result.recoveries[0], parts={**result.recoveries[0].parts, "caught_up": None})
+    (kill,) = happened(Record.load(folder), replace(result, recoveries=(never,)))
+    assert kill.endswith("and never got past its highest step.")
+
+
+def test_a_run_without_recoveries_is_told(results: dict[str, Result], tmp_path: Path) -> None:
+    """A fault that never landed is named; a run without faults says how many steps there were."""
+    run = Record.load(recorded(tmp_path / "run"))
+    empty = replace(run, events=())
+    missed = replace(results["passed"].faults[0], applied=None)
+    assert happened(empty, replace(results["passed"], faults=(missed,), recoveries=())) == [
+        "process.kill at rank 1 never landed."
+    ]
+    assert happened(empty, replace(results["passed"], faults=(), recoveries=())) == [
+        "No fault was planned. The job made 60 steps."
+    ]
+
+
+def test_each_figure_stands_against_its_bound(results: dict[str, Result]) -> None:
+    """A figure within its bound passes, one beyond it fails, and one without a bound is neither."""
+    passed = results["passed"]
+    time, steps, samples = gauges(passed)
+    assert (time.value, time.bound, time.state) == ("6.8 s", "60 s allowed", "passed")
+    assert time.share == pytest.approx(6.841 / 60)
+    assert (steps.value, steps.bound, steps.state, steps.share) == ("5", "no bound", "unbounded", None)
+    assert samples.value == "not known"
+    strict = Case("recovery_time", "assertion", Verdict.FAILED, "", {}, {"catch_up": 5.0, "lost_steps": 5})
+    lost = Case("sample_accounting", "assertion", Verdict.FAILED, "", {"skipped": 56, "repeated": 8})
+    time, steps, samples = gauges(replace(passed, cases=(strict, lost)))
+    assert [(one.value, one.state, one.share) for one in (time, steps, samples)] == [
+        ("6.8 s", "failed", 1.0), ("5", "passed", 1.0), ("56 / 8", "failed", 1.0),
+    ]  # fmt: skip
+
+
+def test_what_is_not_known_is_not_drawn(results: dict[str, Result]) -> None:
+    """A job that never caught up has no figure, and a run in which no fault landed has no gauges."""
+    never = Recovery("kill", {"caught_up": None}, None)
+    time, steps, _samples = gauges(replace(results["passed"], recoveries=(never,)))
+    assert [(one.value, one.share) for one in (time, steps)] == [("never", None), ("not known", None)]
+    assert gauges(replace(results["passed"], recoveries=())) == []
+
+
+def test_the_root_is_the_cause(results: dict[str, Result]) -> None:
+    """If the case that decided follows from another, the cause of that other is told; failures come first."""
+    sampler = Case("sample_accounting", "assertion", Verdict.FAILED, "", cause="the sampler restarted")
+    loss = Case("loss_continuity", "assertion", Verdict.FAILED, "", follows="sample_accounting", cause="the data")
+    good = Case("completed", "assertion", Verdict.PASSED, "")
+    result = replace(results["failed"], cases=(good, loss, sampler), decided_by="loss_continuity")
+    assert root_cause(result) == "the sampler restarted"
+    assert root_cause(replace(result, decided_by="")) == ""
+    assert failures_first(result.cases) == [loss, sampler, good]

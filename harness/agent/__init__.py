@@ -10,8 +10,8 @@ modules import each other relatively. The harness imports the same files as `tor
 
 
 def start() -> None:
-    """Start the agent if this process is a rank of a torchaos job. In a torchrun, count its attempts instead; if the
-    job has several nodes, record the rounds of the rendezvous. Raises what an import raises."""
+    """Starts the agent if this process is a rank of a torchaos job. In a torchrun process, it counts the attempts
+    instead; if the job has several nodes, it records the rounds of the rendezvous. Raises the errors of its imports."""
     import os
 
     if "RANK" in os.environ:

@@ -36,8 +36,9 @@ _HOOK_OF_PHASE = {
 
 
 class Agent:
-    """Every hook first checks `on`, which is False in forked children and after the agent has switched itself off. Of a
-    forked child only the saves are reported, to the file of its rank: see `sees_saves`."""
+    """The agent of one rank process. Every hook first checks `on`, which is False in forked children and after the
+    agent has switched itself off. From a forked child the agent reports only saves of checkpoints, in the event file of
+    the rank: see `sees_saves`."""
 
     def __init__(self, plan: AgentPlan, who: Identity, events: wire.EventFile) -> None:
         self.plan, self.who, self.on = plan, who, True

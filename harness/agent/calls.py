@@ -1,4 +1,5 @@
-"""A collective that a rank is about to start, as faults and triggers see it. Costly fields are read on demand."""
+"""A collective that a rank is about to start, as faults and triggers see it. Fields that are costly to compute are
+computed when they are read."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from .plan import Collectives
 
 
 class Call:
-    """A fault may set `instead`, which runs in place of the collective, and `after`, which runs once it started."""
+    """One call of a collective. A fault may set `instead`, which is called in place of the collective, and `after`,
+    which is called once the collective has started."""
 
     def __init__(self, op: str, args: Sequence[Any], group: Callable[[], Any], packet: Any) -> None:
         self.op, self.args, self.packet = op, args, packet
@@ -36,7 +38,7 @@ class Call:
 
     @property
     def has_work(self) -> bool:
-        """Whether the caller gets a Work to wait for. Functional collectives return none."""
+        """Whether the caller gets a Work object to wait for. Functional collectives return a tensor instead."""
         return "Work" in str(self.packet._schema.returns[-1].type)
 
     def left_out(self) -> Any:
@@ -46,8 +48,8 @@ class Call:
         return mismatch.left_out(self)
 
     def kept_back(self, through: Callable[[], Any], site: Any, patience_s: float, started: Any) -> Any:
-        """A function for `instead`: holds the collective back until the next one was started, or for `patience_s`
-        seconds."""
+        """A function for `instead`: holds the collective back until the rank has started its next collective, or for
+        `patience_s` seconds."""
         from . import mismatch
 
         return mismatch.kept_back(self, through, site.at_collectives, patience_s, started)

@@ -2,7 +2,7 @@
 
 It consists of two sums, modulo 2**64, over the tensors' bits read as integers. In the first sum each tensor has a
 factor of its own; the second, the plain sum, has none. So one flipped bit changes the check sum, and so do two tensors
-that change places. Elements that change places within one tensor do not. The plain sum does not depend on the order of
+that change places. Elements that change places within one tensor do not. The plain sum is the same for every order of
 the tensors.
 
 A check sum is 32 hexadecimal digits, after a prefix that says what it covers:
@@ -24,7 +24,7 @@ _PART = 1 << 16  # elements
 
 
 def check_sum(torch: Any, tensors: Sequence[tuple[int, Any]]) -> str:
-    """The check sum of (place, tensor) pairs. The place, from 0, identifies the tensor."""
+    """The check sum of (place, tensor) pairs. The place is the index of the tensor, from 0."""
     if not tensors:
         return _written(0, 0)
     parts = [local(tensor) for _place, tensor in tensors]
@@ -47,7 +47,8 @@ def plain_of_each(torch: Any, tensors: Sequence[Any]) -> list[str]:
 
 
 def plain(text: str) -> int:
-    """The plain sum, which does not depend on the order of the tensors, of a check sum of whole tensors."""
+    """The plain sum (the second sum, which is the same for every order of the tensors) from the check sum `text` of
+    whole tensors."""
     return int(text[_DIGITS:], 16)
 
 

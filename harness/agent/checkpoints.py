@@ -20,7 +20,8 @@ Digested = Callable[[Callable[..., Any], str, "tuple[Any, ...]", "dict[str, Any]
 
 
 class Transfers:
-    """Emits an event when a save or load begins and ends. Calls nested in another save or load get no events."""
+    """Emits an event when a save or load begins, and another when it ends. A call inside another save or load gets no
+    events."""
 
     def __init__(self, agent: Agent, digesting: Digesting, kept: ParameterSums) -> None:
         self._agent, self.digesting, self._kept = agent, digesting, kept
@@ -36,9 +37,9 @@ class Transfers:
         self, original: Callable[..., Any], place: int, name: str, format: str, digested: Digested,
         elsewhere: Callable[..., Any] | None = None,
     ) -> Callable[..., Any]:  # fmt: skip
-        """Wrap a function that writes a file, whose path or file object is argument number `place` or keyword `name`.
-        `digested` makes the call for a file to report,
-        `elsewhere` for a buffer in memory or a nested call."""
+        """Wraps a function that writes a file. Its path or file object is argument number `place`, or keyword `name`.
+        `digested` calls the original for a file that is reported. `elsewhere` calls it for a buffer in memory and for a
+        call inside another save."""
 
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
@@ -127,8 +128,8 @@ class Transfer:
         self._later: Callable[[Callable[[bool], None]], None] | None = None
 
     def ends_later(self, when: Callable[[Callable[[bool], None]], None]) -> None:
-        """Is used by a call that returns before its save ends. `when` receives a function, and calls it at the end of
-        the save with True if it succeeded."""
+        """For a call that returns before its save ends, such as `async_save`. `when` is called with a function. It must
+        call this function at the end of the save, with True if the save succeeded."""
         self._later = when
 
     def __enter__(self) -> Transfer:

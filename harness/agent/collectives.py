@@ -1,10 +1,9 @@
 """The c10d collectives of this rank, also those that DDP's C++ reducer and FSDP start, seen through torch's dispatcher.
 
 The hooks are on the Autograd keys, and call the original with that key excluded. They must not be on the CPU key: a
-call of the kernel from there keeps the interpreter lock inside gloo, which deadlocks with gloo's own threads after some
-thousand calls. The hooks don't see functional collectives (`_c10d_functional`, see functional.py), nor any collective
-under inference_mode. They cost about 0.1 ms a call, so they are installed only if the plan needs them.
-"""
+call of the kernel from there holds the GIL inside gloo, which deadlocks with gloo's own threads after some thousand
+calls. The hooks don't see functional collectives (`_c10d_functional`, see functional.py), nor any collective under
+inference_mode. They cost about 0.1 ms a call, so they are installed only if the plan needs them."""
 
 from __future__ import annotations
 
@@ -79,8 +78,8 @@ class CollectiveHook:
         try:
 
             def handed_over() -> Any:
-                """Starts the collective. Its stamp begins here, after the faults, so the delay of a fault is not part
-                of it."""
+                """Starts the collective. Its stamp begins here, after the faults, so that the delay of a fault is not
+                part of the stamp."""
                 number = stamping.begin(call) if stamping is not None else None
                 result = through()
                 if stamping is not None and number is not None:
@@ -98,8 +97,9 @@ class CollectiveHook:
                 agent.phases.leave(Phase.COLLECTIVE)
 
     def _counts(self) -> bool:
-        """Whether the call counts for Moments: it does in the training thread and in autograd's. In a background
-        thread (an asynchronous save's) it does not, because it comes at no fixed place between those of training."""
+        """Whether the call counts for Moments. Calls in the training thread and in autograd's threads count. Calls in a
+        background thread, such as that of an asynchronous save, do not, because their place between the calls of
+        training is different in each run."""
         thread = threading.current_thread()
         return thread.ident == self._agent.thread or isinstance(thread, threading._DummyThread)
 

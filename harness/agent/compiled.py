@@ -1,8 +1,8 @@
 """Makes torch.compile skip the agent's files.
 
-Otherwise the hooks of an optimizer would be inlined into a compiled step. Now the graph breaks at the hooks, and they
-run uncompiled. Torch breaks the graph at every optimizer's step anyway, so no job loses fullgraph=True by that.
-"""
+Otherwise torch.compile would inline the agent's optimizer hooks into a compiled step. Now it breaks the graph at the
+hooks and runs them uncompiled. Torch breaks the graph at every optimizer step anyway, so a job that sets fullgraph=True
+works as before."""
 
 from __future__ import annotations
 

@@ -1,15 +1,13 @@
-"""Tells when an iteration of the trainer is over, from the backwards and optimizer steps that can be seen. Pure;
-independent of torch.
+"""Finds out when an iteration of the trainer ends, from its backwards and optimizer steps. Pure; independent of torch.
 
-A *segment* ends with an optimizer step that had a backward before it. If one optimizer steps, a segment is an
-iteration. If several step (a GAN: backward, D, backward, G), the iteration is over when all of them have stepped, or
-when one of them steps again after a backward of its own. An optimizer that did not step by then is not waited for any
-more.
+A *segment* ends with an optimizer step that had a backward before it. With one optimizer, a segment is an iteration.
+With several (a GAN: backward, D, backward, G), the iteration ends when all of them have stepped, or when an optimizer
+steps again after a backward of its own. From then on, an optimizer that had not stepped by that time is not waited for.
 
-If they step unequally often (five steps of a critic for each step of a generator), nothing shows where a cycle begins,
-and a process that resumes may begin anywhere in it. So each step with a backward of its own is then an iteration, which
-is the same count wherever the process begins. Optimizers that follow it without a backward of their own belong to it.
-"""
+If some optimizers step more often than others (five steps of a critic for each step of a generator), nothing shows
+where a cycle begins, and a resumed process may begin anywhere in the cycle. So each step with a backward of its own is
+then an iteration. This count is the same wherever the process begins. Steps of other optimizers that follow without a
+backward belong to the same iteration."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ from typing import Hashable
 
 @dataclass(frozen=True)
 class Closed:
-    """What the end of a call closed: a segment, the iteration before that segment, or the iteration that includes it.
-    `stray`: the step belongs to an iteration that is already over."""
+    """What ended at the end of a call: a segment (`segment`), the iteration before that segment (`before`), or the
+    iteration that includes the segment (`after`). `stray`: the optimizer step belongs to an iteration that had already
+    ended."""
 
     segment: bool = False
     before: bool = False
@@ -33,9 +32,9 @@ IN_BACKWARD = "in backward"  # all optimizers that step inside a backward count 
 
 
 class StepCounter:
-    """Counts iterations from backwards and optimizer steps. `uneven`: the optimizers step unequally often;
-    `loose`: those that had not stepped when an iteration was over, so that none waits for them. Both are set from
-    outside, or found here."""
+    """Counts iterations from backwards and optimizer steps. `uneven`: some optimizers step more often than others.
+    `loose`: the optimizers that had not stepped when an iteration was over; the counter does not wait for these. The
+    caller may set both; the counter also finds them out itself."""
 
     def __init__(self) -> None:
         self.uneven = False
@@ -127,7 +126,8 @@ class StepCounter:
         return nothing
 
     def finish(self) -> Closed:
-        """The job is over. Ends an iteration that was still open because its end was not certain yet."""
+        """The job has ended. Closes an iteration that was left open because a further optimizer step could have
+        belonged to it."""
         left, self._stepped = self._stepped, set()
         return Closed(after=bool(left))
 

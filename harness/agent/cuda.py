@@ -1,8 +1,7 @@
-"""CUDA's sticky errors, in PyTorch's words, for the `cuda.*` injectors. They import this module like fault.py.
+"""The errors of CUDA that make a context unusable, with the texts of PyTorch, for the `cuda.*` injectors.
 
 Text: c10/cuda/CUDAException.cpp and CUDAMiscFunctions.cpp of PyTorch; names, numbers and descriptions: cudaError_t.
-Torch has `torch.AcceleratorError` since 2.8; before that it raised a RuntimeError without a code.
-"""
+Torch has `torch.AcceleratorError` since 2.8; before that it raised a RuntimeError without a code."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _PAGE = "https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html
 
 
 def text(torch: Any, kind: str) -> str:
-    """The error message of this version of torch."""
+    """The message of the error `kind` in this version of torch."""
     _code, name, described = ERRORS[kind]
     search = f"Search for `{name}' in {_PAGE} for more information.\n" if has_search_line(torch) else ""
     return (
@@ -42,7 +41,7 @@ def version_of(torch: Any) -> tuple[int, int]:
 
 
 def error(torch: Any, kind: str) -> BaseException:
-    """The exception that this version of torch raises."""
+    """The exception that this version of torch raises for the error `kind`."""
     raised: BaseException = getattr(torch, "AcceleratorError", RuntimeError)(text(torch, kind))
     if type(raised) is not RuntimeError:
         raised.error_code = ERRORS[kind][0]  # type: ignore[attr-defined]

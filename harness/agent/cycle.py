@@ -1,8 +1,8 @@
 """Remembers across restarts how the optimizers of this job take turns.
 
-It keeps whether they step unequally often, and which of them do not step in each iteration. Without it, a step that
-counted as an iteration before a restart could count as a part of one after it. And the first iteration after a restart
-could end later than it did before, with another optimizer's step.
+It keeps whether some optimizers step more often than others, and which optimizers do not step in each iteration.
+Otherwise a step could count as an iteration before a restart, and as a part of an iteration after it. And the first
+iteration after a restart could end later than it did before, with another optimizer's step.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ class Cycle:
         self._noted = False
 
     def is_uneven(self, optimizers: Sequence[Any]) -> bool:
-        """Whether an earlier attempt found that the optimizers step unequally often. False for a job that begins afresh
-        (its optimizers have no state), because it must count as the first attempt did."""
+        """Whether an earlier attempt found that some optimizers step more often than others. False for a job that
+        begins from scratch (its optimizers have no state), because its steps must be counted as in the first
+        attempt."""
         return any(file.exists() for file in self._of_earlier(_UNEVEN, optimizers))
 
     def loose(self, optimizers: Sequence[Any]) -> set[int]:
-        """The optimizers that did not step in each iteration of this rank in an earlier attempt: places in
-        `optimizers`. Empty for a job that begins afresh."""
+        """The optimizers that did not step in each iteration of this rank in an earlier attempt, as places in
+        `optimizers`. Empty for a job that begins from scratch."""
         files = (file for file in self._of_earlier(_LOOSE, optimizers) if file.exists())
         return {int(place) for file in files for place in file.read_text().split()}
 
     def note(self) -> None:
-        """Records that in this attempt the optimizers step unequally often."""
+        """Records that in this attempt some optimizers step more often than others."""
         if not self._noted:
             self._noted = True
             (self._folder / _UNEVEN.format(attempt=self._attempt)).touch(0o600)

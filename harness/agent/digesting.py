@@ -5,8 +5,7 @@ format from before 1.6), all bytes of the file are digested as they pass. If tor
 themselves, the tensors are digested in memory during the save. Their places in the file, and the bytes between them
 (headers, directories), are read from the file afterwards. A helper thread makes the digests.
 
-The job's own call is made exactly once, whatever fails here. A failure switches manifests off and is reported.
-"""
+The job's own call is made exactly once, even if this code fails. A failure switches manifests off and is reported."""
 
 from __future__ import annotations
 
@@ -86,7 +85,8 @@ class Digesting:
         return result
 
     def _old_form(self, original: Call, path: str, target: Any, args: Any, kwargs: Any) -> Any:
-        """torch's format from before 1.6. `patch_serialization` inserts the Tee once torch has opened the file."""
+        """Digests a torch.save in the format from before torch 1.6. `patch_serialization` inserts the Tee after torch
+        has opened the file."""
         is_path = isinstance(target, (str, os.PathLike))
         old: list[Tee] | None = [] if is_path or _at_start(target) else None
         self._thread.old = old
@@ -182,7 +182,8 @@ class Digesting:
             tensors.add_all(sizes)
 
     def _add_whole(self, path: str, save: str, tee: Tee, file: Any, about: os.stat_result | None = None) -> None:
-        """`file`: the job's own file object, still open, or None."""
+        """Adds a file of which every byte passed through `tee`. `save`: this file, or the folder that is saved. `file`:
+        the job's own file object, still open, or None."""
         if file is not None:
             file.flush()
             about = os.fstat(file.fileno())

@@ -1,9 +1,9 @@
-"""Digests of the samples of a batch, so that samples can be compared however they are spread over ranks and batches.
+"""Digests of the samples of a batch, so that samples can be compared between runs that spread them differently over
+ranks and batches.
 
 A row is one sample: the same index in every tensor of the batch that has an entry for each sample. A tensor with
 another first dimension (a mask, the weights of classes, offsets into a packed sequence) is left out. The digest of a
-row is blake2b (6 bytes, hex) over at most 4 KiB of its bytes: the head, the tail and a stride in between.
-"""
+row is blake2b (6 bytes, hex) over at most 4 KiB of its bytes: the head, the tail and a stride in between."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Batch:
 
     @cached_property
     def marks(self) -> frozenset[int]:
-        """Of the memory of its tensors as it was when the batch was received."""
+        """The mark of each of its tensors, made from the memory at the time when the batch was received."""
         return frozenset([each if isinstance(each, int) else _mark(each) for each in self.kept])
 
 
@@ -87,12 +87,13 @@ class View:
         return self._data
 
     def mark(self) -> int:
-        """A hash that identifies the contents within this process, wherever they are in memory. Not the address,
+        """A hash of the contents. Within this process, equal contents have equal hashes. The address would not do,
         because memory is reused."""
         return _mark(self.data())
 
     def to_keep(self) -> int | bytes:
-        """The mark; or a short copy of the memory that was made anyway, since the mark is seldom asked for."""
+        """The mark, or a short copy of the memory. The copy exists already, and the mark is seldom needed, so computing
+        it can wait."""
         return self.mark()
 
     def is_mask(self) -> bool:
@@ -192,8 +193,9 @@ def digest(views: Sequence[View], indices: tuple[int, ...] | None = None) -> Bat
 
 
 def _samples(views: Sequence[View], indices: tuple[int, ...] | None) -> int:
-    """How many samples a batch has if its views have different numbers of rows: as many as indices were drawn, else the
-    most frequent number of rows. Of two equally frequent numbers, the one of the wider rows, and not a mask's."""
+    """How many samples a batch has if its views have different numbers of rows. It is the number of indices that were
+    drawn, if some view has as many rows. Otherwise it is the most frequent number of rows. If two numbers are equally
+    frequent, a view that is no mask wins over a mask, and then the view with the wider rows wins."""
     sizes = Counter(view.count for view in views)
     if indices is not None and len(indices) in sizes:
         return len(indices)
@@ -217,8 +219,8 @@ def _view(leaf: Any) -> View | None:
 
 
 def _mark(data: bytes | memoryview) -> int:
-    """A hash of short data, or of words spread evenly from the first to the last. Their distance is odd, so that they
-    come from all columns of a table."""
+    """A hash of short data, or of words taken at equal distances from longer data. The distance is odd, so that the
+    words come from all columns of a table."""
     size = len(data)
     if size <= _MARK:
         return hash(bytes(data))
@@ -237,8 +239,8 @@ def _array(size: int) -> Any:
 
 
 def _sampled(data: bytes | memoryview, bound: int) -> list[bytes | memoryview]:
-    """At most `bound` bytes of longer data: the head, the tail, and an odd stride in between. With an even stride only
-    the low bytes of each number would be seen."""
+    """At most `bound` bytes of longer data: the head, the tail, and bytes taken at an odd distance in between. With an
+    even distance, only the low bytes of each number would be taken."""
     end = bound // 4
     middle = data[end:-end]
     return [data[:end], data[-end:], bytes(middle[:: -(-len(middle) // (bound - 2 * end)) | 1])]
@@ -268,7 +270,7 @@ def _digests(views: Sequence[View], size: int) -> bytes:
 
 
 def _short_digests(columns: Sequence[bytes], size: int) -> bytes:
-    """The same as `_digests` for the common case of short rows, since it runs in every step."""
+    """The same as `_digests`, but faster, for the common case of short rows. It runs in every step."""
     rows = []
     for column in columns:
         width = len(column) // size

@@ -1,7 +1,7 @@
-"""What most faults share. An injector may build on it or fit `contracts.Injector` in its own way.
+"""The defaults that most faults share. An injector may inherit from `Fault`, or implement `contracts.Injector` without
+it.
 
-Standard library only: the agent loads injectors, and with them this file, inside the job's own Python.
-"""
+Standard library only: the agent loads injectors, and with them this file, in the Python of the job."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ DRAWN = "drawn"
 
 
 def drawn() -> Any:
-    """A field that `plan` fills and no scenario may give, such as the ranks of the target."""
+    """A field that `plan` fills and that a scenario must not give, such as the ranks of the target."""
     return field(default=(), metadata={DRAWN: True})
 
 
 class Fault:
-    """Defaults for a fault that hits rank processes and makes no random choice. Each injector has its own `changes`,
-    `apply` and `felt`; above all, each states itself how it is undone."""
+    """Defaults for a fault that hits rank processes and makes no random choice. Each injector defines `changes`,
+    `apply` and `felt` itself. There is no default for how a fault is undone."""
 
     name: ClassVar[str]
     where: ClassVar[tuple[Where, ...]]  # where it can be applied, the better first
     needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine and of the launch
     hits: ClassVar[Hits] = "ranks"
     lethal: ClassVar[bool] = False  # the target process does not survive it
-    lasting: ClassVar[bool] = False  # applied in the rank, it is on until it is taken back
-    phase: ClassVar[str | None] = None  # where it lands, when the trigger names a step alone
-    late: ClassVar[bool] = False  # what it changes shows at the Moment only, such as which checkpoint is the newest
-    on_collectives: ClassVar[bool] = False  # it hits what goes between ranks over TCP, and that only
-    hooks: ClassVar[tuple[str, ...]] = ()  # of the agent, that its proof needs
+    lasting: ClassVar[bool] = False  # applied in a rank, it stays on until it is taken back
+    phase: ClassVar[str | None] = None  # the phase in which it lands if the trigger names a step only
+    late: ClassVar[bool] = False  # its changes are known at the Moment only, such as which checkpoint is the newest
+    on_collectives: ClassVar[bool] = False  # it hits only the TCP traffic between ranks
+    hooks: ClassVar[tuple[str, ...]] = ()  # the agent's hooks that its proof needs
     own_disk: ClassVar[bool] = False  # it hits the file system that job.checkpoints.size makes
-    family: ClassVar[str] = ""  # what it is about, such as gpu or numeric; empty: the first part of its name
-    consent: ClassVar[str] = ""  # such as kmsg, cgroup, clock, host-network: it can hurt the host beyond the job
+    family: ClassVar[str] = ""  # its subject, such as gpu or numeric; empty: the first part of its name
+    consent: ClassVar[str] = ""  # it can harm more of the host than the job: kmsg, cgroup, clock, host-network
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:
         return self
@@ -48,7 +48,7 @@ class Fault:
         return ()
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
-        """Proof from a comparison with runs without faults, for a fault that no witness within the run can prove."""
+        """Proof from a comparison with runs without faults, for a fault that no event of the run itself can prove."""
         return None
 
     def asked(self) -> Mapping[str, float]:
@@ -57,5 +57,6 @@ class Fault:
         return {}
 
     def signals(self, duration_s: float | None) -> Sequence[tuple[float, int]] | None:
-        """Signals with the same effect, as (seconds after, signal), for `torchaos repro`; None if there are none."""
+        """The signals that have the same effect, as (seconds after the fault, signal number), for `torchaos repro`.
+        None if no signals have the same effect."""
         return None

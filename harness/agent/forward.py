@@ -1,4 +1,5 @@
-"""Sees the inputs that models wrapped by DDP, FSDP or FSDP2 get in training: these samples are trained on."""
+"""Sees the inputs of models that are wrapped by DDP, FSDP or FSDP2, during training. The samples in these inputs are
+the samples that were trained on."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ class ForwardHook:
 
         @functools.wraps(original)
         def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-            # The wrapped module's flag, because Lightning does not set that of the wrapper.
+            # The flag of the wrapped module is read, because Lightning does not set the wrapper's flag.
             if not agent.on or self._depth or not is_grad_enabled() or not getattr(model, "module", model).training:
                 return original(model, *args, **kwargs)
             self._trained((args, kwargs))

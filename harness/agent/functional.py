@@ -26,7 +26,8 @@ _UNREAL = ("FakeTensor", "FunctionalTensor")
 
 
 class FunctionalHook:
-    """Works with a CollectiveHook, which does what is due before and after a collective."""
+    """Hooks the functional collectives. `collectives.around` applies the faults that are due before and after each of
+    them."""
 
     def __init__(self, collectives: CollectiveHook) -> None:
         self._around, self._stamping, self._inside = collectives.around, collectives.stamping, collectives.inside

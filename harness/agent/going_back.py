@@ -1,4 +1,5 @@
-"""How many steps a job goes back, or skips, when it loads a checkpoint between two steps. Standard library only."""
+"""Finds out how many steps a job goes back, or skips, when it loads a checkpoint between two steps. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from .rates import optimizer_step
 
 
 class GoingBack:
-    """Compares the optimizers' own step counters before and after a load that follows the last step."""
+    """Compares the optimizers' own step counters before and after a load. The load comes after the last step."""
 
     def __init__(self) -> None:
         self._place = 0  # iterations completed at the time of the load
@@ -35,8 +36,8 @@ class GoingBack:
 
     @property
     def by(self) -> int | None:
-        """How many steps will be done again; a negative number: how many are skipped. None if the counters do not show
-        it."""
+        """By how many steps the job went back; a negative number: how many steps it skipped. None if the counters do
+        not show it."""
         counts = set(self._by.values())
         return counts.pop() if len(counts) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Sees when the training loop takes a batch from the `queue.Queue` of a thread of the job that fetches ahead."""
+"""Sees when the training loop takes a batch from a `queue.Queue` that is filled by a thread of the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Handover:
         self._taken = agent.careful("samples")(self._take)
 
     def patch(self) -> None:
-        """Patch queue.Queue now, before such a thread exists, because the loop may wait for its first batch already."""
+        """Patches queue.Queue now, before such a thread exists, because the loop may already be waiting for its first
+        batch."""
         kind: Any = queue.Queue
         agent, ring, taken, original = self._agent, self._ring, self._taken, kind.get
 

@@ -1,4 +1,4 @@
-"""Installs the hooks of a rank: the only module that knows which hook covers which function of which module."""
+"""Installs the hooks of a rank. No other module knows which hook patches which module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .imports import PostImport, Then
 
 
 def install(agent: Agent) -> None:
-    """Install each hook as soon as the job has imported the module that it covers, after torch itself."""
+    """Installs each hook as soon as torch and the module that the hook patches are imported."""
     imports = PostImport()
     installer = _Installer(agent, imports)
     imports.when("torch", agent.careful("steps")(installer.torch_is_there))

@@ -11,8 +11,8 @@ Then = Callable[[ModuleType], None]
 
 
 class PostImport:
-    """An import finder that finds no module itself. It asks the other finders, and wraps the execution of the module
-    that they find."""
+    """An import finder that finds no module itself. It asks the other finders, and wraps the function that executes the
+    module which they find."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[Then]] = {}

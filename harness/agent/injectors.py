@@ -1,4 +1,4 @@
-"""Load an injector from its file, in a Python that may not have torchaos installed."""
+"""Loads an injector from its file, in a Python that may not have torchaos installed."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def load(source: str, injector: str, params: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _our_names(folder: str) -> Iterator[None]:
-    """While an injector is imported, make `torchaos.harness.agent` this package, let `torchaos.plugin` be found beside
-    the harness, and let `torchaos.injectors` find its modules in `folder`. Afterwards, restore sys.modules."""
+    """Adapts imports while an injector is imported: `torchaos.harness.agent` is this package, `torchaos.plugin` is
+    found beside the harness, and `torchaos.injectors` finds its modules in `folder`. Afterwards, restores
+    sys.modules."""
 
     def ours() -> dict[str, ModuleType]:
         return {name: module for name, module in sys.modules.items() if name.split(".")[0] == "torchaos"}

@@ -1,8 +1,7 @@
 """Check sums of all parameters when a save begins, by name, so that the checkpoint can be compared with them later.
 
-A sum is over the tensor's bits, as in check_sums.py. It is taken only in the thread that trains, because another thread
-saves a copy from an earlier time. The names are those of the outermost module, and are looked up once.
-"""
+A check sum covers the tensor's bits, as in check_sums.py. It is made only in the thread that trains, because another
+thread may save an earlier copy. The names are those of the outermost module, and are looked up once."""
 
 from __future__ import annotations
 

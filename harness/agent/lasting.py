@@ -1,8 +1,7 @@
 """Faults in a rank that last until they are taken back, or until their lease is over.
 
-To take a fault back, the harness, the reaper or `torchaos recover` writes to its control page; the rank needs nothing
-else to go on. The lease is for the case that none of them is alive.
-"""
+To take a fault back, the harness, the reaper or `torchaos recover` writes to its control page. The lease ends the fault
+if none of them is alive."""
 
 from __future__ import annotations
 
@@ -18,7 +17,8 @@ _STEP_S = 0.0005  # seconds between two looks at the page while the rank waits; 
 
 
 class Lease:
-    """One firing of a fault. It is on from its creation until the fault is undone or `lease_s` seconds are over."""
+    """The time during which one firing of a fault is on: from its creation until the fault is undone or `lease_s`
+    seconds have passed."""
 
     def __init__(self, page: ControlPage, path: str, lease_s: float) -> None:
         self._page, self.control, self.number = page, path, page.read(ControlPage.FIRED)
@@ -33,7 +33,7 @@ class Lease:
         return self._end - time.monotonic()
 
     def sleep(self, seconds: float | None = None) -> None:
-        """Sleeps at most `seconds` (None: until the lease ends). Returns at once when the fault is undone."""
+        """Sleeps at most `seconds` (None: until the lease ends). Returns at once when the fault is taken back."""
         end = self._end if seconds is None else min(self._end, time.monotonic() + seconds)
         while self.on and (left := end - time.monotonic()) > 0:
             time.sleep(min(_STEP_S, left))
@@ -45,7 +45,7 @@ class On(Protocol):
 
 
 class Once:
-    """Something that is on until it is ended."""
+    """A condition that stays true until its owner sets `on` to False."""
 
     on = True
 

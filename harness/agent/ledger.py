@@ -1,5 +1,6 @@
-"""Makes manifests in the background. A save waits only for the digests, since the job may change the tensors as soon as
-the save returns, and for opening the file, which a later file of the same name could replace."""
+"""Makes manifests in the background. A save waits for two things only: for the digests, since the job may change the
+tensors as soon as the save returns, and for the opening of the file, which the job may soon replace by another file of
+the same name."""
 
 from __future__ import annotations
 
@@ -47,15 +48,16 @@ class Ledger:
                 self._helpers[name].finish()
 
     def ended(self) -> None:
-        """To be called when the process ends. Waits for all manifests, and at most _PATIENCE_S seconds for the CRCs."""
+        """Must be called when the process ends. Waits for all manifests, and at most _PATIENCE_S seconds for the
+        CRCs."""
         self.settle()
         if "crcs" in self._helpers:
             self._helpers["crcs"].finish(_PATIENCE_S)
 
     def from_file(self, path: str, tensors: Tensors, spans_of: SpansOf, crcs: bool) -> None:
-        """Adds the manifest of a file that a library wrote by itself. `spans_of` reads from the file where each tensor
-        is. The file is opened now, because the job may rename it at once. `crcs`: whether the format lacks CRCs, so
-        that they are made here."""
+        """Adds the manifest of a file that a library wrote by itself. `spans_of` finds in the file where each tensor
+        is. The file is opened now, because the job may rename it soon. `crcs`: the format has no CRCs, so they are made
+        here."""
         file = None if tensors.error else self._opened(path)
 
         def work() -> None:
@@ -104,14 +106,15 @@ class Ledger:
 
         self._helper("layouts").do(self._agent.careful(HOOK)(work))
 
-    def _helper(self, what: str) -> Helper:
+    def _helper(self, name: str) -> Helper:
         with self._lock:
-            if what not in self._helpers:
-                self._helpers[what] = Helper(idle=what == "crcs")
-            return self._helpers[what]
+            if name not in self._helpers:
+                self._helpers[name] = Helper(idle=name == "crcs")
+            return self._helpers[name]
 
     def _opened(self, path: str) -> BinaryIO | OSError:
-        """Open the file in a thread of ours, so that a storage fault does not take the call for one of the job's."""
+        """Opens the file in a thread of the agent, so that a storage fault does not take this call for a call of the
+        job."""
         found: list[BinaryIO | OSError] = []
 
         def work() -> None:

@@ -2,10 +2,9 @@
 
 A batch that is received is not always trained on: workers draw ahead, Accelerate fetches one batch ahead and draws
 batches again to skip them, and evaluation has loaders too. So a batch counts only if it went through a wrapped model in
-training, or, without a wrapper, if it is among the newest that the loop has at a backward. A batch that a thread of the
-job's own fetches belongs to the loop only when the loop has taken it from the thread (handover.py), or the model gets
-it.
-"""
+training. Without a wrapper, it counts if it is among the newest batches that the loop has at a backward. A batch that a
+thread of the job has fetched counts only when the loop has taken it from the thread (handover.py), or when the model
+gets it."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from .trained import Trained
 from .wire import Phase
 
 _DRAWN = "_torchaos_drawn"
-# Modules with a loop that fetches the next batch before it gives out the one before, and how many are fetched ahead.
+# Modules whose loop fetches the next batch before it yields the current batch, and how many batches it fetches ahead.
 _AHEAD = {"accelerate.data_loader": 1}
 
 
@@ -110,7 +109,8 @@ class LoaderHook:
         return _reset
 
     def _receive_batch(self, iterator: Any, value: Any, ahead: int | None) -> None:
-        """`ahead` None: a thread of the job's own has fetched it."""
+        """Adds a received batch to the ring. `ahead`: how many batches the loader holds back; None: a thread of the job
+        has fetched the batch."""
         if "samples" not in self._agent.live:
             return
         drawn = iterator.__dict__.get(_DRAWN)

@@ -1,4 +1,4 @@
-"""The loss: the scalar that a backward starts from. Never waits for the GPU."""
+"""The loss: the scalar from which a backward starts. This module never waits for the GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class _Copy:
 
 
 class Losses:
-    """Losses that are still on the GPU when their step is over follow in a later event."""
+    """Records the losses of each step. If a loss is still on the GPU at the end of its step, a later event reports
+    it."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -72,7 +73,7 @@ class Losses:
 
 
 def _local(root: Any) -> Any:
-    """The scalar tensor of a backward's root on this rank. None for graph edges, vectors and meta tensors."""
+    """The scalar tensor, on this rank, from which a backward starts. None for graph edges, vectors and meta tensors."""
     root = getattr(root, "_local_tensor", root)
     return root if hasattr(root, "numel") and root.numel() == 1 and not root.is_meta else None
 

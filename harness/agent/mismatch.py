@@ -1,8 +1,7 @@
 """Collectives that are left out or started too late, so that this rank no longer matches the others.
 
-The caller must get what a collective returns: its tensors, and a Work to wait for. Here the Work is made from a future,
-which is complete at once, or when the real collective, which was started later, is complete.
-"""
+The caller must get the usual result of a collective: its tensors, and a Work to wait for. Here the Work is made from a
+future. The future is complete at once, or when the real collective, which is started later, is complete."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from .calls import Call
 
 
 def left_out(call: Call) -> Any:
-    """What the caller gets for a collective that is never started: its own tensors, unchanged."""
+    """The result for the caller of a collective that is never started: the caller's own tensors, unchanged."""
     torch: Any = import_module("torch")
     if not call.has_work:
         return _like(torch, call)
@@ -27,9 +26,9 @@ def kept_back(
     call: Call, through: Callable[[], Any], at_collectives: Callable[[Callable[[Call], None]], None],
     patience_s: float, started: Callable[[str | None], None],
 ) -> Any:  # fmt: skip
-    """Starts the collective after the next one, or after `patience_s` seconds. Right before the start, `started` gets
-    the operation of the next one, or None, because the rank may die of the wrong order at once. Functional collectives
-    are not delayed."""
+    """Starts the collective after the rank's next collective, or after `patience_s` seconds. Right before the start,
+    `started` is called with the name of that next operation, or with None after `patience_s` seconds. It is called
+    before and not after, because the wrong order may kill the rank at once. Functional collectives are not delayed."""
     torch: Any = import_module("torch")
     if not call.has_work:  # functional: its result must be there at once
         started(None)
@@ -90,7 +89,7 @@ def _tensors(call: Call) -> list[Any]:
 
 
 def _like(torch: Any, call: Call) -> Any:
-    """Zeros in the shape that a functional collective returns. An in-place collective returns its own tensor."""
+    """Zeros in the shape that a functional collective returns. For an in-place collective: its own tensor."""
     if call.packet._schema.name.endswith(("_", "_out")):
         return call.args[-1] if call.packet._schema.name.endswith("_out") else call.args[0]
 

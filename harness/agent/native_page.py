@@ -11,9 +11,9 @@ Self = TypeVar("Self", bound="NativePage")
 
 
 class NativePage:
-    """A file of `size` bytes, `p<pid>.<suffix>` in the folder that the variable `env` names. It holds native signed
-    64-bit words. The agent or the library makes the file, whichever comes first, with the same contents. The library
-    writes `magic` into word 0 when it is loaded."""
+    """A file of `size` bytes, `p<pid>.<suffix>`, in the folder that the environment variable `env` names. It holds
+    signed 64-bit words in the byte order of the machine. The agent or the library makes the file, whichever comes
+    first, with the same contents. The library writes `magic` into word 0 when it is loaded."""
 
     env: ClassVar[str]
     suffix: ClassVar[str]
@@ -32,8 +32,8 @@ class NativePage:
 
     @classmethod
     def of_this_process(cls: type[Self]) -> Self:
-        """The page of this process. Raises KeyError if the launcher set no folder, because the plan had no such
-        fault."""
+        """The page of this process. Raises KeyError if the environment variable is not set, which means that the plan
+        had no such fault."""
         return cls(Path(os.environ[cls.env]) / f"p{os.getpid()}.{cls.suffix}")
 
     @property

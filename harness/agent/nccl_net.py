@@ -1,4 +1,4 @@
-"""The page through which the agent orders faults in NCCL's connections, from the C library injectors/native/net.
+"""The page on which the agent writes orders for NCCL's connections. The C library injectors/native/net reads it.
 Standard library only.
 
 A file of 32768 bytes, `p<pid>.net` in the folder that `ENV_NCCL_NET` names; native signed 64-bit words:
@@ -6,18 +6,17 @@ A file of 32768 bytes, `p<pid>.net` in the folder that `ENV_NCCL_NET` names; nat
     0 MAGIC  1 VERSION  2 CONNECTIONS  3 SENT  4 RECEIVED
 
 The library writes MAGIC and VERSION (of NCCL's interface, 8 to 11) when NCCL loads it, and counts connections and
-transfers of this process. From byte 512 on there are 16 orders of 2048 bytes:
+transfers of this process. From byte 512 on, there are 16 orders of 2048 bytes:
 
     0 ACTIVE  1 KIND  2 NUMBER  3 BEGUN_NS  4 UNTIL_NS  5 WAYS  6 CONNECTION  7 MIN_BYTES  8 MAX_BYTES  9 NTH
     10 A  11 B  12 PEERS  13 MATCHED  14 HITS  15 FIRST_NS  16 LAST_NS  17 LAST_BYTES
     at byte 256 the ranks of up to 96 peers, at byte 1024 the path of the fault's control page
 
-The agent writes 1 to 12, the peers and the path, and last ACTIVE. An order holds until UNTIL_NS (CLOCK_MONOTONIC, as
-BEGUN_NS) or until the control page takes the firing NUMBER back. WAYS: 1 what is sent, 2 what is received, 3 both.
+The agent writes words 1 to 12, the peers and the path, and ACTIVE last. An order holds until UNTIL_NS (CLOCK_MONOTONIC,
+as BEGUN_NS) or until the control page takes the firing NUMBER back. WAYS: 1 sent data, 2 received data, 3 both.
 CONNECTION and MAX_BYTES: -1 for any. PEERS: how many ranks follow; 0: all. The library writes the rest: MATCHED counts
-the transfers that peers, way, connection and size select, and HITS what the order did something to (transfers;
-connections that were refused; answers about NICs).
-"""
+the transfers that peers, way, connection and size select, and HITS counts those that the order changed (transfers,
+refused connections, or answers about NICs)."""
 
 from __future__ import annotations
 
@@ -39,16 +38,16 @@ _WAYS = {"out": 1, "in": 2, "both": 3}
 
 
 class NetKind(IntEnum):
-    """What is done to a connection. `a` and `b` of `NetOrder` mean:
+    """The kinds of faults of a connection. `a` and `b` of `NetOrder` mean:
 
     - STALL: nothing
     - DELAY: a: nanoseconds
     - THROTTLE: a: bytes per second, of all connections together in each direction
     - FLAP: a, b: nanoseconds down and up
     - FAIL: a: the ncclResult_t that NCCL gets for the transfer
-    - CORRUPT: a: how far into the transfer the byte is, from 0 to 1,000,000
-    - REFUSE: a: the ncclResult_t of the attempt; 0: it is never over
-    - NICS: a: how many are shown at most; b: their speed in Mbit/s; 0: as they are
+    - CORRUPT: a: the place of the byte in the transfer, in millionths of its size
+    - REFUSE: a: the ncclResult_t of the attempt to connect; 0: the attempt never ends
+    - NICS: a: the largest number of NICs that NCCL sees; b: their speed in Mbit/s; 0: unchanged
     """
 
     STALL = 1
@@ -61,16 +60,17 @@ class NetKind(IntEnum):
     NICS = 8
 
     @property
-    def of_what(self) -> str:
-        """What its hits count."""
+    def hit_unit(self) -> str:
+        """The unit that its hits count, for messages."""
         return {NetKind.REFUSE: "connections", NetKind.NICS: "answers about NICs"}.get(self, "transfers")
 
 
 @dataclass(frozen=True)
 class NetOrder:
-    """What is done, and to which connections and transfers: of the rank with `peers` (none: all), `way` it sends
-    (`out`), receives (`in`) or `both`; of the connection of that number, counted from 0 for each pair and direction in
-    the order in which NCCL makes them; of transfers of `min_bytes` to `max_bytes`, from the `nth` such on."""
+    """A fault of NCCL's connections of one rank, and what it selects. `peers`: the ranks at the other end (none: all).
+    `way`: data that this rank sends (`out`), receives (`in`), or `both`. `connection`: its number, counted from 0 for
+    each pair and direction in the order in which NCCL makes them (None: all). `min_bytes`, `max_bytes`: the sizes of
+    transfers. `nth`: from the nth selected transfer on."""
 
     kind: NetKind
     a: int = 0
@@ -93,9 +93,9 @@ class NetPage(NativePage):
         return self._words[word if slot is None else self._at(slot) + word]
 
     def order(self, order: NetOrder, control: str, number: int, lease_s: float) -> int:
-        """Puts an order into force until the control page at path `control` ends the firing `number`, or `lease_s`
-        seconds are over. Returns its slot. Raises ValueError if there are too many orders or peers, or if the path is
-        too long."""
+        """Writes an order. It holds until the control page at path `control` ends the firing `number`, or until
+        `lease_s` seconds have passed. Returns the index of its slot. Raises ValueError if there are too many orders or
+        peers, or if the path is too long."""
         slot = next((slot for slot in range(SLOTS) if not self.read(ACTIVE, slot)), None)
         raw = control.encode()
         if slot is None or len(order.peers) > _MAX_PEERS or len(raw) >= _CONTROL_SIZE:

@@ -1,4 +1,5 @@
-"""Numbers in a loaded checkpoint that show how far training was: witnesses of where a resumed job starts."""
+"""Numbers in a loaded checkpoint that show how far training was. They are witnesses of the step at which a resumed job
+starts."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ _DEPTH, _ENTRIES, _LIMIT_S, _FOUND = 5, 4000, 0.005, 64
 
 
 def step_numbers(contents: Any) -> dict[str, int]:
-    """Step-like integers by their path in nested mappings and lists, such as `optimizer.state.0.step`. In a mapping
-    with integer keys (an optimizer's state), only the first entry is searched. The search ends after _DEPTH levels or 5
-    ms of processor time."""
+    """Integers whose names look like step counts, by their path in nested mappings and lists, such as
+    `optimizer.state.0.step`. In a mapping with integer keys (an optimizer's state), only the first entry is searched.
+    The search ends after _DEPTH levels or 5 ms of processor time."""
     found: dict[str, int] = {}
     end_s = time.thread_time() + _LIMIT_S  # on a busy machine the thread may wait for a processor meanwhile
     level = [("", contents)]

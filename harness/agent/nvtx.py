@@ -1,16 +1,16 @@
-"""The page through which the agent orders the C library (injectors/native/nvtx/stall.c) to stall NCCL calls. Standard
-library only.
+"""The page on which the agent orders a stall of an NCCL call. The C library injectors/native/nvtx/stall.c reads it.
+Standard library only.
 
 A file of 4096 bytes, `p<pid>.nvtx` in the folder that `ENV_NVTX` names; native signed 64-bit words:
 
     0 MAGIC  1 CALLS  2 ORDER  3 NTH  4 MIN_BYTES  5 MAX_BYTES  6 LEASE_NS  7 NUMBER  8 MATCHED  9 STALLED
     10 BEGUN_NS  11 ENDED_NS  12 LAST_BYTES; at byte 256 the call's name, at byte 512 the path of the control page
 
-The agent writes which call is meant (the name, NTH, MIN_BYTES and MAX_BYTES; -1: any size), LEASE_NS, NUMBER (the
-firing that the control page's GO takes back), and last ORDER, which puts the rest into force and counts from 1. The
-library writes CALLS (NCCL calls seen), MATCHED (calls that match), STALLED (the last order carried out), BEGUN_NS and
-ENDED_NS of the stall (CLOCK_MONOTONIC, nanoseconds), and LAST_BYTES of that call (-1: NCCL before 2.26 does not say).
-"""
+The agent writes which call it selects (the name, NTH, MIN_BYTES and MAX_BYTES; -1: any size), LEASE_NS, NUMBER (the
+firing that the control page's GO takes back), and ORDER last. ORDER counts from 1; a new value makes the order valid.
+The library writes CALLS (NCCL calls seen), MATCHED (calls that match), STALLED (the last order carried out), BEGUN_NS
+and ENDED_NS of the stall (CLOCK_MONOTONIC, nanoseconds), and LAST_BYTES of that call (-1: NCCL before 2.26 does not
+say)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _NAME_AT, _NAME_SIZE, _CONTROL_AT, _CONTROL_SIZE = 256, 64, 512, 1024
 
 @dataclass(frozen=True)
 class NcclCall:
-    """Which NCCL call is meant: the nth of that name from now on, with `min_bytes` to `max_bytes` bytes (None: any)."""
+    """Selects an NCCL call: the nth call of that name from now on, with `min_bytes` to `max_bytes` bytes (None: any
+    size)."""
 
     name: str = "ncclAllReduce"
     nth: int = 1
@@ -38,7 +39,7 @@ class NcclCall:
 
 
 class NvtxPage(NativePage):
-    """The page of the order to stall an NCCL call."""
+    """The page that holds the order to stall an NCCL call."""
 
     env, suffix, size, magic = ENV_NVTX, "nvtx", SIZE, _MAGIC
 
@@ -59,7 +60,7 @@ class NvtxPage(NativePage):
 
     @property
     def held_s(self) -> float | None:
-        """How long the newest order held a call, in seconds; None: it has held none, or still holds it."""
+        """For how many seconds the newest order held a call. None: it has held no call yet, or still holds it."""
         begun, ended = self.read(BEGUN_NS), self.read(ENDED_NS)
         return (ended - begun) / 1e9 if self.read(STALLED) == self.read(ORDER) and ended >= begun else None
 

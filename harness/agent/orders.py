@@ -1,7 +1,7 @@
-"""Fires orders at their Moments: applies a fault in this rank, or holds the rank for a fault from outside.
+"""Fires orders at their Moments: applies a fault in this rank, or holds the rank while the harness applies a fault from
+outside.
 
-The control page outlives the rank. It says what has fired, so that a restarted rank does not fire again.
-"""
+The control page outlives the rank. It counts the firings, so that a restarted rank does not fire again."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 _STEP_S = 0.0002  # seconds between two looks at the page while the rank waits
 _NO_COUNTER = (
-    "after {} steps of this attempt the job loaded a checkpoint and went on from it, and no optimizer's own counter "
-    "says with which step: let the fault come by `time` or `after`, or in a step before that"
+    "after {} steps of this attempt the job loaded a checkpoint and went on from it, and no optimizer's step counter "
+    "shows with which step: use a trigger with `time` or `after`, or an earlier step"
 )
-_NO_BASE = "no base: a checkpoint was loaded, and nobody said with which step this attempt began"
+_NO_BASE = "a checkpoint was loaded, and the harness did not find out with which step this attempt began"
 _CHECKPOINT = (Phase.CHECKPOINT_LOAD, Phase.CHECKPOINT_WRITE, Phase.CHECKPOINT_WRITTEN)
 
 
@@ -42,8 +42,8 @@ class Pending:
 
     @property
     def has_fired(self) -> bool:
-        """Whether it must not fire any more: it has fired as often as it is allowed to, or the rank was held for it and
-        died after it was let go, or the harness has called it off."""
+        """Whether it must not fire again: it has fired as often as it may, or the rank died after the harness had
+        released it from the hold, or the harness has called the order off."""
         fired = self.page.read(ControlPage.FIRED)
         died_held = self.page.read(ControlPage.GO) == fired + 1
         called_off = self.page.read(ControlPage.ARMED_PID) == ControlPage.CALLED_OFF
@@ -75,7 +75,7 @@ class Orders:
         return when.pacer == self._agent.who.rank and when.attempt in (None, self._agent.who.attempt)
 
     def load(self) -> None:
-        """Open the control pages and import the injectors long before any Moment, so that firing is quick."""
+        """Opens the control pages and imports the injectors long before the first Moment, so that firing is fast."""
         for order in self.mine:
             try:
                 pending = Pending(order)
@@ -93,7 +93,7 @@ class Orders:
         return None if self.base is None else self.base + self._agent.steps_over + 1
 
     def loaded(self) -> None:
-        """A checkpoint was loaded. Before the first step after it, only the harness knows which step is next."""
+        """A checkpoint was loaded. Until the next step is over, only the harness may know the number of that step."""
         if not self._waits_for_a_step():
             return
         if self._agent.steps_over == 0:
@@ -117,8 +117,8 @@ class Orders:
         return any(pending.when.step is not None and not pending.has_fired for pending in self._pending)
 
     def _count_again(self) -> None:
-        """A checkpoint and the state of an optimizer were loaded between two steps, so the optimizer's own counter says
-        which step comes next. If it doesn't, orders that name a step are missed."""
+        """A checkpoint and the state of an optimizer were loaded between two steps. The optimizer's step counter then
+        shows which step comes next. If it doesn't, orders that name a step are missed."""
         if not self._going_back.happened(self._agent.steps_over):
             return
         by = self._going_back.by
@@ -182,8 +182,8 @@ class Orders:
                 pending.entered = 0
 
     def _reach_moment(self, pending: Pending, phase: Phase | None, call: Call | None) -> RankSite | None:
-        """The Moment has come. Wait until the harness has armed the order; then hold the rank, or return the site at
-        which the injector is applied. None: nothing is applied."""
+        """The Moment has come. Waits until the harness has armed the order. Then it holds the rank and returns None, or
+        returns the site at which the injector is applied. None also if the order does not fire."""
         if pending.when.step is None and phase is not Phase.START:
             if not pending.armed:
                 return None  # it becomes due as soon as the harness arms it
@@ -226,7 +226,8 @@ class Orders:
             self._missed(pending.order, "hold expired: the rank went on by itself")
 
     def _ask_for_base(self) -> None:
-        """The first step after a load is over, so the harness knows how many global steps lie before this attempt."""
+        """Reads the number of global steps before this attempt from a control page. The harness knows it when the first
+        step after a load is over."""
         for pending in [each for each in self._pending if each.when.step is not None and not each.has_fired]:
             if _wait(partial(self._base_is_known, pending), pending.when.hold_s):
                 self.base = pending.page.read(ControlPage.BASE)

@@ -1,12 +1,11 @@
-"""The event of a usual step as a packed line: it is written in every step, and takes less time than JSON.
+"""The event of a usual step as a packed line: it is written in every step, and packing is faster than JSON.
 
     !SOURCE RANK ATTEMPT BASE64
 
 The base64 part is little-endian: the fixed part (_HEAD), the numbers of values that follow and the codes of the phases
 (the shape), the seconds of each phase, the losses, the learning rates, the digests of the samples (ROW bytes each), the
-indices (8 bytes each), and the CRC-32 of all that comes before it, with the text. So a damaged line is no event.
-`wire.Event.from_line` reads it; a step that does not fit is written as JSON.
-"""
+indices (8 bytes each), and the CRC-32 of everything before it, including the text. So a damaged line is detected.
+`wire.Event.from_line` reads it; a step that does not fit is written as JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ class Packer:
         lr: Sequence[float | None], opt_step: int | None, sched_step: int | None, skipped: bool | None,
         samples: bytes | None, indices: Sequence[int] | None, phases: Mapping[Any, float],
     ) -> bytes:  # fmt: skip
-        """Raises struct.error or ValueError if the step does not fit."""
+        """The packed line. Raises struct.error or ValueError if the values do not fit into a packed line."""
         shape = (
             len(losses), len(lr), -1 if samples is None else len(samples), -1 if indices is None else len(indices),
             *phases,
@@ -122,7 +121,7 @@ def payload(
     losses: Sequence[float | None], lr: Sequence[float | None], opt_step: int | None, sched_step: int | None,
     skipped: bool | None, samples: bytes | None, indices: Sequence[int] | None, phases: Mapping[Any, float],
 ) -> dict[str, Any]:  # fmt: skip
-    """The payload of a step's event, from the contents of a packed line."""
+    """The payload of a step's event, from the fields of a packed line."""
     return {
         "losses": list(losses), "samples": None if samples is None else in_hex(samples),
         "indices": None if indices is None else list(indices), "lr": list(lr), "opt_step": opt_step,

@@ -1,4 +1,5 @@
-"""The control page, through which the harness and a rank talk about one fault. Standard library only."""
+"""The control page: a file through which the harness and a rank exchange numbers about one fault. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 
 
 class State(IntEnum):
-    """How far the pacer is with an order."""
+    """The state of an order in the pacer."""
 
     IDLE = 0
     HELD = 1
@@ -55,7 +56,7 @@ class ControlPage:
             self.write(self.MAGIC, self._MAGIC)
 
     def _look(self, path: str | Path) -> None:
-        """Check the file before it is opened for writing, without blocking: a damaged plan may name anything."""
+        """Checks the file, without blocking, before it is opened for writing. A damaged plan may name any file."""
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             head = file.read(self.SIZE + 1)
         if len(head) != self.SIZE or not head.startswith(self.MARK):

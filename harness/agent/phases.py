@@ -17,7 +17,8 @@ class Phases:
         self._loose: Phase | None = None
         self._seconds: defaultdict[Phase, float] = defaultdict(float)
 
-    # `enter` and `leave` repeat `_charge`, since they run in every step, and a call costs as much as all their work.
+    # `enter` and `leave` repeat the code of `_charge`, because they run in every step and a call would double their
+    # cost.
 
     def enter(self, phase: Phase) -> None:
         now = self._clock()
@@ -38,7 +39,7 @@ class Phases:
                 pass
 
     def loosely(self, phase: Phase) -> None:
-        """Enters a phase whose beginning can be seen and whose end can't: it lasts until the next phase is entered."""
+        """Enters a phase whose end can't be seen. It lasts until the next phase is entered."""
         self._charge()
         self._loose = phase
 

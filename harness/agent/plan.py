@@ -35,10 +35,10 @@ class Moment:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Moment:
-        phase, which = raw["phase"], raw.get("collectives")
+        phase, collectives = raw["phase"], raw.get("collectives")
         return cls(**{
             **raw, "phase": None if phase is None else Phase(phase),
-            "collectives": None if which is None else Collectives(**which),
+            "collectives": None if collectives is None else Collectives(**collectives),
         })  # fmt: skip
 
 
@@ -61,7 +61,7 @@ class Order:
 
 @dataclass(frozen=True)
 class AgentPlan:
-    """What the agent reads when it starts: the file that `ENV_PLAN` names."""
+    """The contents of the file that `ENV_PLAN` names. The agent reads it when it starts."""
 
     run_id: str
     events: str  # folder of the event files

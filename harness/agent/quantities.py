@@ -20,7 +20,7 @@ def parse_duration(value: object) -> float:
 
 
 class _DurationSchema:
-    """Lets pydantic read `Seconds` fields, without an import of pydantic here."""
+    """Lets pydantic read fields of type `Seconds`. This module does not import pydantic."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
@@ -35,7 +35,7 @@ Seconds = Annotated[float, _DurationSchema()]
 
 
 class _Limits:
-    """Bounds of a number, by pydantic's names for them."""
+    """The bounds of a number, with pydantic's names for them."""
 
     def __init__(self, **limits: float) -> None:
         self._limits = limits

@@ -1,4 +1,5 @@
-"""Learning rates, and the step counters of optimizer and scheduler: witnesses of where a resumed job starts."""
+"""Learning rates, and the step counters of optimizers and schedulers. They are witnesses of the step at which a resumed
+job starts."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from .agent import Agent
 
 _MAX_GROUPS = 64
-# These classes don't call LRScheduler's __init__, and hold or replace other schedulers.
+# These classes don't call LRScheduler's __init__, and contain or replace other schedulers.
 _OUTER = ("SequentialLR", "ChainedScheduler", "ReduceLROnPlateau")
 
 
@@ -46,7 +47,7 @@ class Rates:
                 self._schedulers[id(bound)] = weakref.ref(bound), weakref.ref(scheduler)
 
     def rates(self, optimizer: Any) -> list[float | None]:
-        """The learning rate of each parameter group, as the current step uses it. None if it is on a GPU."""
+        """The learning rate of each parameter group, as the current step uses it. None for a rate that is on a GPU."""
         self._agent.unseen.discard("lr")
         found: list[float | None] = []
         for group in optimizer.param_groups[:_MAX_GROUPS]:
@@ -55,7 +56,7 @@ class Rates:
         return found
 
     def scheduler_step(self, optimizer: Any) -> int | None:
-        """The scheduler's step counter, before it steps for this iteration. None without a scheduler."""
+        """The scheduler's step counter, before the scheduler steps for this iteration. None without a scheduler."""
         bound, reference = self._schedulers.get(id(optimizer), (None, None))
         if bound is None or reference is None or bound() is not optimizer:
             return None

@@ -26,7 +26,8 @@ _MODULES = (".py", ".so")
 
 
 class Reads:
-    """An audit hook can't be removed, so this one returns at once when MOST paths are recorded."""
+    """Records the files that this process reads. An audit hook can't be removed, so this hook returns at once after
+    MOST paths are recorded."""
 
     def __init__(self, agent: Agent) -> None:
         run = os.path.dirname(agent.plan.events)
@@ -111,7 +112,7 @@ def _source(cached: str) -> str:
 
 
 def _imports() -> bool:
-    """Whether the import system made this call: it lists every folder in which it looks for modules."""
+    """Whether the import system made this call. It lists every folder in which it looks for modules."""
     try:
         return sys._getframe(3).f_code.co_filename.startswith("<frozen importlib")
     except ValueError:

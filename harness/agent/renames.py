@@ -1,8 +1,7 @@
-"""Reports renames of saved checkpoints: many jobs write `ckpt-4.tmp` and rename it when it is complete.
+"""Reports renames of saved checkpoints. Many jobs write `ckpt-4.tmp` and rename the file when it is complete.
 
-Wrapped are os.rename and os.replace, through which Path.rename and Path.replace go too, and shutil.move, which copies
-to another file system. A rename is reported when it has succeeded.
-"""
+Wraps os.rename and os.replace, which Path.rename and Path.replace also use, and shutil.move, which copies the file to
+another file system. A rename is reported after it has succeeded."""
 
 from __future__ import annotations
 

@@ -9,11 +9,12 @@ from typing import Any
 from .digests import Batch, Known, View
 
 _RING = 256
-UNSEEN = Batch(None)  # stands for a batch that the loop took from a thread unseen
+UNSEEN = Batch(None)  # stands for a batch that the loop took from a thread without being observed
 
 
 class Ring:
-    """The last batches that were fetched for the loop. A loader, or a thread, may still hold some of them back."""
+    """The last batches that were fetched for the loop. A loader or a thread may not have given some of them to the loop
+    yet."""
 
     def __init__(self) -> None:
         self._received: deque[Batch] = deque()
@@ -22,7 +23,8 @@ class Ring:
         self._fresh: dict[Batch, None] = {}  # not trained on yet, oldest first
         self._ahead = self._count = 0
         self._last: Batch | None = None  # the batch trained on last
-        # By the id of a tensor: the tensor, and its batch. None: several batches that were not trained on yet have it.
+        # By the id of a tensor: the tensor and its batch. The batch is None if several untrained batches contain the
+        # tensor.
         self._tensors: dict[int, tuple[Known, Batch | None]] = {}
 
     def receive(self, batch: Batch, ahead: int) -> None:
@@ -46,7 +48,7 @@ class Ring:
         self._ahead = 0
 
     def fetch(self, batch: Batch) -> None:
-        """A thread of the job's own has fetched a batch. The loop gets it later."""
+        """Records that a thread of the job has fetched a batch. The loop gets the batch later."""
         self._fetched.append(batch)
 
     @property
@@ -54,15 +56,15 @@ class Ring:
         return bool(self._fetched)
 
     def hand_over(self, views: Sequence[View]) -> None:
-        """The loop takes a batch from a thread: the batch with these tensors."""
+        """Records that the loop takes from a thread the batch that has these tensors."""
         batch = _of_all(views, list(self._fetched))
         if batch is not None:
             self._handed_over = True
             self._take(batch)
 
     def owner(self, tensors: Iterable[Any]) -> Batch | None:
-        """The batch that was received with these very objects, unchanged, and not trained on yet. None if it can't be
-        told: then `match` compares contents, which takes longer."""
+        """The batch that was received with these tensor objects, unchanged, and not trained on yet. None if that can't
+        be decided; then `match` compares contents, which takes longer."""
         owners = set()
         for tensor in tensors:
             known, batch = self._tensors.get(id(tensor), (None, None))
@@ -75,8 +77,8 @@ class Ring:
         return batch if batch in self._fresh else None
 
     def match(self, views: Sequence[View]) -> Batch | None:
-        """The batch with most of these tensors; of several such batches, the oldest that has not been trained on. None
-        if no batch has any of the tensors, or if different batches have the same tensor (a mask)."""
+        """The batch that has the most of these tensors; of several such batches, the oldest that has not been trained
+        on. None if no batch has any of the tensors, or if different batches have the same tensor (a mask)."""
         fetched = list(self._fetched)
         batch = _of_all(views, [*self._fresh, *fetched]) or _of_some(views, [*self._received, *fetched])
         if batch in fetched:
@@ -89,7 +91,7 @@ class Ring:
 
     def newest(self, count: int) -> list[Batch]:
         """The newest `count` batches that the loop has and has not trained on. If there are none: the batch that was
-        trained on last, or UNSEEN if a thread holds batches and it is not visible which of them the loop takes."""
+        trained on last. UNSEEN if a thread holds batches and the batches that the loop takes can't be observed."""
         in_hand = list(self._received)[: len(self._received) - self._ahead]
         fresh: list[Batch] = []
         for batch in reversed(in_hand):
@@ -107,7 +109,7 @@ class Ring:
 
     @property
     def is_blind(self) -> bool:
-        """Whether a thread holds batches, and the loop was never seen to take them."""
+        """Whether a thread holds batches, and the loop was never observed to take a batch from it."""
         return bool(self._fetched) and not self._handed_over
 
     @property
@@ -116,7 +118,8 @@ class Ring:
         return self._count - self._ahead
 
     def pass_over(self, handed_out: int) -> None:
-        """The first `handed_out` batches will not be trained on. The newest of them may still be tried again."""
+        """Records that the first `handed_out` batches will not be trained on. The loop may still try the newest of them
+        again."""
         for batch in list(self._received)[: max(0, len(self._received) - (self._count - handed_out))]:
             if not batch.used:
                 self.use(batch)

@@ -1,9 +1,9 @@
-"""In the torchrun of a node, on a job of several nodes: records each round of the rendezvous, and gives its number to
-the ranks.
+"""Runs in the torchrun of each node, if the job has several nodes. Records each round of the rendezvous, and gives its
+number to the ranks.
 
-Torchelastic's own restart count is not enough: each node's agent counts only the failures that it saw itself, a node
-that came back begins at 0, and a change of membership does not count. The round is the same number on all nodes.
-"""
+Torchelastic's own restart count is not enough: the agent of each node counts only the failures that it saw itself, a
+node that comes back begins at 0, and a change of membership does not count. The round has the same number on all
+nodes."""
 
 from __future__ import annotations
 

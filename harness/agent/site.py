@@ -51,8 +51,8 @@ class RankSite:
         self._agent.lasting.on_calls.append((self.lease, then))
 
     def stall_nccl(self, name: str, nth: int, min_bytes: int | None, max_bytes: int | None) -> None:
-        """Stall the nth call, from now on, of the NCCL function `name` with `min_bytes` to `max_bytes` bytes. An event
-        reports afterwards for how long the call was held."""
+        """Stalls the nth call, from now on, of the NCCL function `name` with `min_bytes` to `max_bytes` bytes. An event
+        later reports how long the call was held."""
         from .nvtx import NcclCall, NvtxPage
 
         page, waiting = NvtxPage.of_this_process(), Once()
@@ -67,23 +67,23 @@ class RankSite:
         self._agent.lasting.on_steps.append((waiting, report))
 
     def nccl_net(self, order: NetOrder) -> None:
-        """Put an order for NCCL's connections of this rank into force, while the fault lasts. Events report that it hit
-        something, and how much, when it is over."""
+        """Gives an order for the NCCL connections of this rank, which holds while the fault lasts. An event reports the
+        first hit, and another the number of hits at the end."""
         from .nccl_net import HITS, LAST_BYTES, NetKind, NetPage
 
-        page, waiting, told = NetPage.of_this_process(), Once(), False
+        page, waiting, reported = NetPage.of_this_process(), Once(), False
         slot = page.order(order, self.lease.control, self.lease.number, self.lease.left_s)
 
         def report() -> None:
-            nonlocal told
+            nonlocal reported
             hits, size, is_over = page.read(HITS, slot), page.read(LAST_BYTES, slot), not self.lease.on
             text = f"{order.kind.name.lower()} hit {hits} {order.kind.of_what}, the last of {size} bytes"
-            if is_over or (hits and not told):
+            if is_over or (hits and not reported):
                 self.emit(wire.Kind.NOTE, {"text": text, "fault": self.fault, "hits": hits})
-            if hits and not told and order.kind == NetKind.CORRUPT:
+            if hits and not reported and order.kind == NetKind.CORRUPT:
                 effect = f"a byte of a transfer of {size} bytes came out wrong"
                 self.emit(wire.Kind.EFFECT, {"fault": self.fault, "effect": effect})
-            told, waiting.on = told or hits > 0, not is_over
+            reported, waiting.on = reported or hits > 0, not is_over
 
         self._agent.lasting.on_steps.append((waiting, report))
 

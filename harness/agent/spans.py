@@ -1,4 +1,5 @@
-"""Spans: where the tensors that were digested in memory lie in the file. Also digests the rest of the file."""
+"""Finds the spans: the places in the file of the tensors that were digested in memory. Also digests the rest of the
+file."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _READ = 1 << 20
 
 
 def spans_of_zip(file: BinaryIO, digests: dict[str, tuple[int, str]]) -> list[tuple[int, int, str]]:
-    """The (offset, bytes, digests) of each record of a torch.save file. Raises ValueError if one is missing."""
+    """The (offset, bytes, digests) of each record of a torch.save file. Raises ValueError if a record is missing."""
     spans = []
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():

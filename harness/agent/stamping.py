@@ -1,10 +1,9 @@
-"""Records when each collective of this rank begins and ends (stamps.py), with its real end if that can be seen.
+"""Records when each collective of this rank begins and ends (stamps.py), with its real end if that is visible.
 
-Torch returns while an asynchronous collective is in progress. Its Work object then tells when it is over: it is asked
-at the next collective, and ten times a second by a thread. A functional collective is over when its result was waited
-for. This works on the CPU only: to query a CUDA event may spoil the capture of a graph. So on a GPU a stamp ends when
-the call returns, which is when the collective was enqueued.
-"""
+Torch returns while an asynchronous collective is in progress. Its Work object can be asked whether the collective has
+ended. This is done at the next collective, and ten times a second by a thread. A functional collective has ended when
+the job has waited for its result. All this works on the CPU only, because a query of a CUDA event may break the capture
+of a CUDA graph. On a GPU, a stamp ends when the call returns, that is when the collective was enqueued."""
 
 from __future__ import annotations
 

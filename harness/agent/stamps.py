@@ -82,11 +82,12 @@ class Stamps:
         self._words[0] = MAGIC
 
     def known(self, name: str) -> int | None:
-        """The code that `group` has assigned to a process group; None if it has not."""
+        """The code that `group` has given to a process group. None if it has none yet."""
         return self._groups.get(name)
 
     def group(self, name: str, ranks: Iterable[int] | None = None) -> int:
-        """The code of a process group; made at its first call. Groups beyond GROUPS share the last code."""
+        """The code of a process group, which the first call makes. If there are more than GROUPS groups, the rest share
+        the last code."""
         code = self._groups.get(name)
         if code is None:
             code = self._groups[name] = min(len(self._groups), GROUPS - 1)
@@ -129,8 +130,8 @@ class Stamps:
 
 
 def read_stamps(path: str | Path) -> list[Stamp]:
-    """The last collectives of one rank process, in the order in which they began. Raises ValueError if it is no file of
-    stamps (or not complete yet), OSError if it can't be read."""
+    """The last collectives of one rank process, in the order in which they began. Raises ValueError if the file is no
+    file of stamps or not complete yet, OSError if it can't be read."""
     raw, again = Path(path).read_bytes(), Path(path).read_bytes()
     if not len(raw) == len(again) == SIZE:
         raise ValueError(f"{path}: a file of stamps has {SIZE} bytes")

@@ -2,9 +2,8 @@
 each step and before the first, and the norm of the gradient.
 
 A check sum shows that two runs differ, but not how much. A *sketch* does: the norm of all parameters, and SUMS sums
-over the parameters, each with different signs. If two runs differ, each sum differs by about the norm of the difference
-(Johnson and Lindenstrauss).
-"""
+over the parameters. In each sum, every parameter has its own sign, + or -. If the parameters of two runs differ, each
+sum differs by about the norm of the difference (Johnson and Lindenstrauss)."""
 
 from __future__ import annotations
 
@@ -29,7 +28,8 @@ class StateHook:
         careful = agent.careful("state")
         self._agent, self._torch = agent, import_module("torch")
         self._norms: deque[float] = deque(maxlen=MEMORY)
-        # Loads and saves before the last backward: what the parameters are after these, a job may have changed.
+        # The number of loads and saves before the last backward. After a load or save, the job may have changed the
+        # parameters.
         self._handled: tuple[int, int] | None = None
         self.backward_over, self.step_over = careful(self._note_norm), careful(self._note_parameters)
 
@@ -78,7 +78,8 @@ class StateHook:
 
 
 def _norms(torch: Any, tensors: Sequence[Any]) -> Any:
-    """The norm of each tensor, in float32, or in float64 if a tensor has that type, which torch refuses to narrow."""
+    """The norm of each tensor, in float32. In float64 if some tensor has that type, because torch refuses to narrow
+    it."""
     plain = [tensor.detach().coalesce().values() if tensor.is_sparse else tensor.detach() for tensor in tensors]
     real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in plain]
     wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in real) else torch.float32
@@ -97,7 +98,8 @@ def parameters(optimizers: Sequence[Any]) -> list[Any]:
 
 
 def moments(optimizers: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-    """The tensors that these optimizers keep for each parameter, such as Adam's two averages, with a place for each."""
+    """The tensors that these optimizers keep for each parameter, such as Adam's two averages, each with a number that
+    identifies it."""
     for place, parameter in enumerate(parameters(optimizers)):
         # ZeroRedundancyOptimizer has None for parameters whose state another rank keeps.
         states = (state for optimizer in optimizers if (state := optimizer.state.get(parameter)) is not None)
@@ -111,5 +113,5 @@ def is_shared_out(optimizer: Any) -> bool:
     inner = getattr(optimizer, "optim", None)
     if not hasattr(inner, "param_groups"):
         return False
-    own, all_ = ({id(each) for each in parameters([which])} for which in (inner, optimizer))
+    own, all_ = ({id(each) for each in parameters([trainer])} for trainer in (inner, optimizer))
     return own < all_

@@ -1,4 +1,4 @@
-"""Hooks of backwards and optimizer steps: they feed the counter, and write the event of each iteration."""
+"""The hooks of backwards and optimizer steps. They feed the counter, and write the event of each iteration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .trained import Trained
 from .wire import Kind, Phase
 
 _FROM_A_THREAD = (
-    "a thread of the job's own fetches batches ahead, and which of them the loop took from it could not be seen"
+    "a thread of the job fetches batches ahead, and it could not be seen which of them the loop took from it"
 )
 
 
@@ -129,8 +129,8 @@ class StepHooks:
 
         module.GradScaler.step = step
 
-    # From here to `_emit_step`: what runs in every step. Torch has just filled the processor's caches, so that each
-    # function that is called costs far more than in a loop of its own. Keep the calls few.
+    # The functions from here to `_emit_step` run in every step. Torch has just filled the processor's caches, so a
+    # function call costs much more than in a loop. Keep the calls few.
 
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         agent = self._agent
@@ -158,7 +158,8 @@ class StepHooks:
             self._follow(closed)
 
     def finish(self) -> None:
-        """The process ends. Ends an iteration that was still open because its end was not certain yet."""
+        """Must be called when the process ends. Closes an iteration that was left open because a further optimizer step
+        could have belonged to it."""
         if self._counter.finish().after:
             self._agent.careful("steps")(self._emit_step)(True)
         self._agent.careful("loss")(self._losses.poll)()
@@ -237,13 +238,13 @@ class StepHooks:
         return closed if closed is NOTHING else self._seal(closed)
 
     def _dropped(self, optimizer: Any) -> None:
-        """A step that the job gives up is no iteration (torchft does this when a replica is gone)."""
+        """The job clears gradients without a step (torchft does this when a replica is gone). This is no iteration."""
         if self._counter.dropped(id(optimizer)):
             self._trained.drop()
             self._agent.tally.now = Segment(before=self._agent.tally.now.before)
 
     def _state_loads(self, optimizer: Any) -> None:
-        """A job loads an optimizer's state during an iteration: this iteration does not count."""
+        """The job loads an optimizer's state during an iteration. This iteration does not count."""
         self._agent.orders.puts_back(optimizer)
         self._trained.put_back()
         self._agent.tally.now = Segment(before=self._agent.tally.now.before)
@@ -322,8 +323,8 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def _trains_nothing(optimizer: Any) -> bool:
-    """Whether a step before any backward only makes the optimizer's state, for a load to fill: no gradient is other
-    than zero."""
+    """Whether this step, which comes before any backward, only creates the optimizer's state, so that a load can fill
+    it. True if all gradients are zero."""
     gradients = [
         tensor.grad for group in optimizer.param_groups for tensor in group["params"] if tensor.grad is not None
     ]

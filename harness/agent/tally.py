@@ -1,4 +1,5 @@
-"""Collects what was seen of the current iteration, by segment, until the counter says which segments belong to it."""
+"""Collects the observations of the current iteration, by segment, until the counter knows which segments belong to
+it."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from .digests import Batch
 
 @dataclass(frozen=True)
 class Shown:
-    """The training state in a few bytes; see state.py."""
+    """The training state at one time, in a few bytes; see state.py."""
 
     parameters: str  # a check sum
     moments: str  # a check sum of the optimizers' moments
@@ -63,7 +64,8 @@ class Tally:
                 whole.norm = segment.norm
             whole.opt_step = segment.opt_step if whole.opt_step is None else whole.opt_step
             whole.sched_step = segment.sched_step if whole.sched_step is None else whole.sched_step
-            # An iteration is skipped only if all its steps were, since otherwise the parameters have changed.
+            # An iteration is skipped only if all its optimizer steps were skipped. Otherwise the parameters have
+            # changed.
         whole.skipped = None if any(segment.skipped is None for segment in taken) else bool(taken) and all(
             segment.skipped for segment in taken
         )  # fmt: skip

@@ -1,8 +1,7 @@
-"""In a torchrun on a job of one node: says where its attempts begin.
+"""Runs in the torchrun of a job of one node. Records the number of its first attempt.
 
-Each torchrun counts its restarts from 0, and a script may start it again (`until torchrun train.py; do sleep 1; done`).
-The attempts of the next one go on after those of the one before.
-"""
+Each torchrun counts its restarts from 0, and a script may start torchrun again (`until torchrun train.py; do sleep 1;
+done`). The attempts of the next torchrun are numbered after those of the torchrun before."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def _safely(work: Callable[[], Any]) -> Any:
 
 
 def _begin() -> Callable[[], object]:
-    """Record where the attempts begin. The result is to be called if the torchrun ends well."""
+    """Records where the attempts begin. Returns a function that must be called if the torchrun ends successfully."""
     folder = Path(AgentPlan.read(os.environ[wire.ENV_PLAN]).events)
     first = first_attempt(folder, int(os.environ.get(wire.ENV_ATTEMPT_BASE, "0")))
     os.environ[wire.ENV_ATTEMPT_BASE] = str(first)  # the workers inherit it
@@ -67,8 +66,9 @@ def _begin() -> Callable[[], object]:
 
 def first_attempt(folder: Path, submitted: int) -> int:
     """The number of a torchrun's first attempt. `submitted`: the first attempt of the submission. A torchrun that
-    follows a failed one continues the same training, so its attempts are counted on. Torchruns side by side, or one
-    after another that ended successfully, may not: they keep the same number, and no verdict is made of their steps."""
+    follows a failed torchrun continues the same training, so its attempts are counted on. Torchruns at the same time,
+    or one after another with success, may be separate trainings. They all begin with `submitted`, and their steps then
+    count for no verdict."""
     for event in _torchruns(folder):
         if (event.attempt or 0) >= submitted and (event.data["ended"] or _is_other(event)):
             return submitted
@@ -83,6 +83,6 @@ def _torchruns(folder: Path) -> Iterator[wire.Event]:
 
 
 def _is_other(event: wire.Event) -> bool:
-    """Whether it is of another process, which is still there."""
+    """Whether the event is from another process that still exists."""
     pid, ticks = event.data["pid"], event.data["start_ticks"]
     return pid != os.getpid() and ticks is not None and wire.start_ticks(pid) == ticks

@@ -1,4 +1,4 @@
-"""Which batches a segment was trained on: the batches whose tensors went through the model before a backward."""
+"""Finds the batches that a segment was trained on: batches whose tensors went through the model before a backward."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Trained:
         self._ring.pass_over(self._handed_out)
 
     def put_back(self) -> None:
-        """An earlier state is loaded: the batches since the last segment will not be trained on."""
+        """The job loads an earlier state. The batches since the last segment will not be trained on."""
         if self._forwards or self._committed:
             for batch in self._forwards:
                 if batch is not None:

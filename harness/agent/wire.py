@@ -1,9 +1,7 @@
-"""The names of environment variables and the events that the agent and the harness share. `plan`, `page` and
-`quantities` are shared too.
+"""The names of environment variables, and the events that the agent and the harness share. They also share `plan`,
+`page` and `quantities`.
 
-Both sides import this file, and the agent may run under a Python without torchaos, so it imports the standard library
-only.
-"""
+The agent may run in a Python without torchaos, so this file imports the standard library only."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from . import packed
 
 VERSION = 1
 
-# The only variables of ours in the job's environment.
+# These are the only variables of torchaos in the job's environment.
 ENV_PLAN = "TORCHAOS_PLAN"  # path of the agent's plan; without it the agent does not start
 ENV_RUN_ID = "TORCHAOS_RUN_ID"  # marks every process of one run, so that orphans can be found
 ENV_ATTEMPT_BASE = "TORCHAOS_ATTEMPT_BASE"  # attempts that earlier submissions and torchruns used up
@@ -102,13 +100,13 @@ _FLOATS = "list[float | None] | None"
 _HIT = {"fault": "str", "phase": "str | None", "global_step": "Whole | None"}
 _RANK = {"pid": "Whole", "start_ticks": "Whole | None", "local_rank": "Whole | None", "world_size": "Whole | None"}
 
-# The keys of each kind of event, and the types of their values, which `record/events/payloads.py` explains (`Whole`:
-# an integer of 64 bits). A key with a question mark may be missing. Writers refuse a payload without one of the others;
-# readers refuse values of other types, and accept further keys. Times are in seconds, sizes in bytes.
+# The keys of each kind of event, and the types of their values, which `record/events/payloads.py` explains (`Whole`: an
+# integer of 64 bits). A key with a question mark may be missing. Writers refuse a payload that lacks another key.
+# Readers refuse values of other types, and accept further keys. Times are in seconds, sizes in bytes.
 PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.STAGE: {"stage": "str"},  # the harness begins this stage of the run
     Kind.NOTE: {"text": "str"},  # a text that is shown with the verdict
-    # interrupted: by somebody outside; enough: on purpose
+    # interrupted: by a person or program outside of torchaos; enough: the scenario ended the run on purpose
     Kind.STOPPED: {"reason": "str", "interrupted?": "bool", "enough?": "bool"},
     Kind.PROBED: {"probe": "str", "holds": "bool"},  # by a condition that looks at something; + reason
     Kind.JOB_STARTED: {"submission": "Whole", "pid": "Whole"},  # the command was started, by its own pid
@@ -129,7 +127,7 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.ELASTIC_TEARDOWN: {"pid": "Whole", "signal": "str", "local_rank?": "Whole | None"},
     Kind.ELASTIC_RENDEZVOUS: {"done": "bool"},  # begun, or done
     Kind.ELASTIC_RESTART: {"attempts_left": "Whole | None"},  # torchelastic starts the workers again
-    # a torchrun, whose first attempt is that of the event, begins, or has ended well
+    # a torchrun begins, or has ended successfully; the event's attempt is its first attempt
     Kind.TORCHRUN: {"pid": "Whole", "start_ticks": "Whole | None", "ended": "bool"},
     # a rank was seen alive; + gpu. inner_pid: its pid as the rank itself knows it, in a container
     Kind.RANK_UP: {**_RANK, "node": "Whole | None", "inner_pid?": "Whole"},
@@ -145,7 +143,7 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.AGENT_ENDED: {"unseen": "list[str]"},  # hooks that were installed and never fired
     # losses: a float for each backward (None: not copied yet); samples: a digest for each row that was trained on
     # (None: not seen); indices: dataset indices of the same batches (None: there are none); lr: a rate for each
-    # parameter group; opt_step, sched_step: the own counters of the optimizer and the scheduler; phases: seconds by
+    # parameter group; opt_step, sched_step: the step counters of the optimizer and the scheduler; phases: seconds by
     # phase; skipped: a GradScaler skipped the optimizer step
     Kind.STEP: {
         "losses": _FLOATS, "samples": "list[str | float | None] | None", "indices": "Any", "lr": _FLOATS,
@@ -168,9 +166,9 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.HELD: {**_HIT, "pid?": "Whole | None"},  # the pacer waits at the Moment
     Kind.APPLYING: {**_HIT, "pid": "Whole | None"},  # this process is about to apply the fault
     Kind.APPLIED: {"fault": "str"},  # the fault was applied
-    # it was taken back, or not (verified: false)
+    # the fault was taken back; verified false: that failed, or could not be checked
     Kind.ROLLED_BACK: {"fault": "str", "verified": "bool", "reason?": "str | None"},
-    # it did not land; + ended_before: the run ended first
+    # the fault did not land; ended_before: the run ended first
     Kind.MISSED: {"fault": "str", "reason": "str"},
     Kind.EFFECT: {"fault": "str", "effect": "str"},  # an injector's observation; + node: where it was felt
     # Counters of the kernel for the job's own connections since the fault was applied, and round trips in ms.
@@ -182,7 +180,7 @@ PAYLOADS: Mapping[Kind, Mapping[str, str]] = {
     Kind.GUARDED: {"record": "str", "handles": "list[str]", "why?": "str | None"},
     # the reaper has undone a handle
     Kind.HEALED: {"record": "str", "handle": "dict", "verified": "bool", "fault?": "str", "reason?": "str | None"},
-    # Reported by observers outside the job. ranks: the culprits, if known; since_s: CLOCK_MONOTONIC
+    # Reported by observers outside the job. ranks: the culprits, if known; since_s: seconds of CLOCK_MONOTONIC
     Kind.HANG_SUSPECTED: {"observer": "str", "ranks": "list[Whole]", "since_s": "float"},
     # + the result of the diagnosis
     Kind.HANG_DECLARED: {"observers": "list[str]", "ranks": "list[Whole]", "since_s": "float"},
@@ -212,7 +210,7 @@ class Event:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_line(self) -> bytes:
-        # Not dataclasses.asdict: its deep copy of the payload takes longer than all the rest of a step's event.
+        # dataclasses.asdict is not used: its deep copy of the payload takes longer than the rest of the work.
         return _encode({**self.__dict__, "kind": self.kind.value}).encode() + b"\n"
 
     @classmethod
@@ -231,8 +229,8 @@ class Event:
 
 
 class EventFile:
-    """The writer of one journal file. Each event is a single write(2), so it survives SIGKILL, and children that the
-    process forks can write to the same file."""
+    """The writer of one journal file. Each event is a single write(2), so it survives SIGKILL, and forked children of
+    the process can write to the same file."""
 
     def __init__(self, path: Path, source: str, rank: int | None = None, attempt: int | None = None) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -282,8 +280,8 @@ def rank_of(environ: Mapping[str, str]) -> int:
 
 
 def attempt_of(environ: Mapping[str, str]) -> int:
-    """The attempt that a rank belongs to. On several nodes it is the round of the rendezvous, because each torchelastic
-    agent counts only its own restarts. Raises ValueError if a variable is not a number."""
+    """The attempt that a rank belongs to. If the job has several nodes, it is the round of the rendezvous, because each
+    torchelastic agent counts only its own restarts. Raises ValueError if a variable is not a number."""
     base = int(environ.get(ENV_ATTEMPT_BASE, "0"))
     return base + int(environ.get(ENV_ROUND) or environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 

@@ -1,4 +1,4 @@
-"""Wrappers for the files that a save writes to, which digest all that is written."""
+"""Wrappers for the files that a save writes to. They digest everything that is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .helper import Helper
 
 
 class Tee:
-    """An open file that digests what is written to it."""
+    """An open file that digests everything that is written to it."""
 
     def __init__(self, file: Any, helper: Callable[[], Helper]) -> None:
         self._file, self._helper = file, helper

@@ -1,9 +1,8 @@
-"""The shapes that everything else is built on. A new fault, assertion, launcher, probe, condition or checkpoint format
-is a class that fits one of them; none of them names a particular one.
+"""The interfaces that plug-ins and rooms agree on. A new fault, assertion, launcher, probe, condition or checkpoint
+format is a class that fits one of them. No interface mentions a particular implementation.
 
-Arrows point one way: injectors and assertions import the harness, never the other way round. All names are imported
-from here, and a module of this package is named after what its shapes are about.
-"""
+Injectors and assertions import the harness, and the harness never imports them. All names are imported from this
+package. Each module is named after its subject."""
 
 from torchaos.harness.contracts.errors import ChaosError, UsageError
 from torchaos.harness.contracts.faults import Evidence, Handle, Hits, Injector, Irreversible, Target, Where

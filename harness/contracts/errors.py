@@ -1,10 +1,10 @@
-"""The errors that a user reads."""
+"""The errors whose text is shown to the user."""
 
 from __future__ import annotations
 
 
 class ChaosError(Exception):
-    """An error whose text is meant for the user: it says where, what is wrong, and what to do. Never shown as a
+    """An error whose text is meant for the user: it says where, what is wrong, and what to do. It is never shown as a
     traceback."""
 
     exit_code = 5

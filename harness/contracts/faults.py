@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from torchaos.harness.undo.touches import Touches
 
 Where = Literal["rank", "node"]
-# as_targeted: agents when the target names nodes, else ranks; the others: no process that can be named beforehand
+# as_targeted: agents if the target names nodes, else ranks. nodes, files, endpoints: no process is known beforehand.
 Hits = Literal["ranks", "agents", "as_targeted", "nodes", "files", "endpoints"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """The resolved target of a fault: ranks (global), or whole nodes by index. Faults of files and endpoints have
+    """The resolved target of a fault: global ranks, or whole nodes by index. A fault of files or endpoints has
     neither."""
 
     ranks: tuple[int, ...]
@@ -30,7 +30,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Irreversible:
-    """Why a fault can't be undone; its `rollback` then means that the job's supervisor takes over."""
+    """A change that can't be undone, and why. The job's supervisor must deal with it."""
 
     why: str
 
@@ -49,20 +49,22 @@ class Evidence:
 
 @runtime_checkable
 class Handle(Protocol):
-    """How to undo one change, as data: a frozen dataclass whose fields are JSON. A small closed set, in
+    """The undo of one change, as data: a frozen dataclass whose fields are JSON. The closed set of handles is in
     undo/handles."""
 
     kind: ClassVar[str]
 
     def touches(self) -> Touches:
-        """The things that it may touch; checked before a fault lands, and before changes from a log are undone."""
+        """The processes, files and other things that it may change. They are checked before a fault lands, and before
+        changes from a log are undone."""
 
     def restore(self) -> None:
-        """Sets the known-good state. May be called again; checks identity first, and leaves everything else alone."""
+        """Restores the known-good state. It may be called again. It checks the identity of each thing first, and
+        changes nothing else."""
 
     def restored(self) -> bool:
-        """Whether the known-good state is there. The identity of the thing is checked, because its absence alone proves
-        nothing."""
+        """Whether the known-good state is there. The identity of the thing is checked too, because a missing thing
+        alone proves nothing."""
 
 
 @runtime_checkable
@@ -76,7 +78,7 @@ class Injector(Protocol):
     needs: ClassVar[frozenset[str]]  # capabilities of the machine and of the launch, see running/capabilities.py
     lethal: ClassVar[bool]
     hits: ClassVar[Hits]
-    # What a class does not declare from here on, it gets from `Fault` when the registry loads it.
+    # A class gets the attributes below from `Fault` when the registry loads it, if it does not declare them.
     lasting: ClassVar[bool]
     phase: ClassVar[str | None]
     late: ClassVar[bool]
@@ -90,16 +92,17 @@ class Injector(Protocol):
         """The injector with every random choice made. Pure; no other method makes random choices."""
 
     def changes(self, site: NodeSite) -> Sequence[Handle] | Irreversible:
-        """Everything that `apply` may change, read before `apply` runs. Changes nothing."""
+        """Everything that `apply` may change. It is called before `apply`, and changes nothing itself."""
 
     def apply(self, site: Any) -> None:
         """Causes the fault. `site` is a RankSite in the rank, and a NodeSite outside."""
 
     def probes(self, site: NodeSite) -> Sequence[Probe]:
-        """Further probes that run while the fault is on."""
+        """Probes that run while the fault is on, in addition to those of the run."""
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Proof from the journal that the fault took effect, or None. Pure. The agent's word alone is no proof."""
+        """Proof from the journal that the fault took effect, or None. Pure. An event of the target's own agent is no
+        proof by itself."""
 
     def felt_by_twin(self, record: Record, twins: Sequence[Record], fault: str) -> Evidence | None: ...
 

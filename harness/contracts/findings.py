@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 class Need(str, Enum):
-    """Data that an assertion needs; each switches on hooks or stages."""
+    """The data that an assertion needs. Each kind switches on hooks of the agent or stages of the run."""
 
     STEPS = "steps"
     LOSS = "loss"
     SAMPLES = "samples"
     CHECKPOINTS = "checkpoints"  # saves and loads as events
-    INVENTORY = "inventory"  # what lies on disk afterwards, tensor by tensor
+    INVENTORY = "inventory"  # the checkpoints on disk after the run, tensor by tensor
     TWIN = "twin"
     STATE = "state"  # a check sum of the parameters after each step, and the gradient's norm
     HANGS = "hangs"  # observed from outside: suspected, declared, and who is to blame
     LEFTOVERS = "leftovers"  # processes, ports and shared memory that are still there when the job has ended
-    COLLECTIVES = "collectives"  # when each began and ended, in the files of agent/stamps.py
+    COLLECTIVES = "collectives"  # begin and end of each collective, in the files of agent/stamps.py
 
 
 class Outcome(str, Enum):
@@ -34,11 +34,11 @@ class Outcome(str, Enum):
 class Harm(str, Enum):
     """What a failure of an assertion means for a job."""
 
-    WRONG_RESULT = "wrong result"  # what it computes or keeps is not what it would have been
-    LOST_WORK = "lost work"  # it went on from an older checkpoint than it had
-    SLOW = "slow"  # it took longer, or more restarts, than allowed
-    REACTION = "reaction"  # nobody noticed, or did what was to be done
-    ENDING = "ending"  # it did not end as it should
+    WRONG_RESULT = "wrong result"  # its results or checkpoints differ from those without the fault
+    LOST_WORK = "lost work"  # it resumed from an older checkpoint than its newest
+    SLOW = "slow"  # it took more time or more restarts than allowed
+    REACTION = "reaction"  # the fault was not noticed, or the expected reaction did not come
+    ENDING = "ending"  # the job did not end as expected
     OTHER = "other"
 
 
@@ -51,15 +51,15 @@ class What(str, Enum):
     SAMPLES = "samples"
     PARAMETERS = "parameters"  # after the step
     REPLICAS = "replicas"  # ranks that should hold the same parameters, after the step
-    LOADED = "loaded checkpoint"  # of that step, with wrong contents
-    SAVED = "saved checkpoint"  # of that step
+    LOADED = "loaded checkpoint"  # a checkpoint of that step, with wrong contents
+    SAVED = "saved checkpoint"  # a checkpoint of that step
     ABSENT = "absent step"  # it never took place
-    ENDING = "ending"  # the job did not come back, or did not end as it should; the step is the last one seen
+    ENDING = "ending"  # the job did not come back, or did not end as expected; the step is the last that was seen
 
 
 @dataclass(frozen=True)
 class First:
-    """The first quantity that was wrong, and its global step: it separates a cause from its consequences."""
+    """The first quantity that was wrong, and its global step. It helps to tell a cause from its consequences."""
 
     what: What
     step: int
@@ -74,7 +74,7 @@ class Finding:
     measured: Mapping[str, Any] = field(default_factory=dict)
     bound: Mapping[str, Any] = field(default_factory=dict)
     first: First | None = None
-    cause: str = ""  # the likeliest, in a few words; the reason has it too
+    cause: str = ""  # the most likely cause in a few words, which the reason also contains
 
 
 def passed(reason: str, **measured: Any) -> Finding:
@@ -92,19 +92,19 @@ def inconclusive(reason: str, **measured: Any) -> Finding:
 @runtime_checkable
 class Assertion(Protocol):
     """One question about a run. A frozen dataclass: its fields are the bounds that the scenario gives. `harm`,
-    `expects_recovery` and `judge_replicas` are optional: the registry gives them to a class that lacks them."""
+    `expects_recovery` and `judge_replicas` are optional: the registry adds them to a class that lacks them."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]]
-    harm: ClassVar[Harm] = Harm.OTHER  # what it means when it fails
+    harm: ClassVar[Harm] = Harm.OTHER  # what a failure means for the job
 
     @property
     def expects_recovery(self) -> bool:
-        """Whether the job is meant to recover from its faults, and not to give up."""
+        """Whether the job is expected to recover from its faults, and not to give up."""
         return True
 
     def judge(self, run: Record, twins: Sequence[Record]) -> Finding:
-        """Pure: reads the records and nothing else."""
+        """The answer, from the records alone. Pure."""
 
     def judge_replicas(self, run: Record, twins: Sequence[Record]) -> Finding:
         """Judges a job of several replicas; it may be one of the functions of judging/replicas.py."""

@@ -1,4 +1,4 @@
-"""The shape of a checkpoint format."""
+"""The interface of a checkpoint format."""
 
 from __future__ import annotations
 

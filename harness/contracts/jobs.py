@@ -1,4 +1,4 @@
-"""A job: what starts it, and its nodes and ranks."""
+"""A job: how it is started, and its nodes and ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What a launcher needs to start the job once. Paths are absolute; placeholders are filled in."""
+    """Everything that a launcher needs to start the job once. Paths are absolute; placeholders are filled in."""
 
     argv: tuple[str, ...]
     cwd: Path
@@ -21,17 +21,17 @@ class JobSpec:
     log: Path  # where stdout and stderr go
     submission: int  # from 0: how often the job has been submitted before
     nodes: int = 1  # for a launcher that makes its nodes
-    own_env: Mapping[str, str] = field(default_factory=dict)  # of `env`, what this machine's environment does not have
-    checkpoints: Path | None = None  # where the job keeps them
-    container: Mapping[str, Any] = field(default_factory=dict)  # of nodes that are containers, see the grammar
-    replicas: int = 1  # so many commands side by side, a torchrun of its own each
-    replica_ranks: int = 0  # of each of them, where there are several
-    busy_nodes: int = 0  # so many nodes are started at once, and the others when all ranks are up; 0: all at once
+    own_env: Mapping[str, str] = field(default_factory=dict)  # the part of `env` that differs from this machine's
+    checkpoints: Path | None = None  # the folder of the job's checkpoints
+    container: Mapping[str, Any] = field(default_factory=dict)  # if nodes are containers: settings, see the grammar
+    replicas: int = 1  # how many commands run at the same time, each with its own torchrun
+    replica_ranks: int = 0  # ranks of each replica, if there are several replicas
+    busy_nodes: int = 0  # how many nodes start at once; the others start when all ranks are up; 0: all at once
 
 
 @dataclass(frozen=True)
 class RankProcess:
-    """One live rank; (pid, start_ticks) identifies the process for ever."""
+    """One live rank. (pid, start_ticks) identifies the process for ever."""
 
     rank: int
     local_rank: int
@@ -40,8 +40,8 @@ class RankProcess:
     start_ticks: int
     attempt: int
     world_size: int
-    gpu: int = 0  # NVML's index of the GPU that it uses, as far as its environment tells
-    inner_pid: int = 0  # in the pid namespace of its own that a container gives it; 0: it has none
+    gpu: int = 0  # NVML's index of its GPU, as far as its environment shows
+    inner_pid: int = 0  # its pid in the container's pid namespace; 0: it is in no container
 
     @property
     def own_pid(self) -> int:
@@ -57,12 +57,12 @@ class Node(Protocol):
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Variables that this node adds to the environment of the spec; the launcher has respected what the user
-        set."""
+        """Variables that this node adds to the job's environment. A variable that the user has set keeps the user's
+        value."""
 
     @property
     def link(self) -> Link | None:
-        """Its link to the other nodes; None if faults can't touch it."""
+        """Its link to the other nodes. None if faults can't change the link."""
 
     def argv(self, command: Sequence[str]) -> list[str]:
         """The command with the prefix that runs it on this node: none, nsenter, docker exec, srun."""
@@ -82,27 +82,27 @@ class LiveNode(Protocol):
         """The mark of the job's processes; the mark of a fault's helper begins with it."""
 
     def processes(self) -> Mapping[int, int]:
-        """The job's processes on this node, as they are now: start times (clock ticks since boot) by pid."""
+        """The job's processes on this node at this time: start times (clock ticks since boot) by pid."""
 
     def start_again(self) -> int:
         """Starts the job's command on this node once more, and returns its pid. Raises ChaosError if the job is over,
         or the command still runs."""
 
     def keep_place(self) -> None:
-        """Announces that the node will come back: the job is not over before that, whatever happens to the other
+        """Announces that the node will come back. Until then the job has not ended, whatever happens to the other
         nodes."""
 
 
 class Launcher(Protocol):
-    """The part that each platform writes. The rest (ranks, attempts, logs, resubmission) is in
-    running/launchers/job.py. Attributes with a value here are optional: the registry gives them to a class that lacks
+    """The part of a launcher that differs between platforms. The rest (ranks, attempts, logs, resubmission) is in
+    running/launchers/job.py. Attributes with a value here are optional: the registry adds them to a class that lacks
     them."""
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()  # capabilities of the machine
     cannot: ClassVar[Mapping[str, str]] = {}  # by injector, or by what it hits: what to write instead
-    replicas: ClassVar[bool] = False  # it starts the replicas of job.replicas, each with a torchrun of its own
-    sets_rendezvous: ClassVar[bool] = False  # its nodes' environment tells torchrun where they meet
+    replicas: ClassVar[bool] = False  # it can start the replicas of job.replicas, each with its own torchrun
+    sets_rendezvous: ClassVar[bool] = False  # the environment of its nodes has the rendezvous address for torchrun
 
     @staticmethod
     def needs_of(command: Sequence[str], env: Mapping[str, str]) -> frozenset[str]:
@@ -110,6 +110,6 @@ class Launcher(Protocol):
         return frozenset()
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        """What `create` will make, so that its undo is on disk before it is made."""
+        """The things that `create` will make, so that their undo is on disk before they are made."""
 
     def create(self, spec: JobSpec) -> Sequence[Node]: ...

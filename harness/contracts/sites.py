@@ -55,8 +55,8 @@ class NodeSite(Site, Protocol):
 
     @property
     def checkpoints(self) -> Path | None:
-        """The folder of the job's checkpoints in the scenario: outside the run's own folder, a fault may touch only
-        these files."""
+        """The folder of the job's checkpoints, as the scenario gives it. Outside the run's own folder, a fault may
+        touch only the files in it."""
 
     @property
     def guarded(self) -> Sequence[Handle]:
@@ -67,11 +67,12 @@ class NodeSite(Site, Protocol):
         """The folder in which `File.of` saves copies to restore."""
 
     def check(self, changes: Sequence[Handle]) -> None:
-        """Checks targets and handles. Raises TargetGone if a target is another process by now, or if one of these
-        handles is not guarded."""
+        """Checks targets and handles. Raises TargetGone if the pid of a target now belongs to another process, or if
+        one of these handles is not guarded."""
 
     def release(self) -> None:
         """Lets the rank that is held at the Moment continue now, before `apply` returns."""
 
     def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
-        """Waits until the targets are gone. Returns the pids that are left after that time."""
+        """Waits at most `timeout_s` seconds until the target processes have ended. Returns the pids that are still
+        alive."""

@@ -1,4 +1,4 @@
-"""Observers of a running job, and the questions about what they see."""
+"""The interfaces of observers of a running job, and of conditions on their observations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Emit = Callable[[Kind, Mapping[str, Any]], Event]
 
 
 class Probe(Protocol):
-    """Observes from outside, and only emits events. `sample` is called every `period_s` seconds."""
+    """Observes the job from outside, and only emits events. `sample` is called every `period_s` seconds."""
 
     period_s: float
 
@@ -25,7 +25,8 @@ class Probe(Protocol):
 
 @dataclass(frozen=True)
 class Watched:
-    """Where the probes of conditions look. `mark`: the run id that a command which they start must carry."""
+    """The folders that the probes of conditions may look at. `mark`: the run id, which every command that a probe
+    starts must have in its environment."""
 
     run_dir: Path
     checkpoints: Path | None
@@ -34,19 +35,20 @@ class Watched:
 
 
 class Condition(Protocol):
-    """Something that holds or not, seen from the events so far. A frozen dataclass: fields come from the scenario. All
-    but `holds` is optional: the registry gives it to a class that lacks it."""
+    """A statement about the run that is true or false, judged from the events so far. A frozen dataclass: its fields
+    come from the scenario. Everything except `holds` is optional: the registry adds it to a class that lacks it."""
 
-    about_job: ClassVar[bool] = True  # as a stop condition it says something about the job, and not about the machine
+    about_job: ClassVar[bool] = True  # it is about the job, not about the machine; matters for a stop condition
 
     def holds(self, events: Sequence[Event], now_s: float) -> bool | None:
-        """Pure. `now_s` is CLOCK_MONOTONIC. None: not known (yet)."""
+        """Whether it is true now. Pure. `now_s`: seconds of CLOCK_MONOTONIC. None: not known, or not known yet."""
 
     def probes(self, at: Watched) -> Sequence[Probe]:
-        """Probes to run while the run lasts. Equal probes of several conditions run once."""
+        """The probes that must run during the run. Equal probes of several conditions run once."""
         return ()
 
     @staticmethod
     def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> Mapping[str, Any]:
-        """Parameters that are derived from the planned faults, and replace those in the scenario. Raises UsageError."""
+        """Parameters that are computed from the planned faults, and replace those in the scenario. Raises
+        UsageError."""
         return {}

@@ -1,4 +1,4 @@
-"""Makes sure that changes are on disk, and identifies inodes."""
+"""Makes sure that changes are on disk, and tells when a file was made."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def write_atomically(path: Path, text: str, private: bool = False) -> None:
 
 
 def born_ns(path: Path) -> int:
-    """When the inode was made, in nanoseconds since the epoch, by statx(2); 0 if that is not known. An inode number
-    alone identifies no file: file systems give the number of a removed file to the next one."""
+    """When the file was made, in nanoseconds since the epoch, by statx(2); 0 if that is not known. An inode number
+    alone does not identify a file, because file systems give the number of a removed file to a new file."""
     import ctypes  # slow to import, and the reaper must start quickly
 
     statx = getattr(ctypes.CDLL(None, use_errno=True), "statx", None)

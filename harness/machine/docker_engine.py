@@ -1,8 +1,8 @@
-"""The Docker engine: its address, and requests to it. Everything that a run makes has the run's id as a label.
+"""The Docker engine: its address, and requests to it. Everything that a run makes in the engine has the run's id as a
+label.
 
 The engine must be on this machine, with a Unix socket, because the harness also reads the nodes' processes, files and
-network from this machine.
-"""
+network from this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchaos.harness.contracts import UsageError
 
 RUN, NODE = "torchaos.run", "torchaos.node"  # names of labels
 USUAL = "unix:///var/run/docker.sock"
-ANSWER_S = 20.0  # seconds for one request; to remove a container on a busy disk takes some
+ANSWER_S = 20.0  # seconds for one request; removing a container from a busy disk takes several
 
 
 class EngineError(OSError):
@@ -34,14 +34,15 @@ def address() -> str:
 
 @contextmanager
 def engine(where: str, timeout_s: float = ANSWER_S) -> Iterator[Any]:
-    """A docker.APIClient. Its errors inside the `with` block become EngineErrors with the engine's own words."""
+    """Gives a docker.APIClient. Inside the `with` block, its errors become EngineErrors with the message of the
+    engine."""
     _check_socket(where)
     try:
         import docker
         from docker.errors import DockerException
         from requests.exceptions import RequestException
     except ImportError as error:
-        raise EngineError(f"Docker can't be talked to: {error}; pip install 'torchaos[docker]'") from error
+        raise EngineError(f"no connection to Docker: {error}; pip install 'torchaos[docker]'") from error
     client = None
     try:
         client = docker.APIClient(base_url=where, version="auto", timeout=timeout_s)
@@ -55,7 +56,7 @@ def engine(where: str, timeout_s: float = ANSWER_S) -> Iterator[Any]:
 
 
 def _check_socket(where: str) -> None:
-    """Raises EngineError if the address is no socket. A damaged undo log may name any file."""
+    """Raises EngineError if there is no socket at the address. An undo log may be damaged and name any file."""
     try:
         found = stat.S_ISSOCK(os.stat(where.removeprefix("unix://")).st_mode)
     except (OSError, ValueError) as error:

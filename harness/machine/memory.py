@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage collection during the block, or the function that this decorates. A long record has a million objects
-    that stay; each collection would look at all of them."""
+    """Switches garbage collection off during the block, or during the function that it decorates. A long record has a
+    million objects that stay alive, and each collection would visit all of them."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,5 @@
-"""The C libraries that processes of the job load: built with the package, or compiled into the user's cache."""
+"""The C libraries that processes of the job load. They are built with the package, or compiled into the user's
+cache."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def compiler() -> str | None:
 
 @dataclass(frozen=True)
 class Library:
-    """A library in C. `what`: its name in messages. `name`: its file, which the package puts into the folder with its
-    sources."""
+    """A library in C. `what`: its name in messages. `name`: its file. If it was built with the package, the file is in
+    the folder of its sources."""
 
     what: str
     name: str
@@ -82,14 +83,15 @@ _MAX_PLUGIN_PATH = 254  # NCCL ignores a longer one
 
 
 def nvtx_environment(pages: Path) -> dict[str, str]:
-    """The variables with which the job loads the NVTX library. `pages`: the ranks' folder. Raises UsageError."""
+    """The environment variables that make the job load the NVTX library. `pages`: the folder for the ranks' pages.
+    Raises UsageError if there is no library."""
     pages.mkdir(mode=0o700, exist_ok=True)
     return {ENV_INJECTION: str(NVTX.path()), ENV_NVTX: str(pages)}
 
 
 def nccl_net_environment(pages: Path) -> dict[str, str]:
-    """The variables that make NCCL use torchaos's network plug-in, and no other. `pages`: the ranks' folder. Raises
-    UsageError."""
+    """The environment variables that make NCCL use torchaos's network plug-in, and no other. `pages`: the folder for
+    the ranks' pages. Raises UsageError if there is no library."""
     path = str(NCCL_NET.path())
     if len(path) > _MAX_PLUGIN_PATH or "," in path:
         raise UsageError(f"NCCL can't load {path}: it takes a path of {_MAX_PLUGIN_PATH} characters, without a comma")

@@ -1,4 +1,4 @@
-"""A network namespace, identified by the process that keeps it. Nothing is changed in the machine's own namespace."""
+"""A network namespace, identified by a process in it. Nothing is changed in the machine's own namespace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Space:
         return cls(pid, ticks)
 
     def alive(self) -> bool:
-        """Whether its process lives. Without the process, the namespace is gone or about to go."""
+        """Whether the process is alive. Without the process, the namespace is gone or will soon be gone."""
         return start_ticks(self.pid) == self.start_ticks and os.path.exists(f"/proc/{self.pid}/ns/net")
 
     def enter(self, command: Sequence[str], cwd: Path | None = None) -> list[str]:

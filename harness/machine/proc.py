@@ -23,7 +23,7 @@ class Stat(NamedTuple):
     parent: int
     ticks: int  # start time in clock ticks since boot
     cpu_ticks: int  # that it has used, in user mode and in the kernel
-    status: int  # how it ended, as of waitpid(2); it counts for a zombie alone
+    status: int  # how it ended, as in waitpid(2); only meaningful for a zombie
 
 
 def stat(pid: int) -> Stat | None:
@@ -38,7 +38,8 @@ def stat(pid: int) -> Stat | None:
 
 
 def inner_pid(pid: int) -> int:
-    """The pid in the process's own pid namespace. 0 if that is our namespace, or if there is no such process."""
+    """The pid of a process in its own pid namespace. 0 if that is also our namespace, or if there is no such
+    process."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             line = next((line for line in file if line.startswith(b"NSpid:")), b"")
@@ -49,8 +50,8 @@ def inner_pid(pid: int) -> int:
 
 
 def in_namespace_of(first: int, own: int) -> int | None:
-    """The pid, in our namespace, of the process that has the pid `own` in the pid namespace of the process `first`.
-    None if there is none."""
+    """The pid, in the pid namespace of this process, of the process that has the pid `own` in the pid namespace of the
+    process `first`. None if there is none."""
     with suppress(OSError):
         space = os.stat(f"/proc/{first}/ns/pid").st_ino
         for pid in _pids():
@@ -70,9 +71,9 @@ def boot_id() -> str:
 
 
 def host() -> str:
-    """The name of the machine that this process's pids belong to, the same in each boot. Several machines may share a
-    home directory, and several containers a machine, its name and its boot id: a container's pid namespace is named
-    too."""
+    """The name of the machine to which this process's pids belong, the same in each boot. Several machines may share a
+    home directory, and several containers may share a machine, with its name and boot id. So the name of a container
+    includes its pid namespace."""
     try:
         with open("/etc/machine-id") as file:
             machine = file.read().strip()
@@ -82,7 +83,7 @@ def host() -> str:
 
 
 def _pid_namespace() -> tuple[str, ...]:
-    """Empty in the namespace that the machine began with."""
+    """The number of this process's pid namespace, or nothing in the first namespace of the machine."""
     with suppress(OSError):
         number = os.stat("/proc/self/ns/pid").st_ino
         return () if number == _FIRST_PID_NAMESPACE else (str(number),)
@@ -105,7 +106,7 @@ def hold(pid: int, ticks: int) -> Iterator[int | None]:
     """A pidfd of the process that started at `ticks`. None if it is gone or a zombie, or if the pid belongs to another
     process now.
 
-    Raises OSError if /proc can't be read, since every process would then seem gone."""
+    Raises OSError if /proc can't be read, because then every process would seem to be gone."""
     if start_ticks(os.getpid()) is None:
         raise OSError("/proc can't be read, so it is unknown which processes exist")
     if start_ticks(pid) != ticks:
@@ -117,15 +118,15 @@ def hold(pid: int, ticks: int) -> Iterator[int | None]:
         yield None
         return
     try:
-        # From now on the pidfd stands for one process, so check now that it is the right one.
+        # The pidfd now stands for one process for ever, so check that it is the right process.
         yield fd if start_ticks(pid) == ticks and not _ended([fd], time.monotonic()) else None
     finally:
         os.close(fd)
 
 
 def kill(processes: Mapping[int, int], deadline: float) -> list[int]:
-    """Send SIGKILL to each pid that still has the given start time, and wait until they are gone or CLOCK_MONOTONIC is
-    at `deadline` (seconds). Returns the pids that are left. SIGKILL also ends stopped processes."""
+    """Sends SIGKILL to each pid that still has the given start time. Waits until they are gone, or until
+    CLOCK_MONOTONIC is at `deadline` (seconds). Returns the pids that are left. SIGKILL also ends stopped processes."""
     left = []
     items = list(processes.items())
     for some in (items[start : start + _AT_ONCE] for start in range(0, len(items), _AT_ONCE)):
@@ -139,8 +140,8 @@ def kill(processes: Mapping[int, int], deadline: float) -> list[int]:
 
 
 def end(find: Callable[[], Mapping[int, int]], timeout_s: float = END_S) -> list[int]:
-    """SIGKILL to all processes that `find` finds (start times by pid), until there are none. Returns the pids that are
-    left after the time, because they are stuck in the kernel, say."""
+    """Sends SIGKILL to all processes that `find` returns (start times by pid), again and again until it returns none.
+    Returns the pids that are left after `timeout_s` seconds, for example because they are stuck in the kernel."""
     deadline = time.monotonic() + timeout_s
     while members := find():  # again, because processes may be born meanwhile
         left = kill(members, deadline)
@@ -158,7 +159,7 @@ def send(processes: Mapping[int, int], number: int) -> None:
 
 
 def _sigkill(pidfd: int) -> bool:
-    """False if that is not permitted, so that nobody waits for the process."""
+    """Sends SIGKILL. False if that is not permitted; then the caller must not wait for the process."""
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
@@ -184,10 +185,10 @@ def _ended(fds: list[int], deadline: float) -> set[int]:
 
 
 def family(run_id: str, variable: str = ENV_RUN_ID) -> dict[int, int]:
-    """The start times, by pid, of all living processes of a job: processes with its mark in the environment
+    """The start times, by pid, of all living processes of a job: the processes that have its mark in the environment
     (`variable`), and all their descendants (a rank that sets its title may have overwritten its environment).
 
-    Never this process or its ancestors, nor other descendants of these."""
+    Never includes this process and its ancestors, nor other descendants of these."""
     table = {pid: found for pid in _pids() if (found := stat(pid)) and found.state not in "ZX"}
     spared = _lineage()
     children: dict[int, list[int]] = {}
@@ -247,7 +248,8 @@ def _marked(pid: int, variable: str, value: str) -> bool:
 
 
 def image(pid: int) -> tuple[bytes, bytes] | None:
-    """Command line and environment of a process, as set by its last exec; forks have the same. None if unreadable."""
+    """Command line and environment of a process, as set by its last exec. A forked process has the same. None if they
+    can't be read."""
     try:
         return _image(pid)
     except OSError:
@@ -255,8 +257,8 @@ def image(pid: int) -> tuple[bytes, bytes] | None:
 
 
 def wait_for_forks(parent: tuple[bytes, bytes], timeout_s: float) -> None:
-    """Wait at most `timeout_s` seconds until no process has the image of `parent`, which is dead. A child that it
-    forked just before its death calls exec next, and only then carries a mark."""
+    """Waits at most `timeout_s` seconds until no process has the command line and environment of `parent`, which is
+    dead. A child that `parent` forked just before its death gets its mark only when it calls exec."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and any(image(pid) == parent for pid in _pids() if pid != os.getpid()):
         time.sleep(0.001)

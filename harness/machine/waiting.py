@@ -11,9 +11,9 @@ _LOOK_MS = 500  # milliseconds
 
 
 def wait_for(process: subprocess.Popen[Any]) -> int:
-    """Wait for the process and return its exit code (negative: the signal's number). Popen.wait would sleep in a single
-    system call, but Python runs signal handlers only between bytecodes of the main thread. A signal that comes right
-    before that call, or that the kernel delivers to another thread, would wait for the end."""
+    """Waits for the process and returns its exit code (negative: the number of a signal). Popen.wait would sleep in a
+    single system call. Python runs signal handlers only between bytecodes of the main thread, so the handler of a
+    signal that comes right before that call, or in another thread, would run only when the process has ended."""
     if process.returncode is not None:
         return process.returncode
     try:

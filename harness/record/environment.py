@@ -1,4 +1,5 @@
-"""Records what a run depended on: interpreters, versions, the machine. It may explain a difference between two runs."""
+"""Records the environment of a run: interpreters, versions, the machine. It may explain a difference between two
+runs."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from torchaos.harness.record.plan import Plan
 
 
 def resolve_program(name: str, cwd: Path) -> str:
-    """The absolute path of a command's program: as the shell would find it, or else beside torchaos's own Python (a
-    virtual environment that was not activated). Raises UsageError if there is none."""
+    """The absolute path of a command's program. It is searched like in a shell, and then beside torchaos's own Python
+    (for a virtual environment that was not activated). Raises UsageError if it is not found."""
     found = shutil.which(name if "/" not in name else str(cwd / name)) or shutil.which(
         name, path=str(Path(sys.executable).parent)
     )
@@ -32,7 +33,8 @@ def resolve_program(name: str, cwd: Path) -> str:
 
 
 def job_python(command: Sequence[str]) -> str:
-    """The interpreter of the job: the program itself, or the interpreter in its first line, or else torchaos's own."""
+    """The Python interpreter of the job: the program itself, or the interpreter in the program's first line, or
+    torchaos's own."""
     program = Path(command[0])
     if program.name.startswith("python"):
         return str(program)
@@ -74,8 +76,8 @@ print(json.dumps([(d.metadata["Name"], d.version, folder(d)) for d in m.distribu
 
 @lru_cache
 def ranks_per_node(python: str, word: str, env: frozenset[tuple[str, str]]) -> int | None:
-    """The number that torchrun uses for `--nproc-per-node gpu`, `cpu` or `auto` on this machine, with the job's own
-    torch; None if it refuses the word, or can't be asked."""
+    """The number of ranks that torchrun makes for `--nproc-per-node gpu`, `cpu` or `auto` on this machine. The job's
+    own torch is asked. None if it refuses the word, or can't be asked."""
     code = "import sys, torch.distributed.run as r; print(r.determine_local_world_size(sys.argv[1]))"
     try:
         done = subprocess.run(
@@ -102,7 +104,7 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 
 def commit_of(folder: Path) -> str:
-    """The commit of a folder's checkout, with `-dirty` if tracked files were changed; empty if not known."""
+    """The commit that is checked out in the folder, with `-dirty` if tracked files were changed. Empty if not known."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

@@ -1,4 +1,5 @@
-"""Reads finished runs from disk: their directories and the files of `--json`, which may be moved, cut or damaged."""
+"""Reads finished runs from disk: run directories, and files of `--json`. They may have been moved, cut off or
+damaged."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _MOST_BYTES = 32 << 20  # of a file
 
 
 def result_in(folder: RunDir) -> Result:
-    """The result as written. Raises OSError if there is none, UsageError if it can't be read."""
+    """The result of a run. Raises OSError if there is none, UsageError if it can't be read."""
     return Result.from_json(_json(folder.result))
 
 

@@ -1,7 +1,7 @@
 """The plan of a run, made before anything is done: targets, moments, parameters, needs.
 
-A Plan is data (JSON): `run` executes it, a dry run prints it, a replay reads it back. All random choices are already
-made, each fault with a stream of its own, so that removing a fault changes no other."""
+A Plan is data (JSON): `run` executes it, a dry run prints it, a replay reads it again. All random choices are already
+made. Each fault has its own random stream, so removing a fault changes no other."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from torchaos.harness.machine.disk import owner_only
 from torchaos.harness.record.secrecy import mask_env, mask_words
 from torchaos.harness.record.stored import read_as
 
-# Why a fault was missed whose trigger had not come by then.
+# The reason why a fault was missed if its trigger had not been reached when the run ended.
 ENDED_BEFORE = "the run ended before its trigger was reached"
 
 
 @dataclass(frozen=True)
 class After:
-    """A trigger that is seen from outside: a time after the launch, or after something happened to another fault."""
+    """A trigger that is seen from outside: a time after the launch, or after an event of another fault."""
 
     delay_s: float = 0.0
     fault: str | None = None  # None: after the job's launch
     state: str = "applied"  # applied, felt, recovered, rolled_back
     checkpoints: int = 0  # and this many checkpoints have been saved since
-    not_before_s: float = 0.0  # beside `fault`: and so long after the launch
-    lethal: bool = False  # who is hit by that fault dies of it, at once or a while later
-    lasting: bool = False  # that fault is taken back while the run goes on, and has to be before anything has recovered
+    not_before_s: float = 0.0  # with `fault`: at least so many seconds after the launch
+    lethal: bool = False  # the target of that fault dies of it, at once or later
+    lasting: bool = False  # that fault is taken back during the run; a recovery can only come after that
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,19 @@ class PlannedJob:
     nodes: int
     timeout_s: float
     checkpoints: str | None = None
-    checkpoints_size: int | None = None  # bytes, of a file system of its own that is made there
+    checkpoints_size: int | None = None  # bytes of a file system that is made at that path
     endpoints: Mapping[str, str] = field(default_factory=dict)  # host:port by name
     log: Mapping[str, Any] | None = None
     resubmit_times: int = 0
     resubmit_delay_s: float = 0.0
     attach_pid: int | None = None
-    replicas: int = 1  # each a torchrun of its own, with an equal share of the ranks; each counts as a node
-    container: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # what the nodes are made from, where they are containers
-    busy_nodes: int = 0  # how many have ranks at first (the others are spare); 0: all have
+    replicas: int = 1  # each has its own torchrun, an equal share of the ranks, and counts as a node
+    container: Mapping[str, Any] = field(default_factory=dict)  # if nodes are containers: their settings
+    busy_nodes: int = 0  # how many nodes have ranks at first (the others are spare); 0: all
 
     @property
     def per_node(self) -> int:
-        """The number of ranks on a node that has any."""
+        """The number of ranks on a node that has ranks."""
         return max(1, self.world_size // (self.busy_nodes or self.nodes))
 
 
@@ -96,7 +94,7 @@ class Plan:
     asserts: tuple[Named, ...]
     steady_state: tuple[Named, ...] = ()
     stop: tuple[Named, ...] = ()
-    until: tuple[Named, ...] = ()  # all of them together end the run on purpose
+    until: tuple[Named, ...] = ()  # when all of them hold, the run is ended on purpose
     launcher: str = "local"
     max_ranks: int | None = None
     max_nodes: int | None = None
@@ -104,22 +102,23 @@ class Plan:
     max_duration_s: float | None = None  # of each fault
     never_ranks: tuple[int, ...] = ()
     never_nodes: tuple[int, ...] = ()
-    consent: tuple[str, ...] = ()  # to what can hurt the host, given by scenario and command line
+    consent: tuple[str, ...] = ()  # to faults that can harm the host, from the scenario and the command line
     twin: Mapping[str, Any] = field(default_factory=dict)  # {"runs": how many at most}; empty: none wanted
     hooks: tuple[str, ...] = ()
-    collect: tuple[Need, ...] = ()  # what the assertions want to see
+    collect: tuple[Need, ...] = ()  # the data that the assertions need
     needs: tuple[str, ...] = ()  # capabilities
     version: int = 1
 
-    # Also of its parts: the keys tell triggers apart. Python 3.10 can't evaluate a ClassVar without its type.
+    # Parts of the plan forbid unknown keys too, because the keys tell one kind of trigger from the other. Python 3.10
+    # can't evaluate a ClassVar without its type.
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
     def masked(self) -> Plan:
-        """The plan as it may be shown and kept, without the secrets in the job's command and environment. The plan
-        itself is what is run."""
+        """The plan for showing and storing, without the secrets in the job's command and environment. The run itself
+        uses the unmasked plan."""
         job = replace(self.job, command=mask_words(self.job.command), env=mask_env(self.job.env))
         return replace(self, job=job)
 
@@ -135,6 +134,6 @@ class Plan:
 
 
 def stream(seed: int, fault: str) -> random.Random:
-    """The random stream of one fault: a function of only the seed and the fault's id."""
+    """The random stream of one fault. It depends only on the seed and the fault's id."""
     digest = hashlib.blake2b(f"{seed}/{fault}".encode(), digest_size=8).digest()
     return random.Random(int.from_bytes(digest, "big"))

@@ -1,5 +1,4 @@
-"""Everything that a run left, in the form that assertions and injectors judge: read-only, and no file is opened
-again."""
+"""Everything that a run left, for assertions and injectors to judge. It is read-only, and opens no file later."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ class Record(RunEvents):
 
     @cached_property
     def exited(self) -> Event | None:
-        """How the job's last command ended, if that was seen."""
+        """The event of the end of the job's last command, if that was seen."""
         return next((event for event in reversed(self.beside_steps) if event.kind is Kind.JOB_EXITED), None)
 
     @property
@@ -48,18 +47,19 @@ class Record(RunEvents):
 
     @cached_property
     def stopped(self) -> Event | None:
-        """Why the run was ended before the job ended by itself. The job may still save, and end with exit code 0."""
+        """The event that says why the run was ended before the job ended by itself. The job may still have saved, and
+        may have ended with exit code 0."""
         return next(self.of_kind(Kind.STOPPED), None)
 
     @property
     def ended_on_purpose(self) -> bool:
-        """Whether the run was ended because it had shown enough."""
+        """Whether the scenario ended the run on purpose (`until`)."""
         return any(event.data.get("enough") for event in self.of_kind(Kind.STOPPED))
 
     @classmethod
     @uncollected()
     def load(cls, folder: RunDir) -> Record:
-        """Reads a run directory. Raises UsageError if the folder lacks what a record needs, or if that is damaged."""
+        """Reads a run directory. Raises UsageError if a needed file is missing or damaged."""
         try:
             artifacts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.artifacts.glob("*.json"))}
             damaged, gaps = list[str](), Gaps()

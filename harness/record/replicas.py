@@ -1,8 +1,8 @@
-"""A job of several replicas, each a torchrun of its own, as in torchft: which parts of a run belong to which replica.
-Pure.
+"""Splits the record of a job of several replicas, each with its own torchrun, as in torchft. Pure.
 
-In the journal ranks are numbered one replica after the other. The record of one replica is the record of an ordinary
-job: its ranks count from 0, its torchrun is the job's command, and its restarts are the attempts."""
+In the journal, the ranks of all replicas are numbered one after the other. The record of one replica looks like the
+record of an ordinary job: its ranks count from 0, its torchrun is the job's command, and its restarts are the
+attempts."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def records_of(run: Record) -> list[Record]:
 
 
 def without_steps(run: Record) -> Record:
-    """The record without steps, for a page that would otherwise show steps, samples and checkpoints of all replicas as
-    if they were of one torchrun."""
-    told = {
+    """The record without steps, samples and checkpoints. A page would otherwise show those of all replicas as if they
+    came from one torchrun."""
+    of_steps = {
         Kind.STEP, Kind.LOSS, Kind.LOG_STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.RENAMED,
         Kind.LOAD_BEGIN, Kind.LOAD_END,
     }  # fmt: skip
-    return replace(run, events=tuple(event for event in run.events if event.kind not in told))
+    return replace(run, events=tuple(event for event in run.events if event.kind not in of_steps))
 
 
 def _record_of(run: Record, replica: int) -> Record:

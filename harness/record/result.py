@@ -1,4 +1,4 @@
-"""The result of one scenario: the form of result.json, and the input of every report."""
+"""The result of one scenario. It is written to result.json, and every report is made from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, Mapping, Sequence
 
 from torchaos.harness.contracts import UsageError
 
-SCHEMA = 1  # of result.json: counted up when a reader of the old shape would misread the new one
+SCHEMA = 1  # of result.json; increased when older readers would misunderstand the new form
 
 
 class Verdict(str, Enum):
@@ -36,7 +36,7 @@ class ExitCode(IntEnum):
         return Verdict.__members__.get(self.name, Verdict.ERROR)
 
 
-# The worst of several: 3 > 4 > 5 > 1 > 2 > 0.
+# From the worst to the best: 3, 4, 5, 1, 2, 0.
 _SEVERITY = (
     ExitCode.USAGE,
     ExitCode.ROLLBACK,
@@ -48,13 +48,13 @@ _SEVERITY = (
 
 
 def worst(codes: list[ExitCode]) -> ExitCode:
-    """The worst exit code of several scenarios; bad usage if there is none, because then nothing was shown."""
+    """The worst of these exit codes. If there is none: bad usage, because then nothing was shown."""
     return min(codes, key=_SEVERITY.index, default=ExitCode.USAGE)
 
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the verdict: an assertion, the faults (landed, felt, outlived), or the rollback."""
+    """One line of the verdict: an assertion, the faults, or the rollback."""
 
     name: str
     kind: Literal["assertion", "faults", "rollback"]
@@ -62,18 +62,18 @@ class Case:
     reason: str
     measured: Mapping[str, Any] = field(default_factory=dict)
     bound: Mapping[str, Any] = field(default_factory=dict)
-    seconds: tuple[str, ...] = ()  # which of these figures are durations
+    seconds: tuple[str, ...] = ()  # the keys of `measured` and `bound` that are durations
     follows: str | None = None  # the failed case that this failure follows from
-    cause: str = ""  # the likeliest, in a few words; the reason has it too
+    cause: str = ""  # the most likely cause in a few words, which the reason also contains
 
     @property
     def full_reason(self) -> str:
-        """The reason, after the name of the case from which it follows."""
+        """The reason. If this case follows from another case, that case is named first."""
         return f"(follows from {self.follows}) {self.reason}" if self.follows else self.reason
 
 
 def root_first(cases: Sequence[Case]) -> list[Case]:
-    """The cases in the order of reports: a case that follows from another case comes right after it."""
+    """The cases in the order of reports: a case that follows from another case comes right after that case."""
     found = [case for case in cases if case.follows is None]
     for case in (case for case in reversed(cases) if case.follows is not None):
         at = next((place for place, one in enumerate(found, 1) if one.name == case.follows), len(found))
@@ -92,8 +92,9 @@ class FaultResult:
     rollback: str  # "not needed: a kill can't be undone", "verified", "INCOMPLETE: ..."
     verdict: Verdict
     reason: str
-    proved: bool = True  # it landed as planned and was felt: the run is evidence, whatever came of the fault
-    # What was asked of a network and what was measured, by name: {"delay_ms": {"asked": 50.0, "measured": 50.3}}
+    proved: bool = True  # it landed as planned and was felt, so the run is evidence
+    # The values that were requested of a network and the measured values, by name: {"delay_ms": {"asked": 50.0,
+    # "measured": 50.3}}
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
@@ -123,22 +124,23 @@ class Result:
     cases: tuple[Case, ...] = ()
     steps: int | None = None  # the highest global step that counts
     attempts: int = 0
-    twin: str = ""  # which twin it was judged against, or why there was none
+    twin: str = ""  # the twin with which it was compared, or why there was none
     reproduce: str = ""  # the command line that runs it again
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # recognised causes in torch or gloo, hooks that failed, what can't be seen
-    decided_by: str = ""  # the case that decided; empty if none did: passed, ended early, a damaged journal
+    decided_by: str = ""  # the case that decided; empty if passed, ended early, or with a damaged journal
 
     schema: int = SCHEMA
 
     def to_json(self) -> dict[str, Any]:
-        """JSON that every reader accepts: NaN and infinities as words, lone surrogates as escapes."""
+        """JSON that every reader accepts. NaN and infinities become words, lone surrogates become escapes."""
         found: dict[str, Any] = _as_json(asdict(self))
         return found
 
     @classmethod
     def from_json(cls, raw: Any) -> Result:
-        """Ignores unknown keys. Raises UsageError if this is no result, or of a later schema."""
+        """The result, from its JSON. Ignores unknown keys. Raises UsageError if it is no result, or of a later
+        schema."""
         try:
             if int(raw["schema"]) > SCHEMA:
                 raise UsageError(

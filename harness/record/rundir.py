@@ -1,16 +1,16 @@
-"""Where everything of one run lies. One folder, readable by its owner only; `judge` works on it offline.
+"""The run directory: everything of one run in one folder, readable by its owner only. `judge` needs nothing else.
 
-scenario.yaml       the file as it was, byte for byte; with the other job in it, if it was run with another job
-plan.json           what was going to happen (plan.Plan)
-agent/plan.json     what the ranks read (plan.AgentPlan); agent/pages/*.page: one control page per fault
-agent/manifests/    what each save wrote, chunk by chunk (agent/manifest.py), where checkpoints are watched
-agent/reads/        which of the job's own files each rank of a twin read (agent/reads.py)
-agent/stamps/       when each rank's last collectives began and ended (agent/stamps.py), where something asks for it
+scenario.yaml       the scenario file, unchanged; with the other job in it, if it was run with another job
+plan.json           the plan (plan.Plan)
+agent/plan.json     the plan for the ranks (plan.AgentPlan); agent/pages/*.page: one control page per fault
+agent/manifests/    digests of each save, chunk by chunk (agent/manifest.py), if checkpoints are watched
+agent/reads/        the job's own files that each rank of a twin read (agent/reads.py)
+agent/stamps/       begin and end of each rank's last collectives (agent/stamps.py), if an assertion needs them
 events/*.jsonl      the journal: one writer per file; merged only on reading; `torchaos events` prints it
 logs/job-N.log      stdout and stderr of submission N, as they came
-undo/               undo.jsonl, and the copies that File handles restore from
-job/                what `{run}` stands for in the scenario: the job's own files
-artifacts/*.json    what the collect stage read: inventory.json, environment.json
+undo/               undo.jsonl, and the saved copies for File handles
+job/                the folder `{run}` of the scenario: the job's own files
+artifacts/*.json    data from the collect stage: inventory.json, environment.json
 twins/N             a link to (or copy of) the record of the Nth twin
 result.json, junit.xml, report.html
 """
@@ -92,7 +92,7 @@ class RunDir:
 
     def create(self, finish: bool = False) -> RunDir:
         """Makes the folders with mode 0700. Raises UsageError if `root` exists, is a link, or can't be made. `finish`:
-        it may exist half made, if it is this user's own and has nothing else in it."""
+        `root` may exist already, if it belongs to this user and contains nothing but files of a run directory."""
         own = (self.events, self.logs, self.undo, self.job, self.artifacts, self.twins)
         folders = (self.pages.parent, self.pages, *own)
         try:
@@ -111,11 +111,11 @@ class RunDir:
 
     def _only(self, paths: Sequence[Path]) -> None:
         if strange := sorted(set(os.listdir(self.root)) - {path.name for path in paths}):
-            raise UsageError(f"{self.root}: there is {strange[0]}, which no run directory has; choose another folder")
+            raise UsageError(f"{self.root}: it contains {strange[0]}, so it is no run directory; choose another folder")
         self.own(*(path for path in paths if os.path.lexists(path)))
 
     def check(self) -> RunDir:
-        """Returns itself. Raises UsageError unless `root` is a run directory of this user."""
+        """Returns this object. Raises UsageError unless `root` is a run directory of this user."""
         try:
             found = os.lstat(self.root)
         except OSError as error:
@@ -127,17 +127,17 @@ class RunDir:
         return self.own(*self._own_paths())
 
     def own(self, *paths: Path) -> RunDir:
-        """Checks the owners of paths, before anything is read. Raises UsageError unless each path belongs to this user
-        and is no link."""
+        """Raises UsageError unless each path belongs to this user and is no link. Must be called before anything is
+        read. Returns this object."""
         for path in paths:
             found = os.lstat(path)
             if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
-                what = "a link" if stat.S_ISLNK(found.st_mode) else "another user's"
-                raise UsageError(f"{path}: it is {what}, which torchaos never puts there; use it as it was left")
+                problem = "a link" if stat.S_ISLNK(found.st_mode) else "another user's"
+                raise UsageError(f"{path}: it is {problem}, which torchaos never makes; use an unchanged run directory")
         return self
 
     def _own_paths(self) -> Iterator[Path]:
-        """All paths in it except the job's own files."""
+        """All paths in the run directory except the job's own files."""
         for folder, below, names in os.walk(self.root):
             if Path(folder) == self.root and "job" in below:
                 below.remove("job")

@@ -1,6 +1,5 @@
-"""Keeps secrets out of records and reports. A secret is recognised by the name of a variable or an option, by the form
-of a text, and by the values that this process's environment has under such names. The job itself gets everything
-unchanged."""
+"""Keeps secrets out of records and reports. A secret is recognised by the name of a variable or an option, by its form,
+or because this process's environment has the same value under such a name. The job itself gets everything unmasked."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ _OPTION_NAME = (
 )
 _OPTION = re.compile(rf"""(?i)((?<![\w-])--?{_OPTION_NAME})(=|\s+)('[^']*'|"[^"]*"|[^\s'"-][^\s'"]*)""")
 _OPTION_ALONE = re.compile(rf"(?i)--?{_OPTION_NAME}")
-# NAME=value, also behind a dotted path as in `--set job.env.NAME=value`; quoted values as a whole.
+# NAME=value, also after a dotted path as in `--set job.env.NAME=value`. A quoted value is masked as a whole.
 _ASSIGNMENT = re.compile(r"""(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]*)=('[^']*'|"[^"]*"|[^\s'"]+)""")
-# `NAME: value` of YAML and JSON. A value without quotes is all up to the end of the line; `|` begins a block.
+# `NAME: value` of YAML and JSON. A value without quotes goes to the end of the line; `|` begins a block.
 _PAIR = re.compile(r"""(?<![\w.-])(\\?["']|)([\w-]+)\1[ \t]*:[ \t]*""")
 _PAIR_NAME = re.compile(
     r"(?i)[\w-]*(?:token|(?:secret|passw(?:or)?d|passphrase|credential|(?:api|access|private|auth)[-_]?key)[\w-]*)"
@@ -34,8 +33,8 @@ _LOOKS = re.compile(
     r"|(?<=[Bb]earer )[\w.~+/=-]{8,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 )
-_STANDS_FOR_ONE = ("VALUE", "...", "…")
-_SHORTEST = 8  # characters of a value that is looked for everywhere; shorter ones are ordinary words
+_PLACEHOLDERS = ("VALUE", "...", "…")
+_SHORTEST = 8  # characters; shorter values are ordinary words, so texts are not searched for them
 
 
 def is_secret(name: str) -> bool:
@@ -56,7 +55,7 @@ def mask_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def mask_words(words: Iterable[str]) -> tuple[str, ...]:
-    """The words of a command, masked; the word after `--token` counts as a secret too."""
+    """The words of a command, masked. The word after an option such as `--token` counts as a secret too."""
     found: list[str] = []
     behind = False
     for word in words:
@@ -103,12 +102,12 @@ def _is_secret_pair(name: str, value: str) -> bool:
 
 
 def _assigns_a_secret(found: re.Match[str]) -> bool:
-    """`KEY=VALUE` in a text that only explains how to write something is no secret."""
-    return is_secret(found[1]) and found[2].rstrip(",.;:)") not in _STANDS_FOR_ONE
+    """Whether `NAME=VALUE` contains a secret. In a text that only explains how to write something, it does not."""
+    return is_secret(found[1]) and found[2].rstrip(",.;:)") not in _PLACEHOLDERS
 
 
 def _masked(text: str) -> str:
-    """The masked text, with as many lines as before."""
+    """The masked text. It has as many lines as before."""
     return MASK + "\n" * text.count("\n")
 
 

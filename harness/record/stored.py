@@ -24,8 +24,8 @@ def read_as(shape: type[Shape], text: bytes | str) -> Shape:
 
 
 def made_as(shape: type[Shape], raw: Mapping[str, Any]) -> Shape:
-    """Makes the dataclass from JSON that was parsed already. Less strict than `read_as`: the number 1 may be the text
-    "1"."""
+    """Makes the dataclass from JSON that was already parsed. Less strict than `read_as`: the number 1 may be given as
+    the text "1". Raises ValueError."""
     try:
         found: Shape = _adapter(shape).validate_python(raw)
         return found

@@ -1,4 +1,4 @@
-"""Words for people about plans: targets, triggers, durations."""
+"""Describes parts of a plan in words: targets, triggers, durations."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def moment_in_words(when: Moment | After) -> str:
 
 
 def _phase_in_words(when: Moment) -> str:
-    which = when.collectives
-    if which is None:
+    filter_ = when.collectives
+    if filter_ is None:
         return when.phase.value.replace("_", " ") if when.phase else ""
     parts = [
-        which.operation or "collective",
-        f"of group {which.group}" if which.group else "",
-        f"of at least {which.min_bytes} bytes" if which.min_bytes is not None else "",
-        f"of at most {which.max_bytes} bytes" if which.max_bytes is not None else "",
+        filter_.operation or "collective",
+        f"of group {filter_.group}" if filter_.group else "",
+        f"of at least {filter_.min_bytes} bytes" if filter_.min_bytes is not None else "",
+        f"of at most {filter_.max_bytes} bytes" if filter_.max_bytes is not None else "",
     ]
     return " ".join(part for part in parts if part)
 

@@ -2,7 +2,7 @@
 packages.
 
 offers.py finds which plug-ins exist, without importing them. A class is loaded when it is needed, and refused if it
-doesn't fit the interface in contracts: above all, an injector that doesn't declare how it is undone."""
+doesn't fit the interface in contracts. In particular, an injector is refused if it doesn't declare how it is undone."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Group:
-    one: str  # what one of them is called
+    singular: str  # the name of a plug-in of this group in messages
     shape: type
-    says: tuple[str, ...]  # class attributes
-    does: tuple[str, ...]  # methods
-    defaults: type[Any] = object  # has what is optional, for classes that do not declare it
-    may: tuple[str, ...] = ()  # what is optional
+    says: tuple[str, ...]  # class attributes that every plug-in must have
+    does: tuple[str, ...]  # methods that every plug-in must have
+    defaults: type[Any] = object  # the class that has the default of each optional attribute
+    may: tuple[str, ...] = ()  # optional attributes and methods
 
 
 _GROUPS = {
@@ -70,8 +70,8 @@ def phase_of(injector: str) -> Phase | None:
 
 
 def is_lethal(injector: str) -> bool:
-    """Whether the target dies of the fault. True also for each fault that hits a torchrun process: its ranks may live
-    on as orphans, but the job has not recovered."""
+    """Whether the target dies of this fault. Also True for each fault that hits a torchrun process: its ranks may
+    survive as orphans, but the job has not recovered."""
     found = find("injectors", injector)
     return bool(found.lethal or found.hits == "agents")
 
@@ -83,13 +83,14 @@ def family_of(injector: str) -> str:
 
 
 def lasts(injector: str) -> bool:
-    """Whether such a fault is on until it is undone, and does not end by itself."""
+    """Whether such a fault is on until it is undone. False if it ends by itself."""
     found = find("injectors", injector)
     return not found.lethal and bool("node" in found.where or found.lasting)
 
 
 def injectors() -> dict[str, type[contracts.Injector]]:
-    """All injectors by name. Raises UsageError if one can't be loaded, as the other functions do."""
+    """All injectors by name. Raises UsageError if one of them can't be loaded. The other functions of this module do
+    the same."""
     return all_of("injectors")
 
 
@@ -106,7 +107,7 @@ def all_of(group: str) -> dict[str, type[Any]]:
 
 
 def names(group: str) -> tuple[str, ...]:
-    """The registered names, in alphabetical order; nothing is loaded."""
+    """The registered names, in alphabetical order. No plug-in is loaded."""
     return tuple(sorted({offer.name for offer in offered(group)}))
 
 
@@ -119,22 +120,22 @@ def find(group: str, name: str) -> type[Any]:
         raise UsageError(unknown(group, name))
     if len(found) > 1:
         origins = " and by ".join(sorted(offer.origin for offer in found.values()))
-        raise UsageError(f"{kind.one} {name!r} is given by {origins}; uninstall one")
+        raise UsageError(f"{kind.singular} {name!r} is given by {origins}; uninstall one")
     (offer,) = found.values()
     return _load(kind, offer)
 
 
 def unknown(group: str, name: str) -> str:
     """The message about a name that is not registered."""
-    known, one = names(group), _GROUPS[group].one
+    known, kind = names(group), _GROUPS[group].singular
     near = suggest(name, known)
     if near:
-        return f"there is no {one} {name!r}; did you mean {near!r}?"
-    return f"there is no {one} {name!r}; use {', '.join(known) or f'none: no {one} is installed'}"
+        return f"there is no {kind} {name!r}; did you mean {near!r}?"
+    return f"there is no {kind} {name!r}; use {', '.join(known) or f'none: no {kind} is installed'}"
 
 
 def suggest(word: str, names: Iterable[str]) -> str | None:
-    """The known name that was probably meant; None if there is none."""
+    """The known name that is most like `word`. None if none is similar."""
     return next(iter(difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)), None)
 
 
@@ -145,37 +146,39 @@ def injector_of(fault: PlannedFault) -> contracts.Injector:
 
 
 def seconds_of(found: type[Any]) -> frozenset[str]:
-    """The parameters of a class that are durations, for reports."""
-    return frozenset(one.name for one in fields(found) if one.init and "Seconds" in str(one.type))
+    """The parameters of a class that are durations. Reports format them as durations."""
+    return frozenset(
+        parameter.name for parameter in fields(found) if parameter.init and "Seconds" in str(parameter.type)
+    )
 
 
 def forget() -> None:
-    """Clears the caches, to find packages that were installed since."""
+    """Clears the caches, so that packages that were installed since are found."""
     forget_offers()
     find.cache_clear()
 
 
 def _load(kind: _Group, offer: Offer) -> type[Any]:
-    who = f"{kind.one} {offer.name!r} ({offer.origin})"
+    who = f"{kind.singular} {offer.name!r} ({offer.origin})"
     try:
         found = offer.load()
     except Exception as error:  # it is somebody else's code
         raise UsageError(
-            f"{who} can't be loaded: {type(error).__name__}: {error}; mend or uninstall that package"
+            f"{who} can't be loaded: {type(error).__name__}: {error}; repair or uninstall that package"
         ) from error
     if not isinstance(found, type):
         raise UsageError(f"{who} is not a class; its entry point must name one")
     if (lacks := _missing(kind, found)) and lacks[0] == "changes":
         raise UsageError(f"{who} has no changes(): it doesn't declare how it is undone, so it is not loaded; add it")
-    if kind.one == "injector" and not _declares_undo(found):
+    if kind.singular == "injector" and not _declares_undo(found):
         raise UsageError(
             f"{who}: its changes() returns neither handles nor Irreversible: it doesn't declare how it is "
-            "undone, so it is not loaded; say in its annotation which of them it returns"
+            "undone, so it is not loaded; annotate which of the two it returns"
         )
     if lacks:
         raise UsageError(f"{who} lacks {', '.join(lacks)}; see {kind.shape.__name__} in torchaos.harness.contracts")
-    if (said := getattr(found, "name", offer.name)) != offer.name:
-        raise UsageError(f"{who} calls itself {said!r}; the entry point must have the same name")
+    if (declared := getattr(found, "name", offer.name)) != offer.name:
+        raise UsageError(f"{who} declares the name {declared!r}; the entry point must have the same name")
     if kind.shape not in _PLAIN and not is_dataclass(found):
         raise UsageError(f"{who} is not a dataclass; its fields are the parameters that a scenario gives")
     for name in kind.may:
@@ -185,7 +188,8 @@ def _load(kind: _Group, offer: Offer) -> type[Any]:
 
 
 def _missing(kind: _Group, found: type[Any]) -> list[str]:
-    """What the class lacks, the declaration of the undo first. What it inherits from the protocol is only a stub."""
+    """The attributes and methods that the class lacks, `changes` first. A method that it inherits from the protocol is
+    only a stub, so it counts as missing."""
     methods = [
         name
         for name in kind.does
@@ -196,7 +200,8 @@ def _missing(kind: _Group, found: type[Any]) -> list[str]:
 
 
 def _declares_undo(injector: type[Any]) -> bool:
-    """Whether `changes` returns something and is not annotated otherwise; more can't be known before it is called."""
+    """Whether `changes` returns something and is not annotated otherwise. More can't be known before the method is
+    called."""
     changes = inspect.unwrap(injector.changes)
     says = str(getattr(changes, "__annotations__", {}).get("return", "Handle"))  # not annotated: its source must do
     if not any(word in says for word in ("Handle", "Irreversible", *(one.__name__ for one in HANDLES.values()))):

@@ -1,10 +1,9 @@
-"""What packages offer as plug-ins: read from their metadata and their source text. No plug-in is imported for it.
+"""Finds the plug-ins that packages offer, from their metadata and their source text. No plug-in is imported for this.
 
 An entry point names a class (`"mine.fault" = "mine.faults:Fault"`), or a package or module (`mine = "mine.faults"`).
-The latter offers every class at the top level of its modules that declares a name as literal text, as in
-`name = "mine.fault"` or `name: ClassVar[str] = "mine.fault"`. So a new plug-in is one new file, and nothing has to be
-installed again for it.
-"""
+The latter offers every class at the top level of its modules that declares a name as literal text, as in `name =
+"mine.fault"` or `name: ClassVar[str] = "mine.fault"`. So a new plug-in is one new file, and its package does not have
+to be installed again."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Offer:
-    """A plug-in that was not loaded yet. `value` says where it is, as in an entry point: `module:Class`."""
+    """A plug-in that was not loaded yet. `value` is its place, as in an entry point: `module:Class`."""
 
     name: str
     value: str
     by: Distribution | None = None
 
     def load(self) -> Any:
-        """Import it. Raises whatever its module raises."""
+        """Imports the class. Raises the errors of its module."""
         return EntryPoint(self.name, self.value, "").load()
 
     @property
@@ -43,7 +42,7 @@ def offered(group: str, name: str | None = None) -> list[Offer]:
 
 
 def forget() -> None:
-    """Clear the caches, so that the next look-up also finds packages that were installed meanwhile."""
+    """Clears the caches, so that the next search also finds packages that were installed meanwhile."""
     for kept in (_entries, _modules, _declared):
         kept.cache_clear()
 
@@ -59,7 +58,8 @@ def _entries(group: str) -> tuple[EntryPoint, ...]:
 
 
 def _of_entry(entry: EntryPoint, name: str | None) -> Iterator[Offer]:
-    """A package that is not there is offered as it is, so that who asks for it gets the error of its import."""
+    """The offers of one entry point. If its package does not exist, it is still offered, so that the caller of `load`
+    gets the error of the import."""
     modules = None if ":" in entry.value else _modules(entry.value)
     if modules is None:
         yield Offer(entry.name, entry.value, entry.dist)
@@ -88,8 +88,8 @@ def _modules(package: str) -> tuple[tuple[str, str], ...] | None:
 
 @cache
 def _declared(module: str, text: str) -> tuple[tuple[str, str], ...]:
-    """The names that the classes of a module declare, and where they are. A module that can't be parsed is offered
-    under its own name: who asks for it gets the error of its import."""
+    """The names that the classes of a module declare, and the place of each class. A module that can't be parsed is
+    offered under its own name, so that the caller of `load` gets the error of the import."""
     try:
         classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     except (SyntaxError, ValueError):

@@ -16,7 +16,7 @@ def folder() -> Path:
 
 
 def names() -> list[str]:
-    """The names of all ready scenarios, game days left out."""
+    """The names of all ready scenarios, without game days."""
     found = (path.relative_to(folder()) for path in folder().glob("*/*.yaml"))
     return sorted(str(path.with_suffix("")) for path in found if path.parts[0] != _GAME_DAYS)
 
@@ -36,7 +36,7 @@ def found(text: str) -> Path:
 
 
 def shown(path: Path) -> str:
-    """A ready scenario's name, and the path of any other file."""
+    """The name of a ready scenario, or the path of any other file."""
     try:
         return str(path.relative_to(folder()).with_suffix(""))
     except ValueError:

@@ -1,7 +1,7 @@
-"""Defines what a user may write in a scenario, and reports mistakes.
+"""Defines the keys and values of a scenario, and reports mistakes.
 
-In: a YAML file. Out: a typed `Scenario`, or all mistakes at once, each with its line and advice. Nothing is drawn at
-random, checked on the machine, or started here."""
+Input: a YAML file. Output: a typed `Scenario`, or all mistakes at once, each with its line and advice. Nothing is drawn
+at random, checked on the machine, or started here."""
 
 from torchaos.harness.scenario.loader import load
 

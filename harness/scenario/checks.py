@@ -1,4 +1,5 @@
-"""Checks a scenario beyond the types of its keys: its parts must fit each other and the plug-ins that it names."""
+"""Checks in a scenario that are more than the types of keys: its parts must fit each other, and the plug-ins that it
+names."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def _check_job(scenario: Scenario, tell: Tell) -> None:
     try:
         words = shlex.split(job.command) if isinstance(job.command, str) else job.command
     except ValueError as error:
-        tell(("job", "command"), f"the command can't be split into words: {str(error).lower()}; mend its quotes")
+        tell(("job", "command"), f"the command can't be split into words: {str(error).lower()}; correct its quotes")
         return
     if not words:
         tell(("job", "command"), "the command is empty; write the torchrun command line")
@@ -71,7 +72,7 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
         if name in earlier:
             tell(
                 (*at, "id") if fault.id else (*at, "inject"),
-                f"there is a fault {name!r} already; give this one an id of its own",
+                f"there is a fault {name!r} already; give this fault another id",
             )
         if fault.when.after is not None and fault.when.after not in earlier:
             near = registry.suggest(fault.when.after, earlier)
@@ -98,7 +99,7 @@ def _check_faults(scenario: Scenario, tell: Tell) -> None:
 
 
 def _check_endpoint(scenario: Scenario, name: object, at: Keys, tell: Tell) -> None:
-    """The endpoint must be in job.endpoints, and the job must use the address of the proxy in front of it."""
+    """Checks that the endpoint is in job.endpoints, and that the job uses the address of the proxy in front of it."""
     job = scenario.job
     if name not in job.endpoints:
         near = registry.suggest(str(name), job.endpoints)
@@ -111,7 +112,7 @@ def _check_endpoint(scenario: Scenario, name: object, at: Keys, tell: Tell) -> N
     if not used and not (name == "rendezvous" and (launcher is None or launcher.sets_rendezvous)):
         tell(
             (*at, "endpoint"),
-            f"nothing leads the job to the proxy before {name}; in its command or env, write {{{ENDPOINT}{name}}} in "
+            f"the job does not use the proxy in front of {name}; in its command or env, write {{{ENDPOINT}{name}}} in "
             f"place of {job.endpoints[str(name)]}",
         )
 
@@ -138,11 +139,12 @@ def _check_items(scenario: Scenario, tell: Tell) -> None:
 
 
 def _check_end(scenario: Scenario, tell: Tell) -> None:
-    """A run that `until` ends is not the whole job, so it can't be compared with a twin, nor be completed."""
+    """Checks that a run with `until` needs no twin and no end of the job: such a run is not the whole job, so it can't
+    be compared with a twin, and `completed` can't hold."""
     if not scenario.until:
         return
     if scenario.twin.runs:
-        tell(("until",), "a run that until ends has no whole job to be compared with; write twin: none beside it", True)
+        tell(("until",), "a run that until ends is not a whole job, so it can't be compared; add twin: none", True)
     for number, item in enumerate(scenario.assert_):
         if item.name == "completed":
             tell(("assert", number), "until ends the run before the job is done; remove completed, or until")

@@ -34,7 +34,7 @@ COLLECTIVE = frozenset({"operation", "group", "min_bytes", "max_bytes"})
 
 
 class Between(Strict):
-    """A number that is drawn at random from the seed, both ends included."""
+    """A number that is drawn at random, by the seed, from a range that includes both ends."""
 
     between: Annotated[
         list[Index], Field(min_length=2, max_length=2, description="The smallest and the largest number.")
@@ -50,8 +50,8 @@ class Between(Strict):
 
 
 class Target(Strict):
-    """The ranks or nodes that a fault hits: exactly one of these keys. In a job with replicas, ranks are numbered in
-    each replica."""
+    """The ranks or nodes that a fault hits. Exactly one of these keys must be given. In a job with replicas, the ranks
+    of each replica are numbered from 0."""
 
     rank: Annotated[
         Index | Literal["any"] | None, Field(description="A rank by its number; `any`: drawn at random from the seed.")
@@ -82,13 +82,13 @@ class Target(Strict):
         if len(given) != 1:
             raise ValueError(
                 "a target names exactly one of rank, ranks, node, nodes, local_rank, count, percent and all; "
-                f"this one names {', '.join(given) or 'none'}"
+                f"this target names {', '.join(given) or 'none'}"
             )
         return self
 
 
 class When(Strict):
-    """When a fault lands: at a point of the training loop, or after an event that is seen from outside."""
+    """The time at which a fault lands: at a point of the training loop, or after an event that is seen from outside."""
 
     step: Annotated[Count | Between | None, Field(description="In this step, counted over the whole training.")] = None
     phase: Annotated[
@@ -123,7 +123,7 @@ class When(Strict):
         inside = self.model_fields_set & {"step", "phase", "nth", "attempt"} | collective
         outside = self.model_fields_set & {"time", "after", "state", "checkpoints", "delay"}
         if not inside and not outside:
-            raise ValueError("a trigger says when: write step, phase, attempt, time, after or checkpoints")
+            raise ValueError("a trigger needs a time: write step, phase, attempt, time, after or checkpoints")
         if inside and outside:
             raise ValueError(
                 f"{min(inside)} and {min(outside)} can't be combined: one is seen in the rank, one from outside"
@@ -137,14 +137,14 @@ class When(Strict):
         if self.phase == "start" and self.attempt is None:
             raise ValueError("start comes once in each attempt; name the attempt, not a step")
         if "state" in outside and self.after is None:
-            raise ValueError("state says what happened to another fault; name it with after")
+            raise ValueError("state is about another fault; name that fault with after")
         if "delay" in outside and not outside & {"after", "checkpoints"}:
-            raise ValueError("delay counts from something; write time, or name after or checkpoints too")
+            raise ValueError("delay needs a start; write time, or name after or checkpoints too")
         return self
 
 
 class Fault(Strict):
-    """One fault: what goes wrong, which target it hits, and when."""
+    """One fault: its injector, its target, and its time."""
 
     inject: Annotated[str, Field(description="The injector's name; `torchaos list` shows all.")]
     id: Annotated[
@@ -224,7 +224,7 @@ def _item(value: Any) -> Any:
     if isinstance(value, dict) and len(value) == 1:
         name, params = next(iter(value.items()))
         return {"name": name, "params": {} if params is None else params}
-    raise ValueError("write a name, or one name with its parameters: `- recovery_time: {catch_up: 60s}`")
+    raise ValueError("write a name, or a name with its parameters: `- recovery_time: {catch_up: 60s}`")
 
 
 class Item(Strict):

@@ -26,7 +26,7 @@ class Checkpoints(Strict):
         parts = self.path.rstrip("/").split("/")
         if self.size is not None and (parts[0] != "{run}" or len(parts) < 2 or {"", ".", ".."} & set(parts)):
             raise ValueError(
-                f"nothing is mounted outside the run's own folder; write path: {{run}}/..., not {self.path}"
+                f"torchaos mounts nothing outside the run's own folder; write path: {{run}}/..., not {self.path}"
             )
         return self
 
@@ -39,7 +39,7 @@ class Resubmit(Strict):
 
 
 class Log(Strict):
-    """How steps and losses are read from the job's output, for a job whose steps the agent can't see."""
+    """How steps and losses are read from the job's output. It is needed if the agent can't see the steps."""
 
     format: Annotated[str | None, Field(description="A known format, such as torchtitan, megatron or hf.")] = None
     regex: Annotated[

@@ -64,7 +64,7 @@ def _check_kind(model: type[BaseModel], source: Source) -> None:
 
 
 def _override(source: Source, text: str) -> Keys:
-    """Puts `key.sub=value` into the data, where it is checked like the rest. Raises UsageError if it has no place."""
+    """Puts `key.sub=value` into the data, which is checked later. Raises UsageError if the data has no place for it."""
     dotted, equals, raw = text.partition("=")
     keys: Keys = tuple(int(part) if re.fullmatch("[0-9]{1,6}", part) else part for part in dotted.split("."))
     if not equals or not all(part != "" for part in keys):

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into messages for people who write scenarios, one for each place."""
+"""Turns pydantic's errors into messages for people who write scenarios: one message for each place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BOUNDS = {
 
 def most_telling(source: Source, error: ValidationError, model: type[BaseModel]) -> dict[Keys, Any]:
     """The most useful error for each place. If a value may have several types, it is the error for the type that was
-    probably meant. A misspelt key is not also reported as missing."""
+    most likely intended. A misspelt key is not reported as missing too."""
     best: dict[Keys, Any] = {}
     for found in error.errors():
         keys = _in_file(source, tuple(found["loc"]), found["type"])
@@ -43,7 +43,7 @@ def _rank_of(found: Any) -> int:
 
 
 def _in_file(source: Source, loc: Keys, kind: str) -> Keys:
-    """Pydantic's location without the parts that are not in the file (union members, normalised items)."""
+    """Pydantic's location without the parts that are not in the file (members of unions, and normalised items)."""
     keys: Keys = ()
     for part in loc:
         if (*keys, part) in source.values or (*keys, part) in source.keys:
@@ -86,7 +86,7 @@ def _shown(value: Any) -> str:
 
 
 def _near(found: Any, model: type[BaseModel]) -> str | None:
-    """The known key that an unknown key probably means; None if there is none."""
+    """The known key that is most like an unknown key. None if there is none."""
     return registry.suggest(str(found["loc"][-1]), _keys_beside(found["loc"], model))
 
 

@@ -11,21 +11,21 @@ from torchaos.harness.registry import ready
 from torchaos.harness.scenario.yaml_source import Keys, Place, Problem, ScenarioError, Source, dumped, raw, read
 
 COMMAND_LINE = Path("the command line")
-_KEPT = ("resubmit",)  # part of the experiment: what the scheduler does after a death
+_KEPT = ("resubmit",)  # part of the experiment: the scheduler's reaction to a death
 
 
 def job_in(file: Path) -> Source:
     """The job of a file: of a scenario, or of a file that holds nothing else. Raises UsageError if it has none."""
     source = read(file)
     if not isinstance(source.data.get("job"), dict):
-        what = "there is no job here; write `job:`, and below it `command:` with your torchrun command line"
-        raise ScenarioError(file, [Problem(source.place(("job",)), what)])
+        problem = "there is no job here; write `job:`, and below it `command:` with your torchrun command line"
+        raise ScenarioError(file, [Problem(source.place(("job",)), problem)])
     return source
 
 
 def job_of(command: Sequence[str]) -> Source:
-    """The job that a command line starts in the current folder. Its checkpoints are in the folder below {run} to which
-    it writes."""
+    """The job that a command line starts in the current folder. If the command line names a single folder below {run},
+    that is the folder of its checkpoints."""
     job: dict[str, object] = {"command": shlex.join(command)}  # as text, in which secrets are masked
     if folder := checkpoints_in(command):
         job["checkpoints"] = {"path": folder}
@@ -33,20 +33,19 @@ def job_of(command: Sequence[str]) -> Source:
 
 
 def checkpoints_in(command: Sequence[str]) -> str | None:
-    """The only path below {run} that a command line names, if it names a single one."""
+    """The path below {run} that a command line names. None if it names no such path, or several."""
     found = {word.partition("=")[2] if word.startswith("-") else word for word in command if "{run}" in word}
     return next(iter(found)) if len(found) == 1 else None
 
 
 def with_job(source: Source, other: Source) -> Source:
-    """The scenario with the other job. Raises ScenarioError for a ready scenario that only makes sense with its own
-    job."""
+    """The scenario with the other job. Raises ScenarioError for a ready scenario that only works with its own job."""
     own = source.data.get("job")
     if not isinstance(own, dict):
         own = {}
     if source.path.is_relative_to(ready.folder()) and not _is_plain(own.get("command")):
-        what = "this scenario needs its own job, which starts more than torchrun; write your job into a copy"
-        raise ScenarioError(source.path, [Problem(source.place(("job", "command")), what)])
+        problem = "this scenario needs its own job, which starts more than torchrun; write your job into a copy"
+        raise ScenarioError(source.path, [Problem(source.place(("job", "command")), problem)])
     kept = {name: own[name] for name in _KEPT if name in own}
     data = {**source.data, "job": {**kept, **other.data["job"]}}
     places = (_merged(getattr(source, kind), getattr(other, kind), kept, other.path) for kind in ("values", "keys"))
@@ -54,8 +53,8 @@ def with_job(source: Source, other: Source) -> Source:
 
 
 def text_of(file: Path, job: Source | None) -> bytes:
-    """The scenario as a run directory keeps it: the file byte for byte, or with the other job in it. Raises UsageError
-    if it can't be read."""
+    """The scenario for the run directory: the unchanged file, or the scenario with the other job in it. Raises
+    UsageError if it can't be read."""
     if job is None:
         return raw(file)
     data = with_job(read(file), job).data

@@ -1,4 +1,4 @@
-"""The parameters of a plug-in: the fields of its dataclass, with the types of their annotations."""
+"""The parameters of a plug-in: the fields of its dataclass, with their annotated types."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def schema_of(found: Any) -> dict[str, Any]:
 
 
 def _type(found: Any, field: Field[Any]) -> TypeAdapter[Any]:
-    """The type of one field. Its annotation is evaluated in the module of the class that declares it, and only its own:
-    other annotations may name types that are imported only for type checkers."""
-    own = next(one for one in found.__mro__ if field.name in get_annotations(one))
+    """The type of a field, from its annotation. The annotation is evaluated in the module of the class that declares
+    the field. No other annotation is evaluated, because it may name types that are imported for type checkers only."""
+    own = next(owner for owner in found.__mro__ if field.name in get_annotations(owner))
     return TypeAdapter(eval(str(field.type), vars(sys.modules[own.__module__])))

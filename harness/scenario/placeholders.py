@@ -19,12 +19,12 @@ def unknown_placeholders(text: str, endpoints: Iterable[str] = ()) -> list[str]:
 
 
 def fill_some(text: str, values: Mapping[str, str]) -> str:
-    """Replaces these placeholders by their values. All else stays as it is, also doubled braces."""
+    """Replaces these placeholders by their values. Everything else stays, including doubled braces."""
     return _BRACES.sub(lambda match: values.get(match[1] or "", match[0]), text)
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """Replaces placeholders by their values; those without a value stay. Doubled braces become single braces."""
+    """Replaces placeholders by their values. Placeholders without a value stay. Doubled braces become single braces."""
 
     def replaced(match: re.Match[str]) -> str:
         if match[0] in ("{{", "}}"):

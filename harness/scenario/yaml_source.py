@@ -1,8 +1,7 @@
-"""Reads YAML into plain data, with the place of each key and value, and without the traps of YAML 1.1.
+"""Reads YAML into plain data, with the place of each key and value. Avoids the surprises of YAML 1.1.
 
 Only `true` and `false` are booleans. Only decimal digits make an integer: `017`, `10:30` and dates are text. `1e-3` is
-a number. Errors are: a key that occurs twice, and a file that is too large, too deep, or not UTF-8.
-"""
+a number. Errors are: a key that occurs twice, and a file that is too large, too deep, or not UTF-8."""
 
 from __future__ import annotations
 
@@ -24,9 +23,9 @@ Keys = tuple[str | int, ...]
 class Place:
     """A place in a file; lines and columns are counted from 1, as in editors."""
 
-    line: int  # 0: the text is not of a file, but of the command line
+    line: int  # 0: the text is from the command line
     column: int
-    file: str = ""  # if it is another file than the scenario's own
+    file: str = ""  # empty: the scenario's own file
 
     def within(self, path: Path) -> str:
         """The place as `file:line:column`. `path`: the scenario's own file."""
@@ -60,8 +59,8 @@ class Source:
     keys: dict[Keys, Place] = field(default_factory=dict)
 
     def place(self, keys: Keys, key: bool = False) -> Place:
-        """The place of a value, or of its key if `key`. If the file does not contain it, the place of the enclosing
-        value."""
+        """The place of a value, or, if `key` is true, of its key. If the file does not contain it, the place of the
+        enclosing value."""
         for end in range(len(keys), -1, -1):
             at = keys[:end]
             found = (self.keys if key else self.values).get(at) or self.values.get(at)
@@ -81,7 +80,7 @@ class _Loader(yaml.SafeLoader):
     nodes = depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuses a large or deep document while it is read, before it costs seconds or overflows the stack."""
+        """Refuses a large or deep document while it is read, because it would cost seconds or overflow the stack."""
         self.nodes, self.depth = self.nodes + 1, self.depth + 1
         if self.nodes > 2 * MAX_NODES or self.depth > MAX_DEPTH + 1:  # keys are nodes too
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
@@ -202,7 +201,7 @@ class _Builder:
         tag = node.tag.removeprefix("tag:yaml.org,2002:")
         if tag == "str":
             if bad := _NO_TEXT.search(node.value):
-                raise _wrong(node, f"the text holds U+{ord(bad[0]):04X}, which no command or path can; take it out")
+                raise _wrong(node, f"the text holds U+{ord(bad[0]):04X}, which no command or path may hold; remove it")
             return str(node.value)
         if tag == "int" and len(node.value) > 18:
             raise _wrong(node, "this number is too large")
@@ -214,7 +213,7 @@ class _Builder:
         except OverflowError:
             raise _wrong(node, "this number is too large") from None
         except (ValueError, KeyError, yaml.YAMLError):
-            raise _wrong(node, f"{node.value!r} is no {tag}; write it plainly, or quote it as text") from None
+            raise _wrong(node, f"{node.value!r} is no {tag}; correct it, or put it in quotes as text") from None
 
 
 def dumped(data: Any) -> str:
@@ -224,7 +223,7 @@ def dumped(data: Any) -> str:
 
 
 def value_of(text: str) -> Any:
-    """A single value, read by the same rules, for `--set`. Raises ValueError."""
+    """The value that a text such as the one in `--set` stands for, read by the same rules. Raises ValueError."""
     try:
         data = parse(Path("--set"), f"value: {text}\n").data
         if len(data) > 1:

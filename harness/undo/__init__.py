@@ -1,8 +1,7 @@
-"""Undo before do: before a fault is applied, it is on disk how the fault is undone, and a process that outlives the
-harness undoes it.
+"""Undo before do: before a fault is applied, the description of its undo is on disk, and a process that outlives the
+harness carries it out.
 
-Handles come in: plain data that says what to restore. A machine in its earlier state comes out, verified. `handles`
-lists all kinds of handles, `log` stores them, `healer` is the only code that restores them, `reaper` is the process
-that runs it, `client` is what the harness uses, and `recovery` finds what earlier deaths left. This room knows no
-fault.
-"""
+Input: handles, which are plain data and say what to restore. Output: the machine in its earlier state, verified.
+`handles` lists all kinds of handles, `log` stores them, `healer` is the only code that restores them, `reaper` is the
+process that runs the healer, `client` is the harness's connection to it, and `recovery` finds what dead runs left
+behind. No code here knows any fault."""

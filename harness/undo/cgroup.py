@@ -1,8 +1,8 @@
-"""Cgroups of our own, which give processes less CPU time or memory (versions 1 and 2), or freeze them (version 1).
+"""Cgroups that torchaos makes to give processes less CPU time or memory (versions 1 and 2), or to freeze them (version
+1).
 
-Nothing is written to a group that is not ours; processes are moved into our group and back. Sources of the formats:
-Documentation/admin-guide/cgroup-v1/cgroups.rst and memory.rst, scheduler/sched-bwc.rst, cgroup-v2.rst of Linux.
-"""
+Only these cgroups are changed; processes are moved into them and back. Sources of the formats:
+Documentation/admin-guide/cgroup-v1/cgroups.rst and memory.rst, scheduler/sched-bwc.rst, cgroup-v2.rst of Linux."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from torchaos.harness.undo.touches import Touches
 
 PERIOD_US = 10_000  # short, so that a rank is throttled for a few milliseconds at a time
 _PREFIX = "torchaos-"
-_EMPTY_S = 1.0  # seconds for which a process that was just moved may keep the group busy
+_EMPTY_S = 1.0  # for so many seconds, a process that was just moved out may still keep the group busy
 
 Group = TypeVar("Group", bound="CpuCgroup")
 
 
 @dataclass(frozen=True)
 class CpuCgroup:
-    """Our CPU group `path`. It is below or beside `home`, the group from which its processes came. Undo moves the
-    processes back and removes the group."""
+    """The CPU group `path`, made by torchaos. It is below or beside `home`, the group from which its processes came.
+    Undo moves the processes back and removes the group."""
 
     kind: ClassVar[str] = "cpu_cgroup"
     controller: ClassVar[str] = "cpu"
@@ -34,19 +34,21 @@ class CpuCgroup:
 
     @classmethod
     def of(cls: type[Group], pid: int) -> Group:
-        """Our group that a process is in. Raises ValueError if it is in none, OSError if it is gone."""
+        """The group of torchaos that a process is in. Raises ValueError if it is in none, OSError if the process or the
+        group is gone."""
         home, _version = home_of(pid, cls.controller)
         return cls(str(home), str(home.parent))
 
     @classmethod
     def to_make(cls: type[Group], pid: int, name: str) -> Group:
-        """The group that `throttle` or `starve` will make for a process: below its own group, or, in version 2, beside
-        it, since there a group with processes can't have children. Raises OSError or ValueError."""
+        """The group that `throttle` or `starve` will make for a process. In version 1 it is below the process's own
+        group. In version 2 it is beside it, because there a group with processes can't have child groups. Raises
+        OSError or ValueError."""
         home, version = home_of(pid, cls.controller)
         parent = home if version == 1 else home.parent
         if version == 2 and cls.controller not in (parent / "cgroup.subtree_control").read_text().split():
-            what = f"{parent} rules no {cls.controller} of its cgroups"
-            raise ValueError(f"{what}; enable it in its cgroup.subtree_control")
+            problem = f"{parent} does not control {cls.controller} in its cgroups"
+            raise ValueError(f"{problem}; enable it in its cgroup.subtree_control")
         return cls(str(parent / _named(name, pid)), str(home))
 
     def __post_init__(self) -> None:
@@ -72,7 +74,8 @@ class CpuCgroup:
         return not Path(self.path).exists()
 
     def throttled(self) -> tuple[int, float]:
-        """How often its processes were throttled so far, and for how many seconds. Zeros if the group is gone."""
+        """How often the group's processes were throttled so far, and for how many seconds. Zeros if the group is
+        gone."""
         try:
             lines = (Path(self.path) / "cpu.stat").read_text().splitlines()
         except OSError:
@@ -84,7 +87,8 @@ class CpuCgroup:
 
 @dataclass(frozen=True)
 class FreezerCgroup(CpuCgroup):
-    """Our freezer group (version 1) below `home`. Undo thaws it, moves its processes back and removes it."""
+    """A freezer group (version 1) that torchaos made below `home`. Undo thaws it, moves its processes back and removes
+    it."""
 
     kind: ClassVar[str] = "freezer_cgroup"
 
@@ -97,13 +101,13 @@ class FreezerCgroup(CpuCgroup):
 
 @dataclass(frozen=True)
 class MemoryCgroup(CpuCgroup):
-    """Our group of the memory controller. Its limit is removed together with the group."""
+    """A group of the memory controller that torchaos made. Its limit is removed together with the group."""
 
     kind: ClassVar[str] = "memory_cgroup"
     controller: ClassVar[str] = "memory"
 
     def killed(self) -> int:
-        """How many processes the kernel has killed for its limit. 0 if the group is gone."""
+        """How many processes the kernel has killed because of the group's memory limit. 0 if the group is gone."""
         for name in ("memory.events", "memory.oom_control"):  # version 2, version 1
             try:
                 lines = (Path(self.path) / name).read_text().splitlines()
@@ -114,8 +118,7 @@ class MemoryCgroup(CpuCgroup):
 
 
 def freezer_for(pid: int, name: str) -> FreezerCgroup:
-    """The path of the freezer group that `freeze` will make, below the group of the process. Raises OSError or
-    ValueError."""
+    """The freezer group that `freeze` will make, below the group of the process. Raises OSError or ValueError."""
     mount = _mounted("cgroup", "freezer")
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _number, controllers, path = line.split(":", 2)
@@ -126,7 +129,8 @@ def freezer_for(pid: int, name: str) -> FreezerCgroup:
 
 
 def freeze(group: FreezerCgroup, pid: int) -> None:
-    """Make the group, move the process into it and freeze it: an uninterruptible sleep that SIGKILL does not end."""
+    """Makes the group, moves the process into it and freezes it. A frozen process is in an uninterruptible sleep, which
+    SIGKILL does not end."""
     path = Path(group.path)
     path.mkdir()
     _move(pid, path)
@@ -135,7 +139,7 @@ def freeze(group: FreezerCgroup, pid: int) -> None:
 
 def home_of(pid: int, controller: str) -> tuple[Path, int]:
     """The cgroup that limits the CPU time or memory of a process, and its version (1 or 2). Raises OSError or
-    ValueError if there is none that we may use."""
+    ValueError if there is none that may be used."""
     unified = None
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
@@ -158,7 +162,7 @@ def _named(name: str, pid: int) -> str:
 
 
 def throttle(group: CpuCgroup, pid: int, cpus: float) -> None:
-    """Make the group and move the process into it: it gets `cpus` CPUs on average."""
+    """Makes the group and moves the process into it. The process then gets `cpus` CPUs on average."""
     path, quota = Path(group.path), max(1000, round(cpus * PERIOD_US))
     path.mkdir()
     if (path / "cpu.max").exists():
@@ -170,8 +174,9 @@ def throttle(group: CpuCgroup, pid: int, cpus: float) -> None:
 
 
 def starve(group: MemoryCgroup, pid: int, spare: int) -> None:
-    """Make the group and move the process into it: when it has taken `spare` bytes more, the kernel kills it. Memory
-    that it has now stays charged to its earlier group (memory.move_charge_at_immigrate is 0 in a new group)."""
+    """Makes the group and moves the process into it. The kernel kills the process when it has allocated `spare` more
+    bytes. Memory that it has already stays charged to its earlier group (memory.move_charge_at_immigrate is 0 in a new
+    group)."""
     path = Path(group.path)
     path.mkdir()
     limit = path / "memory.max"

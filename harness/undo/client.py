@@ -1,4 +1,4 @@
-"""What the harness uses: `guard` before a fault is applied, `heal` afterwards.
+"""The harness's connection to the reaper: `guard` before a fault is applied, `heal` afterwards.
 
 with Reaper.start(run_dir, run_id) as reaper:
     reaper.guard("freeze-1", [Process.of(pid, "resume")], owner="freeze-1", limit_s=90.0)
@@ -31,15 +31,15 @@ from torchaos.harness.undo import log, open_runs
 from torchaos.harness.undo.handles import to_json
 from torchaos.harness.undo.healer import BOUND_S, Healed, Healer
 
-ANSWER_S = 30.0  # seconds; an fsync on a busy disk may take some, and after this long the reaper is given up
+ANSWER_S = 30.0  # seconds for an answer, with an fsync on a busy disk; later answers are not waited for
 
 
 class UndoError(ChaosError):
-    """A change is not guarded, so its fault must not be applied; or a guarded change can't be healed."""
+    """A change is not guarded, so its fault must not be applied; or a guarded change can't be undone."""
 
 
 class Busy(UndoError):
-    """Another process heals or guards this run. It may be a reaper that can't be seen from this container."""
+    """Another process is healing or guarding this run. It may be a reaper that is not visible from this container."""
 
 
 class _Lost(UndoError):
@@ -47,7 +47,7 @@ class _Lost(UndoError):
 
 
 class Reaper:
-    """The harness's end of the connection to the reaper. Thread-safe: each fault uses it from a thread of its own.
+    """The harness's end of the connection to the reaper. Thread-safe: each fault uses it from its own thread.
 
     If the reaper dies, `guard` and `mark` raise UndoError from then on, and this process heals from the log."""
 
@@ -109,15 +109,15 @@ class Reaper:
     def guard(
         self, record: str, handles: Sequence[Handle] | Irreversible, owner: str, limit_s: float | None = None
     ) -> None:
-        """When this returns, the handles are on disk, and the reaper restores them `limit_s` seconds from now at the
-        latest. Raises UndoError if that failed (then inject nothing), UsageError without handles."""
+        """Returns when the handles are on disk. The reaper restores them at the latest `limit_s` seconds from now.
+        Raises UndoError if that failed (then inject nothing), UsageError without handles."""
         irreversible = handles.why if isinstance(handles, Irreversible) else None
         if not (handles if irreversible is None else irreversible):
-            raise UsageError(f"{record}: it says neither what it changes nor why that can't be undone")
+            raise UsageError(f"{record}: it lists no changes, and gives no reason why they can't be undone")
         try:
             raw = [] if isinstance(handles, Irreversible) else [to_json(handle) for handle in handles]
         except (ValueError, TypeError, AttributeError) as error:
-            raise UsageError(f"{record}: what it changes is no handle: {error}") from error
+            raise UsageError(f"{record}: changes() must return handles: {error}") from error
         guarded = log.UndoRecord(record, owner, raw, irreversible, limit_s)
         self._ask(ANSWER_S, do="guard", record=guarded.to_line())
         with self._lock:
@@ -126,25 +126,25 @@ class Reaper:
     def mark(
         self, record: str, state: Literal["maybe_applied", "applied"], limit_s: float | None = None
     ) -> None:  # fmt: skip
-        """Note that a fault is about to be applied (`maybe_applied`) or was applied (`applied`). From then on it may
+        """Records that a fault is about to be applied (`maybe_applied`) or was applied (`applied`). From then on it may
         last at most `limit_s` seconds, and no longer than the limit of its guard. Raises UndoError if that can't be
-        written, or if the record was healed before. After an error of `maybe_applied`, don't apply the fault; after one
-        of `applied`, it is being healed."""
+        written, or if the record was healed before. After an error of `maybe_applied`, don't apply the fault. After an
+        error of `applied`, the fault is being healed."""
         self._ask(ANSWER_S, do="mark", record=record, state=state, limit_s=limit_s)
 
     def check(self) -> None:
-        """Checks the reaper. Raises UndoError if it is gone: then nobody would undo the guarded changes, although they
-        are on disk."""
+        """Raises UndoError if the reaper is gone. Then nobody would undo the guarded changes, although they are on
+        disk."""
         if self._lost:
             raise _Lost(f"the reaper is gone ({self._lost}); nothing more may be injected")
 
     def heal(self, name: str | None) -> list[Healed]:
-        """Restores all open handles of an owner or a record, the last guarded first. Returns the result of each handle
-        that was not reported before. Raises UndoError if nothing at all can be done."""
+        """Restores all open handles of an owner or a record (None: all), the last guarded first. Returns the result of
+        each handle that was not reported before. Raises UndoError if nothing can be done at all."""
         return self._heal(name, "heal")
 
     def close(self) -> list[Healed]:
-        """Heal everything that is left. The reaper has exited when this returns."""
+        """Heals everything that is left, as `heal` does. The reaper has exited when this returns."""
         if self._closed:
             return []
         self._closed = True
@@ -167,7 +167,7 @@ class Reaper:
             mine = [record for record in self._guarded.values() if name in (None, record.id, record.owner)]
             everything = sum(len(record.handles) + 1 for record in self._guarded.values())
         try:
-            # The reaper's own time limits, and those of another heal that comes before this one.
+            # The reaper has its own time limits, and an earlier heal may have to end first.
             healed = [Healed(**raw) for raw in self._ask(ANSWER_S + 3 * BOUND_S * everything, do=do, name=name)]
         except _Lost:
             return self._heal_here(name)
@@ -219,8 +219,8 @@ class Reaper:
                 future.set_exception(_Lost(f"the reaper is gone ({why})"))
 
     def _abandon(self, why: str) -> None:
-        """Kill the reaper, so that two processes never heal at once. It is our child and not yet waited for, so its pid
-        can't belong to another process."""
+        """Kills the reaper, so that two processes never heal at the same time. The reaper is a child of this process
+        that was not waited for yet, so its pid can't belong to another process."""
         self._give_up(why)
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
@@ -232,7 +232,7 @@ class Reaper:
 
 def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
     """Undoes the changes that a dead reaper left open: those of one owner or record, or (None) all. Returns an empty
-    list without a log, because nothing was guarded then. Raises UndoError if the log can't be read or belongs to
+    list if there is no log, because then nothing was guarded. Raises UndoError if the log can't be read or belongs to
     another user, Busy if another process heals the run."""
     writer = None
     try:
@@ -255,7 +255,8 @@ def heal_from_log(run_dir: Path, name: str | None = None) -> list[Healed]:
 
 
 def _writer(run_dir: Path) -> log.UndoLog | None:
-    """The log, opened for writing. None on a disk that can't be written: the next healer then repeats this work."""
+    """The log, opened for writing. None if the disk can't be written to. Then the healing is not recorded, and the next
+    healer repeats it."""
     try:
         return log.UndoLog(run_dir, wait_s=5.0, create=False)
     except OSError as error:

@@ -1,8 +1,7 @@
 """Handles of the containers, network and image that a run has in a Docker engine, and of changes to a container.
 
-All of them carry the run's id as a label, and nothing without that label is ever changed. If the engine does not
-answer, nothing counts as restored.
-"""
+All of them have the run's id as a label. Objects without that label are never changed. If the engine does not answer,
+no handle counts as restored."""
 
 from __future__ import annotations
 
@@ -17,9 +16,9 @@ from torchaos.harness.machine.docker_engine import ANSWER_S, NODE, RUN, EngineEr
 from torchaos.harness.undo.touches import Touches
 
 _SETTLE_S = 0.3  # seconds between rounds; the engine may still carry out a request of a dead process
-_QUIET_S = 3.0  # seconds that the engine may take to make a container
-_END_S = 30.0  # seconds for all rounds; with the last request it is less than the healer's limit
-_LEAST_S = 1.0  # seconds that a request gets when that time is up
+_QUIET_S = 3.0  # seconds in which the engine makes a container
+_END_S = 30.0  # seconds for all rounds; including the last request, it is less than the healer's limit
+_LEAST_S = 1.0  # seconds for a request when that time is over
 _AT_ONCE = 16
 
 
@@ -36,8 +35,8 @@ class _LabelledObjects:
         return Touches(run_id=self.run_id)
 
     def restore(self) -> None:
-        """Remove everything with the run's label, until nothing new comes. Raises EngineError with the engine's first
-        problem if that takes longer than _END_S seconds."""
+        """Removes everything with the run's label, until nothing more appears. Raises EngineError with the engine's
+        first problem if that takes longer than _END_S seconds."""
         end, empty, quiet_from = time.monotonic() + _END_S, 0, time.monotonic()
         seen: set[str] = set()
         with engine(self.engine) as client:
@@ -47,7 +46,7 @@ class _LabelledObjects:
                 if present or problems:
                     empty, quiet_from = 0, time.monotonic()
                     if quiet_from > end:
-                        raise next(iter(problems), EngineError("others are made as fast as these are removed"))
+                        raise next(iter(problems), EngineError("new ones appear as fast as they are removed"))
                 else:
                     empty += 1
                     if empty >= 2 and (self._all_came(seen) or time.monotonic() > quiet_from + _QUIET_S):
@@ -60,8 +59,9 @@ class _LabelledObjects:
             return not self._found(client)
 
     def _round(self, client: Any, end: float) -> tuple[list[Any], list[Exception]]:
-        """Remove everything that is there, all at once. Returns what was there, and the problems. They are tried again,
-        since the engine refuses to remove what it is still making, and may be slow."""
+        """Removes everything that has the run's label, all at once. Returns the objects that were found, and the
+        problems. A problem may be temporary, because the engine refuses to remove an object that it is still making,
+        and may be slow."""
         from docker.errors import APIError
         from requests.exceptions import RequestException
 
@@ -80,7 +80,7 @@ class _LabelledObjects:
         return found, [problem for problem in problems if problem]
 
     def _all_came(self, seen: Collection[str]) -> bool:
-        """Whether nothing that a dead process requested can still appear. `seen`: nodes whose container was seen."""
+        """Whether everything that a dead process requested has appeared. `seen`: the nodes whose container was seen."""
         return True
 
     def _found(self, client: Any) -> list[Any]:
@@ -92,7 +92,7 @@ class _LabelledObjects:
 
 @dataclass(frozen=True)
 class Containers(_LabelledObjects):
-    """All containers of a run, running, paused or dead: undo removes them. `nodes`: how many nodes have a container. If
+    """All containers of a run: running, paused or dead. Undo removes them. `nodes`: how many nodes have a container. If
     fewer containers were seen, the undo waits, because the engine may still be making one."""
 
     kind: ClassVar[str] = "containers"
@@ -136,8 +136,8 @@ class DockerImage(_LabelledObjects):
 
 @dataclass(frozen=True)
 class Container:
-    """One container of a run. `part`: the part of it that may be changed; `good`: its state before. In a container that
-    does not run, or is gone, nothing is restored."""
+    """A change of one container of a run. `part`: the part of the container that may be changed; `good`: its state
+    before the change. If the container does not run, or is gone, nothing is restored."""
 
     kind: ClassVar[str] = "container"
     engine: str
@@ -173,7 +173,8 @@ class Container:
             return found is None or self._is_good(found)
 
     def _look(self, client: Any) -> Any:
-        """The container as the engine describes it. None if it does not run. Raises EngineError if it is foreign."""
+        """The engine's description of the container. None if the container does not run. Raises EngineError if it
+        belongs to another run."""
         from docker.errors import NotFound
 
         found = None

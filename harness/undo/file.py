@@ -16,18 +16,18 @@ from torchaos.harness.undo.touches import Touches
 
 @dataclass(frozen=True)
 class File:
-    """A regular file under `root`: its bytes, mode, owner and time of change as they were, from a saved copy.
+    """A regular file under `root`, from a saved copy: its bytes, mode, owner and time of change before the fault.
 
-    The copy is put back if the path holds the guarded file (same inode and birth time: changed in place), no file, or
-    what the fault put there (`made`). Any other file at that path belongs to somebody else and stays. If there was no
-    file before (`sha256` None), a file that holds `made` is removed.
+    Undo puts the copy back in three cases: the path holds the guarded file (same inode and birth time: changed in
+    place), or no file, or the file that the fault put there (`made`). Any other file at that path was made by somebody
+    else and stays. If there was no file before (`sha256` None), undo removes a file that holds `made`.
 
-    `yields`: the job may move, remove or replace the file meanwhile, as it does with its checkpoints, and its changes
-    stand. A file that the job moved within `root` is put back at its new place. A file that the job removed or wrote
-    again is left as it is.
+    `yields`: the job may move, remove or replace the file meanwhile, as it does with its checkpoints, and the job's
+    changes stay. A file that the job moved within `root` is restored at its new place. A file that the job removed or
+    wrote again is left as it is.
 
     Several faults may change one file. The healer restores them in reverse order. A restored file has a new inode, so
-    `note` stores the digest by which each fault recognises its own work."""
+    `note` stores the digest by which each fault recognises the file that it made."""
 
     kind: ClassVar[str] = "file"
     path: str
@@ -52,8 +52,8 @@ class File:
         cls, path: Path, root: Path, copies: Path, made: str | None = None, *, yields: bool = False,
         removes: bool = False,
     ) -> File:  # fmt: skip
-        """Save a copy of the file, fsynced, in the folder `copies`. Raises ValueError for a link, a hard-linked file,
-        anything that is not a file, and a path outside `root`; OSError as usual."""
+        """Saves a copy of the file, fsynced, in the folder `copies`. Raises ValueError for a link, a hard-linked file,
+        anything that is not a regular file, and a path outside `root`; OSError if reading or writing fails."""
         path, root = path.parent.resolve() / path.name, root.resolve()
         _check(path, root)
         try:
@@ -61,11 +61,11 @@ class File:
         except FileNotFoundError:
             if made is None:
                 raise ValueError(
-                    f"{path}: there is no such file, and what the fault will put there is not said"
+                    f"{path}: there is no such file, and the handle lacks the digest of the file to be made"
                 ) from None
             return cls(str(path), str(root), made=made)
         if info.st_nlink > 1:
-            raise ValueError(f"{path}: it has {info.st_nlink} hard links, which restoring it would separate")
+            raise ValueError(f"{path}: it has {info.st_nlink} hard links, and a restored file would lose them")
         digest = _digest(path)
         copy = copies / f"{digest}.copy"
         _copy(path, copy, info.st_mtime_ns, 0o600)
@@ -77,8 +77,8 @@ class File:
         )  # fmt: skip
 
     def note(self) -> None:
-        """Must be called after the fault was applied. Records the present file as the fault's work, so that any later
-        change counts as the job's. Raises OSError. Without a note, the inode decides."""
+        """Must be called after the fault was applied. Records the present contents as the fault's own, so that any
+        later change counts as the job's. Raises OSError. Without this record, the inode decides."""
         if self.copy is None:
             return
         with suppress(FileNotFoundError, PermissionError):  # the fault removed it, or the right to read it
@@ -102,7 +102,7 @@ class File:
         present = path.exists()
         if present and not self._ours(path):
             raise ValueError(
-                f"{path}: another file stands there now, which is neither the guarded file nor the fault's work"
+                f"{path}: there is another file now, neither the guarded file nor the one that the fault made"
             )
         if self.sha256 is None:
             path.unlink()
@@ -126,7 +126,7 @@ class File:
         return not self._ours(path) if os.path.lexists(path) else not self.removes
 
     def _place(self) -> Path:
-        """Where the file is now: at its path, or, if it yields, where the job has moved it."""
+        """The path at which the file is now: its own, or, with `yields`, the path to which the job has moved it."""
         path = Path(self.path)
         if not self.yields or self.sha256 is None or (os.path.lexists(path) and self._ours(path)):
             return path
@@ -139,7 +139,8 @@ class File:
         return path
 
     def _ours(self, path: Path) -> bool:
-        """Whether the file at `path` is the fault's work, or the file that the fault was to change."""
+        """Whether the file at `path` is the file that the fault made, or the file that the fault was meant to
+        change."""
         same = self.sha256 is not None and os.lstat(path).st_ino == self.inode and born_ns(path) == self.born_ns
         made = self.made or self._noted_digest()
         if made is None:
@@ -148,7 +149,7 @@ class File:
             found = _digest(path)
         except PermissionError:
             return same
-        # A file that the job wrote again in place has the same inode, but belongs to the job.
+        # A file that the job has written again in place has the same inode, but is the job's.
         return found == made or (same and (found == self.sha256 or not self.yields))
 
     def _noted_digest(self) -> str | None:
@@ -160,7 +161,7 @@ class File:
 
     def _put_back(self, path: Path) -> None:
         if self.copy is None or _digest(Path(self.copy)) != self.sha256:
-            raise ValueError(f"{self.copy}: the saved copy of {path} is not what was saved")
+            raise ValueError(f"{self.copy}: the saved copy of {path} has changed since it was saved")
         partial = path.with_name(f".{path.name}.torchaos-undo")
         try:
             _copy(Path(self.copy), partial, self.mtime_ns, self.mode, self.uid, self.gid)
@@ -174,7 +175,7 @@ def _check(path: Path, root: Path) -> None:
     if path.parent.resolve() != path.parent or path.is_symlink():
         raise ValueError(f"{path}: there is a symbolic link in this path, and links are not followed")
     if not path.is_relative_to(root):
-        raise ValueError(f"{path}: it is outside {root}, where nothing is touched")
+        raise ValueError(f"{path}: it is outside {root}, so it is not touched")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: its folder is gone")
     if path.exists() and not path.is_file():
@@ -190,7 +191,8 @@ def _digest(path: Path) -> str:
 
 
 def _copy(source: Path, target: Path, mtime_ns: int, mode: int, uid: int = -1, gid: int = -1) -> None:
-    """Write a new file; it is on disk when this returns. It keeps the time of change, which trainers look at."""
+    """Writes a new file, which is on disk when this returns. It gets the time of change `mtime_ns`, because trainers
+    read it."""
     target.unlink(missing_ok=True)
     fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(source, "rb") as reader, open(fd, "wb") as writer:

@@ -1,8 +1,7 @@
-"""All kinds of handles. A handle describes how one change is undone; it is a frozen dataclass that goes through JSON.
+"""All kinds of handles. A handle describes the undo of one change. It is a frozen dataclass that can be stored as JSON.
 
-`restore` sets the known-good state. It may be called any number of times, and leaves everything alone that the handle
-does not name. If it fails, it raises ValueError or OSError with a sentence. `restored` tells whether the state is good.
-"""
+`restore` restores the known-good state. It may be called any number of times, and changes only what the handle names.
+If it fails, it raises ValueError or OSError with a sentence. `restored` returns whether the state is good."""
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Process:
-    """A process, by pid and start time. `resume`: it must run if it was stopped. `end`: it is killed."""
+    """A process, by pid and start time. Undo depends on `action`. `resume`: a stopped process is continued. `end`: the
+    process is killed."""
 
     kind: ClassVar[str] = "process"
     pid: int
@@ -62,7 +62,7 @@ class Process:
             return
         with proc.hold(self.pid, self.start_ticks) as fd:
             if fd is not None:
-                # Also if it is not stopped yet: SIGCONT cancels a stop signal that is still pending.
+                # Send it also to a process that is not stopped yet, because SIGCONT cancels a pending stop signal.
                 signal.pidfd_send_signal(fd, signal.SIGCONT)
                 deadline = time.monotonic() + 1.0
                 while not self.restored() and time.monotonic() < deadline:
@@ -89,8 +89,8 @@ class Process:
 
 @dataclass(frozen=True)
 class JobProcesses:
-    """All processes of a job that we launched, known by the mark in their environment. They are killed wherever they
-    are in the process tree, stopped or not. A job that we attached to has no such handle."""
+    """All processes of a job that torchaos started, found by the mark in their environment. Undo kills them, wherever
+    they are in the process tree, stopped or not. A job that was running already (`--attach`) has no such handle."""
 
     kind: ClassVar[str] = "job_processes"
     run_id: str
@@ -112,11 +112,10 @@ class JobProcesses:
 
 @dataclass(frozen=True)
 class PageSlot:
-    """A fault's control page: no rank stays held, and the fault does not fire again.
+    """The control page of a fault. Undo releases a held rank, and keeps the fault from firing again.
 
-    A page that is missing counts as restored only if no process has the deleted file mapped. Then it was never made,
-    or went with its run, and no rank can be waiting for it.
-    """
+    A missing page counts as restored only if no process has the deleted file mapped. Then the page was never made, or
+    was removed with its run, and no rank can be waiting for it."""
 
     kind: ClassVar[str] = "page_slot"
     path: str
@@ -146,9 +145,10 @@ class PageSlot:
             page.close()
 
     def _open(self) -> ControlPage | None:
-        """None if the page is missing, or incomplete because its maker died (no agent uses such a page)."""
+        """The page. None if it is missing, or if it is incomplete because the process that made it died; no agent uses
+        such a page."""
         try:
-            # Look first, without blocking: a damaged log may name any file.
+            # Look at the file first, without blocking: a damaged log may name any file.
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
@@ -158,12 +158,12 @@ class PageSlot:
             return ControlPage(self.path)
         if not any(head[:8]):
             return None
-        raise ValueError(f"{self.path}: not a control page, which has {ControlPage.SIZE} bytes and a mark of its own")
+        raise ValueError(f"{self.path}: not a control page, which has {ControlPage.SIZE} bytes and begins with a mark")
 
 
 def check_within(handle: Handle, folders: Collection[Path]) -> None:
-    """Checks where the handle's own file is (a page, a file of names or a saved copy). Raises ValueError if it is in
-    none of the run's folders. Then the log is damaged, or belongs to another run."""
+    """Raises ValueError if the file that only the handle uses (a page, a file of names or a saved copy) is in none of
+    the run's folders. Then the log is damaged, or belongs to another run."""
     own = handle.touches().own
     if own is None:
         return
@@ -204,7 +204,7 @@ def to_json(handle: Handle) -> dict[str, Any]:
 
 
 def from_json(raw: Mapping[str, Any]) -> Handle:
-    """The handle that this JSON describes. Raises ValueError if this version does not know it."""
+    """The handle that this JSON describes. Raises ValueError if this version does not know that kind of handle."""
     fields = dict(raw)
     kind = fields.pop("kind", None)
     if kind not in REGISTRY:

@@ -1,4 +1,4 @@
-"""The only code that undoes changes. The reaper runs it, and so does whoever heals when the reaper is dead."""
+"""The only code that undoes changes. The reaper runs it; if the reaper is dead, another process does."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Healed:
 
 
 class Healer:
-    """Holds the records and heals them: the last guarded first, each handle restored, then verified.
+    """Holds the records and heals them: the last guarded first. Each handle is restored, then verified.
 
-    Thread-safe. One record is healed at a time; guards and marks go on meanwhile. A restore that hangs is given up
-    after `BOUND_S` seconds. `log` None: heal without a log. `within`: the folders of the run, given if the records come
-    from a log; own files of a handle outside these folders are left alone."""
+    Thread-safe. One record is healed at a time; guards and marks are accepted meanwhile. A restore that hangs is given
+    up after `BOUND_S` seconds. `log` None: heal without a log. `within`: the folders of the run, given if the records
+    come from a log. A handle that names an own file outside these folders is not restored."""
 
     def __init__(
         self, log: UndoLog | None, records: Iterable[UndoRecord] = (), within: Collection[Path] | None = None
@@ -63,8 +63,9 @@ class Healer:
             self._taken_back.discard(record.id)
 
     def mark(self, name: str, state: State) -> bool:
-        """Note that a fault is about to be applied, or was. Returns False if it was healed before; if it was applied
-        after that, the next heal restores it again. Raises ValueError for an unknown record, OSError as in `guard`."""
+        """Records that a fault is about to be applied, or was applied. Returns False if it was healed before; if it was
+        applied after that, the next heal restores it again. Raises ValueError for an unknown record, OSError as in
+        `guard`."""
         if name not in self._records:
             raise ValueError(f"{name} is not guarded")
         if state not in (State.MAYBE_APPLIED, State.APPLIED):
@@ -78,14 +79,14 @@ class Healer:
         return not late
 
     def heal(self, name: str | None, why: str) -> list[Healed]:
-        """Heal what is open of a record or an owner, or (None) everything. Returns the result of each handle that was
-        not reported before, so that heals at a time limit are reported too."""
+        """Heals what is open of a record or an owner, or (None) everything. Returns the result of each handle that was
+        not reported before. So results of heals at a time limit are also returned."""
         self.carry_out(name, why)
         ids = [record.id for record in self._chosen(name)]
         return [healed for id_ in ids for healed in self._unreported.pop(id_, [])]
 
     def carry_out(self, name: str | None, why: str) -> None:
-        """Heals like `heal`, but keeps the results for the next report."""
+        """Heals like `heal`, but keeps the results for the next call of `heal`."""
         with self._healing:
             for record in self._with_later_faults(self._chosen(name)):
                 if record.open or record.id in self._again:
@@ -101,7 +102,7 @@ class Healer:
             return [record for record in reversed(self._records.values()) if name in (None, record.id, record.owner)]
 
     def _with_later_faults(self, chosen: list[UndoRecord]) -> list[UndoRecord]:
-        """Add the records of later faults on the same files, since these must be healed before the chosen ones."""
+        """Adds the records of later faults on the same files, since these must be healed before the chosen records."""
         ids = {record.id for record in chosen}
         paths = {path for record in chosen for path in _paths(record)}
         with self._state:
@@ -126,7 +127,8 @@ class Healer:
         return healed
 
     def _note(self, record: UndoRecord, state: State, why: str) -> None:
-        """Write a state to the log. If that fails, healing goes on; the next healer repeats it, without harm."""
+        """Writes a state to the log. If that fails, healing goes on. The next healer then repeats the work, which does
+        no harm."""
         if problem := _problem(lambda: self._append(record, state, why)):
             with suppress(OSError):  # stderr may be on the disk that is full
                 text = f"undo.jsonl: {record.id} {state.value} could not be written: {problem}"

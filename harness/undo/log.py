@@ -1,12 +1,13 @@
-"""The undo log, RUN_DIR/undo/undo.jsonl: what is to be undone, and what has been. One JSON object per line:
+"""The undo log, RUN_DIR/undo/undo.jsonl: the changes that must be undone, and those that have been undone. One JSON
+object per line:
 
     {"run_id", "harness": [pid, start_ticks], "reaper": the same, "boot", "host", "version"}      the first line
     {"record", "state": "planned", "owner", "limit_s", "handles", "irreversible"}   before the fault is applied
     {"record", "state": ..., "why"}                                                 a later state of the record
 
-One process at a time writes the log and holds a lock on it: the reaper, or after its death whoever heals instead. A
-line counts once it is on disk. Half a line at the end was never acknowledged, so nothing was done after it.
-"""
+One process at a time writes the log and holds a lock on it: the reaper or, after its death, the process that heals
+instead. A line counts once it is on disk. An incomplete last line was never acknowledged, so no change was made after
+it."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class State(str, Enum):
 
 @dataclass
 class UndoRecord:
-    """How one fault, or one thing that the launcher makes, is undone."""
+    """The undo of one fault, or of one thing that the launcher makes."""
 
     id: str
     owner: str
@@ -76,8 +77,8 @@ def path_of(run_dir: Path) -> Path:
 
 
 class UndoLog:
-    """The only writer of the log. Raises OSError if the log can't be opened: BlockingIOError if another process writes
-    it for longer than `wait_s` seconds, PermissionError if it belongs to another user."""
+    """The only writer of the log. Raises OSError if the log can't be opened: BlockingIOError if another process has had
+    it open for writing for `wait_s` seconds, PermissionError if it belongs to another user."""
 
     def __init__(self, run_dir: Path, wait_s: float = 0.0, create: bool = True) -> None:
         path = path_of(run_dir)
@@ -96,7 +97,8 @@ class UndoLog:
             raise
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """The line is on disk when this returns. Raises OSError if it can't be written; the log is then unchanged."""
+        """Appends a line, which is on disk when this returns. Raises OSError if it can't be written; the log is then
+        unchanged."""
         data = json.dumps({**line, "wall_s": time.time()}, separators=(",", ":")).encode() + b"\n"
         with self._lock:
             try:
@@ -134,7 +136,7 @@ class UndoLog:
 
 def read(run_dir: Path) -> tuple[list[UndoRecord], list[int]]:
     """The records in the order in which they were guarded, each with its last state, and the numbers of damaged lines.
-    Half a line at the end is ignored. Raises OSError if the log can't be read."""
+    An incomplete last line is ignored. Raises OSError if the log can't be read."""
     *lines, _torn = path_of(run_dir).read_bytes().split(b"\n")
     records: dict[str, UndoRecord] = {}
     damaged = []
@@ -147,7 +149,8 @@ def read(run_dir: Path) -> tuple[list[UndoRecord], list[int]]:
 
 
 def folder_of(run_dir: Path) -> list[Path]:
-    """The run directory at the time when the log was begun, from its first line. Empty if that line is damaged."""
+    """The path of the run directory at the time when the log was begun, from its first line. Empty if that line is
+    damaged."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError), open(path_of(run_dir), "rb") as file:
         return [Path(json.loads(file.readline())["run_dir"])]
     return []
@@ -175,7 +178,7 @@ def _lock(fd: int, deadline: float) -> None:
 
 
 def _cut_torn_line(fd: int) -> int:
-    """Remove half a line at the end, and return the size of the file in bytes."""
+    """Removes an incomplete last line, and returns the size of the file in bytes."""
     size = os.fstat(fd).st_size
     whole = os.pread(fd, size, 0).rfind(b"\n") + 1
     if whole < size:

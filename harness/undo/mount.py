@@ -18,9 +18,10 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True)
 class Mount:
-    """All mounts at `target` whose source is our tag are unmounted, the last one first, even while they are in use.
-    Other mounts at `target` stay. The tag is the mount's source (mount -t tmpfs TAG TARGET, fsname=TAG for FUSE). For a
-    bind mount it is the name of the bound folder, for a loop device the name of its image without suffix."""
+    """A mount that torchaos made at `target`. Undo unmounts all mounts there whose source is the tag, the last one
+    first, even while they are in use. Other mounts at `target` stay. The tag is the mount's source (mount -t tmpfs TAG
+    TARGET, fsname=TAG for FUSE). For a bind mount it is the name of the bound folder, for a loop device the name of its
+    image without suffix."""
 
     kind: ClassVar[str] = "mount"
     target: str
@@ -42,7 +43,7 @@ class Mount:
         return handle
 
     def restore(self) -> None:
-        """Unmounts it. Raises OSError if that fails, ValueError if another mount was made on top of it."""
+        """Unmounts the mounts. Raises OSError if that fails, ValueError if another mount was made on top of them."""
         for _layer in range(64):
             layers = [mount for mount in mounts() if mount.target == self.target]
             if not any(self._is_ours(mount) for mount in layers):
@@ -74,7 +75,7 @@ class MountInfo(NamedTuple):
 
 
 def mounts() -> Iterator[MountInfo]:
-    """All mounts in the order in which they were made. The last one on a target hides the others. Raises OSError."""
+    """All mounts in the order in which they were made. The last mount at a target hides the others. Raises OSError."""
     with open("/proc/self/mountinfo") as file:
         for line in file:
             left, _dash, right = line.partition(" - ")

@@ -1,5 +1,5 @@
-"""Handles of what a network fault changes. Each change is in a network namespace of the run and carries our mark. If
-that namespace is gone, so is the change."""
+"""Handles of the changes that a network fault makes. Each change is in a network namespace of the run and carries the
+mark of torchaos. If that namespace is gone, the change is gone too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import ClassVar
 from torchaos.harness.machine.netspace import Space
 from torchaos.harness.undo.touches import Touches
 
-QDISC_MARK = "ca05:"  # the handle (in tc's sense) of a root qdisc that is ours
+QDISC_MARK = "ca05:"  # the handle (in tc's sense) of a root qdisc that torchaos made
 _OURS = re.compile(r"torchaos_[a-z0-9_]{1,19}")
 
 
@@ -32,7 +32,8 @@ class _InSpace:
         return Touches(network=self.space)
 
     def restore(self) -> None:
-        """Tries four times: a tool that the dead harness had just started may interfere."""
+        """Restores the good state. Tries four times, because a tool that the dead harness had just started may
+        interfere."""
         for again in (True, True, True, False):
             try:
                 if self.space.alive() and not self._is_good():
@@ -55,7 +56,7 @@ class _InSpace:
 
 @dataclass(frozen=True)
 class NftTable(_InSpace):
-    """A table of nftables that is ours: it is deleted."""
+    """A table of nftables that torchaos made. Undo deletes it."""
 
     kind: ClassVar[str] = "nft_table"
     family: str
@@ -75,7 +76,7 @@ class NftTable(_InSpace):
 
 @dataclass(frozen=True)
 class LinkUp(_InSpace):
-    """A network device that must be up."""
+    """A network device that was up. Undo sets it up again."""
 
     kind: ClassVar[str] = "link_up"
     device: str
@@ -90,7 +91,8 @@ class LinkUp(_InSpace):
 
 @dataclass(frozen=True)
 class Qdisc(_InSpace):
-    """The root qdisc of a device: if it carries our mark, it is deleted, and the kernel sets the default again."""
+    """The root qdisc of a device, made by torchaos. Undo deletes it if it has the mark, and the kernel sets the default
+    again."""
 
     kind: ClassVar[str] = "qdisc"
     device: str
@@ -105,7 +107,7 @@ class Qdisc(_InSpace):
 
 @dataclass(frozen=True)
 class QueueRule(_InSpace):
-    """The rule that sends packets to a packet queue, in a chain of our own. The queue itself is a process."""
+    """The rule that sends packets to a packet queue, in a chain that torchaos made. The queue itself is a process."""
 
     kind: ClassVar[str] = "queue_rule"
     chain: str
@@ -132,7 +134,7 @@ IPTABLES = ("iptables-legacy", "-w", "5")
 
 @dataclass(frozen=True)
 class Names(_InSpace):
-    """The file with the names of a run's nodes. It is rewritten in place, because the nodes have it mounted."""
+    """The file with the names of a run's nodes. Undo rewrites it in place, because the nodes have it mounted."""
 
     kind: ClassVar[str] = "names"
     path: str
@@ -154,10 +156,11 @@ class Names(_InSpace):
 
 
 def mark_of(fault: str) -> str:
-    """The name of the table or chain that a fault makes, which marks it as ours (at most 28 characters)."""
+    """The name of the table or chain that a fault makes, at most 28 characters. By its name it is recognised as made by
+    torchaos."""
     return f"torchaos_{re.sub('[^a-z0-9]', '_', fault)[-10:]}_{zlib.crc32(fault.encode()):08x}"
 
 
 def _check_ours(name: str) -> None:
     if not _OURS.fullmatch(name):
-        raise ValueError(f"{name!r} does not bear our mark, so it is not removed")
+        raise ValueError(f"{name!r} does not have the mark of torchaos, so it is not removed")

@@ -4,9 +4,8 @@
     STATE/runs/RUN_ID/undo/undo.jsonl   a hard link to its undo log; on another file system a copy that the reaper keeps
 
 STATE is $XDG_STATE_HOME/torchaos, by default ~/.local/state/torchaos; it survives a reboot. The reaper makes the entry
-before anything can be guarded. Whoever has verified that nothing is left removes it. With the link, healing can use an
-entry like a run directory, also if the real one was deleted.
-"""
+before anything can be guarded. The process that has verified that everything is undone removes it. Because of the link,
+an entry can be healed like a run directory, even if the run directory was deleted."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _LONGEST = 120  # characters of a run id that go into a file name; the end of an
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run that was started, and that nobody has declared clean."""
+    """A run that was started, and whose changes were not yet verified as undone."""
 
     run_id: str
     run_dir: str
@@ -48,7 +47,7 @@ class OpenRun:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> OpenRun:
-        """The entry of a run. Raises ValueError if `raw` is no such entry."""
+        """The entry of a run, from its JSON. Raises ValueError if `raw` is no such entry."""
         try:
             harness, reaper = ((int(pid), int(ticks or 0)) for pid, ticks in (raw["harness"], raw["reaper"]))
             texts = [raw[name] for name in ("run_id", "run_dir", "boot", "host")]
@@ -69,7 +68,7 @@ class OpenRun:
 
     @property
     def folder(self) -> Path:
-        """The folder with its undo log: the run directory, or else its entry."""
+        """The folder with the undo log: the run directory, or, if that is gone, the entry."""
         run_dir = Path(self.run_dir)
         return run_dir if log.path_of(run_dir).exists() else _runs() / _name(self.run_id)
 
@@ -101,8 +100,8 @@ def checked(folder: Path) -> Path:
 
 
 def add(run: OpenRun) -> Path | None:
-    """Make the entry, with a link to the undo log; it is on disk when this returns. If no link can be made, returns the
-    path where a copy of the log should be. Raises OSError."""
+    """Makes the entry, with a link to the undo log; it is on disk when this returns. If no link can be made, returns
+    the path at which a copy of the log must be kept. Raises OSError."""
     folder = private(_runs() / _name(run.run_id))
     place: Path | None = log.path_of(private_parent(folder))
     with suppress(OSError):
@@ -122,7 +121,7 @@ def add(run: OpenRun) -> Path | None:
 
 
 def private_parent(folder: Path) -> Path:
-    """The folder itself, after the folder for the log was made in it."""
+    """Makes the folder for the log in `folder`, and returns `folder`."""
     private(log.path_of(folder).parent)
     return folder
 
@@ -133,7 +132,7 @@ def remove(run_id: str) -> None:
 
 
 def settle(run_id: str, run_dir: Path) -> bool:
-    """Remove the entry if the undo log says that everything is undone. Returns whether it does."""
+    """Removes the entry if the undo log says that everything is undone. Returns whether it was removed."""
     with suppress(OSError):
         records, damaged = log.read(run_dir)
         if not damaged and not any(record.open for record in records):

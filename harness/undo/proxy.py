@@ -1,4 +1,4 @@
-"""The handle of a change to a proxy of Toxiproxy: toxics with the fault's mark, or a proxy that was taken down."""
+"""The handle of a change to a proxy of Toxiproxy: toxics with the fault's mark, or a proxy that was disabled."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torchaos.harness.undo.touches import Touches
 @dataclass(frozen=True)
 class Toxic:
     """A change to a proxy. `pid`, `start_ticks` and `port` identify the server (see machine/toxiproxy/api.py). If the
-    server is gone, so is the fault. `mark`: the begin of the names of the fault's toxics. `down`: the fault disabled
-    the proxy, so undo enables it."""
+    server is gone, the fault is gone too. `mark`: the names of the fault's toxics begin with it. `down`: the fault
+    disabled the proxy, so undo enables it."""
 
     kind: ClassVar[str] = "toxic"
     pid: int
@@ -36,7 +36,7 @@ class Toxic:
         return Api(self.pid, self.start_ticks, self.port)
 
     def restore(self) -> None:
-        """Tries three times, since a last order of the dead harness may come in between. Raises OSError."""
+        """Tries three times, since the last order of the dead harness may arrive in between. Raises OSError."""
         for _again in range(3):
             if self.restored():
                 return

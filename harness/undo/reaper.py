@@ -1,4 +1,4 @@
-"""The reaper: a process in its own session, which outlives the harness and undoes what is guarded.
+"""The reaper: a process in its own session, which outlives the harness and undoes the guarded changes.
 
     python -m torchaos.harness.undo.reaper FD RUN_DIR RUN_ID HARNESS_PID
 
@@ -11,8 +11,7 @@ sends {"armed": pid}. Requests carry an `id`, which the answer repeats together 
     {"do": "end"}                                                heals everything that is left; the reaper then exits
 
 It also heals a record when its time limit is over, and everything when the harness is gone. It imports only the
-standard library, `wire` and its own package, because every run waits for it to start.
-"""
+standard library, `wire` and its own package, because every run waits for it to start."""
 
 from __future__ import annotations
 
@@ -35,12 +34,12 @@ from torchaos.harness.undo.healer import Healed, Healer
 from torchaos.harness.undo.log import State, UndoLog, UndoRecord
 from torchaos.harness.undo.open_runs import OpenRun
 
-FORKS_S = 1.0  # seconds for a process that the harness was starting when it died to become the job
+FORKS_S = 1.0  # a job process that the harness forked just before its death has this many seconds to call exec
 
 
 class Reaper:
-    """The reaper's loop. The main thread guards and watches the time limits. Each heal has a thread of its own, so that
-    a slow heal delays neither."""
+    """The reaper's main loop. The main thread accepts guards and watches the time limits. Each heal has its own thread,
+    so that a slow heal delays neither of them."""
 
     def __init__(self, sock: socket.socket, healer: Healer, harness: int) -> None:
         self._sock, self._healer = sock, healer
@@ -56,7 +55,8 @@ class Reaper:
         """Returns when the harness has sent `end` or is gone, and everything is healed."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        # The socket is not enough: a process that the harness forked without exec keeps its end open.
+        # The end of the socket is not enough, because a process that the harness forked without exec keeps the socket
+        # open.
         if self._pidfd is not None:
             poll.register(self._pidfd, select.POLLIN)
         while self._pidfd is not None:
@@ -100,7 +100,7 @@ class Reaper:
         return lines if data else None
 
     def _answer(self, request: dict[str, Any]) -> bool:
-        """Carry out a request and answer it. True if it was the last one."""
+        """Carries out a request and answers it. Returns True if it was the last request."""
         id_, do = request.get("id"), request.get("do")
         try:
             if do == "guard":

@@ -1,7 +1,7 @@
-"""Finds what earlier deaths left, and heals it from the undo logs: on request, before each run, and after a reboot.
+"""Finds runs that ended without their undo, and heals them from their undo logs: on request, before each run, and after
+a reboot.
 
-A run whose harness or reaper is alive is left alone, because these heal it.
-"""
+A run whose harness or reaper is alive is skipped, because that process heals it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchaos.harness.undo.open_runs import OpenRun
 
 PROBES = ".probes"  # suffix of the run's id that marks commands run by stop conditions
 _LOOK_S = 0.05  # seconds
-_REAPERS_S = 60.0  # for which a run waits for the reapers of earlier ones
+_REAPERS_S = 60.0  # seconds for which a new run waits for the reapers of earlier runs
 
 
 class LeftBehind(ChaosError):
@@ -47,8 +47,9 @@ class Recovered:
 
 
 def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
-    """The runs in these folders (run directories, or folders of them), or, without folders, the runs of the registry.
-    The second list has the runs that can't be read. Runs that are known to be clean are left out."""
+    """Finds runs, and problems. The runs are those in `folders` (run directories, or folders of them) or, without
+    folders, those of the registry. The problems are runs that can't be read. Runs that are known to be clean are left
+    out."""
     if not folders:
         try:
             runs, problems = open_runs.entries()
@@ -72,8 +73,8 @@ def find(folders: Sequence[Path]) -> tuple[list[OpenRun], list[Recovered]]:
 
 
 def recover(run: OpenRun, any_host: bool = False) -> Recovered:
-    """Heal a run that nobody else takes care of. Its entry is removed if everything is verified. `any_host`: also if
-    the run was on another machine."""
+    """Heals a run, unless another process takes care of it. Its entry is removed if everything is verified. `any_host`:
+    also if the run was on another machine."""
     if not run.here and not any_host:
         return _spare(run, f"it ran on {run.host.partition('/')[0]}: recover it there")
     if run.lives(run.harness):
@@ -84,7 +85,7 @@ def recover(run: OpenRun, any_host: bool = False) -> Recovered:
     try:
         healed = heal_from_log(folder)
         if not log.path_of(folder).exists():
-            note = "its run directory is gone, undo log and all: only its processes could be looked for"
+            note = "its run directory and undo log are gone: torchaos could only look for its processes"
         elif folder != Path(run.run_dir):
             note = "its run directory is gone; it was healed from the copy of its undo log"
         healed += _strays(run)
@@ -104,14 +105,15 @@ def _spare(run: OpenRun, problem: str) -> Recovered:
 
 
 def left_over(runs: Iterable[OpenRun]) -> list[OpenRun]:
-    """The runs that nobody takes care of any more."""
+    """The runs whose harness and reaper are both dead."""
     return [run for run in runs if run.here and not run.lives(run.harness) and not run.lives(run.reaper)]
 
 
 def await_reapers(
     runs: Callable[[], Iterable[OpenRun]], timeout_s: float, given_up: Callable[[], bool] = lambda: False
 ) -> None:
-    """Wait at most `timeout_s` seconds while reapers heal runs whose harness is dead."""
+    """Waits at most `timeout_s` seconds while reapers heal runs whose harness is dead. Returns early if `given_up()` is
+    true."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end and not given_up():
         if not any(run.here and run.lives(run.reaper) and not run.lives(run.harness) for run in runs()):
@@ -120,8 +122,8 @@ def await_reapers(
 
 
 def before_a_run(given_up: Callable[[], bool] = lambda: False) -> list[Recovered]:
-    """Heal all that earlier runs left; every run begins with this. Raises LeftBehind if something can't be undone.
-    Takes milliseconds if nothing is left."""
+    """Heals everything that earlier runs left behind. Every run begins with this. Raises LeftBehind if something can't
+    be undone. Takes milliseconds if nothing is left."""
     await_reapers(lambda: find(())[0], _REAPERS_S, given_up)
     runs, bad = find(())
     done = [*bad, *(recover(run) for run in left_over(runs))]
@@ -129,8 +131,8 @@ def before_a_run(given_up: Callable[[], bool] = lambda: False) -> list[Recovered
         if not result.clean and not result.spared:
             raise LeftBehind(
                 f"an earlier run left something that can't be undone, so nothing is run: "
-                f"{result.run_dir or result.run_id}: {why(result)}. Mend it, then `torchaos recover`; or "
-                f"`torchaos recover --forget`, if you know that it is in order"
+                f"{result.run_dir or result.run_id}: {why(result)}. Repair it, then `torchaos recover`; or "
+                f"`torchaos recover --forget`, if you know that nothing is left to undo"
             )
     return done
 
@@ -142,13 +144,14 @@ def why(result: Recovered) -> str:
 
 
 def in_words(handle: Mapping[str, Any]) -> str:
-    """A handle in a few words: its kind, and the thing that it names."""
-    what = next((handle[key] for key in ("path", "target", "run_id", "pid", "name") if key in handle), "")
-    return f"{str(handle.get('kind', 'undo log')).replace('_', ' ')} {what}".strip()
+    """A handle in a few words: its kind, and the name or path in it."""
+    name = next((handle[key] for key in ("path", "target", "run_id", "pid", "name") if key in handle), "")
+    return f"{str(handle.get('kind', 'undo log')).replace('_', ' ')} {name}".strip()
 
 
 def _strays(run: OpenRun) -> list[Healed]:
-    """Processes that carry the run's mark, whatever its log says. Mostly of a run whose directory is gone."""
+    """Heals processes that have the run's mark, whether or not the log names them. It finds them even if the run
+    directory is gone."""
     marks = [JobProcesses(mark) for mark in sorted(proc.marks_of(run.run_id))]
     raw = [to_json(mark) for mark in marks if not mark.restored()]
     return Healer(None, [UndoRecord("strays", "job", raw)]).heal(None, "found by their mark") if raw else []

@@ -1,4 +1,5 @@
-"""What a handle may change, in its own words. The permit of a fault is decided by this declaration alone."""
+"""The things that a handle may change, as the handle declares them. Whether a fault is permitted is decided by this
+declaration alone."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from torchaos.harness.machine.netspace import Space
 
 @dataclass(frozen=True)
 class Touches:
-    """At least one field is set; __post_init__ raises ValueError otherwise."""
+    """What a handle may change. At least one field is set; the constructor raises ValueError otherwise."""
 
     process: tuple[int, int] | None = None  # pid and start time (clock ticks since boot) of a process of the job
     run_id: str | None = None  # everything that carries the id of this run
     network: Space | None = None  # a network namespace; the host's only with consent
     path: str | None = None  # a path in the run directory or among the job's checkpoints
-    own: str | None = None  # a path in the run directory only
-    marked: str | None = None  # a name that only torchaos gives; the handle checks it when it is made
+    own: str | None = None  # a path that must be in the run directory
+    marked: str | None = None  # a name that only torchaos uses; the handle's constructor checks it
 
     def __post_init__(self) -> None:
         if not any((self.process, self.run_id, self.network, self.path, self.own, self.marked)):

@@ -373,7 +373,7 @@ def test_a_rollback_that_no_counter_tells_of(rank: Any, source: str) -> None:
     ran = rank.run(GOES_BACK.replace("Adam", "SGD"), orders=(rank.order(source, "Kill", step=7),))
     assert ran.code == 0, ran.output
     assert len(missed(ran)) == 1
-    assert "by `time` or `after`" in missed(ran)[0]
+    assert "with `time` or `after`" in missed(ran)[0]
 
 
 @pytest.mark.one_version
@@ -385,7 +385,9 @@ def test_base_that_never_comes(rank: Any, source: str) -> None:
     page.write(page.ALLOWED, 1)
     ran = rank.run(JOB, orders=(order,), attempt=1)
     assert ran.code == 0
-    assert missed(ran) == ["no base: a checkpoint was loaded, and nobody said with which step this attempt began"]
+    assert missed(ran) == [
+        "a checkpoint was loaded, and the harness did not find out with which step this attempt began"
+    ]
 
 
 def test_injector_that_cannot_be_loaded(rank: Any) -> None:

@@ -112,7 +112,7 @@ def test_the_ballast_is_known_again_at_every_stage(disk: OwnDisk) -> None:
         assert again.restored()
         assert not list(disk.folder.iterdir())
     Path(handle.path).write_text("somebody's")
-    with pytest.raises(ValueError, match="another file stands there"):
+    with pytest.raises(ValueError, match="there is another file now"):
         again.restore()
 
 
@@ -188,9 +188,9 @@ def _scenario(path: Path, checkpoints: dict[str, str] | None, fault: str = "stor
     [
         ({"path": "{run}/out"}, "fills the file system that job.checkpoints.size makes"),
         (None, "fills the file system that job.checkpoints.size makes"),
-        ({"path": "/data/out", "size": "64MB"}, "nothing is mounted outside the run's own folder"),
-        ({"path": "{run}/../../out", "size": "64MB"}, "nothing is mounted outside the run's own folder"),
-        ({"path": "{run}", "size": "64MB"}, "nothing is mounted outside the run's own folder"),
+        ({"path": "/data/out", "size": "64MB"}, "torchaos mounts nothing outside the run's own folder"),
+        ({"path": "{run}/../../out", "size": "64MB"}, "torchaos mounts nothing outside the run's own folder"),
+        ({"path": "{run}", "size": "64MB"}, "torchaos mounts nothing outside the run's own folder"),
         ({"path": "{run}/out", "size": "64"}, "is not a size"),
         ({"path": "{run}/out", "size": "0B"}, "at least 1"),
         ({"path": "{run}/out", "size": "1000TB"}, "would be in memory"),

@@ -79,5 +79,5 @@ def test_the_rendezvous_needs_a_placeholder_unless_the_launcher_sets_it(tmp_path
     fault = {"inject": "proxy.down", "with": {"endpoint": "rendezvous"}, "when": {"step": 3}, "for": "2s"}
     job = {"endpoints": {"rendezvous": "127.0.0.1:29400"}}
     assert planned(tmp_path, fault, launcher="able", **job) == "able"
-    with pytest.raises(UsageError, match="nothing leads the job to the proxy before rendezvous"):
+    with pytest.raises(UsageError, match="the job does not use the proxy in front of rendezvous"):
         planned(tmp_path, fault, launcher="bare", **job)

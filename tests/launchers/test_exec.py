@@ -327,7 +327,7 @@ def test_a_directory_that_was_left_half_made_is_finished(tmp_path: Path, scenari
     assert run.check() is run
     other = RunDir(tmp_path / "project")
     (other.root / "src").mkdir(parents=True)
-    with pytest.raises(UsageError, match="src, which no run directory has"):
+    with pytest.raises(UsageError, match="contains src, so it is no run directory"):
         make(other, scenario)
     file = RunDir(tmp_path / "file")
     file.root.touch()

@@ -55,7 +55,7 @@ def test_the_job_is_led_to_the_proxy(tmp_path: Path) -> None:
     """A fault on an endpoint that the job is not told of by its placeholder would be felt by nobody: it is refused."""
     (fault,) = plan(tmp_path, env={"STORE": "http://{endpoint.s3}"}).faults
     assert (fault.target.ranks, fault.params["endpoint"], fault.duration_s) == ((), "s3", 2.0)
-    with pytest.raises(UsageError, match=r"to the proxy before s3; in its command or env, write \{endpoint\.s3\}"):
+    with pytest.raises(UsageError, match=r"the proxy in front of s3; in its command or env, write \{endpoint\.s3\}"):
         plan(tmp_path, env={"STORE": "http://127.0.0.1:9000"})
 
 

@@ -65,7 +65,7 @@ def test_spares_a_file_that_the_job_wrote_since(file: Path) -> None:
     handle = _guard(file, made=b"stale")
     file.unlink()
     file.write_bytes(b"the next checkpoint")
-    with pytest.raises(ValueError, match="another file stands there now"):
+    with pytest.raises(ValueError, match="there is another file now"):
         handle.restore()
     assert file.read_bytes() == b"the next checkpoint"
     assert not handle.restored()
@@ -197,6 +197,6 @@ def test_a_damaged_copy_is_not_put_back(file: Path) -> None:
     file.write_bytes(b"damaged")
     assert handle.copy is not None
     Path(handle.copy).write_bytes(b"rotten")
-    with pytest.raises(ValueError, match="not what was saved"):
+    with pytest.raises(ValueError, match="has changed since it was saved"):
         handle.restore()
     assert file.read_bytes() == b"damaged"

@@ -96,7 +96,7 @@ def test_finds_processes_by_their_mark_where_no_log_is_left(killed: Killed, stat
     assert proc.family(killed.run_id) == {}
     assert helper.wait(20) == -signal.SIGKILL
     assert done.clean, why(done)
-    assert "only its processes" in done.note
+    assert "only look for its processes" in done.note
 
 
 def test_the_log_is_kept_twice_where_it_cannot_be_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_no_run_where_something_cannot_be_healed(killed: Killed, state: Path) ->
     """A file whose saved copy is rotten can't be put back: no run starts over it, and the text says which and what."""
     for copy in (killed.run_dir / "undo").glob("*.copy"):
         copy.write_text("rotten")
-    with pytest.raises(LeftBehind, match=r"job/data.*not what was saved.*torchaos recover"):
+    with pytest.raises(LeftBehind, match=r"job/data.*has changed since it was saved.*torchaos recover"):
         before_a_run()
     assert len(list((state / "runs").iterdir())) == 1
 

@@ -1,8 +1,7 @@
 """Python imports this file when it starts, because the launcher puts this folder first on PYTHONPATH.
 
-It loads the agent in a rank of a torchaos job, and in a torchrun, to count the attempts. Then it runs the
-sitecustomize that it hides.
-"""
+It loads the agent in a rank of a torchaos job, and in a torchrun, to count the attempts. Then it runs the user's own
+sitecustomize, which this file hides."""
 
 import os
 import sys
@@ -31,7 +30,7 @@ def _load_agent() -> None:
 
 
 def _hand_over() -> None:
-    """Run the sitecustomize that this file hides, as Python would have done. Its errors are raised as they are."""
+    """Runs the user's sitecustomize, which this file hides, as Python would have done. Its errors are not caught."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 

@@ -1,1 +1,2 @@
-"""Requests to a Toxiproxy server: `api` sends them from the harness, `client` is a process in the server's network."""
+"""Requests to a Toxiproxy server. `api` makes them in the harness; `client` is a process that sends them in the
+server's network."""

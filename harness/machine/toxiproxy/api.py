@@ -1,4 +1,4 @@
-"""The Toxiproxy server of a run and requests to it. The server is identified by its process."""
+"""The Toxiproxy server of a run, and requests to it. The server is identified by its pid and start time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ASK_S = 8.0  # seconds; less than a rank is held
 
 @dataclass(frozen=True)
 class Api:
-    """The HTTP interface of a server. `port`: its port on the loopback of the server's network."""
+    """The HTTP interface of a server. `port`: its port on the loopback interface of its network."""
 
     pid: int
     start_ticks: int
@@ -28,8 +28,8 @@ class Api:
         return proc.is_alive(self.pid, self.start_ticks)
 
     def ask(self, **order: object) -> Mapping[str, Any]:
-        """Carry out an order (see client.py), and return all proxies as they are afterwards: {name: {"enabled",
-        "toxics"}}. Raises OSError if the server does not answer in time, or with anything else."""
+        """Carries out an order (see client.py). Returns all proxies as they are afterwards: {name: {"enabled",
+        "toxics"}}. Raises OSError if the server does not answer in time, or if the answer can't be read."""
         client = [sys.executable, "-m", f"{__package__}.client", str(self.port), str(os.getpid()), json.dumps(order)]
         output = self.run(client)
         try:
@@ -39,8 +39,8 @@ class Api:
         return found
 
     def run(self, command: Sequence[str]) -> str:
-        """The output of a command that is run in the server's network. Raises ProcessLookupError if the server is gone,
-        TimeoutError if there is no answer in time, OSError with the command's own words if it fails."""
+        """The output of a command that runs in the server's network. Raises ProcessLookupError if the server is gone,
+        TimeoutError if there is no answer in time, and OSError with the message of the command if it fails."""
         gone = ProcessLookupError(f"the Toxiproxy server (pid {self.pid}) is gone")
         if not self.alive():
             raise gone
@@ -51,7 +51,8 @@ class Api:
         if elsewhere:
             command = Space(self.pid, self.start_ticks).enter(command)
         try:
-            # In no folder of the user's, because Python imports from the folder that it is started in.
+            # The command must not start in a folder of the user, because Python imports modules from its current
+            # folder.
             done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False, cwd="/")
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"the Toxiproxy server (pid {self.pid}) did not answer within {ASK_S:g} s") from error

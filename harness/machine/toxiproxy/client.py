@@ -1,13 +1,12 @@
-"""Asks a Toxiproxy server on this network's loopback: python -m torchaos.harness.machine.toxiproxy.client PORT PARENT
-ORDER.
+"""Sends an order to a Toxiproxy server on the loopback interface: python -m torchaos.harness.machine.toxiproxy.client
+PORT PARENT ORDER.
 
 ORDER is JSON: {"proxy": name, "add": [toxic, ...], "remove": prefix of names, "enabled": true}. All keys but `proxy`
 are optional; {} changes nothing. Prints all proxies as they are afterwards, by name.
 
-This is a process of its own, because the library toxiproxy keeps its server in a global, has no time limit, and ignores
-most errors of a server. The caller can end the process in time, and trusts only the output. The process dies with
-PARENT, since an order that outlives the harness could come after everything was undone.
-"""
+This is a separate process, because the library toxiproxy keeps its server in a global variable, has no time limit, and
+ignores most errors of a server. The caller can kill the process in time, and trusts only its output. The process dies
+with PARENT. Otherwise an order could be carried out after the harness is dead and everything was undone."""
 
 from __future__ import annotations
 
@@ -41,7 +40,8 @@ def main(port: int, order: dict[str, Any]) -> dict[str, Any]:
 
 
 def die_with(parent: int) -> None:
-    """Die when the parent dies. Raises ProcessLookupError if it is dead already."""
+    """Makes the kernel kill this process when the parent dies. Raises ProcessLookupError if the parent is dead
+    already."""
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise ProcessLookupError(f"process {parent}, which asked, is gone")

@@ -1,4 +1,4 @@
-"""The journal of a run: each file has one writer, and reading merges the files into one sequence of checked events.
+"""The journal of a run. Each file has one writer. Reading merges the files into one sequence of checked events.
 
-Files of several nodes come in, with their own clocks and process ids. Events with one clock and one pid namespace go
-out, and reports of damaged or missing lines."""
+Input: files of several nodes, each with its own clock and process ids. Output: events with one clock and one pid
+namespace, and reports of damaged or missing lines."""

@@ -1,9 +1,9 @@
 """The clocks of several nodes: their offsets are measured through the shared run directory, recorded in the journal,
 and subtracted when the nodes' events are merged.
 
-CLOCK_MONOTONIC counts from each machine's own boot. One exchange is NTP's (RFC 5905, section 8): a node writes a file,
-node 0 sees it and answers in another file, and both times bound the offset. The fastest of many exchanges counts, and
-half its round trip is the bound of the error."""
+CLOCK_MONOTONIC counts from each machine's own boot. The exchange is that of NTP (RFC 5905, section 8): a node writes a
+file, node 0 sees it and answers in another file. From the times of both, the offset is computed. The fastest of many
+exchanges counts. The error is at most half its round trip."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.contracts import Emit
 from torchaos.harness.record.events.nodes import nodes_of
 
-POLL_S, IDLE_S = 0.001, 0.02  # how often a file is looked for: while something is asked, and else
-ANSWER_S = 10.0  # a file system may keep what it knows of a folder for some seconds
+POLL_S, IDLE_S = 0.001, 0.02  # seconds between two looks for a file: while a request is open, and otherwise
+ANSWER_S = 10.0  # a network file system may cache the list of a folder's files for some seconds
 EXCHANGES = 16
 EVERY_S = 60.0  # clocks drift by some ms in that time
 
 
 class Clock:
-    """Answers on node 0, and asks on every other node. Runs in a thread of its own, from `start` to `stop`."""
+    """Answers requests on node 0, and sends requests on every other node. Runs in its own thread, from `start` to
+    `stop`."""
 
     def __init__(self, folder: Path, node: int, emit: Emit, now: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._node, self._emit, self._now = folder, node, emit, now
@@ -56,8 +57,8 @@ class Clock:
                         seen_s, asked = self._now(), int((self._folder / name).read_text())
                         if known.get(name) != asked:
                             known[name], wait_s = asked, POLL_S
-                            said = {"asked": asked, "seen_s": seen_s, "said_s": self._now()}
-                            _write(self._folder / name.replace("ask", "answer"), json.dumps(said))
+                            answer = {"asked": asked, "seen_s": seen_s, "said_s": self._now()}
+                            _write(self._folder / name.replace("ask", "answer"), json.dumps(answer))
 
     def _ask(self) -> None:
         while True:
@@ -103,7 +104,7 @@ def aligned(events: Iterable[Event]) -> list[Event]:
 
 
 def _shifted(event: Event, offsets: Sequence[tuple[float, float]]) -> Event:
-    """The event, shifted by the last offset that was measured before it, or else by the first."""
+    """The event, shifted by the last offset that was measured before it. If there is none, by the first offset."""
     if not offsets:
         return event
     last = max(0, bisect_right(offsets, (event.mono_s, float("inf"))) - 1)

@@ -1,7 +1,7 @@
-"""Finds events that are missing from a journal. Each writer numbers its events from 0, without gaps.
+"""Finds events that are missing from a journal. Each writer numbers its events 0, 1, 2, ...
 
-A killed process may take a number and never write its line, while another of its threads still writes a line. So a
-single missing number near the end of such a file is no gap."""
+A process that is killed may take a number and never write its line, while another of its threads still writes a line.
+So a single missing number near the end of such a file does not count as a gap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a run: event files with one writer each, merged only on reading."""
+"""The journal: event files with one writer each, which are merged when they are read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torchaos.harness.record.events.outer_pids import OuterPids
 from torchaos.harness.record.events.payloads import of_later_version, read
 from torchaos.harness.record.secrecy import mask
 
-_SAID = frozenset(
+_FREE_TEXT = frozenset(
     {"text", "line", "reason", "error"}
 )  # free text of the job's or the machine's, that may hold a secret
 
 
 def read_events(folder: Path, damaged: list[str] | None = None, gaps: Gaps | None = None) -> list[Event]:
-    """All events of a run in order of time. Torn lines, and kinds of a later version, are skipped; `damaged` gets file
-    and number of each whole line that can't be read. `gaps` gets each event's number."""
+    """All events of a run in order of time. Torn lines, and kinds of a later version, are skipped. `damaged` gets the
+    file and number of each whole line that can't be read. `gaps` gets the number of each event."""
     damaged, gaps, pids = [] if damaged is None else damaged, gaps or Gaps(), OuterPids()
     events = merge(event for path in sorted(folder.glob("*.jsonl")) for event in _read_file(path, damaged, gaps))
     for event in events:
@@ -50,12 +50,14 @@ def _read_file(path: Path, damaged: list[str], gaps: Gaps) -> Iterator[Event]:
 
 
 class Journal:
-    """The live view: writes the harness's own events and follows the files of the ranks. Thread-safe."""
+    """The journal of a run in progress. Writes the harness's own events, and follows the files of the ranks.
+    Thread-safe."""
 
     POLL_S = 0.005
 
     def __init__(self, folder: Path, source: str = "harness", follow: str = "*.jsonl") -> None:
-        """`follow`: whether to follow one of the other files; used for a journal of a single node."""
+        """`source`: the name of this writer. `follow`: a pattern for the files that are followed. It is set for the
+        journal of a single node."""
         self._folder, self._pattern = folder, follow
         self._own = EventFile(folder / f"{source}.jsonl", source)
         self._offsets: dict[Path, int] = {folder / f"{source}.jsonl": -1}
@@ -72,12 +74,14 @@ class Journal:
         self, kind: Kind, data: Mapping[str, Any], *, rank: int | None = None,
         attempt: int | None = None, mono_s: float | None = None,
     ) -> Event:  # fmt: skip
-        """Writes an event. Raises ChaosError if the journal is closed: its file may then belong to another run."""
+        """Writes an event. Raises ChaosError if the journal is closed, because its file may then belong to another
+        run."""
         with self._lock:
             if self._closed_file:
                 raise ChaosError(f"{kind.value}: the run is over")
             clean = {
-                key: mask(value) if key in _SAID and isinstance(value, str) else value for key, value in data.items()
+                key: mask(value) if key in _FREE_TEXT and isinstance(value, str) else value
+                for key, value in data.items()
             }
             try:
                 event = self._own.emit(kind, clean, rank=rank, attempt=attempt, mono_s=mono_s)
@@ -93,11 +97,11 @@ class Journal:
             return list(self._events)
 
     def listen(self, listener: Callable[[Event], None]) -> None:
-        """Calls `listener` with each later event, in the thread that saw it; it must be quick."""
+        """Calls `listener` with each later event, in the thread that saw the event. The listener must be fast."""
         self._listeners.append(listener)
 
     def close(self) -> None:
-        """Reads what the ranks have still written, and stops following."""
+        """Reads the last events of the ranks, and stops following their files."""
         if not self._closed.is_set():
             self._closed.set()
             self._follower.join()

@@ -1,8 +1,8 @@
 """The node of each source of events, and pids that are unique in the whole job.
 
-Nodes that `torchaos exec` records have pids of their own. Two nodes may have equal pids, even with equal start times.
-So reading makes a pid unique: the number of the node is put above the 22 bits that Linux uses for a pid (PID_MAX_LIMIT,
-include/linux/threads.h). The pids of node 0 are not changed."""
+Each node that `torchaos exec` records has its own pids, so two nodes may have equal pids, even with equal start times.
+When events are read, each pid is made unique: the number of the node is put above the 22 bits that Linux uses for a pid
+(PID_MAX_LIMIT, include/linux/threads.h). The pids of node 0 do not change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PIDS = ("pid", "inner_pid")
 
 
 class NodePid(int):
-    """The pid of a process on another node than the first. Its text shows both numbers."""
+    """The pid of a process on any node but the first. Its text shows the pid and the node."""
 
     @classmethod
     def of(cls, node: int, pid: int) -> NodePid:
@@ -30,7 +30,7 @@ class NodePid(int):
 
 
 def nodes_of(events: Sequence[Event]) -> dict[str, int]:
-    """The node of each source that states it, or that is the wrapper of a node. Pure."""
+    """The node of each source that states its node, or that is the wrapper of a node. Pure."""
     found: dict[str, int] = {}
     for event in events:
         node = event.data.get("node")

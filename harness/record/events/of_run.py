@@ -1,4 +1,4 @@
-"""The events of one run, and those of them that are asked for."""
+"""The events of one run, and searches in them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _OF_STEPS = frozenset({Kind.STEP, Kind.LOSS})
 
 
 class RunEvents:
-    """Events in order of time, searched by kind. Nearly all events of a long run are steps: a search for another kind
-    passes them over."""
+    """Events in order of time, searched by kind. Nearly all events of a long run are steps. A search for another kind
+    does not look at these."""
 
     events: tuple[Event, ...]
 

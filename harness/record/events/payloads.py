@@ -1,7 +1,7 @@
-"""Reads one line of a journal. A line is damaged if a value has another type than `wire.PAYLOADS` says.
+"""Reads one line of a journal. A line is damaged if a value has another type than in `wire.PAYLOADS`.
 
-Ranks write event files while they die, disks fill up, and run directories are copied: a reader of a journal must not
-fail because of that."""
+Ranks may die while they write, disks may be full, and run directories are copied. The reader of a journal must accept
+all of that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing_extensions import NotRequired, TypedDict
 from torchaos.harness.agent.wire import PAYLOADS, Event, Kind
 
 # The names that `wire.PAYLOADS` uses.
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # what is beyond was never a pid, a step or a count
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # no pid, step or count is beyond
 Sum = Annotated[str, Field(pattern=r"^([a-z]+-)?[0-9a-f]{16}$")]
 KindAndSum = Annotated[tuple[str, Sum], Field(strict=False)]  # strict: JSON has no tuples
 
@@ -49,7 +49,7 @@ def read(line: bytes | str) -> Event:
 
 
 def of_later_version(line: bytes | str) -> tuple[str, int, str] | None:
-    """Source, number and kind of a whole event of a kind that this version does not know; None for any other line."""
+    """Source, number and kind of a whole event, if this version does not know its kind. None for any other line."""
     try:
         raw = json.loads(line)
         source, number, kind = raw["source"], raw["seq"], raw["kind"]

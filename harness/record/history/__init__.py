@@ -1,7 +1,8 @@
-"""The one notion of step: from the events of a run to attempts, global steps and the final history. Pure.
+"""The only code that makes global steps: from the events of a run to attempts, global steps and the final history.
+Pure.
 
-Events come in, with the witnesses of where an attempt resumed. The steps of every attempt go out, each with its global
-number. No other code makes global steps."""
+Input: events, with the witnesses of the step from which each attempt resumed. Output: the steps of every attempt, each
+with its global number."""
 
 from torchaos.harness.record.history.attempts import Attempt, Process
 from torchaos.harness.record.history.believing import Witness

@@ -1,10 +1,10 @@
-"""Finds where a sequence of steps fits into earlier steps: a witness that needs no counter."""
+"""Finds the place of a sequence of steps among earlier steps. This is a witness that needs no counter."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
 
-FEW = 8  # the steps after a resume show what was restored; later ones may differ for other reasons
+FEW = 8  # only the first steps after a resume; later steps may differ for other reasons
 
 
 def align(own: Mapping[int, Hashable], reference: Mapping[int, Collection[Hashable]]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The attempts of a run: which processes were which ranks, when, and how each attempt ended."""
+"""The attempts of a run: the process of each rank, its times, and how each attempt ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BORN = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.STEP, Kind.ELASTIC_WORKER)
 
 @dataclass(frozen=True)
 class Process:
-    """The process that was a rank in one attempt; (pid, start_ticks) identifies it for ever."""
+    """The process that was a rank in one attempt. (pid, start_ticks) identifies it for ever."""
 
     pid: int | None
     start_ticks: int | None
@@ -26,7 +26,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One life of the job between two starts."""
+    """One start of all ranks, until they have ended."""
 
     number: int
     submission: int
@@ -36,11 +36,11 @@ class Attempt:
     world_size: int
     base: int | None = None  # global steps done before its first step; None: can't be established
     witnesses: tuple[Witness, ...] = ()
-    conflicts: tuple[str, ...] = ()  # witnesses that disagree: evidence that something was not restored
+    conflicts: tuple[str, ...] = ()  # witnesses that disagree: evidence that some state was not restored
     loaded: str | None = None  # path of the checkpoint that it resumed from
     first_step: int | None = None  # global
     last_step: int | None = None
-    segments: tuple[Segment, ...] = ()  # its stretches of steps; base and the like are those of the first
+    segments: tuple[Segment, ...] = ()  # base, witnesses, conflicts and loaded are those of the first segment
 
     @property
     def exit_codes(self) -> dict[int, int | None]:
@@ -48,7 +48,7 @@ class Attempt:
 
 
 def read(events: Sequence[Event]) -> list[Attempt]:
-    """The attempts in order of number, without a place in the global count yet. The events must be in order of time."""
+    """The attempts in order of number. They have no base yet. The events must be in order of time."""
     of_attempt: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         if event.attempt is not None and event.kind in _BORN and event.rank is not None:
@@ -75,7 +75,7 @@ def _attempt(number: int, seen: list[Event], exits: list[Event], starts: list[tu
 
 
 def _process(attempt: int, rank: int, seen: list[Event], exits: list[Event]) -> Process:
-    # Torchelastic names the process that it started, which may be a shell around the trainer.
+    # Torchelastic reports the process that it started, which may be a shell that runs the trainer.
     named = sorted(seen, key=lambda event: event.kind is Kind.ELASTIC_WORKER)
     pid = next((event.data["pid"] for event in named if event.data.get("pid")), None)
     ticks = next((event.data["start_ticks"] for event in seen if event.data.get("start_ticks")), None)

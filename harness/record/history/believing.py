@@ -1,11 +1,11 @@
 """The rules of trust: which witness is believed about the global steps before an attempt's first step.
 
 The first witness that knows decides. If it leaves several possibilities, the next witnesses narrow them down. A witness
-that disagrees is kept: it is evidence that something was not restored. Two witnesses are not believed alone:
-- The record of a save says when the file was written. If the loaded file itself states another step, the job's
-  behaviour agrees with the file, and nothing agrees with the record, then the file holds the state of another step.
-- A file that the first attempt loads may be of another run, as in fine-tuning. It counts only if something that the job
-  itself counts agrees; otherwise the run begins at step 0."""
+that disagrees is kept as evidence that some state was not restored. Two kinds of witness are not believed alone:
+- The record of a save says when the file was written. If the loaded file contains another step, the job's behaviour
+  agrees with the file, and nothing agrees with the record, then the file is believed.
+- A file that the first attempt loads may be of another run, as in fine-tuning. It counts only if a counter of the job
+  agrees with it; otherwise the run begins at step 0."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Witness:
     """The statement of one witness about the steps before an attempt's first step."""
 
     name: str
-    value: int | None  # None: several fit equally well
-    rests_on: str
-    also: tuple[int, ...] = ()  # other bases that it fits as well
+    value: int | None  # None: several values fit equally well
+    rests_on: str  # the observation, for messages
+    also: tuple[int, ...] = ()  # other values that fit as well
     ranks: tuple[int, ...] = ()
 
     @property
@@ -37,8 +37,8 @@ class Witness:
 
 
 def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
-    """The base, and a sentence for each witness that disagrees with it. None if it is not known: a base is never
-    guessed."""
+    """The base, and a sentence for each witness that disagrees with it. The base is None if it is not known; it is
+    never guessed."""
     if not witnesses:
         return None, ()
     first, *others = _less_a_lone_record(witnesses)
@@ -55,14 +55,14 @@ def decide(witnesses: Sequence[Witness]) -> tuple[int | None, tuple[str, ...]]:
 
 
 def of_this_run(file: Sequence[Witness], others: Sequence[Witness]) -> bool:
-    """Whether the job's own counts agree with a file of unknown origin."""
+    """Whether the job's own counters agree with a file of unknown origin."""
     return any(_agree(one, other) for one in file for other in others)
 
 
 def goes_on_from(base: int | None, witnesses: Sequence[Witness], straight_on: int | None) -> bool:
-    """Whether training continued from the `base` of a checkpoint that was loaded between two steps, and not
-    `straight_on`, as after a load for an evaluation. If nothing that the job does shows it, the record of a save
-    decides."""
+    """Whether training continued from `base`, the step of a checkpoint that was loaded between two steps. If the
+    checkpoint was loaded for an evaluation, training continued from `straight_on` instead. If nothing else shows which
+    is true, the record of the save decides."""
     if base is None or base == straight_on:
         return False
     running = [one for one in witnesses if one.name in _RUNNING]
@@ -72,9 +72,9 @@ def goes_on_from(base: int | None, witnesses: Sequence[Witness], straight_on: in
 
 
 def is_done_again_from(base: int | None, witnesses: Sequence[Witness], straight_on: int | None) -> bool:
-    """Whether the job does the steps after `base` again without a load that shows it. The samples decide, because the
-    counters of a new optimizer start anew too. A job that goes back to its start has only warmed up: in the first
-    attempt such steps count, as they do for triggers."""
+    """Whether the job executes the steps after `base` again, although it loaded no checkpoint. The samples decide,
+    because the counters of a new optimizer also start again. A job that goes back to its start has only warmed up; in
+    the first attempt such steps count, as they do for triggers."""
     trained = [one for one in witnesses if one.name in (SAMPLES, LOSSES)]
     return base not in (None, 0, straight_on) and bool(trained) and all(
         base in one.fits and straight_on not in one.fits for one in trained
@@ -88,9 +88,11 @@ def _less_a_lone_record(witnesses: Sequence[Witness]) -> Sequence[Witness]:
     running = [one for one in others if one.name in _RUNNING]
     if record is None or any(_agree(record, one) for one in file):
         return witnesses
-    told = {base for one in file for base in one.fits}
-    against = [one for one in running if told & set(one.fits)]
-    return others if against and all(told & set(one.fits) or not _agree(record, one) for one in running) else witnesses
+    in_file = {base for one in file for base in one.fits}
+    against = [one for one in running if in_file & set(one.fits)]
+    return (
+        others if against and all(in_file & set(one.fits) or not _agree(record, one) for one in running) else witnesses
+    )
 
 
 def _agree(one: Witness, other: Witness) -> bool:

@@ -1,4 +1,4 @@
-"""The checkpoints in the run's own events: what was saved after which step, and what was loaded."""
+"""The checkpoints in the run's own events: which were saved, after which step, and which were loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchaos.harness.agent.wire import Event, Kind
 _STEP_IN_NAME = re.compile(
     r"(?:step|iter(?:ation)?|checkpoint|ckpt)s?[-_=]?(\d+)(?!.*(?:step|iter)[a-z]*[-_=]?\d)", re.I
 )
-# A name that a save has until it is whole: .step-20, tmp-step-20, .~step-20, step-20.tmp, step-20.pt.tmp.123
+# A name that a checkpoint has until it is complete: .step-20, tmp-step-20, .~step-20, step-20.tmp, step-20.pt.tmp.123
 _WORDS = r"(?:tmp|temp|part|partial|incomplete|inprogress)"
 _UNFINISHED = re.compile(rf"^[._~-]*{_WORDS}[._-]+(?=\w)|^[.~]+(?=\w)|[._-]{_WORDS}\w*(?:[.-]\w+)?$|~$", re.I)
 _COUNTS_OTHERWISE = re.compile(r"/random_states_\d+\.pkl$")  # Accelerate's: its "step" is the batch of the epoch, or 0
@@ -31,20 +31,20 @@ class Save:
     path: str
     format: str
     attempt: int
-    local_step: int  # steps done in that attempt when it was begun; 0: before the first
+    local_step: int  # steps completed in that attempt when the save began
     ranks: tuple[int, ...]
     begun_s: float
     ended_s: float | None  # None: never finished
     ok: bool  # every rank that began it finished it
-    blocked_s: float  # how long training stood still for it: of the rank that waited longest
+    blocked_s: float  # for how many seconds training waited, on the rank that waited longest
     global_step: int | None = None
     by_child: bool = False  # a process that a rank has forked wrote a part of it
     children_ended: bool = False  # all of these processes have ended, with exit code 0
 
     @property
     def in_thread(self) -> bool:
-        """Whether training continued during the save: then it may hold the state of an earlier step than the one at
-        which it began."""
+        """Whether training continued during the save. The file may then hold the state of an earlier step than the step
+        at which the save began."""
         return self.ended_s is not None and not self.blocked_s
 
 
@@ -56,7 +56,7 @@ class Load:
     mono_s: float
     ok: bool
     numbers: Mapping[str, float] = field(default_factory=dict)  # step-like entries of the contents
-    local_step: int = 0  # steps done in that attempt when it was begun
+    local_step: int = 0  # steps completed in that attempt when the load began
 
 
 def read_saves(events: Iterable[Event]) -> list[Save]:
@@ -87,8 +87,9 @@ def read_saves(events: Iterable[Event]) -> list[Save]:
 
 
 def _with_steps_of_ranks(events: Iterable[Event]) -> Iterator[Event]:
-    """A forked process knows only how many steps its rank had done when it was forked. It may live for many saves, so
-    its save counts as begun after the steps that the rank has done by now; `in_thread` says what that means."""
+    """Corrects the steps of forked processes. Such a process knows only how many steps its rank had completed when it
+    was forked. It may live for many saves, so its save counts as begun after all steps that the rank has completed by
+    now. See `in_thread` for the consequence."""
     done: dict[tuple[int | None, int | None], int] = {}
     for event in events:
         if event.kind is Kind.STEP and event.step is not None:
@@ -122,8 +123,8 @@ def _writer(event: Event) -> Writer:
 
 
 def blocked_by_step(saves: Iterable[Save]) -> Mapping[tuple[int, int], float]:
-    """How long training stood still for each checkpoint with all its files, in seconds, by (attempt, local step). A
-    rank waits for its own files one after the other, and the ranks wait at the same time, so the longest rank
+    """For how many seconds training waited for each checkpoint with all its files, by (attempt, local step). A rank
+    waits for its files one after the other, and the ranks wait at the same time. So the rank that waited longest
     counts."""
     of_rank: dict[tuple[int, int, int], float] = defaultdict(float)
     for save in saves:
@@ -147,8 +148,8 @@ def read_loads(events: Iterable[Event]) -> list[Load]:
 
 
 def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -> Save | None:
-    """The save that wrote the data at `path`: the last whole save before that time with the same path, a path inside
-    it, or its parent. If there is none: a save whose file has another suffix now, or the same name in another
+    """The save that wrote the data at `path`: the last complete save before `before_s` with the same path, a path
+    inside it, or its parent. If there is none: a save whose file has another suffix now, or the same name in another
     folder."""
     path = final_path(posixpath.normpath(path))
     before = [(save, final_path(save.path)) for save in saves if save.begun_s < before_s]
@@ -163,15 +164,16 @@ def saved_as(path: str, saves: Iterable[Save], before_s: float = float("inf")) -
 
 
 def checkpoint_of(path: str) -> str:
-    """The checkpoint that contains a file: the path up to its last part with a step, or else the file itself."""
+    """The checkpoint that contains a file: the path up to the last part that has a step in its name. If no part has
+    one, the file itself."""
     parts = final_path(path).split("/")
     ends = [place for place, part in enumerate(parts, 1) if number_in_name(part) is not None]
     return "/".join(parts[: ends[-1]] if ends else parts)
 
 
 def whole_loads(loads: Sequence[Load]) -> list[Load]:
-    """The successful loads. A load is left out if the same rank failed to load another file of that checkpoint and did
-    not succeed later: the job may then have continued from something else."""
+    """The successful loads. A load is left out if the same rank failed to load another file of that checkpoint, and did
+    not load it later. The job may then have continued from another checkpoint."""
     failed = {
         (load.rank, checkpoint_of(load.path))
         for place, load in enumerate(loads)
@@ -182,7 +184,7 @@ def whole_loads(loads: Sequence[Load]) -> list[Load]:
 
 
 def number_in_name(path: str) -> int | None:
-    """The step in a name: in the last part of the path that has a number."""
+    """The step in a name. It is taken from the last part of the path that contains a step."""
     for part in reversed(path.split("/")):
         found = _STEP_IN_NAME.search(part)
         if found:
@@ -191,18 +193,19 @@ def number_in_name(path: str) -> int | None:
 
 
 def says_step(path: str) -> bool:
-    """Whether the name says that its number is a step or an iteration; other numbers may count saves."""
+    """Whether the name states that its number is a step or an iteration. The number in other names may count saves."""
     part = next((part for part in reversed(path.split("/")) if _STEP_IN_NAME.search(part)), "")
     return bool(re.search(r"(?:step|iter)[a-z]*[-_=]?\d", part, re.I))
 
 
-# The best first. Plurals and totals may be settings, epochs are no steps, and a scheduler counts one ahead.
+# The most reliable first. Plurals and totals may be settings, epochs are no steps, and a scheduler counts one step
+# ahead.
 _PROGRESS = ("global_step", "global_steps", "step", "iteration", "iter", "iter_num", "current_step", "train_step")
-_OPTIMIZERS_OWN = re.compile(r"(?:^|\.)state\.\d+\.|optim", re.I)  # lags behind where a GradScaler skipped steps
+_OPTIMIZERS_OWN = re.compile(r"(?:^|\.)state\.\d+\.|optim", re.I)  # behind if a GradScaler skipped steps
 
 
 def number_in_contents(numbers: Mapping[str, float]) -> tuple[str, int] | None:
-    """The entry with the progress of the training, and its name. If several entries have the same name, the
+    """The entry that counts the steps of training, with its name. If several entries have the same name, the
     outermost."""
     for wanted in _PROGRESS:
         for name, value in sorted(numbers.items(), key=lambda item: item[0].count(".")):
@@ -220,14 +223,14 @@ def _renamed(one: str, other: str) -> bool:
 
 
 def _moved(one: str, other: str) -> bool:
-    """Whether both are files of a checkpoint with the same name, which has a step."""
+    """Whether both paths are files of checkpoints with the same name, and the name has a step."""
     ours, theirs = checkpoint_of(one), checkpoint_of(other)
     same = _renamed(posixpath.basename(ours), posixpath.basename(theirs))
     return same and number_in_name(posixpath.basename(ours)) is not None
 
 
 def final_path(path: str) -> str:
-    """The path of a save once it is whole."""
+    """The path that a checkpoint has when it is complete."""
     return "/".join(_UNFINISHED.sub("", part) or part for part in path.split("/"))
 
 

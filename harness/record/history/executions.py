@@ -1,4 +1,5 @@
-"""What each rank did in each step of each attempt, from the agent's events or, without an agent, from the job's log."""
+"""The steps that each rank executed in each attempt, from the agent's events or, without an agent, from the job's
+log."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ Key = tuple[int, int, int]  # attempt, rank, local step
 
 @dataclass(frozen=True)
 class Execution:
-    """One step as one rank executed it. Values that could not be seen are empty or None."""
+    """One step as one rank executed it. Values that were not seen are empty or None."""
 
     rank: int
     attempt: int
@@ -37,9 +38,9 @@ class Execution:
     restored: str | None = (
         None  # in the first step of a process and after a load: the check sum of the parameters before
     )
-    moments: str | None = None  # the check sum of what the optimizers keep of the parameters, after the step
+    moments: str | None = None  # the check sum of the optimizers' moments after the step, see agent/state.py
     restored_moments: str | None = None  # the same before it
-    segment: int = 0  # the local steps before its segment
+    segment: int = 0  # how many local steps came before its segment
 
     @property
     def loss_seen(self) -> bool:
@@ -68,8 +69,8 @@ def from_agent(events: Iterable[Event]) -> list[Execution]:
 
 
 def from_log(events: Sequence[Event], attempts: Sequence[tuple[int, float]]) -> list[Execution]:
-    """The steps that the job printed, for a job without an agent. A log line has the job's own count, which is taken as
-    the global step. `attempts`: (number, start in seconds), in order of time."""
+    """The steps that the job printed, for a job without an agent. The step number in a log line is taken as the global
+    step. `attempts`: (number, start in seconds), in order of time."""
     found: dict[Key, Execution] = {}
     for line in events:
         if line.kind is not Kind.LOG_STEP or not isinstance(line.data.get("step"), int):
@@ -110,19 +111,20 @@ def _of_step(event: Event, key: Key) -> Execution:
 
 
 def placed(one: Execution, base: int | None, segment: int) -> Execution:
-    """The steps with global numbers. `base`: global steps before the first step of the segment; `segment`: local steps
-    before it."""
+    """The step with its global number. `base`: global steps before the first step of the segment; `segment`: local
+    steps before the segment."""
     step = None if base is None else base + one.local_step - segment
     return _with(one, {"global_step": step, "segment": segment})
 
 
 def counted_from(one: Execution, segment: int) -> Execution:
-    """The step as if its attempt had begun after this many local steps."""
+    """The step as if its attempt had begun after `segment` local steps."""
     return _with(one, {"local_step": one.local_step - segment})
 
 
 def _with(one: Execution, values: Mapping[str, Any]) -> Execution:
-    """Like dataclasses.replace, but ten times faster: a long run has a million of these."""
+    """The execution with some values replaced. Ten times faster than dataclasses.replace: a long run has a million
+    executions."""
     found = object.__new__(Execution)
     found.__dict__.update(one.__dict__, **values)
     return found
@@ -150,7 +152,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def _number(value: Any) -> float | None:
-    """The first number of a counter that may have a number for each optimizer."""
+    """The first number of a counter. The counter may have one number for each optimizer."""
     if value is None or isinstance(value, float):
         return value
     first = next((one for one in _flat(value) if isinstance(one, (int, float))), None)

@@ -1,8 +1,8 @@
-"""From the events of a run to the final history. The only place where global steps are made. Pure.
+"""From the events of a run to the final history. This is the only place where global steps are made. Pure.
 
 Within an attempt the agent counts steps from 1. An attempt has a base: the number of global steps before its first step
-(see witnesses.py). If it loads a checkpoint between two steps, it has a further base (see placing.py). The steps on one
-base are a segment. A step counts unless a later segment with steps began before it."""
+(see witnesses.py). If it loads a checkpoint between two steps, it has another base from there on (see placing.py). The
+steps on one base are a segment. A step counts, unless a later segment that has steps began before this step."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class History:
         return next((one for one in self.attempts if one.number == number), None)
 
     def attempt_at(self, mono_s: float) -> Attempt | None:
-        """The last attempt that had started by that time."""
+        """The last attempt that had started by that time. None if there is none."""
         return next((one for one in reversed(self.attempts) if one.started_s <= mono_s), None)
 
     @property
@@ -90,9 +90,9 @@ class History:
         return dict(sorted(found.items()))
 
     def _put_back(self, part: Segment) -> bool:
-        """Whether a segment without steps restored an earlier state: it loaded a checkpoint of this run. Not if it
-        saved (then its steps were not seen), or ended successfully with an older checkpoint than it had (which may be
-        for an evaluation)."""
+        """Whether a segment without steps restored an earlier state, because it loaded a checkpoint of this run. False
+        if it saved a checkpoint, because then it had steps that were not seen. False also if it ended successfully with
+        an older checkpoint than the newest, which may have been loaded for an evaluation."""
         saved = any(save.attempt == part.number for save in self.saves)
         if saved or part.base is None or not any(one.name == RECORD for one in part.witnesses):
             return False
@@ -109,13 +109,13 @@ class History:
         )
 
     def put_back(self, attempt: int, since_s: float, until_s: float = math.inf) -> list[Segment]:
-        """The segments that an attempt began in that time by loading a checkpoint again."""
+        """The segments that an attempt began in that time because it loaded a checkpoint again."""
         return [
             one for one in self.segments if one.number == attempt and one.after and since_s < one.started_s <= until_s
         ]
 
     def redone(self) -> list[tuple[Execution, Execution]]:
-        """Each step that a rank executed again: (the first execution, the repeated execution), in order of steps."""
+        """Each step that a rank executed again, as (first execution, repeated execution), in order of steps."""
         placed = [one for one in self.executions if one.global_step is not None]
         first: dict[tuple[int, int], Execution] = {}
         for one in placed:
@@ -125,13 +125,13 @@ class History:
         return sorted(again, key=lambda pair: (pair[1].global_step or 0, pair[1].rank, pair[1].attempt))
 
     def highest_step(self, before_s: float = inf) -> int | None:
-        """The highest global step that any rank finished. `before_s` and `attempt`, if given, limit it to a time and an
-        attempt."""
+        """The highest global step that any rank completed before `before_s` (seconds of CLOCK_MONOTONIC)."""
         steps = (one.global_step for one in self.executions if one.mono_s <= before_s)
         return max((step for step in steps if step is not None), default=None)
 
     def steps_done(self, rank: int | None, attempt: int | None, mono_s: float) -> int | None:
-        """How many global steps a rank (None: the rank that is furthest) had done by that time; None if not known."""
+        """How many global steps a rank (None: the rank that had completed the most) had completed by that time. None if
+        not known."""
         life = self.attempt_at(mono_s) if attempt is None else self.attempt(attempt)
         if life is None or life.base is None:
             return None
@@ -144,9 +144,9 @@ class History:
         return max((one.global_step or 0 for one in own if one.mono_s <= mono_s), default=base)
 
     def _seen_from_s(self, part: Segment) -> float:
-        """From when a segment is visible. No event shows when a job returns to a state in memory; the end of its next
-        step shows it. What came before the end of that step, such as the fault that made the job go back, belongs to
-        the steps before."""
+        """The time from which a segment is visible. No event shows that a job returns to a state in memory; only the
+        end of its next step shows it. Events before the end of that step, such as the fault that made the job go back,
+        belong to the steps before."""
         if not part.in_memory:
             return part.started_s
         own = (one.mono_s for one in self.executions if (one.attempt, one.segment) == (part.number, part.after))
@@ -166,8 +166,8 @@ class History:
 
 
 def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Witness]]:
-    """The number to add to an attempt's own count of steps, and the witness for it: the global steps before its first
-    step, without steps that only warmed it up or that it has undone since."""
+    """The number that must be added to an attempt's local steps, and its witnesses. It is the number of global steps
+    before the attempt's first step, without steps that only warmed it up or that it has undone since."""
     found = History.of(events).attempt(attempt)
     if found is None or not found.segments:
         return (found.base, list(found.witnesses)) if found else (None, [])
@@ -176,7 +176,8 @@ def base_of(events: Sequence[Event], attempt: int) -> tuple[int | None, list[Wit
 
 
 def _uneven(ordered: Sequence[Event], found: Sequence[Attempt], seen: Sequence[Execution]) -> tuple[int, ...]:
-    """The numbers of steps of the ranks, in an attempt that ended successfully, if they are not equal."""
+    """How many steps each rank made, in an attempt that ended successfully, if these numbers differ. Otherwise
+    empty."""
     blind = {event.attempt for event in ordered if event.kind is Kind.AGENT_FAILED}
     for attempt in found:
         if attempt.number in blind or set(attempt.exit_codes.values()) != {0}:
@@ -203,7 +204,8 @@ def _lines(events: Sequence[Event]) -> Lines:
 
 
 def _from_log(found: list[Attempt], logged: list[Execution]) -> tuple[Attempt, ...]:
-    """The base of an attempt that only a log shows; known if every step has a line of its own."""
+    """The attempts of a job of which only the log is known, with their bases. A base is known if every step has its own
+    log line."""
     interval = executions.log_interval(logged)
     placed = []
     for attempt in found:

@@ -2,7 +2,8 @@
 
 An attempt has one or more segments. The first begins with the attempt. Another begins if a checkpoint is loaded between
 two steps and training continues from it, or if the job returns to a state that it kept in memory. Steps before such a
-load only warmed the attempt up if it had loaded and saved nothing before: they are left out of the history."""
+load were only a warm-up if the attempt had loaded and saved nothing before them. A warm-up is left out of the
+history."""
 
 from __future__ import annotations
 
@@ -30,18 +31,18 @@ Lines = list[tuple[float, int]]  # (mono_s, step) of log lines
 
 @dataclass
 class Placing:
-    """Places attempts; attempts that are placed already help to place the next."""
+    """Places the attempts one after the other. Attempts that are placed already help to place the next."""
 
     found: Sequence[Attempt]
     seen: Mapping[int, Sequence[Execution]]  # by attempt
     saves: Mapping[int, Sequence[Save]]  # by attempt
     loads: Sequence[Load]
     lines: Lines
-    twin: Sequence[Execution]  # of the final history there
-    uneven: Collection[int] = ()  # numbers of steps that the ranks of one attempt made, where they differ
+    twin: Sequence[Execution]  # of the twin's final history
+    uneven: Collection[int] = ()  # how many steps each rank of an attempt made, if these numbers differ
     placed: list[Execution] = field(default_factory=list)
     saved: list[Save] = field(default_factory=list)
-    foreign: dict[str, int] = field(default_factory=dict)  # files of another run: what the first attempt made of them
+    foreign: dict[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
     log_offset: int = 0
 
     def place(self, attempt: Attempt) -> Attempt:
@@ -129,8 +130,9 @@ class Placing:
         return says_step(save.path) or any(number_in_name(one.path) == one.local_step for one in first)
 
     def _correct(self, load: Load, base: int) -> None:
-        """A job may begin to write long after the step whose state it writes, in a thread or from a copy in memory: the
-        load of the checkpoint shows which step that was. Without a thread, the name must agree."""
+        """Corrects the step of a save after its load. A job may write the state of an earlier step, in a thread or from
+        a copy in memory. The load of the checkpoint shows which step that was. Without a thread, the name must
+        agree."""
         was = saved_as(load.path, self.saved, load.mono_s)
         if was is None or was.global_step is None or was.global_step <= base:
             return
@@ -155,8 +157,8 @@ class Placing:
 
 
 def _used(loads: Sequence[Load], saves: Sequence[Save], base: int | None) -> Load | None:
-    """Of several loaded checkpoints, the last one known to be of the step from which the job continued; or else the
-    last."""
+    """The loaded checkpoint from which the job continued: the last one that was saved at the step from which it
+    continued. If there is none, the last one."""
     made = [(load, saved_as(load.path, saves, load.mono_s)) for load in loads]
     fitting = [load for load, save in made if save is not None and save.global_step == base]
     return next(reversed(fitting or list(loads)), None)

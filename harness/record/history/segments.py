@@ -1,4 +1,5 @@
-"""The steps of an attempt in one stretch: from its start, or from where it went back between two steps."""
+"""A segment: steps of an attempt in one sequence, from the start of the attempt, or from a point at which it went
+back."""
 
 from __future__ import annotations
 
@@ -13,24 +14,24 @@ from torchaos.harness.record.history.executions import Execution
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps that are counted from one base. Most attempts have one segment."""
+    """Steps that are counted from the same base. Most attempts have one segment."""
 
     number: int  # of the attempt
-    after: int  # steps of the attempt before its first one
+    after: int  # steps of the attempt before its first step
     started_s: float  # CLOCK_MONOTONIC
-    base: int | None  # global steps done before its first one; None: can't be established
+    base: int | None  # global steps before its first step; None: can't be established
     witnesses: tuple[Witness, ...] = ()
     conflicts: tuple[str, ...] = ()
     loaded: str | None = None
-    in_memory: bool = False  # it goes on from a state that the job kept in memory: no file is involved
+    in_memory: bool = False  # it continues from a state that the job kept in memory, without a file
 
     def global_step(self, local_step: int) -> int | None:
         return None if self.base is None else self.base + local_step - self.after
 
 
 def by_place(loads: Iterable[Load], own: Sequence[Execution]) -> dict[int, list[Load]]:
-    """An attempt's loads by the number of steps that were over when they came. Loads during the first step, and loads
-    after which no step came, have no place."""
+    """The loads of an attempt, by the number of steps that were completed before them. Loads during the first step are
+    left out, and loads after the last step too."""
     first: dict[int, float] = {}
     for one in own:
         first[one.rank] = min(first.get(one.rank, one.mono_s), one.mono_s)
@@ -54,8 +55,8 @@ def by_step(own: Iterable[Execution]) -> dict[int, dict[int, Execution]]:
 
 def may_begin(loads: Sequence[Load], before: Mapping[int, Execution], after: Mapping[int, Execution]) -> bool:
     """Whether a segment may begin between two steps, given by rank, with these loads. It may not if all counters
-    continue by one. It may not if there is neither a counter nor a number in the loaded file, which may be data or
-    another model."""
+    continue by one. It may not if there is neither a counter nor a number in the loaded file, because then the file may
+    hold data or another model."""
     pairs = [(before[rank], one) for rank, one in after.items() if rank in before]
     if pairs and all(_counts_on(*pair) for pair in pairs):
         return False
@@ -81,7 +82,8 @@ def _counted_back(before: Mapping[int, Execution], after: Mapping[int, Execution
 def _counted_again(
     earlier: Mapping[int, Execution], before: Mapping[int, Execution], after: Mapping[int, Execution]
 ) -> bool:
-    """A counter that went back by one step, and has counted this step again, with the same samples, stands still."""
+    """Whether a counter went back by one step, and has then counted this step again, with the same samples. It looks as
+    if it stood still."""
     of_all = bool(before) and before.keys() <= earlier.keys() & after.keys()
     return of_all and all(
         _is_the_same_step(before[rank], after[rank]) and before[rank].opt_step != earlier[rank].opt_step

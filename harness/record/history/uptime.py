@@ -10,12 +10,12 @@ from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.record.history.history import History
 
 _DEATHS = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE, Kind.NODE_EXITED, Kind.JOB_EXITED)
-_LONG, _LEAST_S = 3.0, 10.0  # a halt: times the longest step, and at least seconds (a machine may be busy)
+_LONG, _LEAST_S = 3.0, 10.0  # a halt lasts _LONG times the longest step, and _LEAST_S seconds
 
 
 def is_down(history: History, events: Sequence[Event], at_s: float = math.inf) -> bool:
-    """Whether the newest attempt at that time (CLOCK_MONOTONIC) had made no step, or a part of it had died since its
-    last step."""
+    """Whether the job was down at that time (seconds of CLOCK_MONOTONIC): the newest attempt had made no step, or one
+    of its processes had died since its last step."""
     newest = history.attempt_at(at_s)
     steps = [one.mono_s for one in history.executions if newest and one.attempt == newest.number]
     last = max((step for step in steps if step <= at_s), default=None)
@@ -37,6 +37,6 @@ def new_steps(history: History) -> list[float]:
 
 
 def stands_still(steps: Sequence[float], now_s: float) -> bool:
-    """Whether no step has ended for far longer than any of these steps took. `steps`: their end times, in order."""
+    """Whether no step has ended for much longer than any of these steps took. `steps`: their end times, in order."""
     longest = max((after - before for before, after in pairwise(steps)), default=math.inf)
     return now_s - steps[-1] > max(_LEAST_S, _LONG * longest)

@@ -1,19 +1,18 @@
-"""How many global steps were done before an attempt's first: what each witness says.
+"""The witnesses of an attempt's base, which is the number of global steps before its first step.
 
-A job that comes back starts counting anywhere, so nothing that it says alone is taken for granted. In order of trust:
+A job that comes back may start counting at any number, so its own count alone is not trusted. In order of trust:
 
 1. the checkpoint that was loaded: the global step at which this run itself recorded its saving
-2. a step-like entry in its contents, then a number in its name
+2. a number of steps in its contents, then a number in its name
 3. the optimizer's own step counter, then the LR scheduler's
-4. the samples, then the losses, of its first steps: those of which earlier steps (of this run, or of the twin) they are
-   and only then a checkpoint of which it loaded some files and failed to load others, or a file of another run that
-   the first attempt loaded too
-5. the first attempt, where nothing that it loaded is of this run
+4. the samples, then the losses, of its first steps, compared with those of earlier steps (of this run, or of the twin);
+   and only then a checkpoint of which it loaded some files and failed to load others, or a file of another run that the
+   first attempt loaded too
+5. for the first attempt, if nothing that it loaded is of this run: its start
 6. the job's log lines
 
-Whom to believe if they disagree is said in believing.py. If a checkpoint is loaded between two steps, the same is asked
-of the steps after it.
-"""
+believing.py decides if they disagree. If a checkpoint is loaded between two steps, the same witnesses are asked about
+the steps after it."""
 
 from __future__ import annotations
 
@@ -39,14 +38,15 @@ from torchaos.harness.record.history.checkpoints import (
 from torchaos.harness.record.history.executions import Execution
 
 Read = Callable[[Execution], float | None]
-Union = Callable[[Iterable[Hashable]], Hashable]  # of what several ranks saw
-_LATE = 1000  # steps by which a thread may be late in writing
-Said = tuple[tuple[int, ...], str]  # bases that fit, the preferred one first if there is one; what it rests on
+Union = Callable[[Iterable[Hashable]], Hashable]  # joins the values of several ranks
+_LATE = 1000  # by so many steps, a thread may write later
+Said = tuple[tuple[int, ...], str]  # bases that fit, the most likely first; the observation in words
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is known about an attempt when its base is determined. Local steps are counted from that point."""
+    """Everything that is known about an attempt when its base is determined. Local steps are counted from that
+    point."""
 
     first: bool  # there was no attempt before it
     own: Sequence[Execution]
@@ -54,12 +54,12 @@ class Scene:
     lines: Sequence[tuple[float, int]]  # (mono_s, step) of the job's log in this attempt
     saves: Sequence[Save]  # of earlier attempts, placed
     known: Sequence[Execution]  # of earlier attempts, and of the twin: placed
-    log_offset: int  # what the log's count is ahead of ours, as a rule
+    log_offset: int  # by how many steps the log's count is usually ahead of the global steps
     foreign: Mapping[str, int] = field(default_factory=dict)  # files of another run: the base of the first attempt
 
     @cached_property
     def start(self) -> list[Execution]:
-        """The first steps, which show what was restored."""
+        """The first steps, which show which state was restored."""
         return [one for one in self.own if one.local_step <= FEW]
 
 
@@ -70,7 +70,7 @@ def hear(scene: Scene) -> list[Witness]:
     saved_here = [load for load in ours if saved_as(load.path, scene.saves, load.mono_s)]
     files = replace(scene, loads=saved_here or ours)
     record = _of_loads(names.RECORD, files, _save_record)
-    told = [*_of_loads(names.CONTENTS, files, _contents), *_of_loads(names.NAME, files, _name)]
+    of_files = [*_of_loads(names.CONTENTS, files, _contents), *_of_loads(names.NAME, files, _name)]
     running = [
         *_of_counter(names.OPTIMIZER, scene, lambda one: one.opt_step, from_one=True),
         *_of_counter(names.SCHEDULER, scene, lambda one: one.sched_step, from_one=False),
@@ -79,44 +79,44 @@ def hear(scene: Scene) -> list[Witness]:
     ]
     log = _of_log(scene)
     start: list[Witness] = []
-    if scene.first and not record and not of_this_run(told, [*running, *log]):
-        told, start = (
+    if scene.first and not record and not of_this_run(of_files, [*running, *log]):
+        of_files, start = (
             [],
             [Witness(names.START, 0, "it is the first attempt, and loaded nothing known to be of this run")],
         )
     in_part = [load for load in scene.loads if load not in whole]
     return [
-        *record, *told, *running,
+        *record, *of_files, *running,
         *_of_loads(names.IN_PART, replace(scene, loads=in_part), _save_record),
         *_of_loads(names.FOREIGN, replace(scene, loads=[] if ours else whole), _as_the_first(scene)),
         *start, *log,
     ]  # fmt: skip
 
 
-def _grouped(name: str, said: Mapping[int, Said], preferred: bool = False) -> list[Witness]:
-    """One witness for all ranks that agree, the largest group first."""
+def _grouped(name: str, by_rank: Mapping[int, Said], preferred: bool = False) -> list[Witness]:
+    """One witness for each group of ranks that agree, the largest group first."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for rank in sorted(said):
-        groups[said[rank][0]].append(rank)
+    for rank in sorted(by_rank):
+        groups[by_rank[rank][0]].append(rank)
     return [
-        Witness(name, fits[0], said[ranks[0]][1], fits[1:], tuple(ranks))
+        Witness(name, fits[0], by_rank[ranks[0]][1], fits[1:], tuple(ranks))
         if preferred or len(fits) == 1
-        else Witness(name, None, said[ranks[0]][1], fits, tuple(ranks))
+        else Witness(name, None, by_rank[ranks[0]][1], fits, tuple(ranks))
         for fits, ranks in sorted(groups.items(), key=lambda item: (-len(item[1]), item[1]))
     ]
 
 
 def _of_loads(name: str, scene: Scene, tell: Callable[[Load, Sequence[Save]], Said | None]) -> list[Witness]:
-    """The witnesses of loads. A rank that loaded several checkpoints may have continued from any of them; from the
-    last, if nothing else decides."""
-    said: dict[int, Said] = {}
+    """The witnesses of loads. A rank that loaded several checkpoints may have continued from any of them. If nothing
+    else decides, it is the last."""
+    by_rank: dict[int, Said] = {}
     for load in scene.loads:
         found = tell(load, scene.saves) if load.ok else None
         if found:
             fits, rests_on = found
-            earlier = said[load.rank][0] if load.rank in said else ()
-            said[load.rank] = tuple(dict.fromkeys((*fits, *earlier))), rests_on
-    return _grouped(name, said, preferred=True)
+            earlier = by_rank[load.rank][0] if load.rank in by_rank else ()
+            by_rank[load.rank] = tuple(dict.fromkeys((*fits, *earlier))), rests_on
+    return _grouped(name, by_rank, preferred=True)
 
 
 def _save_record(load: Load, saves: Sequence[Save]) -> Said | None:
@@ -124,8 +124,8 @@ def _save_record(load: Load, saves: Sequence[Save]) -> Said | None:
     if save is None or save.global_step is None:
         return None
     before = range(save.global_step - 1, max(0, save.global_step - _LATE), -1) if save.in_thread else ()
-    said = f"{save.path} was saved after step {save.global_step}, in attempt {save.attempt}"
-    return (save.global_step, *before), said
+    rests_on = f"{save.path} was saved after step {save.global_step}, in attempt {save.attempt}"
+    return (save.global_step, *before), rests_on
 
 
 def _as_the_first(scene: Scene) -> Callable[[Load, Sequence[Save]], Said | None]:
@@ -155,16 +155,16 @@ def _name(load: Load, saves: Sequence[Save]) -> Said | None:
 
 
 def _ahead(saves: Sequence[Save]) -> int | None:
-    """How far the numbers in names are ahead of the steps at which they were saved; None if they are no steps."""
+    """By how much the numbers in names are ahead of the steps at which they were saved. None if they are no steps."""
     named = _named(saves)
-    ahead = {told - done for told, done in named}
+    ahead = {number - done for number, done in named}
     plain = len(named) > 1 or ahead <= {-1, 0, 1}
     return ahead.pop() if len(ahead) == 1 and plain else None
 
 
 def _named(saves: Sequence[Save]) -> set[tuple[int, int]]:
     named = ((number_in_name(save.path), save.global_step) for save in saves)
-    return {(told, done) for told, done in named if told is not None and done is not None}
+    return {(number, done) for number, done in named if number is not None and done is not None}
 
 
 def _of_counter(name: str, scene: Scene, read: Read, from_one: bool) -> list[Witness]:
@@ -173,18 +173,18 @@ def _of_counter(name: str, scene: Scene, read: Read, from_one: bool) -> list[Wit
         value = read(one)
         if value is not None and one.global_step is not None:
             known[value].add(one.global_step)
-    said: dict[int, Said] = {}
+    by_rank: dict[int, Said] = {}
     for one in sorted(scene.start, key=lambda one: -one.local_step):
         value = read(one)
         if value is not None:
             bases = sorted(step - one.local_step for step in _steps_at(value, known, from_one))
             fits = tuple(base for base in bases if base >= 0)
-            said[one.rank] = fits, f"it stood at {value:g} when the attempt's step {one.local_step} was over"
-    return _grouped(name, {rank: one for rank, one in said.items() if one[0]})
+            by_rank[one.rank] = fits, f"it stood at {value:g} when the attempt's step {one.local_step} was over"
+    return _grouped(name, {rank: one for rank, one in by_rank.items() if one[0]})
 
 
 def _steps_at(value: float, known: Mapping[float, set[int]], from_one: bool) -> set[int]:
-    """The global steps after which the counter stands at `value`: as seen before, or else by counting on by one."""
+    """The global steps after which the counter has the value `value`: as observed before, or else by counting on."""
     if value in known:
         return set(known[value])
     if not math.isfinite(value):  # of a damaged record
@@ -203,7 +203,7 @@ def _union(parts: Iterable[Hashable]) -> Hashable:
 def _of_content(
     name: str, scene: Scene, read: Callable[[Execution], Hashable], union: Union | None
 ) -> list[Witness]:  # fmt: skip
-    """Alignment of contents by rank; or, if the earlier ranks no longer exist and there is a `union`, by all ranks of a
+    """The alignment of contents, by rank. If the earlier ranks no longer exist and `union` is given, of all ranks of a
     step together."""
     own: dict[int, dict[int, Hashable]] = defaultdict(dict)
     for one in scene.start:
@@ -213,12 +213,12 @@ def _of_content(
     for one in scene.known:
         if one.rank in own and one.global_step is not None and (key := read(one)) is not None:
             reference[one.rank][one.global_step].append(key)
-    said: dict[int, Said] = {}
+    by_rank: dict[int, Said] = {}
     for rank, seen in own.items():
         if fits := align(seen, reference[rank]):
-            said[rank] = fits, f"those of its step {min(seen)} are those of step {fits[0] + min(seen)}"
-    if said or union is None:
-        return _grouped(name, said)
+            by_rank[rank] = fits, f"those of its step {min(seen)} are those of step {fits[0] + min(seen)}"
+    if by_rank or union is None:
+        return _grouped(name, by_rank)
     own_union = _by_step(scene.start, lambda one: one.local_step, read, union)
     fits = align(own_union, {step: [key] for step, key in _by_step(_last(scene.known), _global, read, union).items()})
     return _grouped(name, {-1: (fits, "taken over all ranks of a step")}) if fits else []
@@ -244,7 +244,8 @@ def _last(executions: Iterable[Execution]) -> list[Execution]:
 
 
 def _of_log(scene: Scene) -> list[Witness]:
-    """A log line comes a little before or after the end of its step in the journal, so it may be off by one."""
+    """The witness of the log. A log line may come before or after the end of its step in the journal, so it may be off
+    by one."""
     ahead = log_lead(scene.lines, [(one.mono_s, one.local_step) for one in scene.own])
     if ahead is None or ahead < scene.log_offset:
         return []
@@ -254,7 +255,7 @@ def _of_log(scene: Scene) -> list[Witness]:
 
 
 def log_lead(lines: Iterable[tuple[float, int]], steps: Iterable[tuple[float, int]]) -> int | None:
-    """How far the log's step numbers usually are ahead of the given (mono_s, step)."""
+    """By how much the step numbers in the log are usually ahead of the given (mono_s, step)."""
     done = sorted(steps)
     times = [at for at, _step in done]
     highest = list(accumulate((step for _at, step in done), max))

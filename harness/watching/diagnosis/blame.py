@@ -14,7 +14,7 @@ _OF_ALL = 3  # if more than one rank in three left no record, the records were n
 
 
 def diagnose(calls: Calls) -> Diagnosis:
-    """The diagnosis. It names no culprit if a healthy job may look the same."""
+    """The diagnosis of the recorded calls. It names no culprit if a healthy job could look the same."""
     found = Diagnosis(problems=[*calls.problems, *remarks(calls)])
     graph = waits(calls)
     if not graph.ops and not graph.late:
@@ -45,7 +45,7 @@ def _read_end(end: set[Node], graph: Waits, calls: Calls, found: Diagnosis) -> N
 
 
 def _read_absent(rank: int, graph: Waits, calls: Calls, found: Diagnosis) -> None:
-    """A rank that others wait for, and that itself waits for nothing."""
+    """Judges a rank for which others wait, and which itself waits for nothing."""
     if rank not in calls.ranks:
         found.suspect([rank], *waited_for(rank, graph), "it has no record: it is gone, or its record was not collected")
     elif rank in graph.stale:
@@ -56,7 +56,7 @@ def _read_absent(rank: int, graph: Waits, calls: Calls, found: Diagnosis) -> Non
         found.suspect([rank], *waited_for(rank, graph), "its record is torn: what it did last is not known")
     else:
         last = max(calls.ranks[rank].calls, key=lambda call: call.order, default=None)
-        words = "it has nothing under way itself"
+        words = "it has no call under way itself"
         if last:
             words += f"; the last it called was {named(last)}" + (f", {last.where}" if last.where else "")
         found.blame([rank], HIGH, *waited_for(rank, graph), words)
@@ -67,11 +67,11 @@ def _read_late(rank: int, op: Op, stale: bool, found: Diagnosis) -> None:
     if stale:
         found.suspect([rank], f"{words}, but its record is older than the others': they have gone further since")
     else:
-        found.blame([rank], HIGH, words + ": on this rank nothing ends any more")
+        found.blame([rank], HIGH, words + ": no call ends on this rank any more")
 
 
 def _read_op(op: Op, graph: Waits, found: Diagnosis) -> None:
-    """An op that all its ranks have entered, and that waits for no other op."""
+    """Judges an op that all its ranks have entered, and that waits for no other op."""
     started = [rank for rank, call in op.pending.items() if call.started]
     waiting = sorted(op.pending.keys() - set(started))
     if started and waiting and len(waiting) <= len(started):
@@ -91,16 +91,16 @@ def _read_op(op: Op, graph: Waits, found: Diagnosis) -> None:
 
 
 def _not_gone_on(op: Op, graph: Waits) -> set[int]:
-    """The ranks in the op that have not entered later ops of its group which others have entered; none if they are not
-    the minority."""
+    """The ranks in the op that have not entered later ops of its group which other ranks have entered. Empty if they
+    are not the minority."""
     later = [each for each in graph.ops.values() if each.key[0] == op.key[0] and each.seq > op.seq]
     absent = {rank for each in later if len(each.key) == 2 for rank in each.missing & op.pending.keys()}
     return absent if 2 * len(absent) < len(op.pending) else set()
 
 
 def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, calls: Calls, found: Diagnosis) -> None:
-    """Ranks that wait for each other. A send usually does not block its rank, so the circle may open if the ranks that
-    are only in sends are taken as not waiting."""
+    """Judges ranks that wait for each other. A send usually does not block its rank. So ranks that are only in sends
+    are treated as not waiting, if that opens the circle."""
     senders = {
         rank for rank in ranks
         if all(rank == op.key[1] for op in ops if rank in op.pending and len(op.key) == 4)
@@ -122,8 +122,9 @@ def _read_circle(end: set[Node], ranks: list[int], ops: list[Op], graph: Waits, 
 
 
 def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """A rank without a record is blamed only if others wait for it and no other rank explains the wait. A rank with an
-    empty or torn record was alive to write it, so it stays a suspect."""
+    """Weighs the ranks without a usable record. A rank without a record is blamed only if others wait for it and no
+    other rank explains the wait. A rank with an empty or torn record was alive when it wrote the record, so it stays a
+    suspect."""
     unknown = {rank for rank in found.suspects if rank not in calls.ranks or calls.ranks[rank].torn}
     gone = unknown - calls.ranks.keys() - calls.unreadable
     few = len(gone) == 1 or len(gone) * _OF_ALL <= len(calls.world)
@@ -134,8 +135,8 @@ def _weigh_unknown(calls: Calls, graph: Waits, found: Diagnosis) -> None:
 
 
 def _alone_waited_for(unknown: set[int], graph: Waits) -> set[int]:
-    """The ranks without a record that some op waits for, if that op waits for no rank with a record. A live rank leaves
-    a record; if more than FEW ranks left none, the records were not collected, and no rank is returned."""
+    """The ranks without a record for which an op waits that waits for no rank with a record. A live rank leaves a
+    record. If more than FEW ranks left none, the records were not collected completely, and the result is empty."""
     if len(unknown) > FEW:
         return set()
     reasons = [graph.edges[key] for key, op in graph.ops.items() if op.pending and graph.edges[key] <= unknown]
@@ -143,9 +144,10 @@ def _alone_waited_for(unknown: set[int], graph: Waits) -> set[int]:
 
 
 def _given_up(calls: Calls, found: Diagnosis) -> None:
-    """Nothing is under way. If most ranks ended an op, their last, that the others never entered, they gave it up,
-    because it can't have succeeded. Or the others were only recorded a moment earlier; so they are culprits only if the
-    files were written when the op's time-out was due."""
+    """Judges records in which no call is under way. If most ranks ended an op that the others never entered, and it was
+    their last op, they gave it up, because it can't have succeeded. Another explanation is that the others were
+    recorded a moment earlier. So the others are culprits only if the files were written when the op's time-out was
+    due."""
     for group in groups_of(calls).values():
         top = max(group.last.values(), default=-1)
         done = [rank for rank, by_number in group.calls.items() if top in by_number]

@@ -1,4 +1,4 @@
-"""The recorded collectives of all ranks of a job, in one form for all sources: dumps and the agent's stamps."""
+"""The recorded collectives of all ranks of a job. Dumps and the agent's stamps are both converted to this form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Call:
     order: int  # the position among the calls of the rank
     group: str
     op: str  # all_reduce, all_gather, ..., send, recv
-    seq: int  # the number in the group, equal on all its ranks; of a send or recv it has no meaning on other ranks
+    seq: int  # the number in the group, equal on all its ranks (but not for a send or recv)
     pair: tuple[int, int] | None = None  # of a send or recv: source and destination, global ranks
     done: bool = False
     started: bool = False  # seen to start on the device
@@ -28,8 +28,8 @@ class Call:
 
 @dataclass(frozen=True)
 class RankCalls:
-    """The record of one rank. `entered` and `completed`: the highest number by group, for groups of which `calls` is
-    not complete."""
+    """The record of one rank. `entered` and `completed`: the highest number by group, for groups whose calls are not
+    all in `calls`."""
 
     rank: int
     calls: Sequence[Call]
@@ -39,7 +39,7 @@ class RankCalls:
     written_s: float | None = None  # the latest possible time of the recording, on the clock of `created_s`
     clipped: bool = False  # older calls are missing
     torn: bool = False  # newer calls may be missing
-    moving: bool = False  # a call of it had ended a moment before the recording
+    moving: bool = False  # a call of the rank had ended a moment before the recording
     copied: bool = False  # `written_s` may be the time of a copy, much later than the recording
 
     @property
@@ -56,12 +56,13 @@ class Calls:
 
 
 def is_mutual(op: str) -> bool:
-    """Whether no rank can end the op before all have entered it. In a broadcast or a send, the source can."""
+    """Whether no rank can end the op before all ranks have entered it. In a broadcast or a send, the source can end
+    first."""
     return op.startswith(_MUTUAL)
 
 
 def ranges(ranks: Sequence[int]) -> str:
-    """Ranks in words: `rank 3`, `ranks 0-2, 7`."""
+    """Ranks in words, such as `rank 3` or `ranks 0-2, 7`."""
     parts: list[list[int]] = []
     for rank in sorted(ranks):
         if parts and rank == parts[-1][1] + 1:

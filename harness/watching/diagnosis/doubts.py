@@ -1,9 +1,8 @@
 """Turns culprits into suspects if a healthy job could look the same.
 
-The records alone can't distinguish a hang from a job that goes on a moment later: what counts is how long the ranks
-have waited, and only the modification times of the files show that. If those may be the times of copies, the ops that
-were under way must serve.
-"""
+The records alone can't distinguish a hang from a job that goes on a moment later. The time that the ranks have waited
+decides, and only the modification times of the files show it. If these may be the times of copies, the ops that were
+under way decide instead."""
 
 from __future__ import annotations
 
@@ -44,7 +43,8 @@ def weigh(calls: Calls, graph: Waits, ends: list[set[Node]], proven: bool, found
 
 
 def _too_early(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """Acquits if the records were written so soon after the first wait began that a healthy job looks the same."""
+    """Turns the culprits into suspects if the records were written so soon after the first wait began that a healthy
+    job looks the same."""
     begun = [call.created_s for op in graph.ops.values() for call in op.pending.values() if call.created_s]
     written = [record.written_s for record in calls.ranks.values() if record.written_s]
     if not begun or not written:
@@ -62,7 +62,7 @@ def _too_early(calls: Calls, graph: Waits, found: Diagnosis) -> None:
 
 
 def _still_moving(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """Acquits if a waiting rank had ended another call a moment before."""
+    """Turns the culprits into suspects if a waiting rank had ended another call a moment before."""
     waiting = {rank for op in graph.ops.values() for rank in op.pending} - found.culprits
     moving = sorted(rank for rank in waiting if rank in calls.ranks and calls.ranks[rank].moving)
     if moving and found.culprits:
@@ -70,9 +70,9 @@ def _still_moving(calls: Calls, graph: Waits, found: Diagnosis) -> None:
 
 
 def _usual_gap_s(calls: Calls) -> float:
-    """The longest gap in seconds between two calls of a rank that counts as usual. For each rank this is the third
-    longest gap, because the two longest may be the first step and a checkpoint. A host may run ahead of its device by
-    such a gap."""
+    """The usual gap in seconds between two calls of a rank. For each rank it is the third longest gap, because the two
+    longest may be the first step and a checkpoint. The largest value of all ranks counts. A host may run ahead of its
+    device by such a gap."""
     worst = 0.0
     for record in calls.ranks.values():
         times = sorted(call.created_s for call in record.calls if call.created_s)
@@ -83,7 +83,8 @@ def _usual_gap_s(calls: Calls) -> float:
 
 
 def _too_many(graph: Waits, found: Diagnosis) -> None:
-    """Acquits if more ranks are missing than wait: then the waiting ranks are usually just a little ahead."""
+    """Turns the culprits into suspects if more ranks are missing than wait. Then the waiting ranks are usually just a
+    little ahead."""
     waiting = {rank for op in graph.ops.values() for rank in op.pending}
     absent = found.culprits - waiting
     if len(absent) > len(waiting):
@@ -93,8 +94,8 @@ def _too_many(graph: Waits, found: Diagnosis) -> None:
 
 
 def _lasted(calls: Calls, graph: Waits) -> bool:
-    """Whether the times of the files can be trusted: they were written at most FRESH_S seconds after a time-out was
-    due, or nothing was read from files. Later files may be copies."""
+    """Whether the times of the files can be trusted. True if they were written at most FRESH_S seconds after a time-out
+    was due, or if no file was read. Later files may be copies."""
     begun = [call.created_s for op in graph.ops.values() for call in op.pending.values() if call.created_s]
     written = [record.written_s for record in calls.ranks.values() if record.written_s and record.copied]
     limits = [call.timeout_s for op in graph.ops.values() for call in op.pending.values() if call.timeout_s]
@@ -102,8 +103,8 @@ def _lasted(calls: Calls, graph: Waits) -> bool:
 
 
 def _in_motion(ends: list[set[Node]], graph: Waits, found: Diagnosis) -> None:
-    """Acquits if a collective is under way that no rank holds up: a job that hangs has none, so this job was recorded
-    while it went on."""
+    """Turns the culprits into suspects if a collective is under way on all of its ranks. A hanging job has no such
+    collective, so this job was recorded while it was going on."""
     flying = [graph.ops[next(iter(end))] for end in ends if len(end) == 1 and next(iter(end)) in graph.ops]
     whole = [op for op in flying if len(op.key) == 2 and len(op.pending) == len(op.members) > 1]
     whole = [op for op in whole if not any(call.started for call in op.pending.values())]
@@ -116,8 +117,8 @@ def _in_motion(ends: list[set[Node]], graph: Waits, found: Diagnosis) -> None:
 
 
 def _a_good_part(calls: Calls, found: Diagnosis) -> None:
-    """Acquits if there are many culprits: the ranks of a whole pipeline stage may be at work while the others wait for
-    their data."""
+    """Turns the culprits into suspects if there are many of them. The ranks of a whole pipeline stage may be computing
+    while the others wait for their data."""
     if len(found.culprits) > max(FEW, len(calls.world) // 8):
         _acquit(
             found,
@@ -127,18 +128,18 @@ def _a_good_part(calls: Calls, found: Diagnosis) -> None:
 
 
 def _others_at_work(calls: Calls, graph: Waits, found: Diagnosis) -> None:
-    """Looks at ranks that share a group with a culprit and wait for nothing. In a job that hangs, such a rank is stuck
-    by itself, and no rank waits for it yet: it becomes a suspect. If there are more such ranks than culprits, the job
-    was at work, and the culprits are acquitted."""
+    """Examines ranks that share a group with a culprit and wait for nothing. In a job that hangs, such a rank is stuck
+    by itself, and no rank waits for it yet. It becomes a suspect. If there are more such ranks than culprits, the job
+    was computing, and the culprits become suspects."""
     waiting = {rank for op in graph.ops.values() for rank in op.pending} | set(graph.late)
     groups = {members for record in calls.ranks.values() for members in record.groups.values()}
     near = {rank for members in groups if found.culprits & {*members} for rank in members}
     free = {rank for rank in near & calls.ranks.keys() if not calls.ranks[rank].torn}
     free -= waiting | found.suspects | found.culprits
     if len(free) > len(found.culprits):
-        _acquit(found, f"{ranges(sorted(free))} have nothing under way either, and no rank waits for them")
+        _acquit(found, f"{ranges(sorted(free))} have no call under way either, and no rank waits for them")
     elif free:
-        found.suspect(sorted(free), "it has nothing under way, and nobody waits for it: at work, or stuck by itself")
+        found.suspect(sorted(free), "it has no call under way, and nobody waits for it: at work, or stuck by itself")
 
 
 def _acquit(found: Diagnosis, why: str) -> None:

@@ -68,8 +68,8 @@ def read_folder(folder: Path) -> Calls:
 
 
 def _with_unique_names(ranks: dict[int, RankCalls]) -> dict[int, RankCalls]:
-    """Gives groups with the same name and different members names of their own. Groups that only their members created
-    may share a name."""
+    """Gives a different name to each of several groups that have the same name and different members. Groups that only
+    their members created may share a name."""
     members: dict[str, set[tuple[int, ...]]] = defaultdict(set)
     for record in ranks.values():
         for name, some in record.groups.items():
@@ -106,7 +106,7 @@ def _newest(record: RankCalls) -> float:
 
 
 def _read(path: Path) -> tuple[Mapping[str, Any], str]:
-    """The dump, and a clause about damage in it, empty if there is none. Raises OSError or ValueError if it can't be
+    """The dump, and a clause about its damage (empty if there is none). Raises OSError or ValueError if it can't be
     used."""
     if (size := path.stat().st_size) > _MOST_BYTES:
         raise ValueError(f"{size >> 20} MiB are more than any dump has")
@@ -144,9 +144,9 @@ def _rank_calls(dump: Mapping[str, Any], rank: int, written_s: float, torn: bool
 def _moving(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether a call had ended a moment before the dump.
 
-    When it dumps, torch asks the device which calls have ended. Torch's watchdog, which retires ended calls and keeps
-    the status, looks ten times a second. So a call that has ended and that the watchdog has not noticed ended at most a
-    tenth of a second before."""
+    When torch writes a dump, it asks the device which calls have ended. Torch's watchdog checks ten times a second for
+    ended calls, retires them and updates the status. So if a call has ended and the status does not yet show it, the
+    call ended at most a tenth of a second before the dump."""
     over = [entry for entry in entries if entry.get("state") == "completed"]
     if any(entry.get("retired") is True for entry in over):  # else this recorder may never say so
         return any(entry.get("retired") is False for entry in over)
@@ -185,9 +185,9 @@ def _status(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """The highest numbers entered and completed, by group, for groups without entries.
 
-    In a torn dump also for groups with entries, except those with sends and recvs, which the status counts too. The
-    status is ordered by the creation of the groups, and so are the numbers that are their names. If the lists or the
-    entries contradict this order, the status is not used."""
+    In a torn dump also for groups with entries, except groups with sends and recvs, which the status counts too. The
+    status lists the groups in the order in which they were created, and the names of groups are numbers in the same
+    order. If the lists or the entries contradict this order, the status is not used."""
     names = {str(entry.get("pg_id")): _group_of(entry) for entry in entries}
     ids = sorted(status, key=_int)
     in_order = sorted((name for name in groups if name.isdigit()), key=int)
@@ -206,7 +206,8 @@ def _status(
 def _calls(
     entries: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[int, ...]], status: Mapping[str, Any]
 ) -> list[Call]:
-    """The calls in their order. The parts of a coalesced call have no state of their own: they share its state."""
+    """The calls in their order. The parts of a coalesced call have no state of their own, so they get the state of the
+    whole call."""
     wholes = {}
     sharing: dict[tuple[object, ...], int] = defaultdict(int)
     for entry in entries:

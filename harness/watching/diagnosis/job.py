@@ -24,7 +24,7 @@ def of_job(pid: int, stamps: Path | None = None) -> Diagnosis:
 
 
 def ranks_of(pid: int) -> dict[int, RankProcess]:
-    """The ranks below this torchrun on this machine, by number; of several attempts the latest."""
+    """The ranks below this torchrun on this machine, by number. If there are several attempts, those of the latest."""
     census = Census(None)
     census.add_root(pid)
     census.scan()

@@ -1,9 +1,9 @@
-"""Observes the ranks in the kernel for some seconds, by bpftrace: long uninterruptible sleeps, and slow function calls.
+"""Observes the ranks in the kernel for some seconds with bpftrace: long uninterruptible sleeps, and slow function
+calls.
 
-Looks into /proc miss a rank that is stuck for a tenth of a second again and again; the scheduler's tracepoints do not.
-This needs root, bpftrace, a kernel with tracepoints, and 1.5 s to attach. tracefs is mounted in a separate mount
-namespace, so the machine is not changed.
-"""
+Reading /proc from time to time misses a rank that is stuck for a tenth of a second again and again. The scheduler's
+tracepoints do not. This needs root, bpftrace, a kernel with tracepoints, and 1.5 s to attach. tracefs is mounted in a
+separate mount namespace, so the machine is not changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ATTACH_S = 20.0
 _MOUNT = """mount -t tracefs tracefs /sys/kernel/tracing && mount -t debugfs debugfs /sys/kernel/debug
 exec bpftrace -q -f json -e "$0"
 """
-# `prev_state` is that of Linux's sched_switch: bit 1 is TASK_UNINTERRUPTIBLE.
+# `prev_state` is a field of Linux's sched_switch: bit 1 is TASK_UNINTERRUPTIBLE.
 _SLEEPS = """
 BEGIN { printf("ready\\n"); }
 tracepoint:sched:sched_switch /args->prev_state & 2/ { @asleep[args->prev_pid] = nsecs; }
@@ -68,15 +68,15 @@ def watch(
     for function in functions:
         if not _FUNCTION.fullmatch(function):
             raise UsageError(f"--function {function}: write the path of the library, a colon and the symbol")
-    whose = _threads(ranks)
+    rank_of = _threads(ranks)
     seen = _run(_program(functions), seconds, attached)
     names = {"asleep": "in an uninterruptible sleep"}
     names |= {f"call{number}": f"in {function.rpartition(':')[2]}" for number, function in enumerate(functions)}
-    whose |= _threads(ranks)
+    rank_of |= _threads(ranks)
     times: dict[tuple[int, str], list[float]] = defaultdict(list)
     for what, thread, taken_s in seen:
-        if thread in whose and what in names:
-            times[whose[thread], what].append(taken_s)
+        if thread in rank_of and what in names:
+            times[rank_of[thread], what].append(taken_s)
     return [
         f"rank {rank} was {names[what]} for {max(taken):.2f} s, {sum(taken):.2f} s in all"
         for (rank, what), taken in sorted(times.items())
@@ -97,7 +97,7 @@ def _threads(ranks: Mapping[int, int]) -> dict[int, int]:
 
 
 def _run(program: str, seconds: float, attached: Callable[[], None]) -> list[tuple[str, int, float]]:
-    """Runs a bpftrace program. Returns (kind, thread id, seconds) for each wait, also those not over at the end."""
+    """Runs a bpftrace program. Returns (kind, thread id, seconds) for each wait, also for waits that have not ended."""
     command = ["unshare", "--mount", "sh", "-c", _MOUNT, program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

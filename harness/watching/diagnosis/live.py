@@ -1,4 +1,4 @@
-"""Finds the ranks that hold up a running job, from process states, the agent's stamps, and stacks together."""
+"""Finds the ranks that hold up a running job, from process states, the agent's stamps, and stacks."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def diagnose(
 ) -> Diagnosis:
     """The diagnosis of a live job.
 
-    `world`: the number of ranks that should exist; `stamps`: the folder of the agent's stamps; `hangs`: the job is
-    known to hang, so a single look at the stacks is enough; otherwise the looks take some seconds. A stopped or missing
-    process explains a hang alone. Next, the stamps count most, since they show who is in which collective; then the
-    stacks."""
+    `world`: the number of ranks that should exist. `stamps`: the folder of the agent's stamps. `hangs`: the job is
+    known to hang, so one look at the stacks is enough; otherwise several looks take some seconds. A stopped or missing
+    process explains a hang by itself. Next in weight are the stamps, because they show which rank is in which
+    collective, and then the stacks."""
     states = _states(ranks)
     found = Diagnosis()
     gone = set(range(world)) - set(ranks)
@@ -94,7 +94,7 @@ def _by_stacks(
         seen = stacks.outliers(now, groups)
         odd = {rank: words for rank, words in seen.items() if not number or rank in odd}
         if any(now[rank] != before.get(rank, now[rank]) for rank in now.keys() - odd.keys()):
-            found.problems.append("the stacks of ranks that may wait change from look to look, so they go on")
+            found.problems.append("the stacks of ranks that seem to wait change, so these ranks are working")
             return {}
         if not odd:
             return {}

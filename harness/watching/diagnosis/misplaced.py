@@ -1,9 +1,8 @@
 """Finds ranks that called collectives in the wrong place: another op than the others at the same number, or another
 order.
 
-A mismatch is proof, however short the wait. A wrong order is found from the recorded calls, or, if these do not decide,
-from the number of ranks that wait for each other.
-"""
+A mismatch is proof, even if no rank has waited for long. A wrong order is found from the recorded calls. If these do
+not decide, the number of ranks that wait for each other decides."""
 
 from __future__ import annotations
 
@@ -34,34 +33,34 @@ def read_mismatches(graph: Waits, found: Diagnosis) -> set[Node]:
 
 def _kinds(op: Op) -> tuple[str, dict[int, object]] | None:
     """("calls", operation by rank) or ("gives", sizes and types by rank), if the ranks differ; else None. Coalesced
-    calls are left out: their parts may have different names."""
+    calls are left out, because their parts may have different names."""
     calls = {rank: call for rank, call in (*op.pending.items(), *op.done.items()) if call and call.op != "coalesced"}
     called: dict[int, object] = {rank: call.op for rank, call in calls.items()}
     given: dict[int, object] = {rank: call.shape for rank, call in calls.items() if call.shape}
     return next(
-        ((what, kinds) for what, kinds in (("calls", called), ("gives", given)) if len({*kinds.values()}) > 1), None
+        ((verb, kinds) for verb, kinds in (("calls", called), ("gives", given)) if len({*kinds.values()}) > 1), None
     )
 
 
 def _tell(op: Op, groups: Mapping[str, Group], found: Diagnosis) -> None:
-    what, kinds = _kinds(op) or ("", {})
+    verb, kinds = _kinds(op) or ("", {})
     (usual, many), *_ = Counter(kinds.values()).most_common()
     sure, confidence = 2 * many > len(kinds), HIGH
     if not sure:
-        elsewhere = _elsewhere(op, what, groups)
+        elsewhere = _elsewhere(op, verb, groups)
         sure, usual, confidence = elsewhere in kinds.values(), elsewhere, MEDIUM
     deviant = [rank for rank, kind in kinds.items() if kind != usual] if sure else list(kinds)
     about = next(iter(op.pending.values())).about
     for rank in sorted(deviant):
         rest = sorted(other for other in kinds if kinds[other] != kinds[rank])
-        words = f"as number {op.seq} of {about} it {what} {kinds[rank]}, and not {kinds[rest[0]]} as {ranges(rest)}"
+        words = f"as number {op.seq} of {about} it {verb} {kinds[rank]}, and not {kinds[rest[0]]} as {ranges(rest)}"
         if sure:
             found.blame([rank], confidence, words)
         else:
             found.suspect([rank], words)
 
 
-def _elsewhere(op: Op, what: str, groups: Mapping[str, Group]) -> object:
+def _elsewhere(op: Op, verb: str, groups: Mapping[str, Group]) -> object:
     """The operation, or the sizes and types, of most other groups with the same description and size at this number;
     None if there is no majority."""
     mine = groups[str(op.key[0])]
@@ -71,13 +70,13 @@ def _elsewhere(op: Op, what: str, groups: Mapping[str, Group]) -> object:
         and len(group.members) == len(mine.members)
     ]  # fmt: skip
     calls = [call for group in alike for by_number in group.calls.values() if (call := by_number.get(op.seq))]
-    kinds = Counter(call.op if what == "calls" else call.shape for call in calls)
+    kinds = Counter(call.op if verb == "calls" else call.shape for call in calls)
     usual, many = next(iter(kinds.most_common(1)), (None, 0))
     return usual if 2 * many > len(calls) else None
 
 
 def read_circle(ranks: Sequence[int], ops: Sequence[Op], graph: Waits, found: Diagnosis) -> None:
-    """Blames, of ranks that wait for each other, the few that called in another order; if they can't be found, all
+    """Judges ranks that wait for each other. Blames the few that called in another order. If they can't be found, all
     become suspects."""
     swapped = _swapped(ops)
     if swapped:
@@ -106,8 +105,9 @@ def _swapped(ops: Iterable[Op]) -> dict[int, str]:
 
 
 def _in_the_wrong_place(ranks: Sequence[int], ops: Sequence[Op], graph: Waits) -> frozenset[int]:
-    """The rank that all others wait for; within a single group, the few ranks that most wait for; in several groups,
-    the ranks out of turn (see `_out_of_turn`). Empty if that is not clear."""
+    """The ranks that called in the wrong order. If all other ranks wait for one rank, that rank. Within a single group,
+    the few ranks for which most wait. In several groups, the ranks out of turn (see `_out_of_turn`). Empty if that is
+    not clear."""
     votes = Counter({op.key: len(op.pending) for op in ops if op.missing})
     best = max(votes.values(), default=0)
     waited = {frozenset(graph.ops[key].missing) for key, many in votes.items() if many == best}
@@ -120,8 +120,8 @@ def _in_the_wrong_place(ranks: Sequence[int], ops: Sequence[Op], graph: Waits) -
 
 
 def _out_of_turn(ops: Iterable[Op]) -> frozenset[int]:
-    """The ranks that came to an op after another number of calls than most ranks. Ranks that run the same program make
-    the same number of calls before an op."""
+    """The ranks that entered an op after a different number of calls than most ranks. Ranks that run the same program
+    make the same number of calls before an op."""
     odd: set[int] = set()
     for turn in [{rank: call.order for rank, call in op.pending.items()} for op in ops if len(op.pending) > 2]:
         usual, many = Counter(turn.values()).most_common(1)[0]

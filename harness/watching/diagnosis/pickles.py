@@ -1,8 +1,7 @@
-"""Reads untrusted pickles: plain containers, text and numbers only. A torn pickle is read as far as it goes.
+"""Reads untrusted pickles: plain containers, text and numbers only. A torn pickle is read as far as possible.
 
 Nothing in a pickle is called: a pickle that names a class or function is refused. Memory is limited, since a few bytes
-of a pickle can require gigabytes (a memo index).
-"""
+of a pickle (a memo index) can require gigabytes."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-_ROOM = 2 << 30  # bytes that unpickling may take
+_ROOM = 2 << 30  # bytes that unpickling may allocate
 
 
 class _Plain(pickle.Unpickler):
@@ -43,8 +42,8 @@ class _Torn(pickle._Unpickler):  # the unpickler in Python: its stack is accessi
 
 
 def load(raw: bytes) -> tuple[Any, str]:
-    """The object, and a clause about damage, empty if there is none. Raises ValueError if nothing can be read, or the
-    pickle does not hold plain data only."""
+    """The object, and a clause about damage (empty if there is none). Raises ValueError if nothing can be read, or if
+    the pickle contains anything but plain data."""
     with warnings.catch_warnings(), _bounded():
         warnings.simplefilter("ignore")
         try:
@@ -54,7 +53,7 @@ def load(raw: bytes) -> tuple[Any, str]:
                 raise ValueError(str(error)) from error
             why = str(error) or "it ends early"
         except (MemoryError, RecursionError) as error:
-            raise ValueError("it asks for too much memory") from error
+            raise ValueError("it needs too much memory") from error
         except Exception as error:  # damaged bytes may raise nearly any error
             why = f"{type(error).__name__}: {error}"
         try:

@@ -1,5 +1,5 @@
-"""Finds a rank that always enters its collectives last: it is slow, but does not hang. This is only a remark, because
-the clocks of the hosts may differ, and some rank is always last."""
+"""Finds a rank that always enters its collectives last: it is slow, but does not hang. The result is only a remark,
+because the clocks of the hosts may differ, and some rank is always last."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from statistics import median
 from torchaos.harness.watching.diagnosis.calls import Calls, is_mutual
 
 _NEEDED = 20  # collectives of a group that are needed to judge
-_MOSTLY = 0.8  # of them, a slow rank enters this part last
-_SHARE = 0.2  # and later than the rank before it by this part of the time between two collectives
+_MOSTLY = 0.8  # a slow rank enters at least this part of them last
+_SHARE = 0.2  # it is later than the second last rank by this part of the time between two collectives
 
 
 def remarks(calls: Calls) -> Iterator[str]:

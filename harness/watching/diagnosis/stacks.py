@@ -1,4 +1,5 @@
-"""Reads the Python stacks of the ranks with py-spy, and finds the ranks that do something else than the others."""
+"""Reads the Python stacks of the ranks with py-spy, and finds the ranks whose stacks differ from those of the
+others."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Stack:
 
     @property
     def at(self) -> Frame | None:
-        """The innermost frame outside Python's standard library; the innermost of all if there is none."""
+        """The innermost frame outside Python's standard library. If there is none, the innermost frame of all."""
         own = [frame for frame in self.frames if not _is_stdlib(frame.file)]
         return own[0] if own else (self.frames[0] if self.frames else None)
 
@@ -68,8 +69,8 @@ def find_py_spy() -> str | None:
 
 
 def sample(pids: Sequence[int], py_spy: str) -> dict[int, Stack]:
-    """The stacks of these processes, by pid; processes that can't be read are left out. The processes are not paused,
-    so a stack may mix two moments that are microseconds apart."""
+    """The stacks of these processes, by pid. Processes that can't be read are left out. The processes are not paused
+    while their stacks are read, so a stack may show two states that are microseconds apart."""
     running = {
         pid: subprocess.Popen(
             [py_spy, "dump", "--nonblocking", "--json", "--pid", str(pid)],
@@ -107,11 +108,11 @@ def parse(pid: int, text: bytes | str) -> Stack | None:
 
 
 def outliers(stacks: Mapping[int, Stack], groups: Iterable[Sequence[int]] = ()) -> dict[int, str]:
-    """The ranks that do something else than the others, with a sentence each.
+    """The ranks whose stacks differ from those of the others, each with a sentence.
 
-    If some ranks wait in collectives, these are the ranks that do not. Otherwise, since a rank may wait for its GPU
-    anywhere, these are the few ranks with another stack than most. If no stack has a majority, as in a pipeline, each
-    process group of `groups` is examined alone, and the first result is returned."""
+    If some ranks wait in collectives, the result is the ranks that do not. Otherwise it is the few ranks whose stack is
+    not that of the majority; a rank may wait for its GPU anywhere. If no stack has a majority, as in a pipeline, each
+    process group in `groups` is examined alone, and the first result is returned."""
     waiting = [rank for rank, stack in stacks.items() if stack.waits_for_others]
     if waiting:
         elsewhere = [rank for rank in stacks if rank not in waiting]
@@ -125,7 +126,7 @@ def outliers(stacks: Mapping[int, Stack], groups: Iterable[Sequence[int]] = ()) 
 
 
 def _few(stacks: Mapping[int, Stack]) -> dict[int, str] | None:
-    """The ranks with another stack than most, with a sentence each; None if no stack has a majority."""
+    """The ranks whose stack is not that of the majority, each with a sentence. None if no stack has a majority."""
     kinds = Counter(stack.kind for stack in stacks.values())
     (usual, many), *_ = kinds.most_common() or [((), 0)]
     if 2 * many <= len(stacks):

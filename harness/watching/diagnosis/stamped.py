@@ -10,8 +10,8 @@ from torchaos.harness.watching.diagnosis.calls import Call, Calls, RankCalls
 
 
 def read_stamps(folder: Path, now_s: float | None = None) -> Calls:
-    """The stamps in a folder, for each rank from its latest process. `now_s`: CLOCK_MONOTONIC; None: the time of the
-    recording is not known."""
+    """The stamps in a folder; for each rank, those of its latest process. `now_s`: the present time of CLOCK_MONOTONIC;
+    None: the time of the recording is not known."""
     newest: dict[int, list[Stamp]] = {}
     for stamps in read_folder(folder):
         if stamps and _when(stamps) > _when(newest.get(stamps[0].rank, [])):
@@ -20,8 +20,8 @@ def read_stamps(folder: Path, now_s: float | None = None) -> Calls:
 
 
 def of_stamps(by_rank: Iterable[list[Stamp]], now_s: float | None = None) -> Calls:
-    """Converts lists of stamps, a list for each rank. Sends and recvs are left out: a stamp does not name the other
-    rank."""
+    """Converts lists of stamps, one list for each rank. Sends and recvs are left out, because a stamp does not name the
+    other rank."""
     ranks, world = {}, set()
     for stamps in by_rank:
         rank = stamps[0].rank

@@ -1,4 +1,4 @@
-"""The result of a diagnosis, in one form for every source of evidence."""
+"""The result of a diagnosis. It has the same form for every source of evidence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Diagnosis:
     """The ranks that caused a hang.
 
     `culprits`: the ranks that certainly held up the others. `suspects`: the smallest set that certainly contains all
-    culprits, if there is a hang. `confidence`: in the culprits; "none" if nothing hangs."""
+    culprits, if there is a hang. `confidence`: the confidence in the culprits; "none" if nothing hangs."""
 
     culprits: set[int] = field(default_factory=set)
     suspects: set[int] = field(default_factory=set)
@@ -27,7 +27,7 @@ class Diagnosis:
     summary: str = ""
 
     def blame(self, ranks: Iterable[int], confidence: str, *sentences: str) -> None:
-        """Adds culprits, with sentences of evidence. The diagnosis has the lowest confidence of all its culprits."""
+        """Adds culprits, with sentences of evidence. The confidence becomes the lowest of all culprits."""
         order = (NONE, HIGH, MEDIUM, LOW)
         self.confidence = max(self.confidence, confidence, key=order.index)
         for rank in ranks:

@@ -1,10 +1,9 @@
-"""The graph of who waits for whom, across all process groups.
+"""The graph of waits: which ranks and collectives wait for which, across all process groups.
 
-An *op* is one collective, or one send with its recv. An op waits for each rank that has not entered it. At each rank
-that has entered it, the op waits for the op called before that is still under way there, because a device executes ops
-in order. A rank waits for the last op that is under way there. The nodes at the ends of these chains hold up all
-others.
-"""
+An *op* is one collective, or one send with its recv. An op waits for each rank that has not entered it. A device
+executes ops in order. So on each rank that has entered the op, the op also waits for the ops that were called before it
+there and are still under way. A rank waits for the last op that is under way on it. The nodes at the ends of these
+chains hold up all others."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ Node = Hashable  # an int: a rank; else the key of an op
 
 @dataclass
 class Op:
-    """An op that at least one rank is in. Each member is in exactly one of pending, done, missing and unknown."""
+    """An op that at least one rank is in. Each of its ranks is in exactly one of pending, done, missing and unknown."""
 
     key: tuple[object, ...]
     name: str  # in words
@@ -45,7 +44,7 @@ class Group:
     name: str
     members: tuple[int, ...]
     sure: bool  # the members are recorded, not only inferred from the calls
-    calls: dict[int, dict[int, Call]]  # by rank and number; of several parts the last
+    calls: dict[int, dict[int, Call]]  # by rank and number; if a call has several parts, the last part
     last: dict[int, int]  # the highest number that each rank with a record has entered
 
     @property
@@ -91,7 +90,7 @@ def groups_of(calls: Calls) -> dict[str, Group]:
 
 
 def _fill(calls: Calls, name: str, by_rank: dict[int, dict[int, Call]], last: Mapping[int, int]) -> None:
-    """Adds to torn records the calls that are under way according to their status."""
+    """Adds calls to torn records: the calls that are under way according to the record's status."""
     for rank, top in last.items():
         record = calls.ranks[rank]
         if record.torn and (done := record.completed.get(name)) is not None:
@@ -127,8 +126,8 @@ def collectives(groups: Mapping[str, Group]) -> list[Op]:
 
 
 def messages(calls: Calls) -> list[Op]:
-    """The sends and recvs that at least one rank is in. Between two ranks of a group they are matched in order. If
-    older calls are missing, those under way on both sides are matched, the oldest first."""
+    """The sends and recvs that at least one rank is in. Between two ranks of a group, sends and recvs are matched in
+    order. If older calls are missing, only those under way on both sides are matched, the oldest first."""
     sides: dict[tuple[str, int, int], dict[str, list[Call]]] = defaultdict(lambda: {"send": [], "recv": []})
     for record in calls.ranks.values():
         for call in record.calls:
@@ -176,11 +175,11 @@ class Waits:
     ops: dict[Node, Op]
     edges: dict[Node, set[Node]]
     stale: set[int]  # ranks whose record is older than the others'
-    late: dict[int, Op]  # ranks in an op that others have completed; nodes that they hold up wait for Late(rank)
+    late: dict[int, Op]  # ranks in an op that others have completed; the nodes that wait for them wait for Late(rank)
     groups: dict[str, Group] = field(default_factory=dict)
 
     def ends(self) -> list[set[Node]]:
-        """The strongly connected parts of the graph that wait for nothing outside themselves."""
+        """The strongly connected parts of the graph that wait for no node outside themselves."""
         return _ends(self.edges)
 
 
@@ -214,7 +213,8 @@ def waits(calls: Calls) -> Waits:
 
 
 def _late(ops: Mapping[Node, Op]) -> dict[int, Op]:
-    """For each rank, the last op that it is still in, alone or with a few, although other ranks have completed it."""
+    """For each rank: the last op that it is still in, alone or with a few ranks, although other ranks have completed
+    it."""
     found: dict[int, Op] = {}
     for op in ops.values():
         if is_mutual(op.kind) and op.done and len(op.pending) <= len(op.done) + len(op.unknown) and not op.missing:
@@ -225,8 +225,8 @@ def _late(ops: Mapping[Node, Op]) -> dict[int, Op]:
 
 
 def _without_what_is_over(ops: dict[Node, Op], late: Mapping[int, Op]) -> dict[Node, Op]:
-    """The ops without the calls that must be over. A rank that is late in an op has entered it, and devices execute ops
-    in order, so its calls up to that op are over, although the record shows them as under way."""
+    """The ops without the calls that must have ended. A rank that is late in an op has entered it. Devices execute ops
+    in order, so the rank's calls before that op have ended, although the record shows them as under way."""
     kept: dict[Node, Op] = {}
     for key, op in ops.items():
         over = {
@@ -240,8 +240,8 @@ def _without_what_is_over(ops: dict[Node, Op], late: Mapping[int, Op]) -> dict[N
 
 
 def _stale(groups: Mapping[str, Group], ops: Mapping[Node, Op]) -> set[int]:
-    """The ranks whose record is older than the others': other ranks have completed a collective that these have not
-    entered, which is impossible otherwise."""
+    """The ranks whose record is older than the others': other ranks have completed a collective that these ranks, by
+    their records, have not entered."""
     found = set()
     for group in groups.values():
         done = group.most_done()
@@ -256,7 +256,7 @@ def _stale(groups: Mapping[str, Group], ops: Mapping[Node, Op]) -> set[int]:
 
 
 def _ends(edges: Mapping[Node, set[Node]]) -> list[set[Node]]:
-    """The strongly connected components that no edge leaves: Tarjan's algorithm without recursion."""
+    """The strongly connected components that no edge leaves, by Tarjan's algorithm without recursion."""
     index: dict[Node, int] = {}
     low: dict[Node, int] = {}
     part: dict[Node, int] = {}

@@ -1,4 +1,4 @@
-"""Clauses about who waits for whom."""
+"""Clauses that say which ranks wait for which."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MOST = 3
 
 
 def waited_for(rank: int, graph: Waits) -> list[str]:
-    """Clauses about the ranks that wait for this rank, at most _MOST and a count of the rest."""
+    """Clauses about the ranks that wait for this rank: at most _MOST clauses, and a count of the rest."""
     ops = [op for op in graph.ops.values() if rank in op.missing | op.unknown and op.pending]
     ops.sort(key=lambda op: (min(call.created_s or 0.0 for call in op.pending.values()), op.seq))
     more = len(ops) - _MOST

@@ -1,4 +1,5 @@
-"""Observer (d): the agent's stamps. A collective takes longer than its bound, or no rank begins or ends any."""
+"""Observer (d): the agent's stamps. It reports that a collective takes longer than its bound, or that no rank begins or
+ends a collective."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _NUMBER, _BEGUN, _ENDED, _STEP = 0, 4, 6, 7  # words of an entry
 
 
 class Overdue:
-    """Learns how long collectives take, and how long the job is without any; the first steps do not count."""
+    """Learns how long collectives take, and for how long no collective begins or ends. The first steps do not count."""
 
     name = "collectives"
 
@@ -25,8 +26,8 @@ class Overdue:
         self.training = False  # a step was completed
 
     def look(self, now_s: float, training: bool) -> Opinion:
-        """The more worrying of two opinions: about the oldest open collective, and about the time without any. `now_s`:
-        CLOCK_MONOTONIC."""
+        """The stronger of two opinions: about the oldest open collective, and about the time in which no collective
+        began or ended. `now_s`: CLOCK_MONOTONIC."""
         oldest_s, newest, active = now_s, 0, False
         files = {path: words for path in self._files() if (words := _read(path))}
         for path, words in files.items():

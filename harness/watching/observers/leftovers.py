@@ -47,8 +47,8 @@ class Leftovers:
         self._sampling.start()
 
     def take(self, ended: bool, given_up: Callable[[], bool]) -> dict[str, Any] | None:
-        """The leftovers, ready for JSON. None if no assertion needs them, or the job has not `ended` by itself: then it
-        may still use everything. `given_up`: whether to stop waiting for processes that are ending."""
+        """The leftovers, ready for JSON. None if no assertion needs them, or if the job has not `ended` by itself,
+        because then it may still use everything. `given_up`: whether to stop waiting for processes that are ending."""
         self._sampling.stop()
         if not (self._wanted and ended):
             return None
@@ -108,8 +108,8 @@ def _in_use(pid: int) -> Iterator[str]:
 
 
 def _entries() -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yields the name of each file of this user in SHARED, with inode and change time, which distinguish it from a
-    later file of the same name. Folders are no shared memory."""
+    """Yields each file of this user in SHARED: its name, and its inode and change time, which distinguish it from a
+    later file of the same name. Folders are left out, because they are no shared memory."""
     with suppress(OSError):
         for entry in os.scandir(SHARED):
             with suppress(OSError):
@@ -155,4 +155,4 @@ def _gpu_memory(pids: set[int]) -> list[dict[str, int]] | None:
 
 
 def _nothing(*_args: Any) -> Any:
-    """Stands for `emit`: this probe emits no events, its findings go into an artifact."""
+    """Takes the place of `emit`: this probe emits no events, because its observations go into an artifact."""

@@ -1,10 +1,9 @@
 """Observer (c): the CPU, disk and network use of the ranks. The job is quiet if
 - all ranks are idle and nothing arrives on the job's sockets; or
-- a few ranks are idle or stopped while the others spin, as ranks do that wait for a GPU; or
-- whatever the ranks do, nothing arrives, and the kernel sends the same data again and again.
+- a few ranks are idle or stopped while the others use the CPU fully, as ranks do while they wait for a GPU; or
+- nothing arrives, and the kernel sends the same data again and again, whether or not the ranks are idle.
 
-A rank that compiles, evaluates or writes a checkpoint uses the CPU or the disk, so the job is not quiet.
-"""
+A rank that compiles, evaluates or writes a checkpoint uses the CPU or the disk, so the job is not quiet."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from torchaos.harness.machine import proc
 from torchaos.harness.watching.observers.opinion import Learned, Opinion
 from torchaos.harness.watching.observers.sockets import Sockets
 
-_WINDOW_S = 0.4  # CPU time is counted in units of 10 ms, so a shorter window says nothing
+_WINDOW_S = 0.4  # CPU time is counted in units of 10 ms, so a shorter window would be too coarse
 _IDLE, _SPINS = 0.15, 0.7  # parts of a core: at most and at least
 _IO_BYTES = 32 << 10  # a rank that reads and writes more in the window is at work
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -65,8 +64,8 @@ class Idle:
         self.idle: list[int] = []
 
     def look(self, now_s: float, training: bool, ranks: Sequence[RankProcess], late: bool = False) -> Opinion:
-        """How long the job has been quiet. `late`: another observer sees no progress, so activity now does not end a
-        usual pause, and nothing is learned from it."""
+        """How long the job has been quiet. `late`: another observer sees no progress. Then activity does not end the
+        quiet time, and nothing is learned from it."""
         quiet = self._is_quiet(now_s, ranks)
         stuck = False
         if late or (quiet and now_s - (self._learned.since_s or now_s) > _WINDOW_S):
@@ -77,7 +76,7 @@ class Idle:
             self._sockets.forget()
         if not quiet or self._learned.since_s is None:
             self._learned.happened(now_s, training and not late)
-        detail = "what they send does not arrive" if stuck else f"idle: {self.idle}"
+        detail = "the data that they send does not arrive" if stuck else f"idle: {self.idle}"
         detail = f"stopped: {self.stopped}" if self.stopped else detail
         return self._learned.opinion(self.name, now_s, detail)
 
@@ -103,8 +102,8 @@ class Idle:
         return bool(away) and (2 * away < len(ranks) or bool(self.stopped and not self.idle))
 
     def _children_work(self, now_s: float, ranks: Sequence[RankProcess]) -> bool:
-        """Whether child processes, such as compilers or data loaders, use the CPU. Asked only while all ranks are
-        idle."""
+        """Whether child processes, such as compilers or data loaders, use the CPU. It is called only while all ranks
+        are idle."""
         parents = {rank.pid for rank in ranks}
         cpu_s, added = 0.0, True
         everybody = {
@@ -136,7 +135,7 @@ def _add(use: _Use, now_s: float, pid: int) -> str:
 
 
 def _queued_s(pid: int) -> float:
-    """The seconds that the main thread has waited for a CPU. Without them, a working rank looks idle on a busy
+    """The seconds for which the main thread has waited for a CPU. Without them, a working rank looks idle on a busy
     machine."""
     with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/schedstat", "rb") as file:
         return int(file.read().split()[1]) / 1e9

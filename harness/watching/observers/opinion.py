@@ -1,4 +1,4 @@
-"""The opinion of an observer, and the rule that makes a suspicion or a hang out of the opinions of four observers."""
+"""The opinion of an observer, and the rule that combines the opinions of four observers into a suspicion or a hang."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ PROGRESS = frozenset({"log", "collectives"})
 
 @dataclass(frozen=True)
 class Opinion:
-    """What one observer reports: for `quiet_s` seconds nothing has happened that it looks for. `usual_s`: the longest
-    such time so far that ended by itself. `armed`: the observer has seen enough of the job to have an opinion."""
+    """The report of one observer. For `quiet_s` seconds it has seen no activity. `usual_s`: the longest such time so
+    far that ended by itself. `armed`: the observer has seen enough of the job to have an opinion."""
 
     observer: str  # log, stacks, metrics, collectives
     quiet_s: float
@@ -24,8 +24,8 @@ class Opinion:
 
 @dataclass(frozen=True)
 class Rule:
-    """When observers suspect and declare a hang. Two of the four must agree, and at least one of them must look at the
-    processes. Bounds are k times the usual quiet time, but at least the floor, in seconds."""
+    """The rule by which observers suspect and declare a hang. Two of the four must agree, and at least one of the two
+    must watch the processes. A bound is k times the usual quiet time, but at least the floor, in seconds."""
 
     k: float = 3.0
     floor_s: float = 0.8
@@ -33,8 +33,8 @@ class Rule:
     suspect_floor_s: float = 0.5
 
     def bound_s(self, opinion: Opinion, opinions: Iterable[Opinion]) -> float:
-        """The quiet time in seconds beyond which this observer says that the job hangs. For observers of processes,
-        the usual quiet time is at least the usual pause in the job's progress: processes may rest during a pause."""
+        """The quiet time in seconds above which this observer reports a hang. For observers of processes, the usual
+        quiet time is at least the usual pause in the job's progress, because processes may be idle during a pause."""
         usual = opinion.usual_s
         if opinion.observer not in PROGRESS:
             pauses = [other.usual_s for other in opinions if other.armed and other.observer in PROGRESS]
@@ -48,7 +48,7 @@ class Rule:
         ]  # fmt: skip
 
     def agree(self, opinions: Sequence[Opinion]) -> list[Opinion]:
-        """The opinions that say that the job hangs, if they are enough to declare a hang; else none."""
+        """The opinions that report a hang, if there are enough of them to declare a hang. Otherwise none."""
         sure = [opinion for opinion in opinions if opinion.armed and opinion.quiet_s >= self.bound_s(opinion, opinions)]
         enough = len(sure) >= 2 and any(opinion.observer not in PROGRESS for opinion in sure)
         return sure if enough else []

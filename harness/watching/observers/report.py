@@ -1,4 +1,5 @@
-"""Copies another tool's diagnosis into the run's artifacts, so that judging opens no file of the job."""
+"""Copies the diagnosis of another tool into the run's artifacts, so that later no file of the job has to be read for
+the verdict."""
 
 from __future__ import annotations
 

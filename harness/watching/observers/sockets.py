@@ -12,9 +12,9 @@ from itertools import pairwise
 from torchaos.harness.contracts import RankProcess
 
 _SS_S = 2.0
-# Bytes that were received, and bytes that a peer has confirmed. `bytes_sent` is no sign of transport: it counts each
-# retransmission, so it also grows without a receiver.
-_GONE_OVER = re.compile(r"\bbytes_(?:acked|received):(\d+)")
+# Bytes that were received, and bytes that a peer has confirmed. `bytes_sent` does not show that data arrives: it counts
+# each retransmission, so it grows without a receiver too.
+_ARRIVED = re.compile(r"\bbytes_(?:acked|received):(\d+)")
 _BACKOFF, _UNACKED = re.compile(r"\bbackoff:(\d+)"), re.compile(r"\bunacked:\d+")
 _LOST_TWICE = 2  # retransmissions of a segment; a healthy network loses a segment now and then
 
@@ -29,19 +29,19 @@ class Sockets:
 
     def look(self, ranks: Sequence[RankProcess]) -> None:
         infos = list(_infos(ranks))
-        total = sum(int(number) for info in infos for number in _GONE_OVER.findall(info))
+        total = sum(int(number) for info in infos for number in _ARRIVED.findall(info))
         before, self._bytes = self._bytes, total
         self.moved = before is not None and total != before
         self.stuck = any(_is_stuck(info) for info in infos)
 
     def forget(self) -> None:
-        """Forgets the counters, so that bytes before the next look do not count as moved."""
+        """Forgets the counters, so that bytes before the next look are not counted."""
         self._bytes = None
 
 
 def _is_stuck(info: str) -> bool:
-    """Whether unconfirmed data is sent again and again. A peer that reads slowly is another case: then no data is on
-    the way, and the kernel only probes the peer's window."""
+    """Whether unconfirmed data is sent again and again. If a peer reads slowly, this is False: then no data is on the
+    way, and the kernel only probes the peer's window."""
     backoff = _BACKOFF.search(info)
     return backoff is not None and int(backoff[1]) >= _LOST_TWICE and _UNACKED.search(info) is not None
 

@@ -1,8 +1,7 @@
-"""Observer (b): the stacks of all ranks do not change. It looks only while another observer suspects a hang, since each
-look costs about 20 ms of CPU per rank.
+"""Observer (b): the stacks of all ranks do not change. It takes stacks only while another observer suspects a hang,
+since that costs about 20 ms of CPU per rank each time.
 
-A rank may work in a single call for a long time, so while any rank uses the CPU, the time counts only a tenth.
-"""
+A rank may work in a single call for a long time. So while any rank uses the CPU, the time counts only a tenth."""
 
 from __future__ import annotations
 
@@ -39,6 +38,6 @@ class Stagnation:
             elif self._since_s is None:
                 self._since_s = now_s
         quiet = 0.0 if self._since_s is None else now_s - self._since_s
-        # This observer starts late: the job was already quiet for half a second when the others suspected a hang.
+        # The others suspect a hang when the job has been quiet for half a second. This observer starts only then.
         quiet = quiet / _BUSY if working else (quiet + 0.5 if quiet >= 2 * _EVERY_S else 0.0)
         return Opinion(self.name, quiet, 0.0, armed=True)

@@ -1,4 +1,4 @@
-"""Asks the four observers ten times a second, and emits events of a suspicion, and of a hang with its culprits."""
+"""Asks the four observers ten times a second, and emits events: of a suspicion, and of a hang with its culprits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torchaos.harness.watching.observers.metrics import Idle
 from torchaos.harness.watching.observers.opinion import Opinion, Rule, Tick
 from torchaos.harness.watching.observers.stagnation import Stagnation
 
-_SILENT_START_S = 30.0  # after this time a job that shows nothing counts as training
-_LINES = 5  # a log that has grown more often counts as the log of training
+_SILENT_START_S = 30.0  # after this time, a job without output counts as training
+_LINES = 5  # if the log has grown more often than this, the job counts as training
 
 
 class HangWatch:
@@ -39,7 +39,7 @@ class HangWatch:
         self._reset(0.0)
 
     def _reset(self, now_s: float) -> None:
-        """Starts to learn again, because the processes changed."""
+        """Forgets everything that was learned, because the processes have changed."""
         self._log, self._idle, self._stacks = LogSilence(self._logs), Idle(), Stagnation()
         self._overdue = Overdue(self._stamps) if self._stamps else None
         self._since_s, self._suspected, self._declared = now_s, False, False
@@ -110,7 +110,7 @@ class Watching:
         self._probe, self._emit = probe, emit
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hangs", daemon=True)
-        self._told: set[str] = set()
+        self._noted: set[str] = set()
         self.cpu_s = 0.0  # CPU seconds of the thread, without the programs that it starts (py-spy, ss)
 
     def start(self) -> None:
@@ -132,13 +132,13 @@ class Watching:
             self.cpu_s = time.thread_time()
 
     def _note(self, text: str) -> None:
-        if text not in self._told and len(self._told) < 5:
-            self._told.add(text)
+        if text not in self._noted and len(self._noted) < 5:
+            self._noted.add(text)
             self._emit(Kind.NOTE, {"text": text})
 
 
 def hangs_of(plan: Plan, folder: RunDir, ranks: Callable[[], Mapping[int, RankProcess]], emit: Emit) -> Watching:
-    """The watch for hangs of a run; it does nothing if no assertion needs it."""
+    """The hang observers of a run. They do nothing if no assertion needs them."""
     if Need.HANGS not in plan.collect:
         return Watching(None, emit)
     stamps = folder.stamps if plan.job.attach_pid is None else None

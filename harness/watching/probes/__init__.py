@@ -1,2 +1,2 @@
-"""Records what can be seen of a job from outside: which processes are its ranks, how they end, and what its log says.
-In: process ids and lines of output. Out: events. No probe knows about faults."""
+"""Records the facts about a job that are visible from outside: its rank processes, how they end, and the lines of its
+log. Input: process ids and lines of output. Output: events. No probe knows about faults."""

@@ -1,4 +1,4 @@
-"""Known failures of torch, gloo, NCCL and CUDA: the log line by which each is recognized, its name, and advice.
+"""Known failures of torch, gloo, NCCL and CUDA. Each has a pattern for its log line, a name, and advice.
 
 A cause changes the reason that a verdict gives, never the verdict (judging/verdict/known.py; the only exception is in
 judging/ending/teardown.py). Patterns match text, never line numbers of torch's sources. The table is shown in
@@ -20,10 +20,10 @@ Whose = Literal["torch", "gloo", "NCCL", "CUDA", "the network", "another rank", 
 @dataclass(frozen=True)
 class Cause:
     name: str
-    whose: Whose  # what is to blame; "another rank": some rank died, and the line does not say why
+    whose: Whose  # the component to blame; "another rank": some rank died, and the line does not say why
     pattern: re.Pattern[str]
     advice: str
-    seen: str  # torch versions in whose logs it was seen, by us or in the issues; empty: not known
+    seen: str  # torch versions in whose logs it was seen, by torchaos or in the issues; empty: not known
     issues: tuple[str, ...] = ()  # public issues, as owner/repository#number
     after_restart: bool | None = None  # True: only in restarted attempts; False: only in others; None: in any
     hang: bool = False  # the line shows that the job noticed a hang

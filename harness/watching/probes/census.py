@@ -1,8 +1,7 @@
-"""Keeps track of all processes of a job, cheaply: a process that is not the job's is examined only once.
+"""Keeps track of all processes of a job at a low cost: a process that does not belong to the job is examined only once.
 
 A process belongs to the job if its parent does, or if the job's mark is in its environment (its parent may be gone).
-The original parent is remembered, so that an orphan keeps its place in the tree.
-"""
+The original parent is remembered, so that an orphan keeps its place in the tree."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _YOUNG_S = 10.0  # a younger process may still exec another program, as after a 
 
 @dataclass(frozen=True)
 class Identity:
-    """The facts that torchelastic put into the environment of a worker; child processes of the worker inherit them."""
+    """The values that torchelastic put into the environment of a worker. Child processes of the worker inherit them."""
 
     rank: int
     local_rank: int
@@ -43,7 +42,7 @@ class Identity:
 
 @dataclass(eq=False)
 class Member:
-    """One process of the job. `parent` is the process that started it, even if that is gone by now."""
+    """One process of the job. `parent` is the process that started it, even if the parent has ended."""
 
     pid: int
     ticks: int  # start time, clock ticks since boot
@@ -103,7 +102,8 @@ class Census:
                 member.look()
 
     def _admit(self, pids: Iterable[int], now: float) -> None:
-        """Adds the processes that belong to the job, parents before children, since a child of a member belongs too."""
+        """Adds the processes that belong to the job, parents before children, because a child of a member belongs to
+        the job too."""
         waiting = {pid: found for pid in pids if (found := proc.stat(pid))}
         joined = True
         while joined:
@@ -133,8 +133,8 @@ def environ_of(pid: int) -> dict[str, str]:
 
 
 def gpu_of(environ: Mapping[str, str], local_rank: int) -> int:
-    """NVML's index of the GPU that a rank uses. CUDA_VISIBLE_DEVICES renumbers GPUs for CUDA but not for NVML, so its
-    entry for this local rank is used if it is a number."""
+    """NVML's index of the GPU that a rank uses. CUDA_VISIBLE_DEVICES renumbers GPUs for CUDA but not for NVML. So its
+    entry for this local rank is used, if the entry is a number."""
     visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     listed = visible[local_rank].strip() if local_rank < len(visible) else ""
     return int(listed) if listed.isdigit() else local_rank

@@ -27,7 +27,7 @@ LIGHTNING = "lightning"
 
 @dataclass(frozen=True)
 class LogStep:
-    """The facts in one line. `step` is the job's own count, as printed."""
+    """The values in one line. `step` is the job's own count, as printed."""
 
     step: int | None
     loss: float | None
@@ -37,10 +37,10 @@ class LogStep:
 class Adapter(Protocol):
     @property
     def name(self) -> str:
-        """The name of the format; empty as long as it is not known."""
+        """The name of the format. Empty while the format is not known yet."""
 
     def read(self, line: str) -> LogStep | None:
-        """The facts in the line; None if it is not about a step."""
+        """The values in the line. None if the line is not about a step."""
 
 
 @dataclass(frozen=True)

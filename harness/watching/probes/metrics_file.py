@@ -21,7 +21,7 @@ _NAME = "metrics.csv"
 
 
 class MetricsFile:
-    """A probe that reads one file, or each metrics.csv below a folder that is written from now on."""
+    """A probe that reads one file, or, below a folder, each metrics.csv that is written from now on."""
 
     period_s = 0.5
 

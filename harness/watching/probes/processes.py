@@ -16,14 +16,14 @@ from torchaos.harness.contracts import RankProcess
 from torchaos.harness.watching.probes.census import Identity, Member
 
 _WRAPPER_S = 3.0  # a wrapper that has started no Python within this time counts as the rank itself
-_CLAIM_S = 1.0  # the sources may differ for this time: each has its own delay
+_CLAIM_S = 1.0  # seconds for which the sources may differ, because each has its own delay
 
 Key = tuple[int, int]  # attempt, rank
 
 
 @dataclass(frozen=True)
 class RanksFound:
-    """The ranks and torchelastic agents among the processes of a job."""
+    """The ranks and torchelastic agents that were found among the processes of a job."""
 
     ranks: dict[Key, Member]
     ambiguous: dict[Key, tuple[int, ...]]  # pids of several candidates for a rank: none is chosen
@@ -57,7 +57,7 @@ def _is_top(member: Member) -> bool:
 
 
 def _trainers(top: Member, below: list[Member], armed: set[int], now_s: float) -> list[Member]:
-    """The process that trains, or several candidates for it, or none yet."""
+    """The process that trains. If it is not clear, all candidates; if there is none yet, an empty list."""
     own = [member for member in (top, *below) if member.pid in armed and member.identity == top.identity]
     if own:
         return own
@@ -91,7 +91,7 @@ def rank_process(member: Member, identity: Identity) -> RankProcess:
 
 @dataclass
 class Claims:
-    """Compares the claims of other sources about ranks with /proc, and reports each difference once."""
+    """Compares other sources' claims about ranks with /proc, and reports each difference once."""
 
     _open: dict[tuple[str, int], tuple[Key, float]] = field(default_factory=dict)
 
@@ -99,7 +99,7 @@ class Claims:
         self._open[source, pid] = key, time.monotonic()
 
     def differences(self, members: Mapping[int, Member], now_s: float) -> list[str]:
-        """Sentences about claims that /proc has not confirmed in time."""
+        """Sentences about the claims that /proc has not confirmed in time."""
         sentences = []
         for (source, pid), (key, since_s) in list(self._open.items()):
             identity = members[pid].identity if pid in members else None

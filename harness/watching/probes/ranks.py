@@ -1,7 +1,6 @@
 """Watches the ranks from outside: when each is up, stopped, stuck in the kernel, or gone, and its exit code.
 
-One thread holds a pidfd for each rank, so that an exit is noticed at once, whichever process reaps the rank.
-"""
+One thread holds a pidfd for each rank, so that an exit is noticed at once, whichever process waits for the rank."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ class RankWatch:
         os.eventfd_write(self._wake, 1)
 
     def ranks(self) -> dict[int, RankProcess]:
-        """The live ranks by number; of several attempts the latest. A rank with several candidates is left out."""
+        """The live ranks by number, those of the latest attempt. A rank with several candidates is left out."""
         with self._lock:
             living = [watched.rank for watched in self._watched.values()]
             unclear = set(self._found.ambiguous)
@@ -99,7 +98,7 @@ class RankWatch:
         return chosen is not None and chosen.pid == rank.pid
 
     def _note(self, event: Event) -> None:
-        """Called by the journal for each event. Events that report the start of a rank lead to a scan at once."""
+        """Is called by the journal for each event. An event that reports the start of a rank causes a scan at once."""
         started = event.kind is Kind.ELASTIC_WORKER and event.data["state"] == "START"
         if started or event.kind is Kind.AGENT_STARTED:
             self._hints.append(event)
@@ -203,7 +202,7 @@ class RankWatch:
             if key not in self._refused:
                 self._refused.add(key)
                 names = " and ".join(str(pid) for pid in pids)
-                text = f"pids {names} could each be rank {key[1]} in attempt {key[0]}; the rank is taken for unknown"
+                text = f"pids {names} could each be rank {key[1]} in attempt {key[0]}; this rank counts as unknown"
                 self._journal.emit(Kind.NOTE, {"text": text})
 
     def _watch_new(self) -> None:
@@ -232,8 +231,8 @@ class RankWatch:
 
 
 def exit_code(pid: int, ticks: int, pidfd: int) -> int | None:
-    """The exit code of a process that has just ended; negative: the signal that killed it. It is read from the zombie,
-    or else from the kernel's record at the pidfd. None: it was reaped, and the kernel keeps no record."""
+    """The exit code of a process that has just ended; negative: the signal that killed it. It is read from the zombie
+    or, if the process was reaped, from the kernel's record at the pidfd. None if the kernel keeps no record."""
     status = _zombie_status(pid, ticks)
     if status is None:
         status = _kept_status(pidfd)

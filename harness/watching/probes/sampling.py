@@ -1,4 +1,4 @@
-"""Calls probes again and again, in one thread."""
+"""Calls probes periodically, in one thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sampling:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; each probe is called a last time."""
+        """Ends the thread. Each probe is called one last time."""
         if self._thread.ident is not None and not self._ended.is_set():
             self._ended.set()
             self._thread.join()

@@ -32,7 +32,7 @@ _WORKER_STATES = ("START", "SUCCEEDED", "FAILED")
 
 @dataclass(frozen=True)
 class LogFact:
-    """One fact that a log line states, as an event. `restarts`: the agent's restart count, if the line has it."""
+    """A fact from a log line, as an event. `restarts`: the agent's restart count, if the line has it."""
 
     kind: Kind
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -87,10 +87,10 @@ def _signal_name(text: str) -> str:
 
 
 class ElasticReader:
-    """Reads the output of one submission, and adds to each fact the restart count and the rank of the pid.
+    """Reads the output of one submission. Adds the restart count and the rank of the pid to each fact.
 
-    `by_round`: on several nodes, the agent's own count is not the number of the attempt. Then another source
-    (agent/rounds.py) sets `restarts` and reports the end of each rendezvous."""
+    `by_round`: for a job on several nodes. There the agent's own count is not the number of the attempt, so another
+    source (agent/rounds.py) sets `restarts` and reports the end of each rendezvous."""
 
     def __init__(self, by_round: bool = False) -> None:
         self.restarts = 0
@@ -109,7 +109,8 @@ class ElasticReader:
                 yield LogFact(fact.kind, fact.data, rank, self.restarts)
 
     def _is_news(self, fact: LogFact) -> bool:
-        """Whether a rendezvous fact is new: its end is reported twice, by the event log and by a log line."""
+        """Whether a rendezvous fact is new. The end of a rendezvous is reported twice, by the event log and by a log
+        line."""
         if not fact.data["done"]:
             self._rendezvous_reported = False
             return True

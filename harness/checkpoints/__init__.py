@@ -1,6 +1,5 @@
-"""Reads checkpoints of every format, without torch and without running any code in them, and says whether they are
-whole.
+"""Reads checkpoints of every format, without torch and without running code from them, and checks whether they are
+complete and undamaged.
 
-A folder or an address in an object store comes in. Layouts, digests and problems go out, which name tensor, element and
-bit. It knows nothing of faults and runs.
-"""
+Input: a folder, or an address in an object store. Output: layouts, digests, and problems that name the tensor, the
+element and the bit. Nothing here knows faults or runs."""

@@ -26,9 +26,9 @@ class Record:
 
 def records(files: Files, path: str, offset: int, length: int, what: str = "torch.save file") -> dict[str, Record]:
     """All records of the zip at `offset`, by name. `what`: the kind of file, for messages. Raises Unreadable (torn) if
-    its directory is damaged."""
+    the zip's directory is damaged."""
     if length >= 4 and files.read(path, offset, 4)[:2] != b"PK":
-        raise torn(f"it does not begin as a {what} does")
+        raise torn(f"its first bytes are not those of a {what}")
     window = Window(files, path, offset, length, _DIRECTORY)
     try:
         with zipfile.ZipFile(window) as archive:
@@ -36,7 +36,7 @@ def records(files: Files, path: str, offset: int, length: int, what: str = "torc
     except OSError:
         raise
     except Exception as error:  # zipfile raises almost anything for a damaged directory
-        raise torn(f"not a whole {what} ({str(error) or type(error).__name__})") from error
+        raise torn(f"not a complete {what} ({str(error) or type(error).__name__})") from error
     made: dict[str, Record] = {}
     for info in infos:
         name = info.filename.partition("/")[2] or info.filename
@@ -48,7 +48,7 @@ def records(files: Files, path: str, offset: int, length: int, what: str = "torc
         mark, _, _, method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(head)
         start = info.header_offset + _LOCAL.size + name_length + extra_length
         if mark != b"PK\3\4" or start + info.compress_size > length:
-            raise torn(f"its record {name} is not where its directory says")
+            raise torn(f"its record {name} is not at the place that its directory gives")
         called = files.read(path, offset + info.header_offset + _LOCAL.size, name_length)
         problem = None
         if called != info.orig_filename.encode("utf-8" if info.flag_bits & 0x800 else "cp437", "replace"):

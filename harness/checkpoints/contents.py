@@ -1,8 +1,7 @@
-"""The entries of nested containers under dotted names: tensors, and values as text.
+"""The entries of nested containers under dotted names: tensors, and other values as text.
 
-Bounded in depth and number, since containers that were read from a pickle may refer to themselves, or to one list a
-million times.
-"""
+Depth and number are limited, because containers that were read from a pickle may contain themselves, or one list a
+million times."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ class Contents:
         self._left = _ENTRIES
 
     def add(self, name: str, value: Any, tensor: AddTensor) -> None:
-        """Add a value and everything nested in it. `tensor` is called for each tensor that refers to a storage. Raises
+        """Adds a value and everything nested in it. `tensor` is called for each tensor that refers to a storage. Raises
         Unreadable if the value is nested too deeply or has too many entries."""
         stack = [(name, value, 0)]
         while stack:
@@ -45,7 +44,7 @@ class Contents:
                 stack.extend((inner, item, depth + 1) for inner, item in reversed(inside))
 
     def _inside(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        """The entries inside a value, to be added next. A value without entries is recorded here."""
+        """The entries inside a value, which must be added next. A value without entries is recorded here."""
         if isinstance(value, dict):
             for key, item in value.items():
                 yield under(name, key), item
@@ -89,7 +88,7 @@ def under(name: str, key: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """The value as text; a digest if that is long."""
+    """The value as text. If the text is long, its type and a digest."""
     if isinstance(value, Global):
         return value.full
     if isinstance(value, (StorageRef, Dtype)):

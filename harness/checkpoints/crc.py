@@ -1,10 +1,9 @@
 """CRC-32, as in zip and gzip: joins the CRCs of two parts, and finds a single flipped bit.
 
 A CRC is linear over GF(2): one flipped bit changes it by a value that depends only on the bit's distance from the end.
-The polynomial is primitive, so these values differ for the first 2^32 - 1 distances. Thus the distance is the discrete
-logarithm of the difference of two CRCs, found by baby steps and giant steps. The way to join two CRCs is that of
-crc32_combine in zlib by Mark Adler.
-"""
+The polynomial is primitive, so these values differ for the first 2^32 - 1 distances. So the distance is the discrete
+logarithm of the difference of two CRCs, which is found by baby steps and giant steps. Two CRCs are joined as in zlib's
+crc32_combine by Mark Adler."""
 
 from __future__ import annotations
 
@@ -23,12 +22,14 @@ Matrix = tuple[int, ...]
 
 
 def combine(first: int, second: int, length: int) -> int:
-    """The CRC of two parts together, from both CRCs and the length of the second part in bytes."""
+    """The CRC of two parts together. `first`, `second`: the CRCs of the parts; `length`: of the second part, in
+    bytes."""
     return _apply(_power(8 * length % _ORDER), first) ^ second
 
 
 def locate(difference: int, length: int) -> tuple[int, int] | None:
-    """The (byte, bit) whose flip changes the CRC of `length` bytes by `difference`. None if no single flip does."""
+    """The (byte, bit) whose flip changes the CRC of `length` bytes by `difference`. None if no single flip changes it
+    so."""
     if not difference or not 0 < length <= _BIGGEST:
         return None
     stride = 1 << max(4, (length.bit_length() + 1) // 2)
@@ -72,7 +73,7 @@ def _apply(matrix: Matrix, vector: int) -> int:
 
 @lru_cache(maxsize=256)
 def _power(bits: int) -> Matrix:
-    """The change of a CRC by `bits` more zero bits, as a matrix over GF(2), by columns."""
+    """The change of a CRC that `bits` more zero bits make, as a matrix over GF(2), stored by columns."""
     result: Matrix = tuple(1 << place for place in range(32))
     for place in range(32):
         if bits >> place & 1:

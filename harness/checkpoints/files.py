@@ -1,4 +1,4 @@
-"""Access to checkpoint files on the local file system, or on any that fsspec opens. Reading only."""
+"""Read-only access to checkpoint files, on the local file system or on any file system that fsspec opens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLOCKS, _OPEN = 64, 128
 
 
 class Files(Protocol):
-    """Paths are absolute strings with slashes. All errors are OSErrors."""
+    """A file system. Paths are absolute strings with slashes. All errors are OSErrors."""
 
     def names(self, folder: str) -> list[str]: ...
 
@@ -26,7 +26,7 @@ class Files(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def is_alias(self, path: str, root: str) -> bool:
-        """Whether it is a link to something below `root`."""
+        """Whether the path is a link to something below `root`."""
 
     def size(self, path: str) -> int: ...
 
@@ -34,13 +34,15 @@ class Files(Protocol):
         """Up to `length` bytes; fewer only at the end of the file."""
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> int:
-        """Fill the buffer, and return the number of bytes; fewer than its size only at the end of the file."""
+        """Fills the buffer, and returns the number of bytes. It is smaller than the buffer only at the end of the
+        file."""
 
     def close(self) -> None: ...
 
 
 class Local:
-    """Keeps some files open, so that reading many parts of a file costs one system call each. Threads may share it."""
+    """The local file system. Keeps some files open, so that each read of a part of a file costs one system call.
+    Thread-safe."""
 
     def __init__(self) -> None:
         self._fds: OrderedDict[str, int] = OrderedDict()
@@ -87,7 +89,7 @@ class Local:
                 os.close(self._fds.popitem()[1])
 
     def _fd(self, path: str) -> int:
-        """A descriptor for the caller alone, since another thread may close the one that is kept."""
+        """A new file descriptor for the caller, because another thread may close the stored one."""
         with self._lock:
             fd = self._fds.pop(path, None)
             if fd is None:
@@ -99,7 +101,7 @@ class Local:
 
 
 class _Calls:
-    """A file system of fsspec of which every error becomes an OSError, whatever its library raises."""
+    """A file system of fsspec. Turns every error into an OSError, whatever error its library raises."""
 
     def __init__(self, fs: Any) -> None:
         self._fs = fs
@@ -119,7 +121,7 @@ class _Calls:
 
 
 class Remote:
-    """An object store, by fsspec. Small reads come from cached blocks, since each request takes long."""
+    """An object store, through fsspec. Small reads are served from cached blocks, because each request takes long."""
 
     def __init__(self, fs: Any) -> None:
         self._fs = _Calls(fs)
@@ -217,7 +219,7 @@ class Window(io.RawIOBase):
         left = max(0, self._length - self._at)
         wanted = left if size is None or size < 0 else min(size, left)
         if wanted > self._most:
-            raise ValueError(f"{wanted} bytes are wanted at once")
+            raise ValueError(f"{wanted} bytes are too many for one read")
         data = self._files.read(self._path, self._offset + self._at, wanted)
         self._at += len(data)
         return data

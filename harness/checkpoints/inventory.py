@@ -1,4 +1,5 @@
-"""The inventory of the checkpoints after a run, tensor by tensor, which assertions read. No code in them is run."""
+"""The inventory: a list of all checkpoints after a run, tensor by tensor, for assertions. No code from checkpoints is
+run."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from .formats.folders import problem_of
 from .layout import Problem, Trouble
 from .verify import Manifests, Verified, verify
 
-# These are not damage: the job may have saved them so (NaN), or nothing is known to be wrong. Assertions judge them.
+# These problems are not damage. The job may have saved the values as they are (NaN), or no defect is known. Assertions
+# judge them.
 _NO_DAMAGE = (Trouble.NAN, Trouble.LIMIT)
 
 
@@ -58,8 +60,8 @@ def take(
 def entry(
     files: Files, path: str, root: str, manifests: Manifests | None = None, go_on: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """One checkpoint as JSON, as assertions read it. `tensors`: digests of the values, equal in any layout. `sketches`:
-    how far values differ (sketch.py). `kinds`: types and shapes."""
+    """One checkpoint as JSON for assertions. `tensors`: digests of the values, equal in any layout. `sketches`: show by
+    how much values differ (sketch.py). `kinds`: types and shapes."""
     found = verify(files, path, manifests)
     layout, digests, sketches = found.layout, {}, {}
     unread: list[Problem] = []
@@ -100,7 +102,7 @@ def _manifests(folder: Path | None) -> Manifests | None:
 
 
 def _how(found: Verified) -> str | None:
-    """What the contents were compared with: manifest, crc, or None."""
+    """The source with which the contents were compared: manifest, crc, or None."""
     return "manifest" if found.manifest else None if found.unseen else "crc"
 
 

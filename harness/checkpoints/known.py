@@ -1,8 +1,7 @@
-"""Builders for the harmless classes and functions in torch's pickles: they make references to storages, and plain data.
+"""Builders for the harmless classes and functions in torch's pickles. They make references to storages, and plain data.
 
-Each builder gets a Budget first. Names and arguments are those of torch/_utils.py and torch/storage.py (2.0 to 2.15),
-of numpy's `__reduce__`, and of the standard library's containers.
-"""
+The first argument of each builder is a Budget. Names and arguments are those of torch/_utils.py and torch/storage.py
+(2.0 to 2.15), of numpy's `__reduce__`, and of the standard library's containers."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ class Array:
 
 
 class Dtype:
-    """A numpy type, from its code: f8, <i4, |u1."""
+    """A numpy type, from its code, such as f8, <i4 or |u1."""
 
     _KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex"}  # noqa: RUF012
 
@@ -78,7 +77,7 @@ class Dtype:
 
 
 def storage_dtype(kind: Any) -> str:
-    """The dtype of a storage class that a persistent id names. Raises Unreadable."""
+    """The dtype of a storage class to which a persistent id refers. Raises Unreadable."""
     name = kind.name if isinstance(kind, Global) else str(kind)
     if name not in _STORAGES:
         raise Unreadable(f"a storage of the unknown type {name[:60]}")
@@ -96,7 +95,7 @@ def ints(values: Any) -> tuple[int, ...]:
     if isinstance(values, Opaque) and len(values.args) == 1:
         values = values.args[0]
     if not isinstance(values, (tuple, list)) or any(type(item) is not int or item < 0 for item in values):
-        raise Unreadable("a shape or place that is none")
+        raise Unreadable("a shape or place that is not a list of numbers")
     if len(values) > 64 or any(item >= 1 << 62 for item in values):
         raise Unreadable("a shape or place beyond all bounds")
     return tuple(values)
@@ -153,7 +152,7 @@ def _mapping(budget: Budget, items: Any = ()) -> dict[Any, Any]:
     made: dict[Any, Any] = {}
     for key, value in items.items() if isinstance(items, dict) else items:
         if not isinstance(key, (str, int, float, bytes)):
-            raise Unreadable("a key that is no name")
+            raise Unreadable("a key that is not text")
         made[key] = value
     return made
 
@@ -171,7 +170,7 @@ def _scalar(_b: Budget, dtype: Any, data: Any = b"") -> Array:
 
 
 def _attribute(_b: Budget, value: Any, name: Any) -> Any:
-    """Python 3.11.0 to 3.11.3 pickle a member of an enum as getattr(Enum, "MEMBER")."""
+    """Resolves getattr(Enum, "MEMBER"), by which Python 3.11.0 to 3.11.3 pickle a member of an enum."""
     if isinstance(value, Global) and isinstance(name, str):
         return Global(value.full, name)
     return Opaque(Global("builtins", "getattr"), (value, name))
@@ -182,9 +181,9 @@ def _path(budget: Budget, *parts: Any) -> str:
     return "/".join(str(part)[:4096].rstrip("/") for part in parts) or "/"
 
 
-def _reconstruct(_b: Budget, what: Any, base: Any = None, state: Any = None) -> Any:
-    """copyreg._reconstructor(class, object, None), by which protocol 2 and earlier create ordinary objects."""
-    return Opaque(what if isinstance(what, Global) else Global("", "object"), () if state is None else (state,))
+def _reconstruct(_b: Budget, kind: Any, base: Any = None, state: Any = None) -> Any:
+    """Resolves copyreg._reconstructor(class, object, None), by which protocol 2 and earlier create ordinary objects."""
+    return Opaque(kind if isinstance(kind, Global) else Global("", "object"), () if state is None else (state,))
 
 
 KNOWN: dict[tuple[str, str], Builder] = {

@@ -1,9 +1,8 @@
-"""The data types that all checkpoint formats are read into: where each tensor's bytes are, and which problems were
-found.
+"""The data types into which all checkpoint formats are read: the place of each tensor's bytes, and the problems that
+were found.
 
-A layout holds no bytes of tensors. Offsets and lengths are in bytes. Steps are those that the checkpoint or its name
-gives.
-"""
+A layout holds no bytes of tensors. Offsets and lengths are in bytes. A step is the number in the checkpoint or in its
+name."""
 
 from __future__ import annotations
 
@@ -21,42 +20,42 @@ ITEM_SIZES: Mapping[str, int] = {
 
 
 class Trouble(str, Enum):
-    """What can be wrong with a checkpoint."""
+    """The kinds of problems of a checkpoint."""
 
     TORN = "torn"  # bytes or files are missing: cut off, or never written to the end
     UNREADABLE = "unreadable"  # nothing is missing, but its structure can't be read
     OVERLAP = "overlap"  # parts of a sharded tensor overlap or leave a gap
     HOSTILE = "hostile"  # a plain pickle load would run programs or code
-    CRC = "crc"  # it loads, but a CRC in the file says that its bytes are not those that were written
+    CRC = "crc"  # it loads, but a CRC in the file shows that its bytes have changed since they were written
     DIGEST = "digest"  # the same, by a digest that was made during the save
     RACED = "raced"  # the same, right after the file was written: memory changed during the save
-    STALE = "stale"  # a part of another save than the rest
+    STALE = "stale"  # a part is from another save than the rest
     NAN = "nan"  # a tensor holds NaN
-    LIMIT = "limit"  # it can't be checked; nothing is known to be wrong
+    LIMIT = "limit"  # it can't be checked; no defect is known
     UNFINISHED = "unfinished"  # its own name says that it is not a finished checkpoint
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. `text` is for people and names the place; the other fields are for programs."""
+    """One problem. `text` is for people and names the place; the other fields are for programs."""
 
     kind: Trouble
     text: str
     file: str | None = None
     tensor: str | None = None
     element: tuple[int, ...] | None = None  # index in the whole tensor
-    bits: tuple[int, ...] | None = None  # which bits of that element, counted from the least significant one
+    bits: tuple[int, ...] | None = None  # the bits of that element, counted from the least significant bit
     offset: int | None = None  # byte in the file
 
     @property
     def loads(self) -> bool:
-        """Whether the format's own loader would still load it."""
+        """Whether the format's own loader would load the checkpoint in spite of this problem."""
         loads = (Trouble.CRC, Trouble.DIGEST, Trouble.RACED, Trouble.STALE, Trouble.NAN, Trouble.UNFINISHED)
         return self.kind in loads
 
 
 class Unreadable(Exception):
-    """Raised while reading. `kind`: the kind of the problem."""
+    """Raised while a checkpoint is read. `kind`: the kind of the problem."""
 
     def __init__(self, text: str, kind: Trouble = Trouble.UNREADABLE) -> None:
         super().__init__(text)
@@ -82,7 +81,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Shard:
-    """A box of a tensor and its bytes, which are in row-major order unless there are strides (in elements)."""
+    """A box of a tensor, and its bytes. The bytes are in row-major order, unless there are strides (in elements)."""
 
     offsets: tuple[int, ...]  # index of the box's first element in the whole tensor
     sizes: tuple[int, ...]
@@ -135,7 +134,7 @@ class File:
 
 @dataclass
 class Checkpoint:
-    """One checkpoint as its files describe it. `problems`: problems that were found while the structure was read."""
+    """One checkpoint, as its files describe it. `problems`: found while its structure was read."""
 
     path: str  # full path or URL
     format: str  # dcp, torch, safetensors, huggingface, lightning, accelerate, deepspeed, megatron, dir
@@ -144,9 +143,9 @@ class Checkpoint:
     values: dict[str, str] = field(default_factory=dict)  # scalars as text; long ones as a digest
     files: list[File] = field(default_factory=list)
     checksums: list[Checksum] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)  # state that a resume needs and that is not in it
+    missing: list[str] = field(default_factory=list)  # state that a resume needs and the checkpoint lacks
     unread: list[str] = field(default_factory=list)  # types of its files that may hold tensors but are not read
-    opaque: list[str] = field(default_factory=list)  # entries whose class only a real unpickling would make
+    opaque: list[str] = field(default_factory=list)  # entries that only real unpickling could create
     problems: list[Problem] = field(default_factory=list)
 
     @property

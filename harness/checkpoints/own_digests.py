@@ -1,9 +1,8 @@
-"""Checks digests that a checkpoint keeps of its own files: a job may save the SHA-256 of each file, for example.
+"""Checks digests of files that a checkpoint itself contains. A job may save the SHA-256 of each file, for example.
 
-Two checkpoints with equal contents may have different digests, because the bytes of a pickle also depend on which
-strings are one object in memory, which a resume changes. So a right digest is replaced by a text, and a wrong one stays
-as it is.
-"""
+Two checkpoints with equal contents may have different digests: the bytes of a pickle also depend on which strings are
+the same object in memory, and a resume changes that. So a correct digest is replaced by a fixed text, and a wrong
+digest stays."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Reads pickles without running anything: no class is imported, nothing is called, no attribute of a real object is
+"""Reads pickles without running any code: no class is imported, nothing is called, no attribute of a real object is
 set.
 
-What a pickle would import becomes a `Global`, and what it would create an `Opaque`: names and plain data. known.py has
-builders for the few harmless classes (tensors, numpy arrays, ordered dicts). Work and memory are bounded by the length
-of the pickle, whatever it contains. Python's unpickler in C has no such bound: a single memo index of 2^31 takes 32 GB.
-The opcodes are those of the standard library's pickle (https://peps.python.org/pep-3154/ and before).
-"""
+An import in the pickle becomes a `Global`, and an object an `Opaque`: names and plain data. known.py has builders for
+the few harmless classes (tensors, numpy arrays, ordered dicts). Work and memory are limited by the length of the
+pickle, whatever it contains. Python's unpickler in C has no such limit: a single memo index of 2^31 takes 32 GB. The
+opcodes are those of the standard library's pickle (https://peps.python.org/pep-3154/ and before)."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 @dataclass(frozen=True)
 class Global:
-    """A class or function that the pickle names. It is not imported."""
+    """A class or function that the pickle names. It is never imported."""
 
     module: str
     name: str
@@ -56,7 +55,7 @@ class Global:
 
 @dataclass(eq=False)
 class Opaque:
-    """An object that the pickle would create: its class or function, arguments, state and items. Inert."""
+    """An object that the pickle would create: its class or function, arguments, state and items, as plain data."""
 
     what: Global
     args: tuple[Any, ...] = ()
@@ -83,7 +82,8 @@ Persistent = Callable[[Any], Any]
 
 
 class Budget:
-    """Limits what builders make, so that a short pickle can't become large. Raises Unreadable beyond the limit."""
+    """A limit for the data that builders make, so that a short pickle can't become large. Raises Unreadable beyond the
+    limit."""
 
     def __init__(self, length: int) -> None:
         self._left = 8 * length + 4096
@@ -94,7 +94,8 @@ class Budget:
             raise Unreadable("its pickle would grow far beyond its own length")
 
 
-# The standard library's reader in Python. The one in C can't override single opcodes, and its memory is not bounded.
+# The standard library's unpickler in Python. The unpickler in C can't override single opcodes, and its memory is not
+# limited.
 _Base: Any = pickle._Unpickler
 
 
@@ -131,7 +132,7 @@ class _Reader(_Base):  # type: ignore[misc]
         except Unreadable:
             raise
         except Exception as error:
-            raise Unreadable(f"{what.full} with what it never has: {type(error).__name__}") from error
+            raise Unreadable(f"{what.full} with impossible arguments: {type(error).__name__}") from error
 
     def load_reduce(self) -> None:
         args = self.stack.pop()
@@ -164,9 +165,8 @@ class _Reader(_Base):  # type: ignore[misc]
             try:
                 made.set_state(state)
             except Exception as error:
-                raise Unreadable(f"a state that it never has: {type(error).__name__}") from error
-        # The attributes of an ordinary container (an OrderedDict's _metadata) are not state of training, so they are
-        # dropped.
+                raise Unreadable(f"an impossible state: {type(error).__name__}") from error
+        # Attributes of an ordinary container (an OrderedDict's _metadata) are no training state, so they are dropped.
 
     def load_setitem(self) -> None:
         value = self.stack.pop()
@@ -217,7 +217,8 @@ def _put(into: Any, pairs: list[Any]) -> None:
 
 
 def _key(value: Any) -> Any:
-    """The value, if it may be hashed. Hashing a deeply nested tuple would overflow the interpreter's stack."""
+    """The value, if it is of a type that may be hashed. Hashing a deeply nested tuple would overflow the interpreter's
+    stack. Raises Unreadable."""
     if isinstance(value, tuple):
         if all(isinstance(item, (*_PLAIN, Global, Opaque)) for item in value):
             return value
@@ -227,9 +228,10 @@ def _key(value: Any) -> Any:
 
 
 def read(file: Any, length: int, known: Known, persistent: Persistent | None = None) -> tuple[Any, list[str]]:
-    """The next pickle in a file, of at most `length` bytes, and the names in it that would run programs or code.
+    """The next pickle in a file, of at most `length` bytes, and the names in it that would run programs or code if they
+    were called.
 
-    `known`: builders of plain data by module and name. `persistent`: resolves persistent ids. Raises Unreadable."""
+    `known`: builders of plain data, by module and name. `persistent`: resolves persistent ids. Raises Unreadable."""
     if length > MOST:
         raise Unreadable(f"its pickle has {length} bytes, more than are read", Trouble.LIMIT)
     if isinstance(file, BytesIO) and sum(map(file.getvalue().count, (b"]", b"}", b"(", b"\x8f"))) > _CONTAINERS:

@@ -1,15 +1,15 @@
-"""A sketch: a few numbers by which the difference of two tensors can be estimated later, without either of them.
+"""A sketch of a tensor: a few numbers. From two sketches, the difference of the tensors can be estimated when the
+tensors are gone.
 
 The first number is the sum of the elements' bits, read as signed integers of their size, modulo 2^64. It equals the
-plain sum of the agent's check sum (agent/check_sums.py). Floating-point tensors also have the norm, and PROJECTIONS
-sums of all elements, each with its own signs. For random signs, the mean square of the differences of these sums is the
-square of the norm of the tensors' difference (Alon, Matias, Szegedy 1996: The space complexity of approximating the
-frequency moments).
+plain sum of the agent's check sum (agent/check_sums.py). For floating-point tensors, the norm and PROJECTIONS sums of
+all elements follow. In each sum, every element has its own sign. For random signs, the mean square of the differences
+of these sums is the square of the norm of the tensors' difference (Alon, Matias, Szegedy 1996: The space complexity of
+approximating the frequency moments).
 
 The sign of an element depends only on its place in row-major order. It is the product of a sign for its tile, a sign
 for its row in the tile, and a sign for its column. So a matrix product computes the sums at the speed of reading
-memory.
-"""
+memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _signs(*shape: int) -> np.ndarray:
 
 _OF_ROW, _OF_COLUMN, _OF_TILE = _signs(PROJECTIONS, _ROWS), _signs(PROJECTIONS, _COLUMNS), _signs(_TILES, PROJECTIONS)
 _OF_ROW_32, _OF_COLUMN_32 = _OF_ROW.astype(np.float32), _OF_COLUMN.astype(np.float32)
-# By type: the type as which numpy reads it, and how many of these an element has.
+# By type: the type in which numpy reads it, and how many numbers of that type an element has.
 _PLAIN: dict[str, tuple[Any, int]] = {
     "float64": (np.float64, 1), "float32": (np.float32, 1), "float16": (np.float16, 1), "bfloat16": (np.uint16, 1),
     "complex64": (np.float32, 2), "complex128": (np.float64, 2), "complex32": (np.float16, 2),
@@ -42,7 +42,7 @@ _INTEGERS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 class Sketch:
-    """Takes the bytes of one tensor, in row-major order, in parts of any size."""
+    """Computes a sketch from the bytes of one tensor, in row-major order, in parts of any size."""
 
     def __init__(self, dtype: str, item_size: int) -> None:
         self._dtype = dtype
@@ -70,7 +70,8 @@ class Sketch:
         self._rest += data[whole:]
 
     def numbers(self) -> list[float]:
-        """The sum of the bits, then, for finite floating-point elements, the norm and the projections. Call it once."""
+        """The sum of the bits; for finite floating-point elements, also the norm and the projections. Must be called
+        only once."""
         if self._rest:
             self._add(memoryview(self._rest))
         numbers = [math.sqrt(self._square), *self._sums.tolist()] if self._plain is not None else []
@@ -78,7 +79,7 @@ class Sketch:
         return [(self.bits + 2**63) % 2**64 - 2**63, *(float(f"{number:.9g}") for number in numbers if finite)]
 
     def _add(self, data: memoryview) -> None:
-        """`data`: whole tiles, or the last part."""
+        """Adds data. `data`: whole tiles, or the last part."""
         even = len(data) - len(data) % self._integer.itemsize
         self.bits += int(np.frombuffer(data[:even], self._integer).sum(dtype=np.int64))
         if self._plain is None:

@@ -1,5 +1,5 @@
-"""Summaries of tensors: digests, which are equal for equal contents in any layout on disk, and sketches, which tell how
-far two tensors differ."""
+"""Summaries of tensors: digests, which are equal for equal contents in any layout on disk, and sketches, which show by
+how much two tensors differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .layout import Shard, TensorEntry, Unreadable, torn
 from .sketch import Sketch
 
 _BLOCK = 1 << 20  # bytes; a multiple of a Sketch's tile
-_AMPLE = 1 << 24  # bytes by which a tensor may exceed four times its bytes on disk (an expanded one has few)
+_AMPLE = 1 << 24  # bytes by which a tensor may exceed four times its bytes on disk (expanded tensors have few)
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
@@ -34,7 +34,7 @@ class Summary:
 def summary(files: Files, tensor: TensorEntry, buffer: memoryview | None = None) -> Summary:
     """The summary of one tensor; each byte is read once. Raises Unreadable or OSError.
 
-    A tensor whose parts are stored in another order is assembled in memory. Others are streamed."""
+    A tensor whose parts are stored in another order is put together in memory. Other tensors are streamed."""
     digest, sketch = xxh3_64(f"{tensor.dtype} {tensor.shape}".encode()), Sketch(tensor.dtype, tensor.item_size)
     for part in _parts(files, tensor, memoryview(bytearray(_BLOCK)) if buffer is None else buffer):
         digest.update(part)
@@ -50,8 +50,8 @@ def kind_of(tensor: TensorEntry) -> str:
 def summaries(
     files: Files, tensors: Mapping[str, TensorEntry], go_on: Callable[[], None]
 ) -> Iterator[tuple[str, Summary | Exception]]:
-    """The summaries of all tensors, by name and in order, or the error of a tensor. A few threads make them, since
-    hashes and sums release the interpreter's lock. `go_on` is called before each tensor, and may raise."""
+    """The summaries of all tensors, by name and in order. If a tensor can't be read, its error. A few threads compute
+    them, because hashes and sums release the GIL. `go_on` is called before each tensor, and may raise."""
     own = threading.local()
 
     def work(tensor: TensorEntry) -> Summary | Exception:

@@ -1,8 +1,7 @@
-"""How an assertion judges a job of several replicas, each of them a torchrun of its own.
+"""Judges a job of several replicas, each with its own torchrun.
 
-An assertion that can do this has a method `judge_replicas`; often it is one of the functions here. Any other assertion
-is inconclusive for such a job: it would mix up the ranks of different torchruns.
-"""
+An assertion that can do this has a method `judge_replicas`; often it calls one of the functions here. Any other
+assertion is inconclusive for such a job, because it would mix up the ranks of different torchruns."""
 
 from __future__ import annotations
 
@@ -18,7 +17,8 @@ _WORST = (Outcome.FAILED, Outcome.INCONCLUSIVE, Outcome.PASSED)
 
 
 def judged(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
-    """The finding of an assertion about a job with or without replicas; inconclusive if it can't judge replicas."""
+    """The finding of an assertion about a job with or without replicas. Inconclusive if the assertion can't judge
+    replicas."""
     return (assertion.judge if run.plan.job.replicas == 1 else assertion.judge_replicas)(run, twins)
 
 
@@ -28,7 +28,7 @@ def each(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
 
 
 def each_hit(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Finding:
-    """Judges each replica that a fault was planned to hit, like `each`."""
+    """Judges each replica that a fault was planned to hit, as `each` does, and returns the worst finding."""
     hit = [number for number, replica in enumerate(records_of(run)) if replica.plan.faults]
     return _of(hit, assertion, run, twins)
 
@@ -52,7 +52,7 @@ def _of(numbers: Iterable[int], assertion: Assertion, run: Record, twins: Sequen
 
 
 def absences(parts: Sequence[Record]) -> Mapping[int, tuple[int, ...]]:
-    """The replicas that did not take part in a step that others made, by global step."""
+    """The replicas that did not take part in a step that other replicas made, by global step."""
     done = [{step for step, _rank in replica.history.counting()} for replica in parts]
     every = set().union(*done)
     gone = {step: tuple(number for number, own in enumerate(done) if step not in own) for step in sorted(every)}
@@ -60,7 +60,7 @@ def absences(parts: Sequence[Record]) -> Mapping[int, tuple[int, ...]]:
 
 
 def absent_in_words(parts: Sequence[Record]) -> str | None:
-    """A sentence about the steps that were made without some replica; None if all replicas made all steps."""
+    """A sentence about the steps that were made without some replica. None if all replicas made all steps."""
     gone = absences(parts)
     if not gone:
         return None
@@ -70,8 +70,8 @@ def absent_in_words(parts: Sequence[Record]) -> str | None:
 
 
 def why_no_steps(parts: Sequence[Record]) -> Finding | None:
-    """An inconclusive finding if the steps of the replicas can't be compared, because a replica has no steps or has
-    steps without a global number; else None."""
+    """An inconclusive finding if the steps of the replicas can't be compared, because a replica has no steps, or has
+    steps without a global number. None otherwise."""
     for number, replica in enumerate(parts):
         if not replica.history.executions:
             return inconclusive(f"replica {number}: no step was seen")

@@ -115,7 +115,7 @@ def test_a_stale_tracker_that_the_job_saw_through_was_felt(trainer: Any) -> None
     assert _judge(record).outcome is Outcome.PASSED
     evidence = damage.felt(record, "damage")
     assert evidence
-    assert "went on from the newest checkpoint all the same" in evidence.what
+    assert "went on from the newest checkpoint anyway" in evidence.what
 
 
 def test_what_is_loaded_after_the_first_step_is_no_resume(trainer: Any) -> None:

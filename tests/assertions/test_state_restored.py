@@ -41,7 +41,7 @@ def test_a_resume_from_nobody_knows_where_is_inconclusive(trainer: Any) -> None:
     """With no load, counter, sample or loss to tell, no step of the earlier attempt can be the one it went on from."""
     blind = {f"{name}_seen": False for name in ("loads", "counters", "samples", "losses")}
     found = judged(trainer, **blind)
-    assert (found.outcome, "nobody can say which global steps attempt 1 made" in found.reason) == (
+    assert (found.outcome, "it is not known which global steps attempt 1 made" in found.reason) == (
         Outcome.INCONCLUSIVE,
         True,
     )

@@ -231,7 +231,7 @@ def test_cannot_be_told(tmp_path: Path, kit: Any) -> None:
     done = CliRunner().invoke(cli, ["verify", str(tmp_path)])
     assert done.exit_code == 2, done.output
     assert "can't be told" in done.output
-    assert "nothing says what was written" in done.output
+    assert "no manifest shows which bytes were written" in done.output
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -1,8 +1,8 @@
-"""All checkpoint formats behind one interface: `find` the checkpoints under a path, `read` the layout of one.
+"""The interface to all checkpoint formats: `find` returns the checkpoints under a path, `read` the layout of a
+checkpoint.
 
-Nothing in a checkpoint is run, and no torch is needed. A new format is one file here with a subclass of `Format`
-(format.py), or one in another package.
-"""
+No code from a checkpoint is run, and no torch is needed. A new format is one file in this folder, or in another
+package, with a subclass of `Format` (format.py)."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Tracker:
 
 
 def kind(files: Files, path: str) -> Format | None:
-    """The format of a checkpoint, from the name of a file or the names in a folder; None if it is no checkpoint, nor a
-    part of one."""
+    """The format of a checkpoint, from the name of a file or the names in a folder. None if it is neither a checkpoint
+    nor a part of a checkpoint."""
     if files.is_dir(path):
         return table.of_folder(files, path, files.names(path))
     return table.of_name(posixpath.basename(path))
 
 
 def find(files: Files, root: str) -> list[str]:
-    """The paths of all checkpoints under `root`, or of `root` itself if it is one, ordered by name (`in_order` sorts
-    what was read). A link to a checkpoint does not count again. Raises OSError if `root` can't be listed."""
+    """The paths of all checkpoints under `root`, ordered by name. If `root` is a checkpoint itself, its path. A link to
+    a checkpoint is not counted again. Raises OSError if `root` can't be listed."""
     root = root.rstrip("/") or "/"
     if not files.is_dir(root):
         files.size(root)  # raises where it is not there
@@ -51,7 +51,7 @@ def find(files: Files, root: str) -> list[str]:
 
 
 def read(files: Files, path: str) -> Checkpoint:
-    """The layout of one checkpoint. Raises nothing: problems are in its `problems`."""
+    """The layout of one checkpoint. Raises nothing; errors become entries of its `problems`."""
     path = path.rstrip("/")
     name, found = posixpath.basename(path), Checkpoint(path, Numbered.name)
     form: Format = Numbered()
@@ -78,7 +78,7 @@ def read(files: Files, path: str) -> Checkpoint:
 
 
 def unread(files: Files, root: str) -> list[str]:
-    """The types of files under a folder that may hold tensors and belong to no checkpoint that can be read."""
+    """The types of files under a folder that may hold tensors, but belong to no readable checkpoint."""
     found: set[str | None] = set()
     for name in files.names(root) if files.is_dir(root) else ():
         path = f"{root}/{name}"
@@ -89,7 +89,7 @@ def unread(files: Files, root: str) -> list[str]:
 
 
 def in_order(found: list[Checkpoint]) -> list[Checkpoint]:
-    """The oldest step first; checkpoints of unknown step before all others."""
+    """The checkpoints sorted by step. Checkpoints of unknown step come first."""
     return sorted(found, key=lambda one: (-1 if one.step is None else one.step, one.path))
 
 
@@ -110,8 +110,8 @@ def trackers(files: Files, root: str) -> list[Tracker]:
 
 
 def step_of(name: str, found: Checkpoint) -> int | None:
-    """The step, from the contents if the framework counts there, or else from the name. The number in Accelerate's
-    `checkpoint_3` is no step."""
+    """The step of a checkpoint. If its framework stores a step count, it is read from the contents, otherwise from the
+    name. The number in Accelerate's `checkpoint_3` is no step."""
     values = {name: value for name, value in found.values.items() if "random_states" not in name}  # it counts otherwise
     counted = {re.split(r"[:/]", name)[-1]: value for name, value in sorted(values.items())}
     named = NUMBERED.search(name)
@@ -134,7 +134,7 @@ def _below(files: Files, folder: str, root: str) -> Iterator[str]:
 
 
 def _nothing(name: str, found: Checkpoint) -> Problem:
-    """The problem of a checkpoint in which nothing readable was found."""
+    """The problem of a checkpoint in which no readable data was found."""
     if found.unread:
         text = f"{name}: it holds files of the type {', '.join(found.unread)}, which are not read"
         return Problem(Trouble.LIMIT, text, found.path)

@@ -1,4 +1,4 @@
-"""Accelerate's folders `checkpoint_N/`: what its save_accelerator_state writes."""
+"""Accelerate's folders `checkpoint_N/`, which its save_accelerator_state writes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Folders of torch.distributed.checkpoint: `.metadata`, a pickle, says where in `*.distcp` each part of each tensor is.
+"""Folders of torch.distributed.checkpoint. The pickle `.metadata` gives the place, in the files `*.distcp`, of each
+part of each tensor.
 
-Each item is a torch.save file of its own (a zip), or, written with SerializationFormat.SAFETENSORS, a run of raw bytes
-in a safetensors file. torch/distributed/checkpoint/metadata.py and filesystem.py. No torch is needed.
-"""
+Each item is a separate torch.save file (a zip). If it was written with SerializationFormat.SAFETENSORS, it is a
+sequence of raw bytes in a safetensors file. Source: torch/distributed/checkpoint/metadata.py and filesystem.py. No
+torch is needed."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ class Dcp(Format):
         return ()
 
     def read_folder(self, files: Files, folder: str, into: Checkpoint, prefix: str = "") -> None:
-        """Reads a folder. Raises Unreadable or OSError if there is no metadata. Problems of single tensors are noted in
+        """Reads a folder. Raises Unreadable or OSError if there is no metadata. Problems of single tensors are added to
         `into`."""
         described, places = _metadata(files, folder, into)
         reader = _Items(files, folder, into)
@@ -73,7 +74,7 @@ class Dcp(Format):
             except Unreadable as error:
                 _note(into, prefix + name, error)
             except (KeyError, TypeError, AttributeError, ValueError) as error:
-                text = f"what {METADATA} says of it can't be followed ({type(error).__name__}: {error})"
+                text = f"its entry in {METADATA} can't be used ({type(error).__name__}: {error})"
                 _note(into, prefix + name, Unreadable(text))
         reader.overlaps()
 
@@ -98,7 +99,7 @@ def _metadata(files: Files, folder: str, into: Checkpoint) -> tuple[dict[str, Op
         state = _state(value, "Metadata")
         described, storage = state["state_dict_metadata"], state["storage_data"]
         if not all(isinstance(name, str) and isinstance(what, Opaque) for name, what in described.items()):
-            raise Unreadable("its list of entries is none")
+            raise Unreadable("its list of entries is not a list")
         places: Places = {}
         for index, place in storage.items():
             about = _state(index, "MetadataIndex")
@@ -113,7 +114,7 @@ def _metadata(files: Files, folder: str, into: Checkpoint) -> tuple[dict[str, Op
 
 def _state(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, Opaque) or value.what.name != name or not isinstance(value.state, dict):
-        raise Unreadable(f"a {name} that is none")
+        raise Unreadable(f"an object that should be a {name} is not")
     return value.state
 
 
@@ -124,7 +125,7 @@ class _Items:
         self._taken: list[tuple[str, int, int, str]] = []
 
     def values(self, prefix: str, name: str, places: Places) -> None:
-        """An object that is no tensor: a torch.save file without storages, or with small ones."""
+        """Reads an object that is no tensor: a torch.save file without storages, or with small storages."""
         place = places.get((name, None))
         if place is None:
             raise torn("it was never written")
@@ -147,11 +148,11 @@ class _Items:
         self._into.tensors[prefix + name] = TensorEntry(prefix + name, dtype, shape, ordered)
 
     def overlaps(self) -> None:
-        """Problems with bytes that belong to two items."""
+        """Adds a problem for bytes that belong to two items."""
         end, owner = ("", 0), ""
         for path, begin, stop, name in sorted(self._taken):
             if path == end[0] and begin < end[1]:
-                text = f"{name}: its bytes in {posixpath.basename(path)} are those of {owner} too"
+                text = f"{name}: its bytes in {posixpath.basename(path)} belong to {owner} too"
                 self._into.problems.append(Problem(Trouble.OVERLAP, text, path, name, offset=begin))
             if (path, stop) > end:
                 end, owner = (path, stop), name
@@ -178,7 +179,7 @@ class _Items:
         wanted = math.prod(sizes) * ITEM_SIZES[dtype]
         if path.endswith(".safetensors"):
             if length != wanted:
-                raise torn(f"its part at {offsets} has {length} bytes, where {wanted} belong")
+                raise torn(f"its part at {offsets} has {length} bytes instead of {wanted}")
             return Shard(offsets, sizes, Extent(path, offset, length))
         found = records(self._files, path, offset, length)
         if not without_crcs(found):
@@ -196,7 +197,7 @@ class _Items:
 
 
 def check_boxes(shape: tuple[int, ...], boxes: list[Box]) -> None:
-    """Checks that boxes fill a tensor without gap or overlap. Raises Unreadable."""
+    """Checks that boxes fill a tensor without gap or overlap. Raises Unreadable otherwise."""
     for offsets, sizes in boxes:
         inside = len(offsets) == len(sizes) == len(shape)
         if not inside or any(o + s > whole for o, s, whole in zip(offsets, sizes, shape, strict=True)):
@@ -223,8 +224,8 @@ def _is_grid(shape: tuple[int, ...], boxes: list[Box]) -> bool:
 
 
 def _check_pairs(shape: tuple[int, ...], boxes: list[Box]) -> None:
-    """Checks that no two boxes overlap. If their volumes add up to the tensor's, they are then a partition. Raises
-    Unreadable."""
+    """Checks that no two boxes overlap. The sum of their volumes is that of the tensor, so boxes without overlap fill
+    it. Raises Unreadable."""
     if len(boxes) > _PAIRS:
         raise Unreadable(f"it has {len(boxes)} parts in no regular order")
     for place, (offsets, sizes) in enumerate(boxes):

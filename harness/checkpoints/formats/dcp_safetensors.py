@@ -1,9 +1,8 @@
-"""Folders that torch.distributed.checkpoint's HuggingFaceStorageWriter writes with `save_distributed`: each rank's part
-of each tensor in a safetensors file of its own, `shard-00001-model-....safetensors`, whose metadata says where the part
-belongs. No file tells the shape of the whole tensor: that is as far as its parts reach.
+"""Folders that `save_distributed` of torch.distributed.checkpoint's HuggingFaceStorageWriter writes. Each rank's part
+of each tensor is in a separate safetensors file, `shard-00001-model-....safetensors`, whose metadata gives the place of
+the part. No file gives the shape of the whole tensor, so it is computed from the places and sizes of the parts.
 
-torch/distributed/checkpoint/hf_storage.py and _hf_utils.py.
-"""
+Source: torch/distributed/checkpoint/hf_storage.py and _hf_utils.py."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ class DcpSafetensors(Format):
 
 
 def _read(files: Files, folder: str, names: Sequence[str], into: Checkpoint, prefix: str) -> None:
-    """All parts in a folder, joined. Problems of single files are noted in `into`."""
+    """Reads all parts in a folder, and joins them. Problems of single files are added to `into`."""
     parts: dict[str, list[tuple[TensorEntry, Shard]]] = defaultdict(list)
     for name in names:
         path = f"{folder}/{name}"
@@ -71,26 +70,26 @@ def _parts_of(files: Files, path: str, into: Checkpoint) -> list[tuple[TensorEnt
     inside = Checkpoint(path, Safetensors.name)
     Safetensors().read_file(files, path, size, inside)
     into.problems += inside.problems
-    told = _info(header(files, path, size)[0])
-    return [(one, ints(told[name]["saved_offsets"])) for name, one in inside.tensors.items()]
+    places = _info(header(files, path, size)[0])
+    return [(one, ints(places[name]["saved_offsets"])) for name, one in inside.tensors.items()]
 
 
 def _info(described: dict[str, Any]) -> dict[str, Any]:
     try:
-        told = json.loads(described["__metadata__"][_INFO])
-        if not all(isinstance(one["saved_offsets"], list) for one in told.values()):
+        places = json.loads(described["__metadata__"][_INFO])
+        if not all(isinstance(one["saved_offsets"], list) for one in places.values()):
             raise ValueError("no offsets")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise Unreadable(f"its metadata does not say where its parts belong: {str(error)[:60]}") from error
-    return _Told(told)
+        raise Unreadable(f"its metadata does not give the places of its parts: {str(error)[:60]}") from error
+    return _Places(places)
 
 
-class _Told(dict[str, Any]):
+class _Places(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
-        raise Unreadable(f"its metadata does not say where {name[:60]} belongs")
+        raise Unreadable(f"its metadata does not give the place of {name[:60]}")
 
 
 def _reach(shard: Shard) -> tuple[int, ...]:
     if len(shard.offsets) != len(shard.sizes):
-        raise Unreadable("a part whose place has other dimensions than itself")
+        raise Unreadable("the place of a part has other dimensions than the part")
     return tuple(start + size for start, size in zip(shard.offsets, shard.sizes, strict=True))

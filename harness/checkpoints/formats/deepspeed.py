@@ -1,9 +1,9 @@
-"""DeepSpeed's `global_stepN/`: which files a checkpoint of ZeRO has, from the sizes that are in its own files.
+"""DeepSpeed's folders `global_stepN/`: the files that a ZeRO checkpoint must have, computed from the sizes in its own
+files.
 
 The names, with deepspeed 0.19.8: `mp_rank_00_model_states.pt` (ZeRO-3: `zero_pp_rank_0_mp_rank_00_model_states.pt`),
-and `[bf16_]zero_pp_rank_0_mp_rank_00_optim_states.pt` for each rank of data parallelism within each of model
-parallelism.
-"""
+and `[bf16_]zero_pp_rank_0_mp_rank_00_optim_states.pt` for each rank of data parallelism and each rank of model
+parallelism."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class DeepSpeed(Format):
 
 
 def _check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
-    """Notes each file that is missing."""
+    """Adds a problem for each missing file."""
     parts = [match for match in map(_OPTIMIZER.match, names) if match]
     have = {(int(part["model"]), int(part["data"])) for part in parts}
     models = {int(match["model"]) for match in map(_MODEL.search, names) if match}
@@ -55,6 +55,6 @@ def _check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
 
 
 def _number(into: Checkpoint, prefix: str, name: str) -> int:
-    """The highest number of a file with that name in the folder; 0 if there is none."""
+    """The highest value of `name` in the folder's files. 0 if there is none."""
     found = [value for key, value in into.values.items() if key.startswith(prefix) and key.endswith(f".pt:{name}")]
     return max((int(value) for value in found if value.isdigit()), default=0)

@@ -1,4 +1,4 @@
-"""Folders of files that form one checkpoint together, in any format: each file is read by its own format."""
+"""Folders of files that together are one checkpoint, of any format. Each file is read by its own format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _MOST_RANKS = 100_000
 
 
 def read_folder(files: Files, folder: str, into: Checkpoint, prefix: str = "") -> None:
-    """Reads everything in it, also folders. A problem in one file is noted, and the others are still read."""
+    """Reads everything in the folder, including folders in it. A problem in one file is recorded, and the other files
+    are still read."""
     names = files.names(folder)
     read = {name for one in table() for name in one.read_parts(files, folder, names, into, prefix)}
     for name in names:
@@ -40,7 +41,7 @@ def read_folder(files: Files, folder: str, into: Checkpoint, prefix: str = "") -
 
 
 def problem_of(error: Exception, what: str, path: str) -> Problem:
-    """The problem that an Unreadable or an OSError is. `what`: the tensor or file that could not be read."""
+    """The problem that an Unreadable or an OSError describes. `what`: the tensor or file that could not be read."""
     if isinstance(error, Unreadable):
         return Problem(error.kind, f"{what}: {error}", path)
     gone = isinstance(error, FileNotFoundError)
@@ -73,7 +74,7 @@ def read_json(files: Files, path: str) -> dict[str, Any]:
 
 
 def _check_numbers(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
-    """Checks that all files of a numbered set exist: three of `model-00001-of-00003.safetensors`."""
+    """Checks that all files of a numbered set exist, for example three files `model-00001-of-00003.safetensors`."""
     have = set(names)
     for name in names:
         if whole := _OF.match(name):
@@ -82,8 +83,8 @@ def _check_numbers(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
 
 
 def check_ranks(pattern: re.Pattern[str], names: Sequence[str], into: Checkpoint, prefix: str) -> None:
-    """Notes which ranks' files are missing before the last rank. The pattern has the groups `head`, `rank` and
-    `tail`."""
+    """Adds a problem for each missing file of a rank that is not the last rank. The pattern has the groups `head`,
+    `rank` and `tail`."""
     found = [match for match in map(pattern.match, names) if match]
     ranks = {int(match["rank"]) for match in found}
     if found and len(ranks) < max(ranks) + 1 <= _MOST_RANKS:
@@ -101,7 +102,7 @@ def note_missing(into: Checkpoint, prefix: str, wanted: Sequence[str], have: set
 
 
 def all_files(files: Files, path: str) -> list[File]:
-    """Every file of a checkpoint, with its size; broken links have none."""
+    """Every file of a checkpoint, with its size in bytes. A broken link has size 0."""
     if not files.is_dir(path):
         return [File(path, files.size(path), role_of(path))]
     found: list[File] = []

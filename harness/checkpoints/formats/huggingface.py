@@ -1,4 +1,4 @@
-"""The folders `checkpoint-N/` of Transformers' Trainer: what Trainer._save_checkpoint writes."""
+"""The folders `checkpoint-N/` of Transformers' Trainer, which Trainer._save_checkpoint writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning's `.ckpt`: a file of torch.save with the keys that lightning's dump_checkpoint gives it."""
+"""Lightning's `.ckpt`: a torch.save file with the keys of lightning's dump_checkpoint."""
 
 from __future__ import annotations
 

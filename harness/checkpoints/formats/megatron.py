@@ -1,10 +1,9 @@
-"""Megatron-LM's `iter_0000020/`, beside `latest_checkpointed_iteration.txt`: which files belong to it.
+"""Megatron-LM's folders `iter_0000020/`, beside `latest_checkpointed_iteration.txt`: the files that belong to them.
 
-Of torch_dist it is a folder of torch.distributed.checkpoint, with what is not sharded in `common.pt`, and
-`metadata.json`. Of torch it has a folder `mp_rank_00[_000]` for each rank of tensor (and pipeline) parallelism, with
-`model_optim_rng.pt` in it, and `distrib_optim.pt` where the optimizer is distributed. Megatron-LM's
-megatron/training/checkpointing.py and, in megatron-core 0.16.1, core/dist_checkpointing.
-"""
+In the form torch_dist, it is a folder of torch.distributed.checkpoint, with the unsharded data in `common.pt`, and with
+`metadata.json`. In the form torch, it has a folder `mp_rank_00[_000]` for each rank of tensor (and pipeline)
+parallelism. Each holds `model_optim_rng.pt`, and also `distrib_optim.pt` if the optimizer is distributed. Source:
+Megatron-LM's megatron/training/checkpointing.py and, in megatron-core 0.16.1, core/dist_checkpointing."""
 
 from __future__ import annotations
 
@@ -29,7 +28,8 @@ class Megatron(Format):
     tracker = "latest_checkpointed_iteration.txt"
 
     def is_folder(self, files: Files, folder: str, names: Sequence[str]) -> bool:
-        """One of the format's own two files may be missing; other formats may have files of these names too."""
+        """Whether the folder is of this format. One of the format's own two files may be missing, and other formats may
+        have files with these names, so the name of the folder decides too."""
         own = ".metadata" in names and not {_COMMON, _BACKEND}.isdisjoint(names)
         return bool(own and _FOLDER.search(folder)) or any(map(_RANK.match, names))
 
@@ -39,7 +39,7 @@ class Megatron(Format):
 
 
 def _check(names: Sequence[str], into: Checkpoint, prefix: str) -> None:
-    """Notes each file that is missing."""
+    """Adds a problem for each missing file."""
     ranks = [match for match in map(_RANK.match, names) if match]
     missing = [name for name in (_COMMON, _BACKEND) if not ranks and name not in names]
     if ranks:

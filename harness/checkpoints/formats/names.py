@@ -1,4 +1,4 @@
-"""What the names of files and folders state: the step, and whether the checkpoint is finished."""
+"""The facts in the names of files and folders: the step, and whether the checkpoint is finished."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a resume needs, and what of that a checkpoint lacks.
+"""The parts that a resume needs, and those that a checkpoint lacks.
 
-Formats declare it. Without a declaration, the names of the entries are used: that is a guess, so a missing part is
-reported and is no damage."""
+Formats declare the parts. For a format without a declaration, the parts are guessed from the names of the entries. A
+part that is missing then is reported, but is no damage."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def missing(form: Format, found: Checkpoint) -> list[str]:
     names = [*found.tensors, *found.values]
     if form.needed_entries:
         return _lacking(form.needed_entries, names)
-    return [what for what, pattern in _GUESSED.items() if not any(map(pattern.search, names))]
+    return [part for part, pattern in _GUESSED.items() if not any(map(pattern.search, names))]
 
 
 def _lacking(wanted: Mapping[str, str], names: Sequence[str]) -> list[str]:
-    return [what for what, pattern in wanted.items() if not any(re.search(pattern, name) for name in names)]
+    return [part for part, pattern in wanted.items() if not any(re.search(pattern, name) for name in names)]

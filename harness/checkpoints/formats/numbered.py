@@ -1,4 +1,4 @@
-"""Folders with a step in their names, such as `step-10/`, of no other format: their files are read one by one."""
+"""Folders of no other format with a step in their names, such as `step-10/`. Their files are read one by one."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ class Numbered(Format):
 
 
 def _only_holds_checkpoints(files: Files, path: str, names: Sequence[str]) -> bool:
-    """Whether a folder with a number in its name only contains other checkpoints: `run-step-1/checkpoint-10/`."""
+    """Whether a folder with a number in its name contains only other checkpoints, like `run-step-1/checkpoint-10/`."""
     inner = [name for name in names if files.is_dir(f"{path}/{name}")]
     return bool(inner) and len(inner) == len(names) and any(NUMBERED.search(name) for name in inner)

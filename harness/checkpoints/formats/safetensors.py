@@ -1,7 +1,6 @@
-"""Files of safetensors: 8 bytes with the length of a JSON header, the header, the tensors.
+"""safetensors files: 8 bytes with the length of a JSON header, the header, the tensors.
 
-https://github.com/huggingface/safetensors#format
-"""
+https://github.com/huggingface/safetensors#format"""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ DTYPES = {
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "C64": "complex64",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-HEADER = 100_000_000  # bytes: the library reads no longer one
+HEADER = 100_000_000  # bytes: the limit of the library
 
 
 def header(files: Files, path: str, size: int) -> tuple[dict[str, Any], int]:
-    """The header and where the tensors begin. Raises Unreadable, OSError."""
+    """The header, and the offset in bytes of the first tensor. Raises Unreadable, OSError."""
     length = int.from_bytes(files.read(path, 0, 8), "little") if size >= 8 else 0
     if size < 8 or 8 + length > size:
         raise torn("cut off in its header")
@@ -46,13 +45,13 @@ class Safetensors(Format):
     name = "safetensors"
     asked = 90
     suffixes = (".safetensors",)
-    starts = (b"",)  # the format has no mark of its own: any other file is tried
+    starts = (b"",)  # the format has no magic number, so every other file is tried
     model_only = True
 
     def read_file(self, files: Files, path: str, size: int, into: Checkpoint, prefix: str = "") -> None:
         entries, start = header(files, path, size)
-        told = entries.pop("__metadata__", {})
-        Contents(into.values, into.tensors, into.opaque).add(prefix, told, lambda name, ref: None)
+        metadata = entries.pop("__metadata__", {})
+        Contents(into.values, into.tensors, into.opaque).add(prefix, metadata, lambda name, ref: None)
         spans = []
         for name, item in entries.items():
             made = _entry(prefix + name, item, path, start)
@@ -64,9 +63,9 @@ class Safetensors(Format):
                 raise Unreadable(f"{name} does not begin where the tensor before it ends", Trouble.OVERLAP)
             end = stop
         if end > size:
-            raise torn(f"{size} bytes, where its header says {end}")
+            raise torn(f"{size} bytes instead of the {end} in its header")
         if end < size:
-            text = f"{path.rpartition('/')[2]}: {size} bytes, where its header says {end}"
+            text = f"{path.rpartition('/')[2]}: {size} bytes instead of the {end} in its header"
             into.problems.append(Problem(Trouble.UNREADABLE, text, path, offset=end))
 
 
@@ -75,7 +74,7 @@ def _entry(name: str, item: Any, path: str, start: int) -> TensorEntry:
         dtype, shape, (begin, end) = item["dtype"], ints(item["shape"]), ints(item["data_offsets"])
         known = DTYPES[dtype]
     except (KeyError, TypeError, ValueError) as error:
-        raise Unreadable(f"its header describes {name[:80]} in a way that is none: {str(error)[:60]}") from error
+        raise Unreadable(f"its header has no valid description of {name[:80]}: {str(error)[:60]}") from error
     if end - begin != math.prod(shape) * ITEM_SIZES[known]:
         raise Unreadable(f"its header gives {name[:80]} {end - begin} bytes, which its shape and type don't fill")
     return TensorEntry(name, known, shape, (Shard((0,) * len(shape), shape, Extent(path, start + begin, end - begin)),))

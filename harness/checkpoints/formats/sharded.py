@@ -1,4 +1,4 @@
-"""Folders of files with an index, `model.safetensors.index.json`, which says which tensor is in which file."""
+"""Folders of files with an index, `model.safetensors.index.json`, which names the file of each tensor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sharded(Format):
 
 
 def _check_index(files: Files, folder: str, name: str, have: set[str], into: Checkpoint, prefix: str) -> None:
-    """Checks that every tensor of an index is in the file that the index names."""
+    """Checks that every tensor of an index is in the file that the index names for it."""
     try:
         weights = read_json(files, f"{folder}/{name}").get("weight_map")
     except (Unreadable, OSError):

@@ -1,5 +1,5 @@
-"""The table of all formats, made of what each declares: those of torchaos, in this folder, and those of other packages,
-by entry points of the group `torchaos.formats`."""
+"""The table of all formats, made from their declarations: the formats of torchaos, in this folder, and those of other
+packages, by entry points of the group `torchaos.formats`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .format import Format
 
 _JSON = ".json"
-# Types of files that often hold tensors; those that no format reads are reported.
+# Types of files that often hold tensors. Those that no format reads are reported.
 _KNOWN = (".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".gz", ".zst", ".tar", ".zip", ".gguf", ".onnx", ".params")
 
 
@@ -42,7 +42,7 @@ def of_name(name: str) -> Format | None:
 
 
 def of_start(files: Files, path: str) -> Format | None:
-    """The format of a file, by its first bytes."""
+    """The format of a file, by the file's first bytes. None if no format fits."""
     longest = max((len(start) for one in table() for start in one.starts), default=0)
     start = files.read(path, 0, longest)
     return next((one for one in table() if start.startswith(one.starts)), None)
@@ -58,7 +58,7 @@ def may_hold_tensors(path: str) -> bool:
 
 
 def role_of(path: str) -> str:
-    """The purpose of a file in a checkpoint: metadata, data, other."""
+    """The purpose of a file in a checkpoint: metadata, data, or other."""
     name = posixpath.basename(path)
     if name.endswith(_JSON) or any(name in one.metadata for one in table()):
         return "metadata"
@@ -66,10 +66,10 @@ def role_of(path: str) -> str:
 
 
 def unread_type(name: str) -> str | None:
-    """The type of a file that may hold tensors and that no format reads."""
+    """The type of a file that may hold tensors but is read by no format. None for any other file."""
     return None if of_name(name) else next((end for end in _KNOWN if name.lower().endswith(end)), None)
 
 
 def tracker_names() -> tuple[str, ...]:
-    """The files beside checkpoints that name the newest of them: DeepSpeed's `latest`, Megatron's."""
+    """The names of files beside checkpoints that name the newest checkpoint, such as DeepSpeed's `latest`."""
     return tuple(sorted({one.tracker for one in table() if one.tracker}))

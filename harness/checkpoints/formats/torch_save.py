@@ -1,8 +1,7 @@
-"""Files of torch.save: a zip with a pickle and one record for each storage, or the older form (torch < 1.6) of pickles
-one after another and then the storages. Lightning's .ckpt, nanoGPT's ckpt.pt and many more are such files.
+"""Files of torch.save: a zip with a pickle and one record for each storage, or the older form (torch < 1.6): several
+pickles, followed by the storages. Lightning's .ckpt, nanoGPT's ckpt.pt and many others are such files.
 
-torch/serialization.py, `_save` and `_legacy_save`. No torch is needed, and nothing of a pickle is run.
-"""
+Source: torch/serialization.py, `_save` and `_legacy_save`. No torch is needed, and no code from a pickle is run."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class TorchSave(Format):
 def read_zip(
     files: Files, path: str, offset: int, length: int, into: Checkpoint, prefix: str, what: str | None = None
 ) -> None:
-    """A zip that is part of a file. What it holds goes into `into`, under names that begin with `prefix`."""
+    """Reads a zip that is part of a file. Its contents go into `into`, under names that begin with `prefix`."""
     found = records(files, path, offset, length)
     what = what or path.rpartition("/")[2]
     if not without_crcs(found):
@@ -63,7 +62,7 @@ def read_zip(
 
 
 def add(value: Any, places: dict[str, Record], into: Checkpoint, prefix: str, what: str) -> None:
-    """What a pickle holds. `places`: of the storages that it refers to, by key."""
+    """Adds the contents of a pickle. `places`: the records of the storages that it refers to, by key."""
 
     def tensor(name: str, ref: TensorRef) -> None:
         try:
@@ -75,14 +74,14 @@ def add(value: Any, places: dict[str, Record], into: Checkpoint, prefix: str, wh
 
 
 def entry(name: str, ref: TensorRef, places: dict[str, Record]) -> TensorEntry:
-    """Where a tensor's bytes are in its storage. Raises Unreadable if not all of them exist."""
+    """The place of a tensor's bytes in its storage. Raises Unreadable if the storage does not have all of them."""
     if ref.storage.location == "meta":
         return TensorEntry(name, ref.dtype, ref.size, ())
     if ref.storage.key not in places:
         raise torn(f"its storage {ref.storage.key[:40]} is missing")
     where, width = places[ref.storage.key].extent, ITEM_SIZES[ref.dtype]
     if where.length < ref.storage.bytes:
-        raise torn(f"its storage has {where.length} bytes, where {ref.storage.bytes} belong")
+        raise torn(f"its storage has {where.length} bytes instead of {ref.storage.bytes}")
     count = 0 if 0 in ref.size else 1 + sum((size - 1) * step for size, step in zip(ref.size, ref.stride, strict=True))
     if (ref.offset + count) * width > where.length:
         raise Unreadable("it reaches beyond its storage")
@@ -92,7 +91,7 @@ def entry(name: str, ref: TensorRef, places: dict[str, Record]) -> TensorEntry:
 
 
 def contiguous(size: tuple[int, ...], like: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The strides of a tensor in row-major order. Strides of dimensions of size 1 have no effect, and are copied from
+    """The strides of a tensor in row-major order. The stride of a dimension of size 1 has no effect, and is copied from
     `like`."""
     strides, step = [0] * len(size), 1
     for place in reversed(range(len(size))):
@@ -102,8 +101,8 @@ def contiguous(size: tuple[int, ...], like: tuple[int, ...] = ()) -> tuple[int, 
 
 
 def storage_ref(pid: Any) -> Any:
-    """The storage that a persistent id names: ("storage", type, key, location, count), with a sixth entry in the older
-    form. For a module, its source. Raises Unreadable for anything else."""
+    """The storage to which a persistent id refers: ("storage", type, key, location, count), with a sixth element in the
+    older form. For a module: its source text. Raises Unreadable for anything else."""
     if isinstance(pid, tuple) and len(pid) == 4 and pid[0] == "module":
         return pid[1]
     if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] not in ("storage", b"storage"):
@@ -120,13 +119,13 @@ def _unpickle(files: Files, where: Extent) -> tuple[Any, list[str]]:
 
 def _read_legacy(files: Files, path: str, size: int, into: Checkpoint, prefix: str) -> None:
     what = path.rpartition("/")[2]
-    # The library's reader asks for bytes one by one, so they come out of a buffer; it never reads ahead of a pickle.
+    # The library's reader reads single bytes, so a buffer is used. The reader never reads beyond the end of a pickle.
     bound = min(size, _LEGACY)
     file = io.BufferedReader(Window(files, path, 0, bound), 1 << 16)
     magic, _ = read(file, bound, {})
     if magic != MAGIC:
         raise Unreadable("not a file of torch.save")
-    for _ in range(2):  # the version of the protocol, and what machine wrote it
+    for _ in range(2):  # the version of the protocol, and the machine that wrote it
         read(file, bound, {})
     value, bad = read(file, bound, KNOWN, storage_ref)
     keys, _ = read(file, bound, {})
@@ -134,7 +133,7 @@ def _read_legacy(files: Files, path: str, size: int, into: Checkpoint, prefix: s
         text = f"{what}: loading it without weights_only would run {', '.join(bad[:3])}"
         into.problems.append(Problem(Trouble.HOSTILE, text, path))
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-        raise Unreadable("its list of storages is none")
+        raise Unreadable("its list of storages is not a list")
     widths = _widths(value)
     places, at = {}, file.tell()
     for key in keys:
@@ -153,7 +152,7 @@ def _read_legacy(files: Files, path: str, size: int, into: Checkpoint, prefix: s
 
 
 def _widths(value: Any) -> dict[str, int]:
-    """The item size of each storage: in the older form the lengths of storages are in elements."""
+    """The item size of each storage. In the older form, the lengths of storages are in elements."""
     found: dict[str, int] = {}
 
     def tensor(name: str, ref: TensorRef) -> None:

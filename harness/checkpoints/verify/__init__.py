@@ -1,7 +1,7 @@
-"""Checks whether a checkpoint is whole: its structure, the CRCs of its format, NaN, and the digests of a manifest.
+"""Checks whether a checkpoint is complete and undamaged: its structure, the CRCs of its format, NaN, and the digests of
+a manifest.
 
-It streams, so its memory does not grow with the checkpoint. It also reports what these checks can't see.
-"""
+Data is streamed, so the memory does not grow with the checkpoint. Parts that these checks can't cover are reported."""
 
 from .checks import ALL, Verified, verify
 from .manifests import Manifests

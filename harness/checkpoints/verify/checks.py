@@ -44,7 +44,7 @@ def verify(
     checks: frozenset[str] = ALL,
     workers: int | None = None,
 ) -> Verified:
-    """Check one checkpoint. Raises OSError if its path can't be read at all; every other error is in the result."""
+    """Checks one checkpoint. Raises OSError if its path can't be read at all; every other error is in the result."""
     layout = formats.read(files, path)
     result = Verified(layout, list(layout.problems))
     known: dict[str, Saved] = {}
@@ -77,7 +77,7 @@ def _check_size(result: Verified, path: str, saved: Saved) -> bool:
 
 
 def _check_set(result: Verified, manifests: Manifests, known: dict[str, Saved]) -> None:
-    """Check that no saved file is missing, and that all files are of one save."""
+    """Checks that no saved file is missing, and that all files are from the same save."""
     there = {saved.path for saved in known.values()}
     expected = manifests.expected(result.layout.path, known.values())
     for saved in expected:
@@ -99,4 +99,4 @@ def _unseen(layout: Checkpoint, known: dict[str, Saved], checks: frozenset[str])
     if not bare:
         return []
     names = ", ".join(posixpath.basename(path) for path in bare[:3]) + (", …" if len(bare) > 3 else "")
-    return [f"the contents of {names}: nothing says what was written (no CRC in the format, no manifest)"]
+    return [f"the contents of {names}: no CRC in the format and no manifest shows which bytes were written"]

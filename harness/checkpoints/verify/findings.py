@@ -1,4 +1,4 @@
-"""Makes problems from the results of the stream, and names tensors, elements and bits as far as possible."""
+"""Makes problems from the results of the stream, and names the tensors, elements and bits if possible."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ class Findings:
                 yield self._run(path, run)
 
     def _stale(self, path: str, bad: Sequence[BadChunk]) -> Problem | None:
-        """A problem if the file is that of another save."""
+        """A problem if the file is from another save. None otherwise."""
         for other in self._manifests.others(self._saved[path]) if self._manifests else ():
             if all(_is(chunk, other) for chunk in bad):
-                text = f"{posixpath.basename(path)}: it is not the one of this save, but that of {other.save}"
+                text = f"{posixpath.basename(path)}: it is not from this save, but from {other.save}"
                 return Problem(Trouble.STALE, text, path)
         return None
 
     def _flipped(self, chunk: BadChunk) -> Problem | None:
-        """A problem if the flip of a single bit explains the change of the chunk."""
+        """A problem if the flip of a single bit explains the change of the chunk. None otherwise."""
         place = self._by_format(chunk) if chunk.was is None else locate(chunk.crc ^ chunk.was, chunk.length)
         if place is None:
             return None
@@ -83,7 +83,7 @@ class Findings:
         return _problem(Trouble.DIGEST, text, chunk.path, at, chunk.offset + byte, bit)
 
     def _by_format(self, chunk: BadChunk) -> tuple[int, int] | None:
-        """The bit in the chunk whose flip explains the CRC of the format, for a manifest without CRCs."""
+        """The bit in the chunk whose flip explains the CRC of the format. It is used if the manifest has no CRCs."""
         for checksum, crc in self._crcs:
             where = checksum.extent
             place = locate(crc ^ checksum.crc, where.length) if where.file == chunk.path else None
@@ -100,7 +100,7 @@ class Findings:
         if self._saved[path].raced:
             text = (
                 f"{name}: the bytes {begin} to {end} are not those that were in memory when its save began{where}; it "
-                "was so as soon as the file was written: most likely training went on and changed them"
+                "was so right after the file was written: most likely training went on and changed them"
             )
             return Problem(Trouble.RACED, text, path, first, offset=begin)
         text = f"{name}: the bytes {begin} to {end} are not those that were written{where}"
@@ -133,7 +133,7 @@ class Findings:
 
 
 def _is(chunk: BadChunk, other: Saved) -> bool:
-    """Whether the chunk now has what another save wrote there."""
+    """Whether the chunk now has the contents that another save wrote at this place."""
     digest, crc = other.digest_at(chunk.offset)
     return digest == chunk.now if digest else crc == chunk.crc
 

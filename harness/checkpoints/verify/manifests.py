@@ -1,10 +1,9 @@
-"""The manifests that the agent wrote during saves (agent/manifest.py): digests of what was in memory, chunk by chunk.
+"""The manifests that the agent wrote during saves (agent/manifest.py): digests, chunk by chunk, of the bytes in memory.
 
-A file is found by its path at save time, without marks such as `.tmp`: it is of the newest save there. If nothing was
-saved under that path, it is found by its inode, which a rename keeps; or else, for a copy, by the last parts of its
-path. A newer save may never have got its final name. So if all files of a checkpoint are, by their inodes, those of one
-earlier save, they are of that save.
-"""
+A file is found by its path at save time, without marks such as `.tmp`: its manifest is of the newest save to that path.
+If no file was saved under that path, it is found by its inode, which a rename keeps. A copy is found by the last parts
+of its path. A newer save may never have got its final name. So if the inodes of all files of a checkpoint are those of
+one earlier save, the files are of that save."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ class Saved:
     number: int = 0  # how many saves of the same attempt wrote to this path before
 
     def digest_at(self, offset: int) -> Digest:
-        """The digest of the chunk that begins at this offset of the file."""
+        """The digest of the chunk that begins at this offset of the file, in bytes."""
         for span in self.spans:
             place, odd = divmod(offset - span.offset, CHUNK)
             if not odd and 0 <= place < len(span.digests):
@@ -141,8 +140,8 @@ class Manifests:
         return same if same and born_ns(Path(path)) <= 1e9 * same.at_s else None
 
     def _of_copy(self, wanted: str) -> Saved | None:
-        """Find a copy by the last parts of its path: by name and folder, or by name alone if only one path had that
-        name and the original is gone."""
+        """Finds a copy by the last parts of its path: by file name and folder. If only one path had that file name and
+        the original is gone, the file name is enough."""
         near = self._by_name.get(posixpath.basename(wanted), [])
         best = max(near, key=lambda saved: (_shared(wanted, final_path(saved.path)), saved.at_s), default=None)
         if best is None or _shared(wanted, final_path(best.path)) >= 2:
@@ -151,8 +150,8 @@ class Manifests:
         return best if moved and best.save == best.path else None
 
     def expected(self, checkpoint: str, known: Iterable[Saved]) -> list[Saved]:
-        """The files that were saved to this folder, in the save of which its `known` files are an earlier one; else in
-        the last attempt that saved there, the newest save of each path."""
+        """The files that a save wrote to this folder. If some of the `known` files are of an earlier save, it is that
+        save. Otherwise it is the last attempt that saved there, with the newest save of each path."""
         start = final_path(checkpoint) + "/"
         inside = [saves for path, saves in self._by_path.items() if path.startswith(start)]
         earlier = {_round(saved) for saved in known if self._by_path[final_path(saved.path)][-1] is not saved}
@@ -203,6 +202,6 @@ def _digests(text: str, kind: str) -> tuple[Digest, ...]:
 
 
 def _shared(path: str, other: str) -> int:
-    """How many last parts two paths have in common."""
+    """The number of last parts that two paths have in common."""
     pairs = zip(reversed(path.split("/")), reversed(other.split("/")), strict=False)
     return next((count for count, (a, b) in enumerate(pairs) if a != b), 1 << 20)

@@ -1,4 +1,4 @@
-"""From an offset in a file to the tensor, element and byte there, or to the part of the file that is no tensor."""
+"""Finds the tensor, element and byte at an offset in a file. If the byte belongs to no tensor, the part of the file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from ..layout import Checkpoint, Shard, TensorEntry
 
-_NESTED = 64  # how many tensors before an offset may overlap it, as views into one storage do
+_NESTED = 64  # how many tensors before an offset are checked, because views of one storage may overlap it
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a byte. `element`: the index of its element in the whole tensor; None if the byte belongs to no
+    """The place of a byte. `element`: the index of its element in the whole tensor. None if the byte belongs to no
     tensor."""
 
     text: str
@@ -45,19 +45,20 @@ class Places:
                 element = _element(shard, (offset - begin) // tensor.item_size)
                 index = ", ".join(map(str, element)) if element is not None else "?"
                 return Place(f"{tensor.name}[{index}]", tensor.name, element, (offset - begin) % tensor.item_size)
-        for begin, end, what in self._records.get(file, []):
+        for begin, end, description in self._records.get(file, []):
             if begin <= offset < end:
-                return Place(f"the description of {what}" if what else "a description")
+                return Place(f"the description of {description}" if description else "a description")
         return Place(f"byte {offset}")
 
     def names(self, file: str, begin: int, end: int, most: int = 3) -> list[str]:
-        """The names of the tensors with bytes from `begin` to `end`, at most `most` and then an ellipsis."""
+        """The names of the tensors that have bytes from `begin` to `end`: at most `most` names, then an ellipsis."""
         found = [entry[2].name for entry in self._shards.get(file, []) if entry[0] < end and entry[1] > begin]
         return [*dict.fromkeys(found[:most]), *(["…"] if len(found) > most else [])]
 
 
 def _element(shard: Shard, place: int) -> tuple[int, ...] | None:
-    """The index, in the whole tensor, of the element `place` elements after the shard's first."""
+    """The index, in the whole tensor, of an element. `place`: how many elements after the first element of the
+    shard."""
     index = []
     if shard.strides is None:
         for size in reversed(shard.sizes):

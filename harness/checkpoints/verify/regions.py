@@ -1,9 +1,8 @@
-"""Collects what must be checked in one file (CRCs, digests listed in a manifest, NaN), and cuts it into windows, so
-that each part is read only once.
+"""Collects everything that must be checked in one file (CRCs, digests of a manifest, NaN), and cuts it into windows, so
+that each byte is read only once.
 
-A region is a sequence of bytes with one CRC or one span of digests, or a sequence of floating-point numbers. Regions
-are cut into windows from their own start, so that no chunk of digests is split.
-"""
+A region is a sequence of bytes with one CRC or one span of digests, or a sequence of floating-point numbers. A region
+is cut into windows from its own start, so that no chunk of digests is split."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def regions_of(found: Checkpoint, path: str, spans: Sequence[Span], checks: froz
 
 
 def windows(path: str, regions: Sequence[Region]) -> Iterator[Window]:
-    """Cut the regions of a file into windows. Small neighbours share a window."""
+    """Cuts the regions of a file into windows. Small neighbours share a window."""
     pieces: list[Piece] = []
     for region in regions:
         for start in range(region.offset, region.end, CHUNK):
@@ -83,7 +82,7 @@ def _window(path: str, pieces: list[Piece]) -> Window:
 
 
 def _floats(found: Checkpoint, path: str) -> list[tuple[int, int, str]]:
-    """Where floating-point numbers are: begin, end, type. Parts that several tensors share are given once."""
+    """The places of floating-point numbers: begin, end, type. A part that several tensors share is listed once."""
     by_type: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for tensor in found.tensors.values():
         if tensor.dtype in FLOATS:
@@ -104,7 +103,7 @@ def _floats(found: Checkpoint, path: str) -> list[tuple[int, int, str]]:
 
 
 def _with_floats(regions: list[Region], floats: list[tuple[int, int, str]]) -> list[Region]:
-    """Add the numbers to the region that contains them, or as regions of their own."""
+    """Adds the numbers to the region that contains them. If there is none, makes a region for them."""
     alone = []
     place = 0
     for begin, end, dtype in floats:

@@ -1,8 +1,7 @@
-"""Reads windows on several threads, each into its own buffer, and checks their contents.
+"""Reads windows in several threads, each into its own buffer, and checks their contents.
 
-Memory is one buffer per thread, however large the checkpoint is. Hashes and numpy release the interpreter's lock, so
-that threads run in parallel.
-"""
+The memory is one buffer per thread, however large the checkpoint is. Hashes and numpy release the GIL, so the threads
+run in parallel."""
 
 from __future__ import annotations
 
@@ -34,7 +33,8 @@ _WIDE = {"float32": np.float32, "complex64": np.float32, "float64": np.float64, 
 
 @dataclass(frozen=True)
 class BadChunk:
-    """A chunk that differs from the manifest. It has `crc` and xxh3 `now`; the manifest has `was` and `digest`."""
+    """A chunk that differs from the manifest. `now` (xxh3) and `crc` are those of the file; `digest` (xxh3) and `was`
+    (CRC) are those of the manifest."""
 
     path: str
     offset: int
@@ -47,7 +47,7 @@ class BadChunk:
 
 @dataclass(frozen=True)
 class Nans:
-    """How many NaN are in a sequence of numbers, and where the first one is."""
+    """The number of NaN in a sequence of numbers, and the place of the first."""
 
     path: str
     offset: int
@@ -78,7 +78,7 @@ class Stream:
         self._failure: BaseException | None = None
 
     def run(self, windows: Iterator[Window]) -> Found:
-        """Check all windows. Call it once. Raises what a thread raised."""
+        """Checks all windows. Must be called only once. Raises the errors of its threads."""
         threads = [threading.Thread(target=self._work, args=(windows,), daemon=True) for _ in range(self._workers)]
         for thread in threads:
             thread.start()
@@ -151,7 +151,7 @@ class Stream:
                 self._look_for_nans(path, first + head, body, dtype, scratch)
 
     def _join_halves(self, path: str, offset: int, start: int, part: memoryview, dtype: str) -> None:
-        """Check an element that a window boundary splits: the thread that has the second half checks it."""
+        """Checks an element that a window boundary splits. The thread that reads the second half checks it."""
         with self._lock:
             other = self._halves.pop((path, offset), None)
             if other is None:
@@ -178,7 +178,7 @@ class Stream:
 
 
 def nans_in(data: memoryview, dtype: str, scratch: np.ndarray) -> tuple[np.ndarray, int] | None:
-    """The indices of NaN in some numbers and the width of a number in bytes, or None if there are none."""
+    """The indices of NaN in some numbers, and the width of a number in bytes. None if there are none."""
     if dtype in _WIDE:
         kind = np.dtype(_WIDE[dtype])
         numbers = np.frombuffer(data, kind, len(data) // kind.itemsize)

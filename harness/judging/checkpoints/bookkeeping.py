@@ -21,8 +21,8 @@ _LIST = re.compile(rf"(?:^|[._:]){_RESTART}\.\d+(?:\.|$)", re.I)
 
 
 def may_be_a_clock(clash: Clash) -> bool:
-    """Whether the differing value may be a time: its name says so, or both values are seconds, milliseconds or
-    nanoseconds since 1970 that give a date from 2001 to 2096."""
+    """Whether the differing value may be a time. Then its name is that of a time, or both values are seconds,
+    milliseconds or nanoseconds since 1970 for a date from 2001 to 2096."""
     return clash.kind == "value" and bool(_CLOCK.search(clash.name) or all(map(_is_date, (clash.ours, clash.theirs))))
 
 

@@ -1,9 +1,8 @@
-"""Compares the state with which an attempt began with the state that was saved: were parameters and optimizer moments
-carried over the resume?
+"""Compares the state with which an attempt began with the state that was saved: did the resume restore parameters and
+optimizer moments?
 
-No twin is needed, and the number of ranks may change: the check sums (agent/check_sums.py) add up over the ranks that
-share the parameters, so the sum of eight ranks before a resume is comparable with the sum of six ranks after it.
-"""
+No twin is needed, and the number of ranks may change. The check sums (agent/check_sums.py) add up over the ranks that
+share the parameters, so the sum of eight ranks before a resume is comparable with the sum of six ranks after it."""
 
 from __future__ import annotations
 
@@ -46,7 +45,8 @@ class Carried:
 
 
 def carried_into(run: Record, attempt: int) -> Carried | None:
-    """What was carried over the resume with which an attempt began. None if it resumed from no step of this run."""
+    """The state that was restored by the resume with which the attempt began. None if it resumed from no step of this
+    run."""
     return next((one for one in resumes_carried(run) if one.attempt.number == attempt), None)
 
 
@@ -72,37 +72,37 @@ def resumes_carried(run: Record) -> Iterator[Carried]:
             yield Carried(attempt, saver, True, True)
         else:
             restored, after = _by_rank(first, "restored"), _by_rank(saved, "parameters")
-            went_on = _by_rank(_of(history, saver, attempt.base + 1), "restored")
+            continued = _by_rank(_of(history, saver, attempt.base + 1), "restored")
             as_saved = _are_those_of_the_save(restored, kept.total_at(attempt.base))
             yield Carried(
-                attempt, saver, as_saved or _equal(restored, _of_all(went_on, after)) or _equal(restored, after),
+                attempt, saver, as_saved or _equal(restored, _of_all(continued, after)) or _equal(restored, after),
                 _equal(_by_rank(first, "restored_moments"), _by_rank(saved, "moments")),
             )  # fmt: skip
 
 
 def _same(ours: Sequence[Execution], theirs: Sequence[Execution]) -> bool:
-    """Whether a step had the same result in both attempts: then both began it with the same state. This is also true
-    if the job changes its parameters between a step and the save, a change that no check sum shows."""
+    """Whether a step had the same result in both attempts. Then both began the step with the same state. This is also
+    true if the job changes its parameters between a step and the save, a change that no check sum shows."""
     names = ("parameters", "moments")
     pairs = [(_by_rank(ours, name), _by_rank(theirs, name)) for name in names]
     return all(mine == other and None not in mine.values() for mine, other in pairs)
 
 
 def _are_those_of_the_save(restored: Mapping[int, str | None], saved: int | None) -> bool:
-    """Whether the resume restored the parameters that the job had when its save began. They are not those after the
-    step if the job changes them in between, for example clips them."""
+    """Whether the resume restored the parameters that the job had when its save began. They differ from the parameters
+    after the step if the job changes them in between, for example clips them."""
     total = over_all(list(restored.values()))
     return saved is not None and total is not None and is_whole(total) and plain(total) == saved
 
 
-def _of_all(went_on: Mapping[int, str | None], after: Mapping[int, str | None]) -> Mapping[int, str | None]:
-    """The parameters with which the earlier attempt went on after the save. They differ from those `after` the step if
-    the job changes them before it saves. The agent looks again only on the ranks that save: if the ranks are replicas,
-    the parameters of one rank are those of all."""
-    seen = set(went_on.values()) - {None}
-    if None in went_on.values() and len(seen) == 1 and len(set(after.values())) == 1:
+def _of_all(continued: Mapping[int, str | None], after: Mapping[int, str | None]) -> Mapping[int, str | None]:
+    """The parameters with which the earlier attempt continued after the save. They differ from those `after` the step
+    if the job changes them before it saves. The agent reads them again only on the ranks that save. If all ranks have
+    the same parameters, those of one rank are those of all."""
+    seen = set(continued.values()) - {None}
+    if None in continued.values() and len(seen) == 1 and len(set(after.values())) == 1:
         return dict.fromkeys(after, seen.pop())
-    return went_on
+    return continued
 
 
 def _of(history: History, attempt: Attempt, step: int) -> list[Execution]:

@@ -1,10 +1,9 @@
 """Compares the checkpoints of a run with those of its twins, entry by entry.
 
-An entry is a tensor or a value. It may differ from the twin's by as much as is allowed for it: the tolerance of the
-scenario, rounding, or LEARNED_FACTOR times the largest difference of this entry between any two twins. So a last bit
-that differs between twins excuses another last bit, but not a lost buffer. A somewhat larger difference is doubtful:
-it may be chance, or rounding in low precision. Any other difference is a clash.
-"""
+An entry is a tensor or a value. Its allowed difference from the twin's is the tolerance of the scenario, or rounding,
+or LEARNED_FACTOR times the largest difference of this entry between any two twins. So if the last bit differs between
+twins, another last bit is allowed, but not a lost buffer. A somewhat larger difference is doubtful: it may be chance,
+or rounding in low precision. Any other difference is a clash."""
 
 from __future__ import annotations
 
@@ -58,9 +57,10 @@ def compare(
     found: Sequence[Pair], twins: Sequence[Sequence[Checkpoint]], history: History, tolerance: float | None,
     ignore: Sequence[str], before_s: float = 0.0,
 ) -> Compared:  # fmt: skip
-    """`found`: pairs of a checkpoint of the run and of the first twin; `twins`: the checkpoints of each twin;
-    `history`: of the run; `tolerance`: relative, replaces what is learned from twins and rounding; `ignore`: patterns
-    of entry names to leave out; `before_s`: when the first fault landed, CLOCK_MONOTONIC."""
+    """Compares pairs of checkpoints. `found`: pairs of a checkpoint of the run and the same checkpoint of the first
+    twin. `twins`: the checkpoints of each twin. `history`: that of the run. `tolerance`: relative; replaces the
+    tolerance that is learned from twins and rounding. `ignore`: patterns for names of entries that are left out.
+    `before_s`: the time of the first fault, CLOCK_MONOTONIC."""
     early = [pair for pair in found if pair[0].saved_s is not None and pair[0].saved_s < before_s]
     made, noise, usual = Compared(), {} if tolerance is not None else noise_of(twins, early), _usual_norms(found)
     least = _LAST_BIT if any(noise.values()) else 0.0  # the last bit may be equal in all twins by chance
@@ -79,8 +79,8 @@ def compare(
 
 
 def _usual_norms(found: Sequence[Pair]) -> Mapping[Entry, float]:
-    """The median norm of each tensor over the twin's checkpoints. When the moment of a single bias crosses zero,
-    rounding may be a large part of its value, and is still a small part of its usual size."""
+    """The median norm of each tensor over the twin's checkpoints. The value of a single bias's moment may cross zero.
+    Rounding is then a large part of its value, but still a small part of its usual size."""
     norms: dict[Entry, list[float]] = {}
     for _one, other in found:
         for name in other.sketches:
@@ -93,10 +93,10 @@ def _norm(checkpoint: Checkpoint, name: str) -> float:
 
 
 def noise_of(twins: Sequence[Sequence[Checkpoint]], early: Sequence[Pair] = ()) -> Mapping[Entry, float | None]:
-    """The largest relative difference of each entry between any two twins, for entries that differ at all. None: the
-    difference has no size, or the entry is a clock.
+    """The largest relative difference of each entry between any two twins, for entries that differ at all. None if the
+    difference has no size, or if the entry is a time.
 
-    `early`: pairs of checkpoints of the run and a twin from before the first fault. Their values count as well; their
+    `early`: pairs of checkpoints of the run and a twin from before the first fault. Their values count as well. Their
     tensors do not, because a file may have been damaged later."""
     found: dict[Entry, float | None] = {}
     of_twins = (pair for first, second in combinations(twins, 2) for pair in pairs(first, second))
@@ -137,5 +137,5 @@ def _sort(
 
 
 def _is_any(name: str, patterns: Sequence[str]) -> bool:
-    """Whether an entry name matches a pattern, with or without the name of its file before the colon."""
+    """Whether the name of an entry matches a pattern, with or without the name of its file before the colon."""
     return any(fnmatchcase(candidate, pattern) for pattern in patterns for candidate in (name, name.partition(":")[2]))

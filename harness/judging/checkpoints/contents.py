@@ -1,4 +1,4 @@
-"""The contents of checkpoints, as the inventory lists them after the run, and the differences between two runs."""
+"""The contents of checkpoints, from the inventory after the run, and their differences between two runs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ class Checkpoint:
     problem: str | None
     tensors: Mapping[str, str]  # digest by name
     values: Mapping[str, str]
-    closed: str = ""  # why it could not be read, if it is not the checkpoint that is damaged
+    closed: str = ""  # why it could not be read, if the reason is not damage
     sketches: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of tensors; see checkpoints/sketch.py
     attempt: int | None = None  # the attempt that saved it; None: the save was not seen
     root: str = ""  # the checkpoint folder
-    named: str = ""  # the checkpoint folder, with `{run}` for the run's own folder, as in `values`
+    named: str = ""  # the checkpoint folder, with `{run}` instead of the run's own folder, as in `values`
     raced: bool = False  # its only known problem is that memory changed while it was saved
 
     @property
     def good(self) -> bool:
-        """Complete, loadable and without a problem. Loadable alone is not enough: torch.load verifies no check sum."""
+        """Whether it is complete, loadable and without a problem. Loadable alone is not enough, because torch.load
+        verifies no check sum."""
         return self.complete and self.loadable and not self.problem
 
     @property
@@ -76,13 +77,13 @@ def checkpoints_of(record: Record) -> list[Checkpoint] | None:
 
 
 def root_of(record: Record) -> str:
-    """The folder of the checkpoints; empty if it is not known."""
+    """The folder of the checkpoints. Empty if it is not known."""
     inventory = record.artifacts.get("inventory")
     return str(inventory.get("root") or "") if isinstance(inventory, Mapping) else ""
 
 
 def is_below(path: str, root: str) -> bool:
-    """Whether a path lies in the folder of the checkpoints. If that folder is not known, every path does."""
+    """Whether a path is in the folder of the checkpoints. True for every path if that folder is not known."""
     path, root = posixpath.normpath(path), posixpath.normpath(root)
     return root in (".", path) or path.startswith(f"{root}/")
 
@@ -113,8 +114,8 @@ def differing(ours: Checkpoint, theirs: Checkpoint) -> list[Clash]:
 
 def distance(checkpoint: Checkpoint, other: Checkpoint, name: str) -> float | None:
     """The norm of the difference of two tensors, relative to the larger norm, estimated from their sketches (see
-    checkpoints/sketch.py). A difference below about 1e-9 gives 0. None: not known, because the tensors hold integers or
-    NaN, or have no sketch."""
+    checkpoints/sketch.py). A difference below about 1e-9 gives 0. None if it is not known, because the tensors hold
+    integers or NaN, or have no sketch."""
     ours, theirs = checkpoint.sketches.get(name, ())[1:], other.sketches.get(name, ())[1:]
     if len(ours) < 2 or len(ours) != len(theirs):
         return None
@@ -153,7 +154,7 @@ def unread_of(record: Record) -> str:
 
 
 def _far(ours: str | None, theirs: str | None) -> float | None:
-    """The relative difference of two numbers. None: both are integers, or one is no finite number."""
+    """The relative difference of two numbers. None if both are integers, or if one is not a finite number."""
     try:
         a, b = float(ours or ""), float(theirs or "")
     except ValueError:
@@ -163,7 +164,7 @@ def _far(ours: str | None, theirs: str | None) -> float | None:
 
 
 def _own_folders(our_root: str, their_root: str) -> tuple[str, str]:
-    """The two paths without the last parts that they share; empty if nothing is left of one of them."""
+    """The two paths without their common last parts. Both empty if nothing is left of one of them."""
     ours, theirs = our_root.split("/"), their_root.split("/")
     while ours and theirs and ours[-1] == theirs[-1]:
         ours.pop()
@@ -172,7 +173,7 @@ def _own_folders(our_root: str, their_root: str) -> tuple[str, str]:
 
 
 def _named(job: PlannedJob) -> str:
-    """The checkpoint folder as the plan names it, from `{run}` or the root on; empty if the plan names none."""
+    """The checkpoint folder as the plan gives it, from `{run}` or the root on. Empty if the plan gives none."""
     parts = [job.cwd, job.checkpoints] if job.checkpoints else []
     start = max((n for n, part in enumerate(parts) if part.startswith(("{run}", "/"))), default=0)
     return posixpath.normpath(posixpath.join(*parts[start:])) if parts else ""

@@ -1,8 +1,7 @@
-"""What a job did when its checkpoints were damaged: it loaded the damage, refused it, fell back, or gave up.
+"""The reaction of a job to damaged checkpoints: it loaded the damage, refused it, used an older checkpoint, or gave up.
 
 A file counts as damaged from the time of the fault until the rollback, or until the job moves, removes or replaces the
-file. An attempt *meets* the damage if it resumes in that time.
-"""
+file. An attempt *meets* the damage if it resumes in that time."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ class Did(str, Enum):
 
     LOADED = "loaded it"
     FELL_BACK = "went back to an older checkpoint"
-    COPED = "went on from the newest checkpoint all the same"
+    COPED = "went on from the newest checkpoint anyway"
     ENDED = "ended without a step"
     WENT_ON = "had a newer checkpoint"
     UNKNOWN = "resumed from an unknown checkpoint"
@@ -67,13 +66,14 @@ class Meeting:
 
     @property
     def lost(self) -> int:
-        """The steps that were lost without need, because the attempt resumed from an older checkpoint than `best`."""
+        """The number of steps that were lost without need, because the attempt resumed from an older checkpoint than
+        `best`."""
         base = self.attempt.base
         return 0 if self.best is None or base is None else max(0, self.best[1] - base)
 
 
 def damages(record: Record, fault: str | None = None) -> list[Damage]:
-    """The damage that a fault did; without `fault`, all damage in the record."""
+    """The damage that a fault made. Without `fault`, all damage in the record."""
     return [
         _damage(record, event)
         for event in record.of_kind(Kind.EFFECT)
@@ -89,7 +89,7 @@ def meetings(record: Record, fault: str | None = None) -> list[Meeting]:
 
 def felt(record: Record, fault: str) -> Evidence | None:
     """Evidence that an attempt met the damage: it loaded the damaged checkpoint, or avoided a checkpoint that it would
-    otherwise have loaded. None: no attempt was affected."""
+    otherwise have loaded. None if no attempt was affected."""
     for meeting in meetings(record, fault):
         harmless = meeting.did is Did.LOADED and not meeting.damage.contents
         if meeting.did in (Did.WENT_ON, Did.UNKNOWN) or harmless:
@@ -101,7 +101,7 @@ def felt(record: Record, fault: str) -> Evidence | None:
 
 
 def in_words(meeting: Meeting) -> str:
-    """What the attempt did, as a clause without its subject."""
+    """The reaction of the attempt, as a clause without its subject."""
     if meeting.did is Did.LOADED:
         return f"loaded {_name(meeting.damage.checkpoint)}"
     if meeting.did is Did.COPED:
@@ -113,7 +113,7 @@ def in_words(meeting: Meeting) -> str:
 
 
 def counts(record: Record, attempt: int) -> bool:
-    """Whether a step of the attempt is, or may be, in the final history (see `History.counting`)."""
+    """Whether a step of the attempt is in the final history, or may be (see `History.counting`)."""
     return attempt in record.history.unplaced or any(
         execution.attempt == attempt for execution in record.history.counting().values()
     )
@@ -136,7 +136,7 @@ def _damage(record: Record, event: Event) -> Damage:
 
 
 def _renamed(record: Record, fault: str, file: str) -> str:
-    """The final path of a file. A file that was damaged during its save is renamed by the job afterwards."""
+    """The final path of a file. A job renames a file that was damaged during its save later."""
     moves = (event.data for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("what") == "renamed")
     return next((str(data["to"]) for data in moves if data["file"] == file), file)
 
@@ -174,7 +174,7 @@ def _meeting(record: Record, attempt: Attempt, damage: Damage, all_: Sequence[Da
 def _did(attempt: Attempt, damage: Damage, loads: Sequence[Load], first: float | None) -> Did:
     if first is None:
         return Did.ENDED
-    # Only loads from the folder of the checkpoints count: a job may load its initial weights from anywhere.
+    # Only loads from the folder of the checkpoints count, because a job may load its initial weights from anywhere.
     here = f"{posixpath.dirname(damage.checkpoint)}/"
     loaded = next((load for load in reversed(whole_loads(loads)) if load.path.startswith(here)), None)
     if loaded is not None and _touches(loaded.path, damage) and loaded.mono_s < damage.until_s:
@@ -209,7 +209,7 @@ def _best(record: Record, damage: Damage, all_: Sequence[Damage], by_s: float) -
 
 
 def _is_beside(path: str, step: int | None, damage: Damage) -> bool:
-    """Whether a file is in the same folder as the damaged file, and of the same step: then it is a part or a copy of
+    """Whether a file is in the same folder as the damaged file, and of the same step. Then it is a part or a copy of
     the same checkpoint."""
     folders = {posixpath.dirname(path), posixpath.dirname(damage.checkpoint)}
     return len(folders) == 1 and step == damage.step and bool(posixpath.splitext(path)[1])

@@ -1,7 +1,7 @@
 """Checks that a checkpoint holds the parameters that this run had at the checkpoint's step.
 
 A twin can't show a wrong save, because it makes the same mistake. So the check sums of the parameters at the begin of
-each save (kept.py) are compared with the same sums of the tensors in the checkpoints (checkpoints/sketch.py).
+each save (kept.py) are compared with those of the tensors in the checkpoints (checkpoints/sketch.py).
 
 A tensor should hold a parameter if it has the parameter's name, type and shape. Many such tensors rightly hold another
 thing: an average, a target network, the best model so far. So
@@ -39,13 +39,13 @@ class Wrong:
 
     checkpoint: Checkpoint
     names: tuple[str, ...]  # the wrong parameters, in order
-    what: str  # the mistake, as a clause: "holds …", "lacks …"
+    mistake: str  # as a clause: "holds …", "lacks …"
 
     @property
     def in_words(self) -> str:
         more = len(self.names) - 1
-        others = f" and {more} others" if more > 1 else " and one other" if more else ""
-        return f"{self.checkpoint.at} is whole, and {self.what}: {self.names[0]}{others}"
+        others = f" and {more} others" if more > 1 else " and 1 other" if more else ""
+        return f"{self.checkpoint.at} is whole, and {self.mistake}: {self.names[0]}{others}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Held:
 
     @cached_property
     def right(self) -> int:
-        """How many checkpoints hold at least one parameter of their step, as this run had it."""
+        """The number of checkpoints that hold at least one parameter of their step, as this run had it."""
         return sum(any(entry.right for entry in self._entries(checkpoint)) for checkpoint in self._good)
 
     def _of(self, checkpoint: Checkpoint) -> Iterator[Wrong]:
@@ -121,8 +121,8 @@ class Held:
             of_step = self._kept.at(step)
             names = [entry.name for entry in off if entry.name in of_step and entry.sum in of_step[entry.name].whole]
             if names and step not in (checkpoint.step, stated):
-                what = f"holds the parameters of step {step}, not those of step {checkpoint.step}"
-                yield Wrong(checkpoint, _each_once(names), what)
+                mistake = f"holds the parameters of step {step}, not those of step {checkpoint.step}"
+                yield Wrong(checkpoint, _each_once(names), mistake)
 
     def _exchanged(self, checkpoint: Checkpoint, off: Iterable[_Entry]) -> Iterator[Wrong]:
         there = self._kept.at(checkpoint.step or 0)
@@ -132,8 +132,8 @@ class Held:
                     yield Wrong(checkpoint, (entry.name,), f"holds {other} in place of another parameter")
 
     def _unknown(self, checkpoint: Checkpoint, own: Iterable[_Entry], off: Iterable[_Entry]) -> Iterator[Wrong]:
-        """Tensors that hold no known values. If no parameter of the checkpoint is right, it is reported only if a load
-        showed what the job resumes from: a job may save nothing but an average."""
+        """Finds tensors that hold no known values. If no parameter of the checkpoint is right, it is reported only if a
+        load showed which checkpoints the job resumes from, because a job may save only an average."""
         names = _each_once(entry.name for entry in off if entry.values.sure)
         if names and (self._points.kinds or any(entry.right for entry in own)):
             yield Wrong(
@@ -143,7 +143,8 @@ class Held:
             )
 
     def _doubled(self, checkpoint: Checkpoint, own: list[_Entry]) -> Iterator[Wrong]:
-        """A part of a parameter that holds another rank's part: the number of parts is right, and one is missing."""
+        """Finds a part of a parameter that holds another rank's part. Then the number of parts is right, and one part
+        is missing."""
         for name, values in self._kept.at(checkpoint.step or 0).items():
             there = [entry.sum for entry in own if entry.name == name and not entry.whole]
             parts = values.parts
@@ -153,7 +154,7 @@ class Held:
                 yield Wrong(checkpoint, (name,), f"holds another rank's part twice, and not that of rank {gone[0]}")
 
     def _lacking(self, checkpoint: Checkpoint, own: list[_Entry]) -> Iterator[Wrong]:
-        """A parameter that all other checkpoints of the family hold, and of which this checkpoint has no tensor,
+        """Finds a parameter that all other checkpoints of the family hold, but for which this checkpoint has no tensor,
         although it holds other parameters."""
         kin = [
             other for other in self._good if other is not checkpoint and family(other.path) == family(checkpoint.path)
@@ -195,7 +196,7 @@ class Held:
 
 
 def _less_right(off: Iterable[_Entry], among: Iterable[_Entry]) -> list[_Entry]:
-    """`off` without the parameters that an entry in `among` holds rightly."""
+    """`off` without the parameters for which an entry in `among` holds the right values."""
     right = {entry.name for entry in among if entry.right}
     return [entry for entry in off if entry.name not in right and entry.values.whole]
 

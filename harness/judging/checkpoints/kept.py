@@ -52,14 +52,16 @@ class ParameterSums:
         return sum(total for values in found for total in values.whole) % MODULUS
 
     def parameter_of(self, step: int, entry: str) -> str | None:
-        """The parameter of which a tensor in a checkpoint has the name, without the prefixes of the nesting."""
+        """The parameter whose name a tensor in a checkpoint has, without the prefixes of the nesting. None if there is
+        none."""
         parts = plain_name(entry.rpartition(":")[2]).split(".")
         names = (".".join(parts[place:]) for place in range(len(parts)))
         return next((name for name in names if name in self._values.get(step, {})), None)
 
 
 def _add(texts: Mapping[int, str], complete: bool, values: Values) -> None:
-    """`texts`: by rank, the kind of the sum and its digits; `complete`: all ranks of the job reported."""
+    """Adds check sums. `texts`: by rank, the kind of the sum and its digits; `complete`: whether all ranks of the job
+    reported."""
     sums = {rank: int(text[-_DIGITS:], 16) for rank, text in texts.items()}
     prefixes = {rank: text[:-_DIGITS] for rank, text in texts.items()}
     if set(prefixes.values()) <= {SHARD, COPY}:

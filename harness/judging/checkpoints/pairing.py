@@ -1,8 +1,7 @@
-"""Finds for each checkpoint of a run the same checkpoint of its twin, and those that have no counterpart.
+"""Finds for each checkpoint of a run the same checkpoint of its twin, and the checkpoints that have no counterpart.
 
-The names of the checkpoints of one *family* differ only in numbers: `step-5` and `step-10`, `ema-step-5.pt` and
-`ema-step-10.pt`. `best.pt` is a family of its own.
-"""
+The names of the checkpoints of one *family* differ only in numbers: `step-5` and `step-10`, or `ema-step-5.pt` and
+`ema-step-10.pt`. `best.pt` is a family by itself."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ def family(path: str) -> str:
 def pairs(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair]:
     """Pairs of good checkpoints of the same step, in the order of `ours`.
 
-    The two have the same path, or share most of their entries under different paths: a trainer may choose another name
-    if its usual name exists already, or write two files in turn, which a restart makes change places."""
+    The two have the same path, or share most of their entries under different paths. A trainer may choose another name
+    if its usual name exists already. Or it writes two files in turn, and after a restart the files change places."""
     found = []
     for checkpoint in (checkpoint for checkpoint in ours if checkpoint.good):
         same = [other for other in theirs if other.good and other.step == checkpoint.step]
@@ -52,9 +51,9 @@ def _has(own: Mapping[str, Checkpoint], other: Checkpoint) -> bool:
 
 
 def lacking(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """The good checkpoints of the twin that the run lacks. A checkpoint is left out if the job may have deleted it
-    because it keeps only the newest: then the run has as many newer checkpoints of the family as the twin has in
-    all."""
+    """The good checkpoints of the twin that the run lacks. A checkpoint is left out if the job may have deleted it,
+    because it keeps only the newest. Then the run has at least as many newer checkpoints of the family as the twin has
+    in all."""
     own = {checkpoint.path: checkpoint for checkpoint in ours}
     paired = {other.path for _one, other in pairs(ours, theirs)}
     gone = [other for other in theirs if other.good and other.path not in paired and not _there(own.get(other.path))]
@@ -74,7 +73,7 @@ def moved(ours: Sequence[Checkpoint], theirs: Sequence[Checkpoint]) -> list[Pair
 
 
 def _there(checkpoint: Checkpoint | None) -> bool:
-    """Whether the run has this checkpoint: it is good, or its family may have newer checkpoints that replace it."""
+    """Whether the run has this checkpoint: it is good, or newer checkpoints of its family may have replaced it."""
     return checkpoint is not None and (checkpoint.good or "#" in family(checkpoint.path))
 
 

@@ -1,9 +1,8 @@
-"""Finds out which saved files belong to a checkpoint that the job resumes from, and which do not, such as `best.pt`.
+"""Decides which saved files belong to a checkpoint that the job resumes from, and which do not, such as `best.pt`.
 
-The resumes of a run show which files these are. A *family* is all files whose paths differ only in numbers. The job
-resumes from each family of which an attempt loaded a file before its first step. It could also resume from a family
-whose checkpoints hold at least the same entries (tensors and values). If no load was seen, every saved file counts.
-"""
+The resumes of a run show it. A *family* is all files whose paths differ only in numbers. The job resumes from a family
+if an attempt loaded a file of this family before its first step. It could also resume from a family whose checkpoints
+hold at least the same entries (tensors and values). If no load was seen, every saved file counts."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ from torchaos.harness.record.record import Record
 class Points:
     """The files that the job resumes from.
 
-    `kinds`: kinds of checkpoint, each a set of families; empty: every saved file is a checkpoint to resume from.
-    `parts`: families of the names of the files that resumes loaded."""
+    `kinds`: kinds of checkpoints, each a set of families. If it is empty, every saved file counts as a checkpoint that
+    the job resumes from. `parts`: families of the names of the files that resumes loaded."""
 
     kinds: tuple[frozenset[str], ...]
     parts: frozenset[str]
@@ -33,7 +32,7 @@ class Points:
         return not self.kinds or any(_family(path) in kind for kind in self.kinds)
 
     def by_kind(self, saves: Sequence[Save]) -> list[list[Save]]:
-        """The saves of each kind of checkpoint; saves of other files are left out."""
+        """The saves of each kind of checkpoint. Saves of other files are left out."""
         if not self.kinds:
             return [list(saves)]
         return [[save for save in saves if _family(save.path) in kind] for kind in self.kinds]
@@ -60,7 +59,7 @@ def points_of(run: Record) -> Points:
 def are_copies(run: Record, path: str, other: str) -> bool:
     """Whether the families of two files are copies of each other: at some step both held the same tensors, bit for bit.
 
-    Files of the same family are parts of one checkpoint, not copies: their names differ in the rank, for example."""
+    Files of the same family are no copies but parts of one checkpoint: their names differ in the rank, for example."""
     families = {_family(path), _family(other)}
     found: dict[int | None, dict[str, Mapping[str, str]]] = defaultdict(dict)
     for checkpoint in checkpoints_of(run) or []:
@@ -89,6 +88,6 @@ def _held(run: Record, root: str) -> dict[str, set[str]]:
 
 
 def _family(path: str) -> str:
-    """The family of the checkpoint to which a file belongs, without the file extension: a save may get its extension
-    with its final name."""
+    """The family of the checkpoint to which a file belongs, without the file extension, because a save may get its
+    extension only with its final name."""
     return posixpath.splitext(family(checkpoint_of(path)))[0]

@@ -1,12 +1,11 @@
-"""Finds where each attempt resumed, and which complete checkpoints it could have resumed from.
+"""Finds the checkpoint from which each attempt resumed, and the complete checkpoints from which it could have resumed.
 
 Only files that the job resumes from count as checkpoints (points.py). A checkpoint is complete if all its files were
-seen to be written to their end, and it has as many files as most other checkpoints. The job may do more before it
-trusts a checkpoint, such as a rename or a digest. So a checkpoint is *sure* only if the ranks that wrote it then
-trained on or saved again in the same attempt, or if the processes that were forked to write it ended in order, or if
-the next attempt resumed from its step. A checkpoint that lacks files, although all ranks wrote a part of it, may be
-cut short, or the other checkpoints may have extra files: it counts, but it is never sure.
-"""
+seen to be written to their end, and if it has as many files as most other checkpoints. The job may do more before it
+trusts a checkpoint, such as a rename or a digest. So a checkpoint is *sure* only in these cases: the ranks that wrote
+it then trained on or saved again in the same attempt; or the processes that were forked to write it ended successfully;
+or the next attempt resumed from its step. If a checkpoint lacks files although all ranks wrote a part of it, it may be
+incomplete, or the other checkpoints may have extra files. Such a checkpoint counts, but is never sure."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True)
 class Resume:
-    """A start of training after earlier steps: of a new attempt, or within an attempt that loaded a checkpoint
+    """A start of training after earlier steps: with a new attempt, or within an attempt that loaded a checkpoint
     again."""
 
     attempt: Segment  # the steps from this resume on
@@ -52,7 +51,7 @@ class Resume:
 
 
 def resumes(run: Record) -> list[Resume]:
-    """The resumes of a run in order of attempts, also those whose base is unknown."""
+    """The resumes of a run in order of attempts, including resumes whose base is unknown."""
     history, kept, damaged = run.history, _kept(run), [damage for damage in damages(run) if damage.contents]
     found = []
     hits = list(run.of_kind(Kind.APPLYING, Kind.APPLIED))
@@ -64,7 +63,8 @@ def resumes(run: Record) -> list[Resume]:
             continue
         loads = [load.mono_s for load in history.loads if load.attempt == part.number and load.mono_s <= min(own)]
         by_s = part.started_s if part.after else min(loads, default=part.started_s)
-        # If the attempt resumes in its midst, checkpoints that it saved after the fault may hold the fault's harm.
+        # If the attempt loads a checkpoint between two steps, checkpoints that it saved after the fault may contain the
+        # damage that the fault did.
         whole_s = max((hit.mono_s for hit in hits if hit.mono_s <= by_s), default=by_s) if part.after else by_s
         there = [
             saved
@@ -124,8 +124,8 @@ def _of_kind(run: Record, saves: Sequence[Save], points: Points) -> list[SavedCh
 
 
 def _usual(groups: Sequence[Sequence[Save]]) -> tuple[Counter[str], set[int]]:
-    """The set of files that checkpoints have most often (the larger set if two are equally frequent), and the ranks
-    that write it."""
+    """The set of files that checkpoints have most often, and the ranks that write it. If two sets are equally frequent,
+    the larger set."""
     often = Counter(frozenset(_files(group).items()) for group in groups)
     most = max(often.items(), key=lambda pair: (pair[1], sum(times for _file, times in pair[0])))
     files = Counter(dict(most[0]))
@@ -137,14 +137,16 @@ def _ranks(group: Iterable[Save]) -> set[int]:
 
 
 def _files(group: Iterable[Save]) -> Counter[str]:
-    """The names of a checkpoint's files with numbers replaced by `#`, each counted once for each rank that wrote it."""
+    """The names of a checkpoint's files, with numbers replaced by `#`. Each is counted once for each rank that wrote
+    it."""
     return Counter(_NUMBER.sub("#", posixpath.basename(save.path)) for save in group for _rank in save.ranks)
 
 
 def _one(
     step: int, group: Sequence[Save], trained: Sequence[Execution | None], begun_s: float, lacks: Collection[str]
 ) -> SavedCheckpoint:
-    """`trained`: the last step of each rank that wrote it; `begun_s`: when the last save of the attempt began."""
+    """The checkpoint of one step. `trained`: the last step of each rank that wrote it. `begun_s`: when the last save of
+    the attempt began. `lacks`: files that most other checkpoints have."""
     whole_s, first = max(save.ended_s or 0.0 for save in group), group[0]
     in_thread = any(save.by_child or (save.ended_s or 0.0) - save.begun_s > 2 * save.blocked_s + 0.01 for save in group)
     went_on = all(last and last.mono_s > whole_s and last.local_step > first.local_step for last in trained)

@@ -1,4 +1,4 @@
-"""Finds out whether a job saves at fixed steps or at fixed times. At fixed times, each run saves at other steps."""
+"""Decides whether a job saves at fixed steps or at fixed times. At fixed times, each run saves at other steps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _REGULAR = 1.5  # the longest gap divided by the shortest
 
 
 def saves_vary(run: Record, twins: Sequence[Record]) -> bool:
-    """Whether the record shows that each run saves at other steps: the twins differ; the run differed before its first
-    fault; no fixed number of steps explains the first save after a resume; or the seconds between saves are regular and
-    the steps between them are not."""
+    """Whether the record shows that each run saves at other steps. That is so in four cases: the twins differ; the run
+    differed before its first fault; no fixed number of steps explains the first save after a resume; or the seconds
+    between saves are regular and the steps between them are not."""
     last = min((twin.history.last_step or 0 for twin in twins), default=0)
     if any(_saved(twin, last - 1) != _saved(twins[0], last - 1) for twin in twins[1:]):
         return True
@@ -39,7 +39,7 @@ def saves_vary(run: Record, twins: Sequence[Record]) -> bool:
 
 
 def _saved(record: Record, until: int, first: bool = False) -> set[tuple[str, int]]:
-    """Family and global step of each save up to step `until`; `first`: of the first attempt only."""
+    """Family and global step of each save up to step `until`. `first`: only those of the first attempt."""
     return {
         (_kin(save, record), save.global_step)
         for save in record.history.saves
@@ -49,16 +49,16 @@ def _saved(record: Record, until: int, first: bool = False) -> set[tuple[str, in
 
 
 def _kin(save: Save, record: Record) -> str:
-    """The family of the path below the checkpoint folder; it is the same in a run and its twin."""
+    """The family of the path below the checkpoint folder. It is the same in a run and its twin."""
     root = root_of(record)
     return family(posixpath.relpath(save.path, root) if root else save.path)
 
 
 def _leaves_the_grid(run: Record, twin: Record) -> bool:
     """Whether the twin saved at a fixed interval of steps, and the first save of the run after a resume does not fit
-    that interval, neither counted from the start of the job nor from the resume.
+    that interval, counted from the start of the job or from the resume.
 
-    A save whose name states another step than the twin's names do shows a wrong step count, not a timer."""
+    If the name of the save has another step than the twin's names, that shows a wrong step count, not a timer."""
     last = max(record.history.last_step or 0 for record in (run, twin))
     for base, save in _first_after_resumes(run):
         theirs = [other for other in twin.history.saves if _kin(other, twin) == _kin(save, run)]
@@ -75,8 +75,8 @@ def _leaves_the_grid(run: Record, twin: Record) -> bool:
 def _first_after_resumes(run: Record) -> Iterator[tuple[int, Save]]:
     """Yields the first save of each family in each attempt but the first, with the step from which the attempt resumed.
 
-    Only checkpoints that the job resumes from: a metric decides when the best checkpoint is written. Saves after a
-    fault landed in that attempt are left out: a fault may make a job save at once."""
+    Only checkpoints that the job resumes from are included, because a metric decides when the best checkpoint is
+    written. Saves after a fault in that attempt are left out, because a fault may make a job save at once."""
     points, landed, root = points_of(run), landings(run), root_of(run)
     bases = {attempt.number: attempt.base for attempt in run.history.attempts[1:]}
     seen: set[tuple[int, str]] = set()

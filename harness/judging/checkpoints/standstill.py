@@ -1,8 +1,8 @@
-"""How long training stopped for each checkpoint, also if the job waits for a save in another thread.
+"""For how long training stopped for each checkpoint, including the time in which the job waits for a save in another
+thread.
 
-A save that returns at once blocks only for the time of its call. But the job may still wait for its end: then the rank
-is in no phase of a step from the begin of the save to its end, and goes on when the save is over.
-"""
+A save that returns at once blocks only for the time of its call. But the job may still wait for its end. Then the rank
+is in no phase of a step from the begin of the save to its end, and goes on when the save has ended."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from torchaos.harness.agent.wire import Phase
 from torchaos.harness.record.history import Execution, History, Save
 from torchaos.harness.record.history.checkpoints import blocked_by_step
 
-_SOON_S, _SOON_SHARE = 0.05, 0.1  # after a save's end (of its length): a rank that goes on then has waited for the save
+_SOON_S, _SOON_SHARE = 0.05, 0.1  # seconds, and share of the save's length: a rank that goes on so soon has waited
 
 Key = tuple[int, int]  # attempt, local steps before the save
 
 
 @dataclass(frozen=True)
 class Standstill:
-    """Seconds without training, by checkpoint. `possible`: the same, plus all other time during the write in which a
-    rank was in no phase of a step."""
+    """Seconds without training, by checkpoint. `possible`: these seconds, plus all other time during the write in which
+    a rank was in no phase of a step."""
 
     blocked: Mapping[Key, float]
     possible: Mapping[Key, float]

@@ -1,4 +1,4 @@
-"""Finds the checkpoints of the twin that the run lacks or has at another step, and what excuses that."""
+"""Finds the checkpoints of the twin that the run lacks or has at another step, and the possible excuses."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def _step(checkpoint: Checkpoint) -> str:
 def unexcused(
     run: Record, twins: Sequence[Record], ours: Sequence[Checkpoint], theirs: Sequence[Sequence[Checkpoint]]
 ) -> list[Clash]:
-    """The checkpoints that all twins have and that the run lacks, or has at another step. Left out are: checkpoints of
-    another number of ranks; the steps from which an attempt resumed (a save of such a step may have been cut short, and
-    is not done again; a checkpoint from which an attempt resumed was whole); and checkpoints whose save failed, for
-    example without free space, if the job continued."""
+    """The checkpoints that all twins have and that the run lacks, or has at another step. Three kinds are left out:
+    checkpoints that were saved on another number of ranks; those of the steps from which an attempt resumed, because a
+    save of such a step may have been interrupted and is not repeated; and checkpoints whose save failed, for example
+    without free space, if the job continued."""
     found = {one.path: one for one in strays(ours, theirs[0])}
     for other in theirs[1:]:
         same = {one.path: one.theirs for one in strays(ours, other)}
@@ -61,12 +61,13 @@ def _was_resumed_from(run: Record, clash: Clash) -> bool:
 
 
 def is_aside(run: Record, clash: Clash) -> bool:
-    """Whether the job does not resume from it, as from `best.pt`: then a metric may decide when it is saved."""
+    """Whether the job does not resume from this checkpoint, such as `best.pt`. Then a metric may decide when it is
+    saved."""
     return not points_of(run).has(posixpath.join(root_of(run), clash.path))
 
 
 def of_another_world(run: Record, twin: Record, step: int | None) -> bool:
-    """Whether it was saved on another number of ranks than the twin's: then sums are in another order, and the states
+    """Whether it was saved on another number of ranks than the twin's. Then sums are in another order, and the states
     of single ranks belong to other ranks."""
     saved = [save.attempt for save in run.history.saves if save.global_step == step]
     made = [one.attempt for one in run.history.by_step().get(step or 0, {}).values()]

@@ -1,2 +1,2 @@
 """Finds out how a job ended: successfully, with an error, by an abort during its shutdown, or before its first step.
-In: a record. Out: exit codes, failed ranks, and clauses for reasons."""
+Input: a record. Output: exit codes, failed ranks, and clauses for reasons."""

@@ -21,14 +21,14 @@ class FailedRank(NamedTuple):
 
 
 def ended_on_purpose_s(run: Record) -> float | None:
-    """When torchaos ended the run because it had shown enough, CLOCK_MONOTONIC; None if it did not."""
+    """The time (CLOCK_MONOTONIC) at which torchaos ended the run on purpose, by `until`. None if it did not."""
     return next((event.mono_s for event in run.of_kind(Kind.STOPPED) if event.data.get("enough")), None)
 
 
 def own_exit_code(run: Record) -> int | None:
-    """The exit code with which the job ended by itself; None if it did not.
+    """The exit code with which the job ended by itself. None if it did not.
 
-    0 if the job was done and aborted only at interpreter exit (see teardown.py). A job that was submitted again, or
+    0 if the job was finished and aborted only at interpreter exit (see teardown.py). A job that was submitted again, or
     would have been, has not ended."""
     exited, started = run.exited, list(run.of_kind(Kind.JOB_STARTED))
     if not exited or (run.stopped and run.stopped.mono_s <= exited.mono_s):
@@ -43,10 +43,10 @@ def own_exit_code(run: Record) -> int | None:
 
 
 def failed_rank(run: Record) -> FailedRank | None:
-    """The first rank that failed by itself in the last attempt of a job that ended by itself; else None.
+    """The first rank that failed by itself in the last attempt of a job that ended by itself. None otherwise.
 
-    A rank that torchelastic ended does not count, nor does an abort at interpreter exit after the last step. The exit
-    code of the job's command can't replace this check: in a pipe it is the exit code of the last command."""
+    A rank that torchelastic ended is not counted, nor is an abort at interpreter exit after the last step. The exit
+    code of the job's command is not enough, because in a pipe it is the exit code of the last command."""
     exited = run.exited
     if not run.history.attempts or not exited or run.stopped:
         return None
@@ -63,7 +63,7 @@ def failed_rank(run: Record) -> FailedRank | None:
 
 
 def _was_ended(run: Record, left: Event) -> bool:
-    """Whether torchelastic had ended the process before."""
+    """Whether torchelastic had ended the process before it exited."""
     return any(
         event.data["pid"] == left.data["pid"] and event.mono_s <= left.mono_s
         for event in run.of_kind(Kind.ELASTIC_TEARDOWN)

@@ -12,8 +12,8 @@ from torchaos.harness.record.record import Record
 
 @dataclass(frozen=True)
 class Stall:
-    """The time from the application of a fault until its rollback, the end of the processes that it hit, the next
-    fault, or the end of the run, whichever came first. Times are CLOCK_MONOTONIC."""
+    """The time for which a fault may hold up the job: from its application until its rollback, the end of the processes
+    that it hit, the next fault, or the end of the run, whichever comes first. Times are CLOCK_MONOTONIC."""
 
     fault: str
     ranks: frozenset[int]
@@ -47,8 +47,8 @@ def stalls_of(run: Record) -> Iterator[Stall]:
 
 
 def _gone_at(run: Record, fault: str, since_s: float) -> float:
-    """When the last process that the fault hit was gone, or the last rank alive at `since_s` if it hit no rank.
-    Infinite: not all of them ended."""
+    """The time at which the last process that the fault hit was gone. If it hit no rank: the time at which the last
+    rank that was alive at `since_s` was gone. Infinite if not all of them ended."""
     hit = {e.data["pid"] for e in run.of_fault(fault, Kind.APPLYING) if e.rank is not None and e.mono_s >= since_s}
     exits = {e.data["pid"]: e.mono_s for e in run.of_kind(Kind.RANK_EXITED)}
     there = {

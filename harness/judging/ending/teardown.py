@@ -1,10 +1,9 @@
 """Recognizes a finished job that aborted at interpreter exit.
 
 A process group that was not destroyed can make the interpreter abort at exit (SIGABRT, "terminate called without an
-active exception"). torchrun then restarts a job that was done, and a trainer that resumes at its last step may train
-one more step. This is a defect of torch (pytorch/pytorch#190489). If the job's final checkpoint is whole, the abort is
-counted, and what came after it is not judged. Otherwise it is a failure like any other.
-"""
+active exception"). torchrun then restarts a job that was finished, and a trainer that resumes at its last step may
+train one more step. This is a defect of torch (pytorch/pytorch#190489). If the job's final checkpoint is whole, the
+abort is counted, and everything after it is not judged. Otherwise it is a failure like any other."""
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ class TeardownAbort:
 
 
 def teardown_aborts(record: Record, final_step: int | None = None) -> list[TeardownAbort]:
-    """The aborts at exit that are not judged, because a whole checkpoint of the last step or a later step exists."""
+    """The aborts at interpreter exit that are not judged, because a whole checkpoint of the last step or a later step
+    exists."""
     found = aborts_at_exit(record, final_step)
     return [abort for abort in found if _is_verified(record, abort)]
 
@@ -54,13 +54,13 @@ def aborts_at_exit(run: RunSoFar, final_step: int | None = None) -> list[Teardow
 
 
 def has_aborted(events: Iterable[Event]) -> bool:
-    """Whether a rank ended with SIGABRT. Then the final checkpoint must be inspected, whatever is asserted."""
+    """Whether a rank ended with SIGABRT. Then the final checkpoint must be inspected, for every set of assertions."""
     ends = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE)
     return any(event.kind in ends and event.data["exit_code"] == ABORT for event in events)
 
 
 def final_step(record: Record) -> int | None:
-    """The last global step of the job. Steps after an abort at exit that is not judged do not count."""
+    """The last global step of the job. If an abort at interpreter exit is not judged, steps after it do not count."""
     aborts = teardown_aborts(record)
     return aborts[0].last_step if aborts else record.history.last_step
 

@@ -1,4 +1,4 @@
-"""The finding of assertions that judge resumes, for a job that was not restarted."""
+"""The finding of assertions that judge resumes, if the job was not restarted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torchaos.harness.record.record import Record
 
 
 def not_restarted(run: Record, then: str) -> Finding:
-    """Passed if the only attempt succeeded and no other attempt could have been missed; else inconclusive.
+    """Passed if the only attempt succeeded and no other attempt can have been missed. Otherwise inconclusive.
 
     `then`: the end of the sentence "the job was not restarted, …"."""
     if run.history.source != "agent" or sum(1 for _ in run.of_kind(Kind.JOB_STARTED)) > 1:
-        return inconclusive("one attempt was seen, and without an agent in each nothing shows that there was no other")
+        return inconclusive("one attempt was seen, and without an agent it is not known whether there were others")
     code = run.exit_code
     if not run.ended_on_purpose and code != 0:
         how = "nobody saw how it ended" if code is None else f"ended with exit code {code}"

@@ -39,8 +39,8 @@ def last_error(run: Record) -> str:
 
 
 def _first_error(lines: Sequence[str]) -> list[str]:
-    """The last words of the first attempt that has an error, since what later attempts die of may follow from it; else
-    of the last attempt."""
+    """The last lines of the first attempt that shows an error, because the errors of later attempts may follow from it.
+    If none shows an error, of the last attempt."""
     found = [_own(part) for part in _attempts(lines)]
     return next((words for words in found if words and _ERROR.match(words[-1])), found[-1])
 
@@ -50,14 +50,14 @@ def _last_words(lines: Sequence[str]) -> list[str]:
 
 
 def _attempts(lines: Sequence[str]) -> list[Sequence[str]]:
-    """What the ranks wrote before each failure of theirs; all, if torchelastic reports none."""
+    """The lines that the ranks wrote before each failure. If torchelastic reports no failure, all lines."""
     ends = [place for place, line in enumerate(lines) if _FAILED.search(line)]
     return [lines[begin:end] for begin, end in zip([0, *(end + 1 for end in ends)], ends, strict=False)] or [lines]
 
 
 def _own(lines: Sequence[str]) -> list[str]:
-    """The last lines up to the last error, without torchrun's own lines and without repetitions, as several ranks make
-    them."""
+    """The last lines up to the last error, without torchrun's own lines and without repetitions, which several ranks
+    may make."""
     lines = [_RANK.sub("", line, count=1) for line in lines]
     kept = list(
         dict.fromkeys(

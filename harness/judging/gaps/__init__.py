@@ -1,3 +1,3 @@
-"""Finds what is missing in a record: parts of the journal that were cut, and facts that could not be seen. In: records.
-Out: half-sentences that say what is missing, for the reason of a finding: missing data must never look like a good
+"""Finds missing data in a record: parts of the journal that were cut, and facts that could not be seen. Input: records.
+Output: clauses that say what is missing, for the reason of a finding. Missing data must never look like a good
 result."""

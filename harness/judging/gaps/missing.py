@@ -1,4 +1,4 @@
-"""Finds out whether a journal lost events that other parts of the record show must have existed."""
+"""Finds out whether a journal lost events that, by other parts of the record, must have existed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def missing_in_words(run: Record, twins: Sequence[Record]) -> str:
     for record in records:
         seen |= {rank for rank, _ in _who(record, Kind.AGENT_STARTED)}
         ended |= {rank for rank, _ in set(_ended_well(record)) & set(_who(record, Kind.AGENT_ENDED))}
-    for whose, record in (("the journal", run), *(("the journal of a twin", twin) for twin in twins)):
+    for journal, record in (("the journal", run), *(("the journal of a twin", twin) for twin in twins)):
         if why := next(chain(record.gaps, _cut(record, seen, ended)), None):
-            return f"{whose} is damaged: {why}"
+            return f"{journal} is damaged: {why}"
     return ""
 
 
@@ -26,8 +26,8 @@ def _cut(record: Record, seen: set[int], ended: set[int]) -> Iterator[str]:
     """Yields a clause for each rank that succeeded and whose events are cut, in a job that succeeded.
 
     Events are cut if the agent's last event is missing although the rank wrote it in another record (`ended`), or if
-    all events are missing although an agent started in this rank elsewhere (`seen`). The comparison with other records
-    is needed because a job may always leave by os._exit, which ends the agent without a last event."""
+    all events are missing although an agent started in this rank in another record (`seen`). The comparison with other
+    records is needed because a job may always leave by os._exit, which ends the agent without a last event."""
     has, whole = set(_who(record, Kind.AGENT_STARTED, Kind.STEP)), set(_who(record, Kind.AGENT_ENDED))
     excused = set(_who(record, Kind.AGENT_FAILED, Kind.APPLYING))
     for rank, attempt in sorted(set(_ended_well(record)) - whole - excused):
@@ -39,7 +39,7 @@ def _cut(record: Record, seen: set[int], ended: set[int]) -> Iterator[str]:
 
 
 def _ended_well(record: Record) -> list[tuple[int, int]]:
-    """(rank, its last attempt) of each rank that ended with exit code 0, in a job that did too."""
+    """(rank, its last attempt) of each rank that ended with exit code 0, if the job ended with exit code 0 too."""
     if record.exit_code != 0:
         return []
     codes = {(e.rank, e.attempt): e.data["exit_code"] for e in record.of_kind(Kind.RANK_EXITED)}

@@ -1,4 +1,4 @@
-"""Explains why an assertion could not see what it needs: clauses that name the missing source of data."""
+"""Explains why an assertion could not see the data that it needs, by clauses that name the missing source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NEVER = {
 
 
 def why_unseen(record: Record, what: str) -> str:
-    """Why something was not seen in a run, as a clause. `what`: "loss", "samples", "steps" or "parameters"."""
+    """Why a quantity was not seen in a run, as a clause. `what`: "loss", "samples", "steps" or "parameters"."""
     failed = [event for event in record.of_kind(Kind.AGENT_FAILED) if _concerns(str(event.data["hook"]), what)]
     if failed:
         return f"the agent's hook {failed[0].data['hook']} failed: {failed[0].data['error']}"
@@ -34,12 +34,12 @@ def why_unseen(record: Record, what: str) -> str:
 
 
 def why_unplaced(record: Record, attempts: tuple[int, ...]) -> str:
-    """Why the steps of the first of these attempts have no global number: the facts that were seen and not seen, as a
-    clause."""
+    """Why the steps of the first of these attempts have no global number. A clause with the facts that were seen and
+    not seen."""
     history, number = record.history, attempts[0]
     if history.uneven:
         return (
-            f"nobody can say which global steps attempt {number} made: the ranks make different numbers of steps "
+            f"it is not known which global steps attempt {number} made: the ranks make different numbers of steps "
             f"({' and '.join(map(str, history.uneven))}), so after a restart they have no common step"
         )
     part = next((segment for segment in history.segments if segment.number == number and segment.base is None), None)
@@ -51,7 +51,7 @@ def why_unplaced(record: Record, attempts: tuple[int, ...]) -> str:
         seen.append(f"{ambiguous[0].name} fit several steps ({fits})")
     else:
         seen.append("no counter, sample or loss shows an earlier step")
-    return f"nobody can say which global steps attempt {number} made: {', and '.join(seen)}"
+    return f"it is not known which global steps attempt {number} made: {', and '.join(seen)}"
 
 
 def _of_load(record: Record, loads: Sequence[Load]) -> str:
@@ -62,8 +62,8 @@ def _of_load(record: Record, loads: Sequence[Load]) -> str:
     if not read:
         return f"{name} could not be loaded"
     was_saved = saved_as(read[-1].path, record.history.saves, read[-1].mono_s)
-    which = "whose step is not known" if was_saved else "whose save was not seen"
-    return f"{name} was loaded, {which}"
+    unknown = "whose step is not known" if was_saved else "whose save was not seen"
+    return f"{name} was loaded, {unknown}"
 
 
 def _concerns(hook: str, what: str) -> bool:

@@ -1,2 +1,2 @@
-"""Finds when each fault hit, in which attempt, and which ranks, nodes and GPUs. In: a record, or the events of a live
-run. Out: landings and targets."""
+"""Finds the time of each hit of a fault, the attempt, and the ranks, nodes and GPUs that it hit. Input: a record, or
+the events of a live run. Output: landings and targets."""

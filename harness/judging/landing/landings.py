@@ -1,4 +1,4 @@
-"""When each fault hit, and which attempt and ranks."""
+"""The time, the attempt and the ranks of each hit of a fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunSoFar(Protocol):
 
 @dataclass(frozen=True)
 class Landing:
-    """One fault that hit in one attempt, with all its targets."""
+    """One hit of a fault in one attempt, with all its targets."""
 
     fault: str
     at_s: float  # the first hit, CLOCK_MONOTONIC

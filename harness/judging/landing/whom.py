@@ -1,7 +1,6 @@
-"""The ranks, nodes and GPUs that a fault really hit, by the processes that ran when it landed.
+"""The ranks, nodes and GPUs that a fault really hit, according to the processes that ran when it landed.
 
-torchelastic numbers the ranks again in each attempt. GPUs are numbered on each node, so a GPU is (node, NVML index).
-"""
+torchelastic numbers the ranks again in each attempt. GPUs are numbered on each node, so a GPU is (node, NVML index)."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ Gpu = tuple[int, int]
 
 
 def hit_target(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> Target:
-    """The fault's target, with the ranks that its nodes had when it landed. If these ranks are not known, the planned
-    target."""
+    """The fault's target, with the ranks that its nodes had when it landed. The planned target if these ranks are not
+    known."""
     if not fault.target.nodes or not hits:
         return fault.target
     there = _there(run, hits[0])
@@ -27,7 +26,7 @@ def hit_target(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> Targe
 
 
 def strayed(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
-    """How a fault missed its target, as a clause: a target node had no rank, or another node felt the fault. None: no
+    """How a fault missed its target, as a clause: a target node had no rank, or another node felt the fault. None if no
     miss was seen."""
     for hit in hits:
         there = {up.data["node"] for up in _there(run, hit)}

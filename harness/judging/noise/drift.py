@@ -1,9 +1,8 @@
-"""Tells how a run's parameters leave those of its twin: at once because of a defect, or slowly by rounding. The
-parameters are known by their sketches (agent/state.py).
+"""Finds out how a run's parameters move away from those of its twin: at once because of a defect, or slowly by
+rounding. It uses the sketches of the parameters (agent/state.py).
 
-The distance from the twin that a step adds is measured in units of the twin's own update in that step. Rounding of sums
-adds about a millionth of an update. A lost optimizer state leads to another update: it adds most of an update.
-"""
+The distance that a step adds is measured in units of the twin's own update in that step. Rounding of sums adds about a
+millionth of an update. A lost optimizer state leads to a different update, and adds most of an update."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ class Loaded:
 def loaded(history: History) -> Iterator[Loaded]:
     """Yields a comparison for each rank of each resume on the same number of ranks, if both states were seen.
 
-    No twin is needed, and noise is no excuse: a checkpoint holds the exact bits."""
+    No twin is needed, and noise can't explain a difference, because a checkpoint holds the exact bits."""
     placed = {(done.attempt, done.global_step, done.rank): done for done in history.executions}
     for before, attempt in zip(history.attempts, history.attempts[1:], strict=False):
         if not attempt.base or before.world_size != attempt.world_size:
@@ -45,7 +44,7 @@ def loaded(history: History) -> Iterator[Loaded]:
             begun = placed.get((attempt.number, attempt.base + 1, rank))
             if saved and begun and saved.parameters and begun.restored:
                 far = WEIGHTS.apart(begun.restored_sketch, saved.sketch, 0.0) or math.inf
-                # A job may change its parameters before it saves them, and go on with these.
+                # A job may change its parameters before it saves them, and continue with the changed parameters.
                 nexts = (placed.get((saved.attempt, attempt.base + 1, other)) for other in range(attempt.world_size))
                 had = {saved.parameters, *(done.restored for done in nexts if done)}
                 off = 0.0 if begun.restored in had else far
@@ -54,7 +53,7 @@ def loaded(history: History) -> Iterator[Loaded]:
 
 @dataclass(frozen=True)
 class Drift:
-    """How the parameters of a run moved away from the twin's."""
+    """How far the parameters of a run moved away from the twin's."""
 
     farthest: float  # largest distance from the twin, relative to the norm
     other: int | None  # the first global step that made another update
@@ -62,7 +61,7 @@ class Drift:
 
 
 def drift(ours: Steps, theirs: Steps) -> Drift | None:
-    """The drift from a twin whose steps are bitwise reproducible. None: not all common steps have sketches."""
+    """The drift from a twin whose steps are bitwise reproducible. None if not all common steps have sketches."""
     common = sorted(step for step in ours.keys() & theirs.keys() if ours[step].keys() == theirs[step].keys())
     far = {step: WEIGHTS.distance(ours[step], theirs[step], 0.0) for step in common}
     if not common or not all(one.sketch for step in common for one in (*ours[step].values(), *theirs[step].values())):

@@ -1,4 +1,4 @@
-"""By how much a run may differ from its twin through rounding alone: the same rule for all assertions.
+"""By how much a run may differ from its twin through rounding alone. All assertions use this rule.
 
 With three ranks or more, DDP sums gradients in another order after any restart: it rebuilds its buckets after the first
 step of a process, so the first step after a restart has other buckets than the same step of the twin. The sums then
@@ -7,8 +7,7 @@ differ in their last bits, and training makes the difference grow. Two ranks hav
 So bits must be equal before the first restart, and always on two ranks. On three ranks or more, a value that was
 computed after a restart counts as equal if its relative difference is at most ROUNDING. With
 `find_unused_parameters=True`, DDP does not rebuild its buckets, and FSDP has no buckets. Such jobs are bitwise equal,
-and an assertion says so.
-"""
+and an assertion says so."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ _MANY = 3  # ranks: the least number for which a sum has several orders
 
 
 def rounded_from(history: History) -> int | None:
-    """The first global step from which on values may differ from the twin's by ROUNDING. None: all bits must be
-    equal."""
+    """The first global step whose values may differ from the twin's by ROUNDING. Values of later steps may too. None:
+    all bits must be equal."""
     many = {attempt.number for attempt in history.attempts[1:] if attempt.world_size >= _MANY}
     return min((step for (step, _rank), done in history.counting().items() if done.attempt in many), default=None)
 
@@ -39,8 +38,8 @@ def may_be_rounding(found: Mapping[int, float], history: History) -> bool | None
     """Whether differences of losses may be rounding. `found`: relative differences by global step.
 
     True: they are at most ROUNDING. False: they are larger, and may be rounding that has grown. None: they can't be
-    rounding, because bits must be equal in that step, or a large difference did not grow out of smaller ones. The first
-    step after the restart computes its losses before gradients are summed, so there any large difference is no
+    rounding, because bits must be equal in that step, or because a large difference did not grow from smaller ones. In
+    the first step after a restart, losses are computed before gradients are summed, so a large difference there is not
     rounding."""
     first, largest, sure = rounded_from(history), ROUNDING, True
     for step, far in sorted(found.items()):
@@ -55,7 +54,7 @@ def may_be_rounding(found: Mapping[int, float], history: History) -> bool | None
 
 
 def but_for_rounding(largest: float, history: History) -> str:
-    """A phrase that states the rounding, for the reason of an assertion that passes. `largest`: the largest relative
+    """A phrase about the rounding, for the reason of an assertion that passes. `largest`: the largest relative
     difference."""
     return (
         f"equal except for rounding, at most {largest:.1g}, from step {rounded_from(history)} on: after a restart, "

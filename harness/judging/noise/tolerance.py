@@ -40,7 +40,7 @@ class Tolerance:
     spreads: Mapping[int, float] = field(default_factory=dict)  # by step; infinite: a twin's value is not finite
 
     def allowed(self, step: int, factor: float = LEARNED_FACTOR) -> float:
-        """The difference that a run may have in this step; infinite if the twins show nothing about it."""
+        """The relative difference that a run may have in this step. Infinite if the twins show nothing about it."""
         return factor * self.spreads.get(step, math.inf) if self.basis == "learned" else self.given
 
     def judges(self, step: int) -> bool:
@@ -76,7 +76,7 @@ class Tolerances:
 def learned(twins: Sequence[Steps], of: Quantity, last: int | None = None) -> Tolerance:
     """Learns the tolerance of the quantity `of` from twins.
 
-    `last`: use only the steps up to this global step, so that noise in later steps does not excuse a difference in
+    `last`: use only the steps up to this global step, so that noise in later steps does not hide a difference in
     earlier steps. The typical size is always that of all steps."""
     size = of.typical(twins)
     common = sorted(set(twins[0]).intersection(*twins[1:])) if len(twins) > 1 else []
@@ -102,7 +102,7 @@ def distances(ours: Steps, twins: Sequence[Steps], of: Quantity, typical: float)
 
 def certainly_beyond(found: Mapping[int, float], tolerance: Tolerance) -> int | None:
     """The first step from which on a run certainly differs from its twins: at least three steps are beyond CERTAIN
-    spreads, and at least half of all steps from there on are beyond the allowed difference. None: there is no such
+    spreads, and at least half of all steps from there on are beyond the allowed difference. None if there is no such
     step. `found`: relative differences by step."""
     judged = [step for step in sorted(found) if math.isfinite(tolerance.allowed(step))]
     beyond = [step for step in judged if found[step] > tolerance.allowed(step, CERTAIN)]

@@ -1,8 +1,8 @@
-"""Silent corruption of the training state: after which steps the state was bad, and who could see it first.
+"""Silent corruption of the training state: the steps after which the state was bad, and the witness that could see it
+first.
 
 The state after a step is bad if the check sum of the parameters differs from the twin's after the same step, or differs
-between ranks that hold replicas. A check sum covers all bits, so the smallest difference counts.
-"""
+between ranks that hold replicas. A check sum covers all bits, so the smallest difference counts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Step:
 
     @property
     def replicas_differ(self) -> bool | None:
-        """Whether the ranks hold different parameters. None: they can't be compared, because a rank's parameters were
+        """Whether the ranks hold different parameters. None if they can't be compared, because a rank's parameters were
         not seen or are only a part of the model."""
         sums = [execution.parameters for execution in self.ranks.values()]
         if len(sums) < 2 or not all(each is not None and is_whole(each) for each in sums):
@@ -39,8 +39,8 @@ class Step:
         return len(set(sums)) > 1
 
     def differs_from(self, twin: Mapping[int, Execution] | None) -> bool | None:
-        """Whether the parameters of a rank differ from the twin's. None: those of a rank were not seen, here or in the
-        twin."""
+        """Whether the parameters of a rank differ from the twin's. None if a rank's parameters were not seen, in the
+        run or in the twin."""
         pairs = [
             (execution.parameters, twin[rank].parameters)
             for rank, execution in self.ranks.items()
@@ -56,7 +56,7 @@ class Step:
 
 
 def steps_of(record: Record) -> list[Step]:
-    """All steps that were executed, including steps that were done again later, in order of attempts and steps."""
+    """All steps that were executed, including steps that were executed again later, in order of attempts and steps."""
     found: dict[tuple[int, int], dict[int, Execution]] = {}
     for execution in record.history.executions:
         if execution.global_step is not None:
@@ -69,7 +69,7 @@ def steps_of(record: Record) -> list[Step]:
 
 
 def bad_steps(record: Record, twins: Sequence[Record]) -> list[Step] | None:
-    """The steps after which the state was bad; None if the state was known after no step."""
+    """The steps after which the state was bad. None if the state is not known after any step."""
     theirs = [twin.history.by_step() for twin in twins]
     verdicts = [(step, _differs(step, theirs), step.replicas_differ) for step in steps_of(record)]
     if all(by_twin is None and by_replica is None for _step, by_twin, by_replica in verdicts):
@@ -78,7 +78,7 @@ def bad_steps(record: Record, twins: Sequence[Record]) -> list[Step] | None:
 
 
 def _differs(step: Step, twins: Sequence[Mapping[int, Mapping[int, Execution]]]) -> bool | None:
-    """Whether the step differs from every twin: a state that one of the twins has as well is not bad."""
+    """Whether the step differs from every twin. A state that one of the twins has too is not bad."""
     found = [step.differs_from(twin.get(step.number)) for twin in twins]
     return None if not found or None in found else all(found)
 
@@ -93,8 +93,8 @@ class Sighting:
 
 
 def sightings(record: Record, since_s: float) -> list[Sighting]:
-    """The witnesses of the corruption since `since_s`, in order of time: replicas that differ, a loss that is not
-    finite, a spike of the gradient norm, or a rank that ended itself with an error."""
+    """The first time for each witness of the corruption since `since_s`, in order of time. The witnesses are: replicas
+    that differ, a loss that is not finite, a spike of the gradient norm, or a rank that ended itself with an error."""
     steps, found = steps_of(record), []
     later = [step for step in steps if step.over_s >= since_s]
     differing = next((step for step in later if step.replicas_differ), None)
@@ -115,7 +115,8 @@ def sightings(record: Record, since_s: float) -> list[Sighting]:
 
 
 def _is_refusal(event: Event) -> bool:
-    """Whether a rank ended itself with an error: neither killed by a signal (negative, or 128 and more), nor done."""
+    """Whether a rank ended itself with an error. An exit code that is negative, or 128 or more, means that a signal
+    killed it; 0 means success."""
     code = event.data.get("exit_code")
     return isinstance(code, int) and 0 < code < 128
 
@@ -131,7 +132,7 @@ def _under_way(record: Record, event: Event) -> int | None:
 
 
 def seen_by_others(record: Record, fault: str) -> Evidence | None:
-    """Evidence from ranks that were not hit: since the landing, and not before, the ranks hold different parameters, or
+    """Evidence from ranks that were not hit: after the landing, and not before, the ranks hold different parameters, or
     such a rank saw a spike of the gradient norm."""
     landing = next((landing for landing in landings(record) if landing.fault == fault), None)
     effect = next(record.of_fault(fault, Kind.EFFECT), None)
@@ -149,7 +150,7 @@ def seen_by_others(record: Record, fault: str) -> Evidence | None:
 
 
 def seen_by_twin(record: Record, twins: Sequence[Record], fault: str) -> Evidence | None:
-    """Evidence from the first twin: since the landing, and not before, a rank that was not hit has other parameters
+    """Evidence from the first twin: after the landing, and not before, a rank that was not hit has other parameters
     than in the twin. In a job of one rank, the target itself counts."""
     landing = next((landing for landing in landings(record) if landing.fault == fault), None)
     effect = next(record.of_fault(fault, Kind.EFFECT), None)

@@ -1,7 +1,6 @@
-"""Evidence that processes died, stopped or stood still. Injectors use it to prove that their fault was felt.
+"""Evidence that processes died, were stopped or made no step. Injectors use it to prove that their fault was felt.
 
-A report of the target's own agent is never proof alone: the kernel, torchelastic or the other ranks must agree.
-"""
+A report of the target's own agent is never proof by itself: the kernel, torchelastic or the other ranks must agree."""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ _EXITS = (Kind.RANK_EXITED, Kind.ELASTIC_FAILURE, Kind.JOB_EXITED)
 
 
 def died(record: Record, fault: str, *codes: int) -> Evidence | None:
-    """Evidence that every process that the fault hit ended with one of these exit codes (-9: killed by signal 9).
-    None: not all of them did."""
+    """Evidence that every process that the fault hit ended with one of these exit codes (-9: killed by signal 9). None
+    if not all of them did."""
     proofs = of_each(record, fault, lambda hit: _death(record, hit, codes))
     words = "; ".join(f"pid {proof.data['pid']} ended with {_words(proof)}" for proof in proofs)
     return Evidence.of(words, *proofs) if proofs else None
 
 
 def gone(record: Record, fault: str) -> Evidence | None:
-    """Evidence that every process that the fault hit ended, with any exit code: a job that ends gracefully chooses its
-    own exit code."""
+    """Evidence that every process that the fault hit ended. Any exit code counts, because a job that ends gracefully
+    chooses its own."""
     exits = of_each(record, fault, lambda hit: _after(record.of_kind(*_EXITS), hit))
     return Evidence.of(f"pid {_pids(exits)} left", *exits) if exits else None
 
@@ -37,7 +36,7 @@ def stopped(record: Record, fault: str) -> Evidence | None:
 
 
 def of_each(record: Record, fault: str, find: Callable[[Event], Event | None]) -> list[Event]:
-    """The results of `find` for each hit of the fault; empty if one of them is None, or if there was no hit."""
+    """The results of `find` for each hit of the fault. Empty if one of them is None, or if there was no hit."""
     found = [find(hit) for hit in record.of_fault(fault, Kind.APPLYING)]
     return [] if None in found else [event for event in found if event]
 
@@ -49,7 +48,7 @@ def _after(events: Iterable[Event], hit: Event) -> Event | None:
 
 def _death(record: Record, hit: Event, codes: tuple[int, ...]) -> Event | None:
     """The end of the process that was hit, with one of these exit codes. None also if the rank finished a step after
-    the hit: then it survived the fault and died of another cause."""
+    the hit, because then it survived the fault and died for another reason."""
     death = _after((event for event in record.of_kind(*_EXITS) if event.data.get("exit_code") in codes), hit)
     steps = (event.mono_s for event in record.of_kind(Kind.STEP) if event.source == hit.source)
     survived = death is not None and any(hit.mono_s < at < death.mono_s for at in steps)
@@ -66,7 +65,7 @@ def _pids(events: Iterable[Event]) -> str:
 
 
 def stood_still(record: Record, fault: str, seconds: float) -> Evidence | None:
-    """Evidence that all ranks waited for the target: at each landing, no rank finished a step for at least 0.8 of
+    """Evidence that all ranks waited for the target. At each landing, no rank finished a step for at least 0.8 of
     `seconds` before the target finished its next step. The other ranks may first finish the step that they are in."""
     found = [_silence(record, hit) for hit in record.of_fault(fault, Kind.APPLYING)]
     if not found or min(gap for gap, _end in found) < 0.8 * seconds:
@@ -76,8 +75,8 @@ def stood_still(record: Record, fault: str, seconds: float) -> Evidence | None:
 
 
 def _silence(record: Record, hit: Event) -> tuple[float, Event | None]:
-    """The longest time in which no rank finished a step, between a hit and the next step of the rank that was hit, in
-    seconds; and the step that ended this time."""
+    """The longest time, in seconds, in which no rank finished a step, between a hit and the next step of the rank that
+    was hit; and the step that ended this time."""
     later = [event for event in record.of_kind(Kind.STEP) if event.mono_s > hit.mono_s]
     own = next((event for event in later if (event.rank, event.attempt) == (hit.rank, hit.attempt)), None)
     if own is None:

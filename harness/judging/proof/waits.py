@@ -23,8 +23,8 @@ _ENDS = (Kind.ROLLED_BACK, Kind.RANK_EXITED, Kind.JOB_EXITED, Kind.STOPPED)
 
 
 def all_waited(record: Record, fault: str) -> Evidence | None:
-    """Evidence that at each landing, no other rank finished a step for most of the time that the fault was on, and that
-    this time was at least two usual steps.
+    """Evidence that after each landing, no other rank finished a step for most of the time that the fault was on. This
+    time must be at least two usual steps.
 
     The fault is on until its rollback, the end of the target or the end of the run. In an attempt in which the other
     ranks made no step, the evidence is that one of them failed while the fault was on."""
@@ -40,9 +40,9 @@ def all_waited(record: Record, fault: str) -> Evidence | None:
 def slower(record: Record, fault: str, by_s: float = 0.0, factor: float = 1.4) -> Evidence | None:
     """Evidence that the other ranks' steps took longer while the fault was on than before and after it.
 
-    The longest step took at least 0.8 * `by_s` seconds longer than usual, and the mean grew by at least half of what
-    `factor` means: (factor - 1) / 2 of a usual step. A usual step is the median of those on both sides, because the
-    load of the machine may change with the time. None also if there are too few steps to judge."""
+    The longest step must take at least 0.8 * `by_s` seconds more than usual, and the mean must grow by at least (factor
+    - 1) / 2 of a usual step. A usual step is the median of the steps before and after the fault, because the load of
+    the machine may change with the time. None also if there are too few steps to judge."""
     found = [_slower(record, hit, by_s, factor) for hit in record.of_fault(fault, Kind.APPLYING)]
     if not found or None in found:
         return None
@@ -75,8 +75,8 @@ def _turns(events: list[Event]) -> Evidence:
 
 
 def out_of_step(record: Record, fault: str) -> Evidence | None:
-    """Evidence that the ranks lost each other: after each landing, a rank failed in the same attempt, or no rank
-    finished a step until the run was stopped."""
+    """Evidence that the ranks no longer worked together: after each landing, a rank failed in the same attempt, or no
+    rank finished a step until the run was stopped."""
     proofs = of_each(record, fault, partial(_broke, record))
     return Evidence.of("; ".join(f"then {_what_broke(proof)}" for proof in proofs), *proofs) if proofs else None
 
@@ -121,8 +121,8 @@ def _slower(record: Record, hit: Event, by_s: float, factor: float) -> tuple[flo
 
 
 def _wait(record: Record, hit: Event) -> tuple[float, Event] | None:
-    """The longest time in which no other rank finished a step while the fault was on, in seconds, and the event that
-    ended this time. None: it was too short to prove anything."""
+    """The longest time, in seconds, in which no other rank finished a step while the fault was on, and the event that
+    ended this time. None if it was too short to prove anything."""
     end = _end(record, hit)
     peers = [e for e in record.of_kind(Kind.STEP) if e.attempt == hit.attempt and e.rank != hit.rank]
     if end is None:
@@ -140,8 +140,8 @@ def _wait(record: Record, hit: Event) -> tuple[float, Event] | None:
 
 
 def _gave_up(record: Record, hit: Event, end: Event) -> tuple[float, Event] | None:
-    """Seconds from the hit until the first failure of a rank that was not hit, and its event. It must have failed while
-    the fault was on, and not because torchelastic ended it."""
+    """The first failure of a rank that was not hit: seconds since the hit, and its event. It must have failed while the
+    fault was on, and not because torchelastic ended it."""
     torn_down = {event.data["pid"] for event in record.of_kind(Kind.ELASTIC_TEARDOWN)}
     failed = {
         event.rank: event for event in record.of_kind(Kind.RANK_EXITED)
@@ -156,7 +156,7 @@ def _gave_up(record: Record, hit: Event, end: Event) -> tuple[float, Event] | No
 
 
 def _end(record: Record, hit: Event) -> Event | None:
-    """The event with which the fault that made this hit is over."""
+    """The event that ended the fault that made this hit."""
     return next((event for event in record.of_kind(*_ENDS) if event.mono_s > hit.mono_s and _ends(event, hit)), None)
 
 
@@ -167,8 +167,8 @@ def _ends(event: Event, hit: Event) -> bool:
 
 
 def _usual(peers: list[Event], before_s: float, after_s: float = inf) -> float:
-    """The median seconds from step to step up to `before_s` and from `after_s` on; 0 if there are fewer than three such
-    times."""
+    """The median seconds between two steps of a rank, over the steps up to `before_s` and from `after_s` on. 0 if there
+    are fewer than three such times."""
     by_rank: dict[int | None, list[float]] = defaultdict(list)
     for event in peers:
         by_rank[event.rank].append(event.mono_s)

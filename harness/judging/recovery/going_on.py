@@ -1,13 +1,12 @@
-"""When training really went on after a fault.
+"""Finds when training really continued after a fault.
 
-A single step is no proof: after an ECC error a job may finish a step before it drains its ranks, and a collective may
+A single step is no proof. After an ECC error, a job may finish a step before it drains its ranks, and a collective may
 stall a step later.
 - The attempt that was hit has gone on if it did not end in a restart, except a restart that another landing explains.
   It went on with the step that ended the last halt; only halts that began while the fault was on, or soon after, count.
 - Otherwise a later attempt must get past all steps of the earlier attempts. An attempt that ended only because the job
   grew again after the fault does not count.
-- After the last step there is no step to get past. Then the checkpoint that was still to be saved must become whole.
-"""
+- After the last step no further step can show it. Then the checkpoint that was not yet saved must become complete."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ SETTLED = 3  # steps that must follow before a live run counts as gone on
 
 
 class End(NamedTuple):
-    """The end of a recovery: the attempt in which training went on, and when (CLOCK_MONOTONIC)."""
+    """The end of a recovery: the attempt in which training continued, and the time (CLOCK_MONOTONIC)."""
 
     attempt: int
     mono_s: float
@@ -38,8 +37,8 @@ class End(NamedTuple):
 def went_on(
     run: RunSoFar, landing: Landing, *, lethal: bool, lasting: bool, twins: Sequence[History] = ()
 ) -> End | None:
-    """When training went on after a landing; None if it never did. `lethal`: the target dies, at once or after a grace
-    period; `lasting`: the fault is on until its rollback."""
+    """When training continued after a landing. None if it never did. `lethal`: the target dies, at once or after a
+    grace period. `lasting`: the fault is on until its rollback."""
     history = run.history
     if names := owed(history, landing.at_s, twins):
         whole_s = made_good_s(history, landing.at_s, names)
@@ -56,7 +55,7 @@ def went_on(
 
 
 def has_settled(history: History, end: End) -> bool:
-    """Whether enough steps follow the end of the recovery. Only a live run needs this test."""
+    """Whether enough steps follow the end of the recovery. Only needed for a live run."""
     later = (done for done in history.executions if done.attempt == end.attempt and done.mono_s > end.mono_s)
     after = Counter(done.rank for done in later)
     return max(after.values(), default=0) >= SETTLED
@@ -70,8 +69,8 @@ def highest_up_to(history: History, attempt: int) -> int | None:
 
 
 def steps_beyond(run: RunSoFar, landing: Landing) -> list[Execution]:
-    """The steps of the target, in the attempt that was hit, beyond the highest step before the fault. If the attempt
-    loaded a checkpoint again, beyond the highest step before that load."""
+    """The steps of the target, in the attempt that was hit, above the highest step before the fault. If the attempt
+    loaded a checkpoint again, above the highest step before that load."""
     since_s = max((segment.started_s for segment in put_back(run, landing)), default=landing.at_s)
     before = run.history.highest_step(before_s=since_s) or 0
     any_rank = not landing.ranks or run.history.source == "log"  # a log shows the steps of a single rank
@@ -84,13 +83,14 @@ def steps_beyond(run: RunSoFar, landing: Landing) -> list[Execution]:
 
 
 def put_back(run: RunSoFar, landing: Landing) -> list[Segment]:
-    """The segments that the attempt which was hit began before the next landing, by loading a checkpoint again."""
+    """The segments that the attempt that was hit began before the next landing, by loading a checkpoint again."""
     others = [other.at_s for other in landings(run) if other.at_s > landing.at_s]
     return run.history.put_back(landing.attempt, landing.at_s, min(others, default=float("inf")))
 
 
 def _within(run: RunSoFar, landing: Landing, until_s: float, pace: Pace) -> Execution | None:
-    """The step with which the attempt that was hit went on. None: it did not, or the fault hit the job's command."""
+    """The step with which the attempt that was hit continued. None if it did not, or if the fault hit the job's
+    command."""
     if landing.pids & {event.data["pid"] for event in run.of_kind(Kind.JOB_STARTED)}:
         return None
     own = steps_beyond(run, landing)
@@ -107,10 +107,10 @@ def _within(run: RunSoFar, landing: Landing, until_s: float, pace: Pace) -> Exec
 
 
 def _later(run: RunSoFar, landing: Landing, until_s: float, last: int | None) -> Execution | None:
-    """The first step of a later attempt beyond all steps of the attempt that was hit and of the attempts before it.
+    """The first step of a later attempt above all steps of the attempt that was hit and of the attempts before it.
 
     An attempt does not count if it ended in a restart while the fault was on, or because the fault was over. If the
-    twins' last step (`last`) had been done already, as in a job that died in its last save, that step done again
+    twins' last step (`last`) had already been done, as in a job that died in its last save, a repetition of that step
     counts."""
     history, attempt, grew = run.history, landing.attempt, growths(run)
     while True:
@@ -128,7 +128,7 @@ def _later(run: RunSoFar, landing: Landing, until_s: float, last: int | None) ->
 
 
 def _past_halts(run: RunSoFar, landing: Landing, back: Execution, pace: Pace) -> Execution:
-    """The step that ends the last halt which began soon after step `back` and before any other fault; `back` if there
+    """The step that ends the last halt that began soon after step `back` and before any other fault. `back` if there
     was no halt."""
     others = _other_faults_s(run, landing)
     soon_s = min([back.mono_s + _SOON * pace.usual_s, *(at_s for at_s in others if at_s > back.mono_s)])
@@ -141,7 +141,7 @@ def _past_halts(run: RunSoFar, landing: Landing, back: Execution, pace: Pace) ->
 
 
 def _until(run: RunSoFar, landing: Landing, lasting: bool, pace: Pace) -> float:
-    """Halts that begin until this time are effects of this landing. CLOCK_MONOTONIC."""
+    """The time (CLOCK_MONOTONIC) until which a halt that begins counts as an effect of this landing."""
     off_s = way_back_s(run, landing, Kind.EFFECT)
     if off_s is None:
         off_s = way_back_s(run, landing, Kind.ROLLED_BACK) if lasting else landing.at_s
@@ -150,12 +150,12 @@ def _until(run: RunSoFar, landing: Landing, lasting: bool, pace: Pace) -> float:
 
 
 def _other_faults_s(run: RunSoFar, landing: Landing) -> list[float]:
-    """When other faults landed after this landing, CLOCK_MONOTONIC."""
+    """The times (CLOCK_MONOTONIC) at which other faults landed after this landing."""
     return [other.at_s for other in landings(run) if other.at_s > landing.at_s and other.fault != landing.fault]
 
 
 def _ended_in_a_restart(run: RunSoFar, number: int, since_s: float) -> bool:
-    """Whether another attempt follows, and neither another landing since `since_s` nor an abort at interpreter exit
+    """Whether another attempt follows, and neither another landing after `since_s` nor an abort at interpreter exit
     explains it."""
     later: list[Attempt] = [attempt for attempt in run.history.attempts if attempt.number > number]
     others = [landing for landing in landings(run) if landing.attempt == number and landing.at_s > since_s]

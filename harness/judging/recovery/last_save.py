@@ -9,9 +9,9 @@ from torchaos.harness.record.history.checkpoints import final_path
 
 
 def owed(history: History, at_s: float, twins: Sequence[History]) -> frozenset[str]:
-    """The files that the first twin saved after its last step and that this run had not completely saved at the time
-    `at_s` (CLOCK_MONOTONIC). Empty if the run had not done its last step at that time, or made a step after it: then
-    steps show when the job went on."""
+    """The files that the first twin saved after its last step and that this run had not completely saved at `at_s`
+    (CLOCK_MONOTONIC). Empty if the run had not done its last step at that time, or made a step later; then steps show
+    when the job continued."""
     last = twins[0].last_step if twins else None
     if last is None or not last == history.highest_step(before_s=at_s) == history.highest_step():
         return frozenset()
@@ -20,7 +20,7 @@ def owed(history: History, at_s: float, twins: Sequence[History]) -> frozenset[s
 
 
 def made_good_s(history: History, at_s: float, names: frozenset[str]) -> float | None:
-    """When the last of these files was whole, CLOCK_MONOTONIC; None if some file never was."""
+    """The time (CLOCK_MONOTONIC) at which the last of these files was complete. None if one of them never was."""
     last = history.highest_step() or 0
     ends: dict[str, float] = {}
     for save in history.saves:
@@ -34,5 +34,5 @@ def _is_whole(save: Save, step: int, since_s: float, until_s: float) -> bool:
 
 
 def _name(save: Save) -> str:
-    """The last two parts of the path: a run and its twin have different folders."""
+    """The last two parts of the path. The rest differs, because a run and its twin have different folders."""
     return "/".join(final_path(save.path).split("/")[-2:])

@@ -26,14 +26,15 @@ class Pace:
     longest_s: float  # the longest usual time, for steps that no twin made
 
     def is_halt(self, took_s: float, step: int | None) -> bool:
-        """Whether `took_s` seconds are too long for this global step; `step` None: for any step."""
+        """Whether `took_s` seconds are too long for this global step. `step` None: for any step."""
         near = [self.pauses[n] for n in (step - 1, step, step + 1) if n in self.pauses] if step is not None else []
         pause_s = max(near, default=self.longest_s)
         return took_s > max(_LEAST_S, _TIMES * self.usual_s, _PAUSES * pause_s)
 
 
 def pace_of(history: History, before_s: float, twins: Sequence[History] = ()) -> Pace:
-    """The pace of the steps that ended before `before_s` (CLOCK_MONOTONIC, the first fault) and of the twins' steps."""
+    """The pace of the steps that ended before `before_s` (the time of the first fault, CLOCK_MONOTONIC) and of the
+    twins' steps."""
     own = list(_gaps(history))
     calm = [took for end, took in own if end.mono_s <= before_s]
     pauses: dict[int, float] = defaultdict(float)
@@ -47,7 +48,7 @@ def pace_of(history: History, before_s: float, twins: Sequence[History] = ()) ->
 
 
 def _gaps(history: History) -> Iterator[tuple[Execution, float]]:
-    """Each step but the first of a rank and attempt, with the seconds since the end of the step before."""
+    """Each step of each rank and attempt, except the first, with the seconds since the end of the step before."""
     ranks: dict[tuple[int, int], list[Execution]] = defaultdict(list)
     for step in history.executions:
         ranks[step.attempt, step.rank].append(step)

@@ -28,12 +28,13 @@ _DETECTED = (Kind.ELASTIC_FAILURE, Kind.ELASTIC_TEARDOWN, Kind.JOB_EXITED)
 
 
 def recoveries(record: Record, twins: Sequence[Record] = ()) -> list[Recovery]:
-    """The recovery from each landing, in order of time. A fault that landed in several attempts has several."""
+    """The recovery from each landing, in order of time. A fault that landed in several attempts has several
+    recoveries."""
     return [recovery_from(record, landing, twins) for landing in landings(record)]
 
 
 def end_of(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> End | None:
-    """When training went on after the landing; None if it never did."""
+    """When training continued after the landing. None if it never did."""
     planned = next((fault for fault in record.plan.faults if fault.id == landing.fault), None)
     lethal = planned is not None and registry.is_lethal(planned.inject)
     lasting = planned is not None and (planned.duration_s is not None or registry.lasts(planned.inject))
@@ -41,8 +42,8 @@ def end_of(record: Record, landing: Landing, twins: Sequence[Record] = ()) -> En
 
 
 def why_moot(record: Record, fault: str, twins: Sequence[Record] = ()) -> str | None:
-    """Why there was nothing to recover, as a clause: the job was done when the fault came. None if a missing recovery
-    is a failure, because steps were still to be made, or the last checkpoint is not whole."""
+    """Why there was nothing to recover, as a clause: the job was finished when the fault came. None if the job still
+    had steps to make, or if its last checkpoint is not whole. A missing recovery is then a failure."""
     reached = record.history.highest_step() or 0
     due = final_step(twins[0]) if twins else None
     if own_exit_code(record) != 0 or (due is not None and reached < due):
@@ -107,8 +108,8 @@ def recovery_from(record: Record, landing: Landing, twins: Sequence[Record] = ()
 
 
 def _put_back(record: Record, landing: Landing) -> tuple[dict[str, float | None], int | None]:
-    """The parts of a recovery within the attempt that was hit, and the steps that were lost: it loaded a checkpoint
-    again and went on from it. Without such a load, no parts and 0 steps."""
+    """The parts of a recovery within the attempt that was hit, and the number of lost steps: it loaded a checkpoint
+    again and continued from it. Without such a load: no parts and 0 steps."""
     back = put_back(record, landing)
     if not back:
         return {}, 0
@@ -145,8 +146,8 @@ def _by_all(
     back: Attempt, after: _After, wanted: Callable[[Event], bool],
     at: Callable[[Event], float] = lambda event: event.mono_s,
 ) -> float | None:  # fmt: skip
-    """When the last rank of the attempt had its first wanted event; None if some rank never had one. `at`: when an
-    event came, CLOCK_MONOTONIC."""
+    """The time at which the last rank of the attempt had its first wanted event. None if some rank never had one. `at`:
+    the time of an event, by CLOCK_MONOTONIC."""
     came: dict[int, float] = {}
     for event in after.events:
         if event.attempt == back.number and event.rank is not None and wanted(event):
@@ -155,15 +156,16 @@ def _by_all(
 
 
 def _again(record: Record, landing: Landing, end: End | None) -> list[int]:
-    """The later attempts that ended because the job grew again after the fault, before training went on."""
+    """The later attempts that ended because the job grew again after the fault, before training continued."""
     mine = [attempt for attempt, owner in growths(record).items() if owner == landing]
     return [attempt for attempt in mine if end is None or attempt < end.attempt]
 
 
 def _lost(history: History, attempt: int, reached: int | None, again: Sequence[int] = ()) -> int | None:
-    """The number of steps that were done and then lost: from the step where the next attempt resumed to `reached`.
+    """The number of steps that were done and then lost: from the step from which the next attempt resumed, up to
+    `reached`.
 
-    `again`: later attempts that ended as well, whose lost steps are added. None: not known."""
+    `again`: later attempts that ended as well; their lost steps are added. None if not known."""
     more = [_lost(history, number, highest_up_to(history, number)) for number in again]
     if more:
         first = _lost(history, attempt, reached)

@@ -1,8 +1,7 @@
-"""Finds the restart with which a job that shrank because of a fault grows again when the fault is over.
+"""Finds the restart that follows the end of a fault: a job that shrank because of a fault grows again.
 
 That restart belongs to the recovery, however long the node takes to join again. Each rollback explains at most one
-restart, and no restart that another landing explains.
-"""
+restart, and never a restart that another landing explains."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from itertools import pairwise
 from torchaos.harness.agent.wire import Event, Kind
 from torchaos.harness.judging.landing.landings import Landing, RunSoFar, landings
 
-BACK = "back"  # `what` of an effect event: the injector itself brought back what it had taken away
+BACK = "back"  # `what` of an effect event: the injector itself ended the fault
 
 
 def _is_way_back(event: Event) -> bool:
@@ -19,17 +18,17 @@ def _is_way_back(event: Event) -> bool:
 
 
 def way_back_s(run: RunSoFar, landing: Landing, *kinds: Kind) -> float | None:
-    """When the fault was over, CLOCK_MONOTONIC, according to events of these kinds; None if it never was."""
+    """The time (CLOCK_MONOTONIC) at which the fault ended, according to events of these kinds. None if it never did."""
     back = (event for event in run.of_kind(*kinds) if _is_way_back(event))
     mine = [event.mono_s for event in back if event.data["fault"] == landing.fault and event.mono_s > landing.at_s]
     return min(mine, default=None)
 
 
 def growths(run: RunSoFar) -> dict[int, Landing]:
-    """The attempts that ended because a fault was over and the job grew again, each with the landing of that fault.
+    """The attempts that ended because a fault ended and the job grew again, each with the landing of that fault.
 
-    In such a case the next attempt has more ranks. Each rollback, in order of time, explains the first such attempt
-    that no earlier rollback explains."""
+    The next attempt then has more ranks. Each rollback, in order of time, explains the first such attempt that no
+    earlier rollback explains."""
     landed = landings(run)
     hit = {landing.attempt for landing in landed}
     grown = [

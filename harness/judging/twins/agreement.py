@@ -1,4 +1,4 @@
-"""Finds where two runs of a job differ in losses and learning rates, step by step and rank by rank."""
+"""Finds the steps in which two runs of a job differ in losses and learning rates, rank by rank."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Difference:
 
 
 def history_of(run: Record, twins: Sequence[Record]) -> History:
-    """The run's history. The first twin helps if the run's own witnesses can't give global numbers to the steps of an
-    attempt, and has the first part of a step of which an attempt did the rest."""
+    """The run's history. The first twin helps in two cases: the run's own witnesses can't give global numbers to the
+    steps of an attempt; or an attempt did only the rest of a step, whose first part the twin has."""
     if not twins:
         return run.history
     history = History.of(run.events, twins[0].history) if run.history.unplaced else run.history
@@ -46,8 +46,8 @@ def until(steps: Steps, last: int | None) -> Steps:
 
 
 def before(history: History, at_s: float) -> Steps:
-    """The steps that were executed before `at_s` (CLOCK_MONOTONIC), whether they count in the end or not. A step that a
-    rank had not finished is left out: the mean over the other ranks can't be compared."""
+    """The steps that were executed before `at_s` (CLOCK_MONOTONIC), whether or not they are in the final history. A
+    step that not all ranks had finished is left out, because the mean over the other ranks can't be compared."""
     found: dict[int, dict[int, Execution]] = {}
     for execution in history.executions:
         if execution.mono_s < at_s and execution.global_step is not None:
@@ -62,8 +62,9 @@ def before(history: History, at_s: float) -> Steps:
 
 
 def unreported(history: History, ours: Steps, other: History, theirs: Steps) -> set[int]:
-    """The common steps that a rank of either run did not report: its agent had been switched off by an error, or the
-    rank died of the fault at the very end of the step. A mean or sum over the other ranks can't be compared."""
+    """The common steps that a rank of either run did not report, because an error had switched off its agent, or
+    because the rank died of the fault at the very end of the step. A mean or sum over the other ranks can't be
+    compared."""
     return {
         step
         for step in ours.keys() & theirs.keys()
@@ -76,8 +77,8 @@ def unreported(history: History, ours: Steps, other: History, theirs: Steps) -> 
 
 
 def uneven(twin: Steps) -> str | None:
-    """A clause for a job whose ranks make different numbers of steps without a fault, as under DDP's Join; else None.
-    The steps of such ranks have no common count, so it is not known from which step a rank resumed."""
+    """A clause about a job whose ranks make different numbers of steps without a fault, as with DDP's Join. None for
+    any other job. The steps of such ranks have no common count, so it is not known from which step a rank resumed."""
     ranks = {rank for by_rank in twin.values() for rank in by_rank}
     made = {rank: sum(rank in by_rank for by_rank in twin.values()) for rank in sorted(ranks)}
     if len(set(made.values())) < 2:
@@ -100,7 +101,7 @@ def differences(
     ours: Steps, theirs: Steps, allowed: float | Tolerances, other_world: float = OTHER_WORLD,
     factor: float = LEARNED_FACTOR,
 ) -> Iterator[Difference]:  # fmt: skip
-    """Yields the differences in order of steps: only in steps that both runs have, and of values that both saw.
+    """Yields the differences in order of steps, only for steps that both runs have, and values that were seen in both.
 
     `allowed`: a relative tolerance, or tolerances by quantity. `other_world`: the least tolerance of the mean loss if
     the numbers of ranks differ. `factor`: the allowed number of spreads if the tolerance was learned."""
@@ -115,8 +116,8 @@ def differences(
 
 
 def agree(run: Record, twins: Sequence[Record]) -> bool:
-    """Whether losses, learning rates and checkpoints of the run are bitwise equal to the first twin's, as far as both
-    were seen."""
+    """Whether losses, learning rates and checkpoints of the run are bitwise equal to those of the first twin. Values
+    that were not seen in both are not compared."""
     twin = twins[0]
     theirs = twin.history.by_step()
     ours = until(history_of(run, twins).by_step(), final_step(twin))
@@ -126,8 +127,8 @@ def agree(run: Record, twins: Sequence[Record]) -> bool:
 
 
 def wants_more(run: Record, twins: Sequence[Record]) -> bool:
-    """Whether another twin would help to judge: the run differs from its only twin, or the twins differ among
-    themselves and there are fewer than ENOUGH."""
+    """Whether another twin would help to judge: the run differs from its only twin, or there are fewer than ENOUGH
+    twins and they differ among themselves."""
     if absences(records_of(run)):  # steps without a replica are not compared with the twins, so a second can't help
         return not twins
     if len(twins) < 2:

@@ -1,8 +1,7 @@
 """Finds the most likely cause why a resumed job computes other values than its twin, from the other differences.
 
-A quantity is said to differ or to agree only if it was seen. What was not seen is named, and stays a possible cause.
-What was carried over the resume as it was (`state_restored` passes) is no cause.
-"""
+A quantity is said to differ or to agree only if it was seen. A quantity that was not seen is named, and stays a
+possible cause. State that the resume restored exactly (`state_restored` passes) is no cause."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _SETTLED = 5  # steps: a job that is not deterministic differs from its twin ear
 class _Fact(NamedTuple):
     """A quantity that differs from the twin's."""
 
-    what: str  # the quantity; empty: the clause itself proves the cause
+    quantity: str  # empty: the clause itself proves the cause
     step: int  # global; the first step in which it differs
     clause: str
 
@@ -43,7 +42,7 @@ class Cause(NamedTuple):
 
 
 def likeliest_cause(run: Record, history: History, ours: Steps, theirs: Steps, first: Difference) -> Cause:
-    """The most likely cause of the first difference. `history`: of the run, by its agent or by its log; `ours`,
+    """The most likely cause of the first difference. `history`: that of the run, by its agent or by its log. `ours`,
     `theirs`: the steps of the run and of its first twin."""
     part = _part_of(history, next(iter(ours[first.step].values())))
     if part is None or part.base is None:
@@ -61,13 +60,13 @@ def likeliest_cause(run: Record, history: History, ours: Steps, theirs: Steps, f
     facts = [_Fact("", first.step, clause) for clause in exact if clause]
     facts += [fact for fact in (_data(since, ours, theirs), _optimizer(since, ours, theirs, moments),
                                 _schedule(since, ours, theirs)) if fact]  # fmt: skip
-    late = [fact for fact in facts if fact.what in _UPDATE and fact.step == first.step and first.what == "loss"]
+    late = [fact for fact in facts if fact.quantity in _UPDATE and fact.step == first.step and first.what == "loss"]
     acted = [fact.clause for fact in facts if fact not in late]
     besides = f" Besides, {'; '.join(fact.clause for fact in late)}." if late else ""
     if acted:
         causes = "; ".join(acted)
         return Cause(f"Most likely cause, {where}: {causes}.{besides}", causes)
-    differ = {fact.what for fact in facts}
+    differ = {fact.quantity for fact in facts}
     seen = [what for what in _compared(since, ours, theirs, weights, moments) if what not in differ]
     guess = _by_elimination(base, ours, theirs, first, weights, seen)
     same = f"all other compared quantities are equal ({', '.join(seen)}), so " if seen else ""
@@ -107,7 +106,7 @@ def _accumulation(base: int, ours: Steps, theirs: Steps, first: Difference) -> s
 
 
 def _is_end_of(part: Sequence[str | None], whole: Sequence[str | None]) -> bool:
-    """Whether a step did the rest of another one, as far as its samples were seen."""
+    """Whether a step did only the rest of another step, as far as its samples were seen."""
     pairs = zip(reversed(part), reversed(whole), strict=False)
     return len(part) <= len(whole) and all(None in pair or pair[0] == pair[1] for pair in pairs)
 
@@ -130,7 +129,7 @@ def _loss_scale(ours: Steps, theirs: Steps, first: Difference) -> str | None:
 
 
 def _weights(base: int, ours: Steps, theirs: Steps) -> dict[int, str] | None:
-    """The ranks that began with other weights than those after step `base`, each with a phrase about its weights; None
+    """The ranks that began with other weights than those after step `base`, each with a phrase about its weights. None
     if that was not seen. The agent reads the weights in the first backward of a process, before any training."""
     begun, fresh = ours.get(base + 1, {}), theirs.get(min(theirs, default=0), {})
     before = ours if all(done.parameters for done in ours.get(base, {}).values()) and base in ours else theirs
@@ -235,7 +234,7 @@ def _compared(
 def _by_elimination(
     base: int, ours: Steps, theirs: Steps, first: Difference, weights: Mapping[int, str] | None, seen: Sequence[str]
 ) -> str:
-    """A clause about the most likely cause if every recorded quantity agrees: then the cause was not recorded. `seen`:
+    """A clause about the most likely cause if every recorded quantity agrees. The cause was then not recorded. `seen`:
     the quantities that were compared."""
     if first.what == "number of losses":
         return "nothing that was recorded explains why it had another number of backwards"

@@ -1,4 +1,4 @@
-"""Words for reasons about checkpoints that differ from the twin's, or that are equal except for some entries."""
+"""Clauses for reasons about checkpoints that differ from the twin's, or that are equal except for some entries."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def words(first: Clash) -> str:
 
 
 def also(first: Clash, more: int) -> str:
-    """A clause about the number of further clashes, to follow the clause about the first clash."""
+    """A clause with the number of further clashes. It follows the clause about the first clash."""
     if not more:
         return ""
     return (
@@ -64,8 +64,9 @@ def also(first: Clash, more: int) -> str:
 
 
 def meaning(loss: Difference | None, bitwise: bool, first: Clash) -> str:
-    """A sentence about what the first clash means. `loss`: the first difference of the losses that neither noise nor
-    rounding explains. `bitwise`: the losses agree bit by bit, as far as they were seen in both runs."""
+    """A sentence about the meaning of the first clash. `loss`: the first difference of the losses that neither noise
+    nor rounding explains; None: there is none. `bitwise`: the losses agree bit by bit, as far as both runs show
+    them."""
     agree = "The losses agree" if bitwise else "The losses differ no more than noise or rounding explains"
     if loss is None and first.kind == "checkpoint":
         return f"{agree}: the state that was not restored decides what is saved."

@@ -28,7 +28,7 @@ from torchaos.harness.record.record import Record
 
 
 def apart_before(run: Record, history: History, twins: Sequence[Record], tolerance: float | None) -> Difference | None:
-    """The first certain difference between the run and its twins before the first fault; None if there is none. With
+    """The first certain difference between the run and its twins before the first fault. None if there is none. With
     such a difference, the twins can't be used to judge the run. If no tolerance is given, it is learned only from the
     steps before the fault."""
     theirs, landed = _steps_of(twins), landings(run)
@@ -122,7 +122,8 @@ class Comparison:
         )
 
     def _distances(self, twins: Sequence[Steps]) -> dict[int, float]:
-        """The differences of the losses from the nearest twin, in steps that run and twins made on the same ranks."""
+        """The differences of the losses from the nearest twin, in steps that the run and the twins made on the same
+        ranks."""
         first = self._twins[0]
         alike = {step: ranks for step, ranks in self._ours.items() if ranks.keys() == first.get(step, {}).keys()}
         return distances(alike, twins, LOSS, self._loss.typical)
@@ -136,8 +137,8 @@ class Comparison:
         return replace(finding, cause=cause.short)
 
     def _too_noisy(self) -> Finding | None:
-        """The inconclusive finding if the twins show too little: they are too noisy in too many steps, or the run is
-        off by an amount that may be chance."""
+        """The inconclusive finding if the twins can't decide: they are too noisy in too many steps, or the run differs
+        by an amount that may be chance."""
         if self._loss.basis != "learned":
             return None
         dark = [step for step in self._ours if not self._loss.judges(step)]
@@ -162,7 +163,8 @@ class Comparison:
 
     @property
     def _spared(self) -> int:
-        """How many steps may be too noisy to be judged: state that is lost in a restart shows in many steps."""
+        """The number of steps that may be too noisy to be judged. State that is lost in a restart shows in many steps,
+        so it is found in spite of this."""
         return len(self._ours) // 10
 
     def _gaps(self) -> Finding | None:
@@ -203,7 +205,7 @@ class Comparison:
 
     @property
     def _silent(self) -> set[int]:
-        """The ranks that never have a loss, in the run or in the twin: stages of a pipeline before the last."""
+        """The ranks that never have a loss, in the run or in the twin: stages of a pipeline before the last stage."""
         runs = [self._ours, self._twins[0]]
         ranks = {rank for steps in runs for by_rank in steps.values() for rank in by_rank}
         seen = {
@@ -266,7 +268,7 @@ def _from_all(
 
 
 def _of_a_rank(difference: Difference) -> bool:
-    """Whether the difference is in the loss of a single rank: noise and rounding can only make such differences."""
+    """Whether the difference is in the loss of a single rank. Noise and rounding can only make such differences."""
     return difference.what == "loss" and difference.rank is not None
 
 

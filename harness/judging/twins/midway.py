@@ -1,8 +1,8 @@
-"""Steps of which an attempt did only the rest, because the job saved in the middle of an accumulation, with its
-gradients. Pure.
+"""Steps of which an attempt executed only the rest, because the job had saved in the middle of an accumulation, with
+its gradients. Pure.
 
-The losses and samples of such a step are the last of the twin's step, and the following steps are equal to the twin's:
-so the gradients of the first part came from the checkpoint."""
+The losses and samples of such a step are the last ones of the twin's step, and the following steps are equal to the
+twin's. So the gradients of the first part came from the checkpoint."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _completed(history: History, theirs: Steps) -> Iterator[tuple[Execution, Exe
 
 
 def _is_rest(own: Execution, twin: Execution) -> bool:
-    """Whether everything that the rank did in the step is the end of the twin's step, and not the whole of it."""
+    """Whether everything that the rank did in the step is the end of the twin's step, but not the whole step."""
     if not 0 < len(own.losses) < len(twin.losses):
         return False
     return all(
@@ -53,7 +53,8 @@ def _led_to_the_same(
     own: Mapping[int, Execution], twins: Mapping[int, Execution],
     next_own: Mapping[int, Execution], next_twins: Mapping[int, Execution],
 ) -> bool:  # fmt: skip
-    """Compares the parameters after the step, if both were seen, or else the losses of the next step."""
+    """Whether the step had the same result as the twin's. Compares the parameters after the step if both were seen,
+    otherwise the losses of the next step."""
     pairs = [(own[rank].parameters, twins[rank].parameters) for rank in own]
     if None not in [one for pair in pairs for one in pair]:
         return all(mine == other for mine, other in pairs)

@@ -163,7 +163,7 @@ class AgainstTwins:
         return failed(story, First(What.PARAMETERS, first), **measured)
 
     def _by(self, first: int, rank: int) -> str:
-        """The gradient norms of the step in brackets: they show the size of a difference, which check sums do not."""
+        """The gradient norms of the step, in brackets. They show the size of a difference; check sums do not."""
         mine, twins = self._ours[first][rank].norm, self._theirs[first][rank].norm
         if mine is None or twins is None:
             return ""
@@ -209,8 +209,8 @@ def _comparable(ours: Mapping[int, Execution], theirs: Mapping[int, Execution]) 
 
 
 def _first(ours: Steps, theirs: Steps) -> int | None:
-    """The first step after which the parameters differ, of the steps whose parameters were seen on the same ranks in
-    both runs; else None."""
+    """The first step after which the parameters differ. Only steps count whose parameters were seen on the same ranks
+    in both runs. None if there is none."""
     common = sorted(step for step in ours.keys() & theirs.keys() if _comparable(ours[step], theirs[step]))
     return next(
         (s for s in common if any(done.parameters != theirs[s][rank].parameters for rank, done in ours[s].items())),

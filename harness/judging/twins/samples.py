@@ -1,4 +1,4 @@
-"""The samples of a step: whether they are equal in two runs, how often each was consumed, and their names in words."""
+"""The samples of a step: whether two runs have the same, how often each was consumed, and their names in words."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _by_index(one: Execution) -> tuple[Hashable, ...]:
 
 
 def reader(*histories: Steps) -> Read:
-    """How samples are identified in words: by index if it is known on both sides, because contents may be drawn anew
-    each time. It does not decide whether samples are equal."""
+    """A function that returns the samples of a step for messages: by index if both sides have indices, because the
+    contents of a sample may be drawn again each time. It is not used to decide whether samples are equal."""
     knows: dict[int, set[bool]] = {}
     for steps in histories:
         for step, by_rank in steps.items():
@@ -47,8 +47,9 @@ def are_same(mine: Mapping[int, Execution], others: Mapping[int, Execution]) -> 
 
 
 def in_order(by_rank: Mapping[int, Execution]) -> tuple[tuple[int, tuple[Hashable, ...]], ...]:
-    """All contents of a step, by rank. If no other step of the twin has them, they identify the samples even if indices
-    differ: after a resume an index may count from another sample, for example in a Subset of the rest of an epoch."""
+    """All contents of a step, by rank. If no other step of the twin has the same contents, they identify the samples
+    even if indices differ. After a resume an index may count from another sample, for example in a Subset of the rest
+    of an epoch."""
     return tuple((rank, _digests(one)) for rank, one in sorted(by_rank.items()))
 
 
@@ -65,7 +66,7 @@ def all_seen(by_rank: Mapping[int, Execution]) -> bool:
 
 
 def named(samples: Samples) -> str:
-    """The samples, by index if known, or else their number."""
+    """The samples by index, if known. Otherwise their number."""
     indices = [sample for sample in samples if isinstance(sample, int)]
     return ranges(indices) if indices else f"{samples.total()} samples"
 

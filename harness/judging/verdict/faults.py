@@ -18,8 +18,8 @@ from torchaos.harness.registry import injector_of
 
 
 def fault_result(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:
-    """In a job of replicas: the worst result of the replicas that it was planned to hit; the other replicas must end
-    successfully."""
+    """The result of a fault. In a job of replicas: the worst result of the replicas that the fault was planned to hit;
+    the other replicas must end successfully."""
     if run.plan.job.replicas == 1:
         return _judge_fault(run, twins, fault, must_recover)
     theirs, found, others = [replicas_of(twin) for twin in twins], {}, []
@@ -31,11 +31,11 @@ def fault_result(run: Record, twins: Sequence[Record], fault: PlannedFault, must
             found[number] = _judge_fault(one, [twin[number] for twin in theirs], own, must_recover)
     order = (Verdict.INCONCLUSIVE, Verdict.FAILED, Verdict.PASSED)
     number = min(found, key=lambda one: order.index(found[one].verdict))
-    told = replace(found[number], target=target_in_words(fault.target, fault.params.get("endpoint"), run.plan.job))
-    if told.verdict is Verdict.PASSED and others and must_recover and not run.stopped:
+    worst = replace(found[number], target=target_in_words(fault.target, fault.params.get("endpoint"), run.plan.job))
+    if worst.verdict is Verdict.PASSED and others and must_recover and not run.stopped:
         why = f"replica {others[0][0]}, which was not hit, ended with exit code {others[0][1]}"
-        return replace(told, verdict=Verdict.FAILED, reason=why)
-    return told if told.verdict is Verdict.PASSED else replace(told, reason=f"replica {number}: {told.reason}")
+        return replace(worst, verdict=Verdict.FAILED, reason=why)
+    return worst if worst.verdict is Verdict.PASSED else replace(worst, reason=f"replica {number}: {worst.reason}")
 
 
 def _judge_fault(run: Record, twins: Sequence[Record], fault: PlannedFault, must_recover: bool) -> FaultResult:
@@ -78,7 +78,7 @@ def _why_missed(run: Record, fault: PlannedFault) -> str:
 
 
 def _measured(run: Record, fault: PlannedFault) -> dict[str, dict[str, float]]:
-    """The requested network values beside the last values that were measured while the fault was on."""
+    """The requested network values, and the last values that were measured while the fault was on."""
     found: dict[str, dict[str, float]] = {}
     try:
         asked_for = injector_of(fault).asked()
@@ -86,27 +86,27 @@ def _measured(run: Record, fault: PlannedFault) -> dict[str, dict[str, float]]:
         return found
     for name, asked in asked_for.items():
         for event in run.of_fault(fault.id, Kind.NETWORK):
-            said = {**event.data["counts"], **(event.data.get("measured") or {})}
-            if name in said:
-                found[name] = {"asked": asked, "measured": said[name]}
+            values = {**event.data["counts"], **(event.data.get("measured") or {})}
+            if name in values:
+                found[name] = {"asked": asked, "measured": values[name]}
     return found
 
 
 def _evidence(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Evidence | None, str]:
-    """The proof that it was felt, or why the proof could not be looked for."""
+    """The proof that the fault was felt, or why the proof could not be searched for."""
     try:
         injector = injector_of(fault)
         found = injector.felt(run, fault.id)
         return (injector.felt_by_twin(run, twins, fault.id) if found is None and twins else found), ""
     except ChaosError:
         raise
-    except Exception as error:  # it may be anybody's code; without its proof nothing is claimed
+    except Exception as error:  # it may be code of a plug-in; without its proof, the fault does not count as felt
         return None, f"the injector's own proof failed, {type(error).__name__}: {error}; report it to its author"
 
 
 def faults_case(faults: Sequence[FaultResult], never_reached: Set[str]) -> Case:
-    """The case of all faults. A fault that never came because the job had not outlived an earlier fault does not make
-    it inconclusive."""
+    """The case of all faults. If the job did not recover from an earlier fault, a fault that never came because of that
+    does not make the case inconclusive."""
     bad = [one for one in faults if one.verdict is not Verdict.PASSED]
     if any(one.verdict is Verdict.FAILED for one in bad):
         bad = [one for one in bad if one.id not in never_reached]

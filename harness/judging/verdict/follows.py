@@ -1,6 +1,6 @@
-"""Which failures follow from another failure, by the quantity that differed first and its step. Pure.
+"""Finds the failures that follow from another failure, by the quantity that differed first and its step. Pure.
 
-A second defect may be hidden behind a consequence: correct the cause and run again."""
+A second defect may be hidden by a consequence of the first: correct the cause and run again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import replace
 from torchaos.harness.contracts import Finding, First, What
 from torchaos.harness.record.result import Case, Verdict
 
-# By how many steps the consequence comes later, at least. Step 11 computes its loss from its samples and from the
-# parameters after step 10; its update then makes the parameters after step 11, which the checkpoint of step 11 holds.
+# By how many steps a consequence comes later, at least. Step 11 computes its loss from its samples and from the
+# parameters after step 10. Its update then makes the parameters after step 11, which the checkpoint of step 11 holds.
 _LATER = {
     What.SAMPLES: {What.LOSSES: 0},
     What.LOSS: {What.SAMPLES: 0, What.RATE: 1, What.PARAMETERS: 1, What.REPLICAS: 1, What.LOADED: 1},
@@ -45,7 +45,8 @@ def _root(place: int, cases: Sequence[Case], firsts: Sequence[First | None], fal
 
 
 def _comes_of(ours: tuple[First, int], theirs: tuple[First, int]) -> bool:
-    """Each case with its place in the scenario: of two equal cases, the earlier is the cause."""
+    """Whether the first failure follows from the second. Each is given with its place in the scenario: of two equal
+    failures, the earlier one is the cause."""
     (own, place), (other, at) = ours, theirs
     if own == other:
         return at < place

@@ -1,5 +1,5 @@
-"""Two of the gates that every fault must pass before assertions count: landed as planned, and outlived. Pure. The third
-gate, felt, is decided by each injector."""
+"""Two of the gates that every fault must pass before assertions count: that it landed as planned, and that it was
+outlived. Pure. Each injector decides the third gate: that it was felt."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torchaos.harness.record.result import Verdict
 
 
 def landed_wrong(run: Record, fault: PlannedFault, hits: Sequence[Event]) -> str | None:
-    """What is wrong with the place, the time or the number of its landings. The step is checked against the history,
-    which is independent of the agent's own count."""
+    """Why the place, the time or the number of its landings is wrong, as a clause. None if all are right. The step is
+    checked against the history, which does not depend on the agent's own count."""
     missed = next(run.of_fault(fault.id, Kind.MISSED), None)
     if missed:
         return f"it did not land as often as planned: {missed.data['reason']}"
@@ -57,7 +57,7 @@ def _wrong_time(run: Record, fault: PlannedFault, hit: Event) -> str | None:
         return f"it was planned for attempt {due}, and landed in attempt {hit.attempt}"
     if when.phase is not None and at.data["phase"] != when.phase.value:
         return f"it was planned for phase {when.phase.value}, and landed in {at.data['phase']}"
-    # Not when the rank was held but when the fault came: the rank must not have gone on by itself meanwhile.
+    # The time of the fault counts, not the time of the hold, because the rank may have gone on by itself meanwhile.
     done = run.history.steps_done(at.rank, at.attempt, hit.mono_s) if when.step is not None else None
     if when.step is not None and (done is None or done + 1 != when.step):
         where = "an unknown step" if done is None else f"step {done + 1}"
@@ -93,8 +93,8 @@ def ranks_repeat(run: Record) -> str | None:
 
 
 def not_outlived(run: Record, twins: Sequence[Record], fault: PlannedFault) -> tuple[Verdict, str] | None:
-    """Why the fault was not outlived; None if it was. A job has not recovered if it never got past its highest step
-    before the fault, or if it then ends with an error. If the run was ended on purpose while the job was down again,
+    """Why the fault was not outlived. None if it was. A job has not recovered if it never got past its highest step
+    before the fault, or if it later ends with an error. If the run was ended on purpose while the job was down again,
     and no fault was the cause, it is not known."""
     if not run.history.executions:
         return Verdict.INCONCLUSIVE, "no step could be seen, so nothing shows that the job went on"

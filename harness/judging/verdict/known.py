@@ -12,15 +12,15 @@ from torchaos.harness.watching.probes.causes import BY_NAME
 
 
 def causes_in_words(run: Record) -> list[str]:
-    """Each cause in the log, once, and the aborts that were set aside. Lines that follow from the death of any rank are
-    left out."""
-    told = (event for event in run.of_kind(Kind.LOG_CAUSE) if not _is_consequence(event))
-    return list(dict.fromkeys([*map(_in_words, told), *_aside(run)]))
+    """Each cause in the log, once, and the aborts that were set aside. Log lines that follow from the death of another
+    rank are left out."""
+    events = (event for event in run.of_kind(Kind.LOG_CAUSE) if not _is_consequence(event))
+    return list(dict.fromkeys([*map(_in_words, events), *_aside(run)]))
 
 
 def because(run: Record) -> str:
     """A clause for the reason, if the job did not come back or did not end successfully, and attempts died of a known
-    failure of the libraries below it; otherwise empty."""
+    failure of the libraries below it. Otherwise empty."""
     if any(event.data.get("interrupted", True) for event in run.of_kind(Kind.STOPPED)):
         return ""  # it might still have come back
     if run.exit_code == 0 and all(one.parts["caught_up"] is not None for one in recoveries(run)):

@@ -1,7 +1,7 @@
-"""Two groups of ranks that write the same checkpoints at the same time: split brain. Pure.
+"""Finds two groups of ranks that write the same checkpoints at the same time: split brain. Pure.
 
-A group is the set of ranks of one rendezvous: torchelastic gave them the same store. After a restart a new group takes
-over. If the old group still writes after the new one has begun, nobody controls it."""
+A group is the set of ranks of one rendezvous, to which torchelastic gave the same store. After a restart a new group
+takes over. If the old group still writes after the new group has begun, no torchrun controls it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Group = tuple[str, int]  # the store's address, and the attempt
 
 
 def split_brain(run: Record) -> str | None:
-    """A sentence about the first two groups that wrote at the same time. None if there are none, or if nothing shows
-    who wrote: no agent, or no watch on checkpoints."""
+    """A sentence about the first two groups that wrote at the same time. None if there are none, or if it is not known
+    which ranks wrote, because there was no agent or no watch on checkpoints."""
     groups = {
         event.source: (str(event.data["group"]), event.attempt or 0)
         for event in run.of_kind(Kind.AGENT_STARTED)
@@ -41,7 +41,7 @@ def split_brain(run: Record) -> str | None:
 
 
 def _folder(path: str) -> str:
-    """The common folder of the checkpoints of all steps."""
+    """The folder that contains the checkpoints of all steps."""
     parts = final_path(posixpath.normpath(path)).split("/")
     for number in range(len(parts) - 1, 0, -1):
         if number_in_name(parts[number]) is not None:

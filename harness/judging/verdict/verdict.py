@@ -1,7 +1,7 @@
 """From a record to a Result. Gates come first: a fault that did not land, or was not felt, proves nothing.
 
-Pure but for `judge`, which loads the record from a run directory: the same verdicts again, offline.
-"""
+Everything but `judge` is pure. `judge` loads the record from a run directory, and gives the same verdict again,
+offline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from torchaos.harness.record.replicas import records_of as replicas_of
 from torchaos.harness.record.result import Case, ExitCode, Recovery, Result, Verdict
 from torchaos.harness.record.rundir import RunDir
 
-SPLIT_BRAIN = "split_brain"  # said of the run whatever was asserted, when there was one
+SPLIT_BRAIN = "split_brain"  # a case that is added if there was one, for every set of assertions
 
 
 def judge(folder: RunDir) -> Result:
@@ -117,7 +117,7 @@ def _finding(assertion: Assertion, run: Record, twins: Sequence[Record]) -> Find
         finding = judged(assertion, run, twins)
     except ChaosError as error:
         return inconclusive(str(error))
-    except Exception as error:  # it may be anybody's code, and the others still have something to say
+    except Exception as error:  # it may be code of a plug-in, and the other assertions still count
         return inconclusive(f"the assertion itself failed, {type(error).__name__}: {error}; report it to its author")
     if finding.outcome is Outcome.PASSED and run.plan.twin and not twins and Need.TWIN in assertion.needs:
         reason = f"the twin could not be made; without it, {finding.reason}"
@@ -155,8 +155,8 @@ def _overall(
     run: Record, twins: Sequence[Record], cases: Sequence[Case], mixed: str | None, *, proved: bool
 ) -> tuple[Verdict, str, str]:  # fmt: skip
     """Verdict, reason, and the case that decided. `mixed`: why it is not known which step belongs to which rank; None
-    if it is. A fault that did not land or was not felt (not `proved`) makes everything inconclusive, and so does a
-    journal with missing or unreadable lines, because their contents are not known. Otherwise failed comes before
+    if it is known. If a fault did not land or was not felt (not `proved`), everything is inconclusive. The same holds
+    for a journal with missing or unreadable lines, because their contents are not known. Otherwise failed comes before
     inconclusive."""
     stopped = run.stopped.data if run.stopped else None
     by_verdict = {verdict: [case for case in cases if case.verdict is verdict] for verdict in Verdict}
@@ -164,10 +164,10 @@ def _overall(
     early = stopped and not stopped.get("enough", False)
     if stopped and early and (stopped.get("interrupted", True) or not by_verdict[Verdict.FAILED]):
         return Verdict.INCONCLUSIVE, f"the run was ended early: {stopped['reason']}", ""
-    for whose, damaged in (("the journal", run.damaged), *(("the journal of a twin", one.damaged) for one in twins)):
+    for journal, damaged in (("the journal", run.damaged), *(("the journal of a twin", one.damaged) for one in twins)):
         if damaged:
             many = f"{len(damaged)} of its lines can't be read, such as {damaged[0]}"
-            return Verdict.INCONCLUSIVE, f"{whose} is damaged: {many}", ""
+            return Verdict.INCONCLUSIVE, f"{journal} is damaged: {many}", ""
     if lacks := missing_in_words(run, twins):
         return Verdict.INCONCLUSIVE, lacks, ""
     split = [case for case in by_verdict[Verdict.FAILED] if case.name == SPLIT_BRAIN]
@@ -186,7 +186,7 @@ def _overall(
 
 
 def _clock_time(wall_s: float) -> str:
-    """The time in ISO 8601; the epoch if it is no possible time, as in a damaged journal."""
+    """The time in ISO 8601. The epoch if it is no possible time, as in a damaged journal."""
     try:
         moment = datetime.fromtimestamp(wall_s, timezone.utc)
     except (ValueError, OverflowError, OSError):
@@ -201,7 +201,7 @@ def _about_twins(plan: Plan, twins: Sequence[Record]) -> str:
 
 
 def _environment(run: Record) -> Mapping[str, Any]:
-    """The artifact; empty if it is missing or malformed."""
+    """The artifact `environment`. Empty if it is missing or malformed."""
     found = run.artifacts.get("environment")
     return {} if not isinstance(found, dict) or not isinstance(found.get("reproduce", []), list) else found
 

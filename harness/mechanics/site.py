@@ -1,4 +1,4 @@
-"""The place at which a fault from outside is applied: processes and nodes of the job, as the harness sees them."""
+"""The site of a fault that is applied from outside: the processes and nodes of the job, as the harness sees them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Victim:
     attempt: int | None = None
 
     def open(self) -> int:
-        """A pidfd of exactly this process. Raises TargetGone."""
+        """A pidfd of exactly this process. Raises TargetGone if the process has ended."""
         try:
             fd = os.pidfd_open(self.pid)
         except OSError as error:
@@ -46,8 +46,8 @@ class Victim:
 
 @dataclass(frozen=True)
 class OutsideSite:
-    """Has the methods of `contracts.NodeSite`. `release` lets the rank continue that is held at the Moment, if there is
-    one."""
+    """The site of a fault from outside; implements `contracts.NodeSite`. `release` lets the rank that is held at the
+    Moment continue, if there is one."""
 
     fault: str
     victims: Sequence[Victim]
@@ -74,7 +74,7 @@ class OutsideSite:
             raise TargetGone(f"fault {self.fault} would change things that are not guarded for it")
 
     def signal(self, number: int) -> None:
-        """Send the signal to all targets. Raises TargetGone if none of them exists any more."""
+        """Sends the signal to all targets. Raises TargetGone if all of them have ended."""
         hit = [victim for victim in self.victims if _send(victim, number)]
         if not hit:
             raise TargetGone(f"pid {', '.join(str(pid) for pid in self.pids)}: gone before the fault could hit it")
@@ -83,8 +83,8 @@ class OutsideSite:
         self.on_release()
 
     def wait_for_exit(self, timeout_s: float) -> Sequence[int]:
-        """Wait at most `timeout_s` seconds, and return the pids that are left. Raises ChaosError if the run ends
-        meanwhile, since then nothing may be done to the targets any more."""
+        """Waits at most `timeout_s` seconds until the targets have ended. Returns the pids that are still alive. Raises
+        ChaosError if the run ends meanwhile, because then the targets must not be touched any more."""
         end = time.monotonic() + timeout_s
         while left := [victim.pid for victim in self.victims if not _exited(victim, 0.0)]:
             if time.monotonic() >= end:

@@ -1,4 +1,5 @@
-"""Carries out a scenario: plans it, starts the job, applies each fault at its Moment, undoes it, and records all.
+"""Carries out a scenario: plans it, starts the job, applies each fault at its Moment, undoes it, and records
+everything.
 
-In: a scenario. Out: a run directory. Verdicts, gates and reports are made later, from that directory alone. The code
-here does not know whether the job recovered well."""
+Input: a scenario. Output: a run directory. Verdicts, gates and reports are made later, from that directory alone. The
+code here does not know whether the job recovered well."""

@@ -1,4 +1,4 @@
-"""The capabilities of a machine. Each has a name that injectors require, a check, and advice for when it is missing."""
+"""The capabilities of a machine. Each has a name that injectors require, a check, and advice if it is missing."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _program(*names: str) -> Callable[[], str | None]:
 
 
 def _links() -> str | None:
-    """Whether network namespaces can be created: as root, or in a new user namespace."""
+    """Whether network namespaces can be created, as root or in a new user namespace."""
     as_root = os.geteuid() == 0
     command = ["unshare", "--net", "--mount", "--uts", *([] if as_root else ["--user", "--map-root-user"]), "true"]
     if not all(shutil.which(name) for name in ("unshare", "nsenter", "ip")):
@@ -96,7 +96,7 @@ def _links() -> str | None:
 
 
 def _netem() -> str | None:
-    """Whether the kernel has netem. Only an attempt to add such a qdisc tells; it is made in a temporary namespace."""
+    """Whether the kernel has netem. The only way to find out is to add such a qdisc, in a temporary namespace."""
     if _links() is None:
         return None
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -114,7 +114,7 @@ def _toxiproxy() -> str | None:
 
 
 def _etcd() -> str | None:
-    """An etcd with the v2 API, which torch's rendezvous needs. etcd 3.6 no longer has it."""
+    """The path of an etcd with the v2 API, which torch's rendezvous needs. etcd 3.6 no longer has this API."""
     path = shutil.which("etcd")
     if path is None:
         return None
@@ -123,7 +123,8 @@ def _etcd() -> str | None:
 
 
 def _fuse() -> str | None:
-    """What storage faults need: the kernel's device, libfuse, and its Python binding."""
+    """The requirements of storage faults: the kernel's device, libfuse, and its Python binding. None if one is
+    missing."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK) or util.find_spec("mfusepy") is None:
         return None
     found = find_library("fuse3") or find_library("fuse")
@@ -176,7 +177,7 @@ def _gpu() -> str | None:
 
 
 def _nccl() -> str | None:
-    """A torch with NCCL, as far as this Python can tell: the job's own may be another."""
+    """A torch with NCCL in this Python. The job's own torch may be another."""
     version = installed(sys.executable).get("torch", "the job's own")
     return None if version.endswith("+cpu") else f"torch {version}"
 
@@ -209,7 +210,7 @@ def _py_spy() -> str | None:
 CHECKS: dict[str, _Check] = {
     "pidfd": _Check("signals that hit no other process", _pidfd, "needs Linux 5.3 or later and Python 3.9 or later"),
     "py_spy": _Check("stacks of the ranks, for hangs", _py_spy, "pip install 'torchaos[stacks]'"),
-    "bpftrace": _Check("looking into the kernel", _tracing, "run as root; apt-get install bpftrace util-linux"),
+    "bpftrace": _Check("observing waits in the kernel", _tracing, "run as root; apt-get install bpftrace util-linux"),
     "proc": _Check("finding ranks and orphans", _own_processes, "mount /proc"),
     "agent": _Check(
         "faults at an exact step and phase", _agent, "needs Linux; the job must be launched, not attached to"
@@ -249,7 +250,7 @@ CHECKS: dict[str, _Check] = {
     "nccl_net": _Check("NCCL's connections, by a plug-in", _nccl_net, "needs a C compiler: apt-get install gcc"),
     "gpu": _Check("faults in NCCL's connections", _gpu, "run it on a machine with an NVIDIA GPU for each rank"),
     "nccl": _Check("faults in NCCL's connections", _nccl, "install a CUDA build of torch, which brings NCCL"),
-    "nvml_overlay": _Check("what GPUs say of their health", _overlay, "needs a C compiler: apt-get install gcc"),
+    "nvml_overlay": _Check("simulated GPU health", _overlay, "needs a C compiler: apt-get install gcc"),
     "pynvml": _Check("the health agent of the ready GPU scenarios", _pynvml, "pip install 'torchaos[gpu]'"),
     "dcgmi": _Check("values in a DCGM host engine", _program("dcgmi"), "install NVIDIA's datacenter-gpu-manager"),
     "fuse": _Check(

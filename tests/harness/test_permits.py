@@ -60,7 +60,7 @@ def planned(tmp_path: Path) -> Planned:
         ({"rank": 5}, {"never": {"nodes": [1]}}, "node 1 is on the list of limits.never"),
         ("all", {"never": {"ranks": [0]}}, "rank 0 is on the list"),
         ({"count": 3}, {"never": {"ranks": [0, 1, 2, 3, 4, 5]}}, "wants 3 ranks; the job has 8.*limits.never: 2"),
-        ({"node": "any"}, {"never": {"nodes": [0, 1]}}, "leaves nothing to draw from"),
+        ({"node": "any"}, {"never": {"nodes": [0, 1]}}, "leaves no rank to draw from"),
     ],
 )  # fmt: skip
 def test_a_plan_beyond_its_limits_is_refused(planned: Planned, target: Any, limits: Any, says: str) -> None:
@@ -202,9 +202,9 @@ def test_touches_nothing_that_is_not_the_jobs(planned: Planned, tmp_path: Path) 
         (stranger, "not one of the job's"),
         (replace(me, start_ticks=me.start_ticks + 1), "not one of the job's"),
         (JobProcesses("run-2"), "another run"),
-        (File.of(outside / "data", outside, copies), "nothing else is touched"),
+        (File.of(outside / "data", outside, copies), "so it is not touched"),
         (File.of(inside / "data", inside, outside), "outside the run directory"),
-        (PageSlot(str(inside / "link" / "data")), "nothing else is touched"),
+        (PageSlot(str(inside / "link" / "data")), "so it is not touched"),
         (LinkUp(me.pid, me.start_ticks, "eth0"), "network of the whole host"),
     ):
         with pytest.raises(NotPermitted, match=says):

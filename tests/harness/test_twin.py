@@ -305,7 +305,7 @@ def test_a_twin_whose_reads_were_not_all_recorded_is_not_used_again(trainer: Any
         assert twins.give(0, RunDir(tmp_path / name).create())
     (twins._home / "0" / "made.json").write_text("{")
     assert twins.give(0, RunDir(tmp_path / "third").create())
-    assert [why.partition(": ")[2] for why in told] == ["what its job read is not known"] * 2
+    assert [why.partition(": ")[2] for why in told] == ["the files that its job read are not known"] * 2
 
 
 def ran(
@@ -335,7 +335,7 @@ def test_twins_of_another_job_are_never_mixed_with_new_ones(
     scenario_run, result, made = ran(tmp_path, monkeypatch, "second", later)
     assert made == 3, "the run, a twin, and one more that says that they are all alike"
     assert result.verdict.value == "failed", result
-    assert any("this one differs from it before any fault" in note for note in result.notes)
+    assert any("this run differs from it before any fault" in note for note in result.notes)
     assert judge(scenario_run.folder).reason == result.reason
 
 

@@ -206,5 +206,5 @@ def test_a_server_that_hangs_is_told_of(endpoint: Endpoint, faulted: Any, monkey
 def test_an_unknown_endpoint(endpoint: Endpoint, faulted: Any) -> None:
     """A fault on an endpoint without a proxy says which."""
     injector = registry.find("injectors", "proxy.down")(endpoint="other")
-    with pytest.raises(ChaosError, match=r"no proxy before other; name it in job\.endpoints"):
+    with pytest.raises(ChaosError, match=r"no proxy in front of other; name it in job\.endpoints"):
         injector.changes(OutsideSite("a-fault", (), lambda *a, **k: None, endpoints={"echo": endpoint}))  # type: ignore[arg-type]

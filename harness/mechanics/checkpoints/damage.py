@@ -1,11 +1,10 @@
-"""The base class of faults that damage checkpoints: which bytes are changed, and how that is recorded. No torch.
+"""The base class of faults that damage checkpoints: which bytes are changed, and how the change is recorded. No torch.
 
-A fault decides on its *edits* while the job stands still: `changes` decides, and returns how they are undone. `apply`
-carries out exactly these edits, and writes each into the journal, to the byte.
+A fault decides on its *edits* while the job is held. `changes` decides, and returns how the edits are undone. `apply`
+carries out exactly these edits, and records each of them in the journal, byte by byte.
 
 The newest complete checkpoint is hit. In the phase `checkpoint_written` (a save has written all its files, and has not
-returned to the job) it is the checkpoint that is being saved, whatever its name is.
-"""
+returned to the job), the checkpoint that is being saved is hit, even if it has a temporary name."""
 
 from __future__ import annotations
 
@@ -35,7 +34,8 @@ Self = TypeVar("Self")
 
 @dataclass(frozen=True)
 class Decided:
-    """The edits of a fault, decided once, because a save that ends meanwhile changes which checkpoint is the newest."""
+    """The edits of a fault. They are decided only once, because a save that ends meanwhile changes which checkpoint is
+    the newest."""
 
     root: Path
     whole: Sequence[Checkpoint]
@@ -43,9 +43,9 @@ class Decided:
 
 
 def decide(injector: CheckpointFault, root: Path | None, during_save: bool = False) -> Decided:
-    """Decide on the edits. Raises ChaosError if there is no checkpoint, or none that the fault could hit."""
+    """Decides on the edits. Raises ChaosError if there is no checkpoint, or none that the fault could hit."""
     if root is None:
-        raise ChaosError("the scenario does not say where the checkpoints are; write job.checkpoints.path")
+        raise ChaosError("the scenario does not give the folder of the checkpoints; write job.checkpoints.path")
     whole = survey(root, during_save)
     if not whole:
         raise ChaosError(f"there is no complete checkpoint in {root} yet")
@@ -88,8 +88,8 @@ def _unfinished(root: Path, known: Sequence[str]) -> list[str]:
 
 
 def _unnamed(checkpoint: Checkpoint) -> bool:
-    """Whether the name is a temporary one. Identifies the current save if two were written within one tick of the file
-    system's clock (4 ms)."""
+    """Whether the name is a temporary name. It identifies the current save if two were written within one tick of the
+    file system's clock (4 ms)."""
     return final_path(Path(checkpoint.path).name) != Path(checkpoint.path).name
 
 
@@ -98,7 +98,7 @@ def _written_ns(checkpoint: Checkpoint) -> int:
 
 
 class CheckpointFault(Fault):
-    """Damages the `newest` newest complete checkpoints."""
+    """Damages the newest complete checkpoints. `newest`: how many."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -109,8 +109,8 @@ class CheckpointFault(Fault):
     seed: int | None  # None until it is drawn
 
     def edits(self, checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Sequence[Edit]:
-        """The edits of a checkpoint. `others`: further complete checkpoints, newest first. Raises ChaosError if it
-        finds no place to damage."""
+        """The edits of a checkpoint. `others`: further complete checkpoints, newest first. Raises ChaosError if there
+        is no place to damage."""
         raise NotImplementedError
 
     def plan(self: Self, target: Target, draw: random.Random) -> Self:
@@ -128,8 +128,8 @@ class CheckpointFault(Fault):
     def apply(self, site: NodeSite) -> None:
         decided: Decided = vars(self)["_decided"]
         there = [{"path": checkpoint.path, "step": checkpoint.step} for checkpoint in decided.whole]
-        said = f"{len(there)} complete checkpoints are there, the newest is {Path(decided.whole[0].path).name}"
-        site.emit(Kind.EFFECT, {"fault": site.fault, "what": "survey", "effect": said, "checkpoints": there})
+        effect = f"there are {len(there)} complete checkpoints, the newest is {Path(decided.whole[0].path).name}"
+        site.emit(Kind.EFFECT, {"fault": site.fault, "what": "survey", "effect": effect, "checkpoints": there})
         for checkpoint, edit in decided.edits:
             place = {"file": str(edit.path), "checkpoint": str(checkpoint.path), "step": checkpoint.step}
             fields = {**place, "op": edit.op, **edit.data()}
@@ -147,7 +147,8 @@ class CheckpointFault(Fault):
 
 
 def _keep_times(edit: Edit) -> None:
-    """Carry out the edit and restore the times of change: real damage leaves them too, and trainers look at them."""
+    """Carries out the edit, and restores the times of change, because real damage does not change them, and trainers
+    read them."""
     before = {path: path.stat() for path in (edit.path, edit.path.parent)}
     edit()
     for path, status in before.items():
@@ -157,8 +158,8 @@ def _keep_times(edit: Edit) -> None:
 
 @dataclass
 class StillThere:
-    """A probe that reports when the damage is gone, because the job moved, removed or replaced the file, and where it
-    is now, if the job has given the save its final name."""
+    """A probe that reports the end of the damage: the job has moved, removed or replaced the file. If the job has given
+    the save its final name, it reports the new path."""
 
     fault: str
     paths: Sequence[Path]
@@ -191,7 +192,8 @@ def _state(path: Path) -> str | None:
 
 
 def _finished(path: Path, state: str | None) -> Path | None:
-    """Where a file with a temporary name is now, if the job has given it, or its folder, the final name."""
+    """The present path of a file with a temporary name, if the job has given the file, or its folder, the final name.
+    None otherwise."""
     final = Path(final_path(str(path)))
     if final == path or state is None:
         return None

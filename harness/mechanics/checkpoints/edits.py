@@ -1,4 +1,5 @@
-"""Changes to a file of a checkpoint, one class for each kind, and the fields with which the journal records them."""
+"""Changes to a file of a checkpoint: one class for each kind of change, and the fields with which the journal records
+it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Edit(ABC):
 
     @abstractmethod
     def data(self) -> Mapping[str, Any]:
-        """The fields of the journal's event; call it before the change."""
+        """The fields of the journal's event. Must be called before the change."""
 
     @abstractmethod
     def __call__(self) -> None: ...

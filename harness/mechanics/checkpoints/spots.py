@@ -1,4 +1,5 @@
-"""Chooses where damage hits a checkpoint, from its layout and a random stream, and returns edits. Changes nothing."""
+"""Chooses the place of damage in a checkpoint, from its layout and a random stream, and returns edits. Changes nothing
+itself."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def stretch(checkpoint: Checkpoint, place: Literal["tensor", "metadata"], draw: 
         return Stretch(Extent(file.path, 0, file.size), "metadata")
     gaps = [gap for path in _data_files(checkpoint) for gap in _gaps(checkpoint, path)]
     if not gaps:
-        raise ChaosError(f"{checkpoint.path}: nothing in it describes its tensors")
+        raise ChaosError(f"{checkpoint.path}: it has no bytes that describe its tensors")
     return Stretch(draw.choice(gaps), "metadata")
 
 
@@ -70,14 +71,15 @@ def nan(checkpoint: Checkpoint, fix_crc: bool, draw: random.Random) -> list[Edit
 
 
 def zeros(path: Path, size: int, draw: random.Random) -> Edit:
-    """Zeros over one block of `size` bytes that is not all zeros. Raises ChaosError if the file has none."""
+    """Zeros over one block of `size` bytes that does not yet consist of zeros. Raises ChaosError if the file has no
+    such block."""
     length = path.stat().st_size
     blocks = list(range(0, length, size))
     draw.shuffle(blocks)
     for start in blocks[:1000]:
         if any(read(path, start, size)):
             return Zero(path, start, min(size, length - start))
-    raise ChaosError(f"{path}: no block of it holds anything but zeros")
+    raise ChaosError(f"{path}: all its blocks hold zeros already")
 
 
 def torn(path: Path, draw: random.Random) -> Edit:
@@ -104,13 +106,13 @@ def metadata(checkpoint: Checkpoint, draw: random.Random) -> Path:
     described = [file.path for file in checkpoint.files if file.role == "metadata"]
     files = [path for path in described if path.endswith((".metadata", ".index.json"))] or described
     if not files:
-        raise ChaosError(f"{checkpoint.path}: it has no file of its own that describes its tensors")
+        raise ChaosError(f"{checkpoint.path}: no separate file in it describes its tensors")
     return Path(draw.choice(files))
 
 
 def partial(checkpoint: Checkpoint, draw: random.Random) -> list[Edit]:
-    """The remains of an interrupted save: no metadata, which is written last, and half of the files, of which one is
-    cut off."""
+    """The files after an interrupted save: no metadata, which is written last, and only half of the other files, one of
+    them cut off."""
     data = [Path(path) for path in _data_files(checkpoint)]
     described = [Path(file.path) for file in checkpoint.files if file.role == "metadata"]
     draw.shuffle(data)
@@ -119,8 +121,8 @@ def partial(checkpoint: Checkpoint, draw: random.Random) -> list[Edit]:
 
 
 def stale(checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Random) -> Edit:
-    """Replaces a file by the file of the same name in the next older checkpoint. If a checkpoint is a single file,
-    replaces it by the older checkpoint."""
+    """Replaces a file by the file of the same name in the next older checkpoint. If a checkpoint is a single file, the
+    whole checkpoint is replaced by the older one."""
     older = next((other for other in _older(checkpoint, others)), None)
     if older is None:
         raise ChaosError(f"{checkpoint.path}: there is no older checkpoint to take a file from")
@@ -132,8 +134,8 @@ def stale(checkpoint: Checkpoint, others: Sequence[Checkpoint], draw: random.Ran
 
 
 def foreign(checkpoint: Checkpoint, draw: random.Random) -> Edit:
-    """Replaces a file by another file of the same checkpoint. Files whose names differ only in a number belong to two
-    ranks."""
+    """Replaces a file by another file of the same checkpoint. Two files whose names differ only in a number belong to
+    two ranks."""
     kin: dict[str, list[Path]] = {}
     for path in map(Path, _data_files(checkpoint)):
         kin.setdefault(re.sub(r"\d+", "#", path.name), []).append(path)
@@ -193,7 +195,7 @@ def _same_in(path: Path, checkpoint: Checkpoint, other: Checkpoint) -> Path | No
 
 
 def _crc_that_fits(checkpoint: Checkpoint, path: Path, at: int, new: bytes) -> list[Edit]:
-    """Write the right CRC of a changed record to both places in which a zip keeps it: behind the record, and in the
+    """Writes the right CRC of a changed record to both places in which a zip stores it: behind the record, and in the
     directory at the end (https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.9 and 4.3.12)."""
     of_file = (kept for kept in checkpoint.checksums if kept.extent.file == str(path))
     kept = next((kept for kept in of_file if kept.extent.offset <= at < kept.extent.end), None)

@@ -1,4 +1,5 @@
-"""What the `container.*` injectors share: the engine does it to the node's container, and its reports are the proof."""
+"""The base classes of the `container.*` injectors. The engine changes the node's container, and its reports are the
+proof."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from torchaos.harness.record.record import Record
 
 
 class _OnContainers(Fault):
-    """`words` say what the proof shows of the nodes."""
+    """A fault of containers. `words`: the text of the proof, with {nodes} for the nodes."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"docker"})
     hits: ClassVar[Hits] = "nodes"
-    reports: ClassVar[tuple[str, ...]]  # of the engine while it does it, in turn; held ranks go on at the first
-    proof: ClassVar[str] = ""  # the report that shows that it was felt; empty: the last
+    reports: ClassVar[tuple[str, ...]]  # the engine's reports, in order; held ranks continue at the first
+    proof: ClassVar[str] = ""  # the report that proves that it was felt; empty: the last report
     words: ClassVar[str]
 
     def act(self, hit: faults.Hit) -> object:
@@ -34,17 +35,17 @@ class _OnContainers(Fault):
 class ContainerFault(_OnContainers):
     """A fault of a container that can be undone."""
 
-    part: ClassVar[Literal["running", "network", "limits"]]  # of the container: what is set right again
+    part: ClassVar[Literal["running", "network", "limits"]]  # the part of the container that is restored
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
         return faults.changes(site, self.part)
 
 
 class ContainerDeath(_OnContainers):
-    """The container ends by it."""
+    """A fault that ends the container."""
 
     lethal: ClassVar[bool] = True
-    done: ClassVar[str]  # what was done to it: killed, stopped
+    done: ClassVar[str]  # "killed" or "stopped"
 
     def changes(self, site: NodeSite) -> Irreversible:
-        return Irreversible(f"a container that was {self.done} stays so; starting another is the scheduler's affair")
+        return Irreversible(f"a container that was {self.done} stays {self.done}; the scheduler may start another")

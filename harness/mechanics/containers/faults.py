@@ -22,7 +22,7 @@ _HOG = "head -c {bytes} /dev/zero | tail >/dev/null"  # `tail` keeps all of it: 
 
 @dataclass(frozen=True)
 class Hit:
-    """A container that a fault hits, with a connection to its engine."""
+    """A container that a fault hits, and a connection to its engine."""
 
     client: Any
     live: LiveNode
@@ -42,7 +42,8 @@ class Hit:
 
 @contextmanager
 def hits(nodes: Iterable[LiveNode]) -> Iterator[list[Hit]]:
-    """The containers of these nodes. Raises ChaosError if one does not run, or the engine does not answer."""
+    """The containers of these nodes. Raises ChaosError if one of them does not run, or if the engine does not
+    answer."""
     nodes = list(nodes)
     try:
         with engine(_engine_of(nodes[0])) as client:
@@ -65,7 +66,7 @@ def _engine_of(live: LiveNode) -> str:
 
 
 def changes(site: NodeSite, part: Literal["running", "network", "limits"]) -> Sequence[Container]:
-    """The handles that restore what `do` will change in the containers."""
+    """The handles that restore the parts of the containers that `do` will change."""
     with hits(site.nodes) as containers:
         return [Container(_engine_of(hit.live), hit.live.run_id, hit.id, part, _good(hit, part)) for hit in containers]
 
@@ -78,8 +79,8 @@ def _good(hit: Hit, part: str) -> Mapping[str, Any]:
 
 
 def do(site: NodeSite, act: Callable[[Hit], object], action: str, last: str = "") -> None:
-    """Apply `act` to all containers at once, and record the engine's events about them. Held ranks go on when the
-    engine has reported `action`. Returns when it has also reported `last`. Raises ChaosError."""
+    """Applies `act` to all containers at once, and records the engine's events about them. Held ranks continue when the
+    engine has reported `action`. Returns when the engine has also reported `last`. Raises ChaosError."""
     since = time.time()
     with hits(site.nodes) as containers, ThreadPoolExecutor(max(1, len(containers))) as pool:
         _check(site, containers)
@@ -92,7 +93,7 @@ def do(site: NodeSite, act: Callable[[Hit], object], action: str, last: str = ""
 
 
 def _check(site: NodeSite, containers: Iterable[Hit]) -> None:
-    """Raises TargetGone if a node's container is not the guarded one."""
+    """Raises TargetGone if a node's container is not the guarded container."""
     guarded = {handle.id for handle in site.guarded if isinstance(handle, Container)}
     for hit in containers:
         if guarded and hit.id not in guarded:
@@ -100,8 +101,9 @@ def _check(site: NodeSite, containers: Iterable[Hit]) -> None:
 
 
 def _report(site: NodeSite, hit: Hit, done: Future[object], since: float, action: str, reported: int = 0) -> int:
-    """Emit the engine's events about the container since then, without the first `reported` ones, until `action` is
-    among them, the request has failed, or _REPORT_S seconds are over. Returns how many have been emitted in all."""
+    """Emits the engine's events about the container since `since`, except for the first `reported` events. Returns when
+    `action` is among them, the request has failed, or _REPORT_S seconds have passed. Returns how many events have been
+    emitted in all."""
     end = time.monotonic() + _REPORT_S
     while time.monotonic() < end and not (done.done() and done.exception()):
         with engine(_engine_of(hit.live)) as client:  # the other connection is in use
@@ -134,7 +136,7 @@ def reported(record: Record, fault: str, action: str, words: str) -> Evidence | 
 
 
 def limit(hit: Hit, cpus: float, memory: int) -> None:
-    """Limit the CPUs, and the memory in bytes. 0 leaves a limit as it is."""
+    """Limits the CPUs, and the memory in bytes. 0 leaves a limit unchanged."""
     period = hit.now["HostConfig"]["CpuPeriod"] or 100_000
     cpu = {"cpu_period": period, "cpu_quota": round(cpus * period)} if cpus else {}
     most = {"mem_limit": memory, "memswap_limit": memory} if memory else {}
@@ -142,11 +144,11 @@ def limit(hit: Hit, cpus: float, memory: int) -> None:
 
 
 def fill(hit: Hit, spare: int) -> None:
-    """Limit the memory to `spare` bytes more than the node uses now, and use up these bytes."""
+    """Limits the memory to `spare` bytes more than the node uses now, and uses up these bytes."""
     stats = hit.client.stats(hit.id, stream=False, one_shot=True)["memory_stats"]
     used = int(stats["usage"]) - int(stats["stats"].get("total_inactive_file", stats["stats"].get("inactive_file", 0)))
     limit(hit, 0.0, used + spare)
-    # Not more than that, so that it does no harm if the limit is taken back before it has ended.
+    # Not more than that, so that it does no harm if the limit is removed while it still runs.
     command = ["sh", "-c", _HOG.format(bytes=used + spare)]
     hog = hit.client.exec_create(hit.id, command, stdout=False, stderr=False)
     hit.client.exec_start(hog["Id"], detach=True)
@@ -154,7 +156,8 @@ def fill(hit: Hit, spare: int) -> None:
 
 @dataclass
 class Held:
-    """A probe that counts how often the kernel has throttled a container at a limit, since the probe was made."""
+    """A probe that counts how often the kernel has throttled a container because of a limit, since the probe was
+    made."""
 
     fault: str
     nodes: Sequence[LiveNode]

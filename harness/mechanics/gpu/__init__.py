@@ -1,1 +1,1 @@
-"""Faults of a GPU's health as NVML reports it, by orders to the NVML overlay (injectors/native/nvml)."""
+"""Faults of a GPU's health, as NVML reports it. They are orders to the NVML overlay (injectors/native/nvml)."""

@@ -1,8 +1,7 @@
-"""`python -m torchaos.harness.mechanics.gpu [--control PATH] COMMAND...`: run a command that sees the NVML overlay.
+"""`python -m torchaos.harness.mechanics.gpu [--control PATH] COMMAND...`: runs a command that sees the NVML overlay.
 
 It is for programs that watch GPUs: a node health agent, nvidia-smi, a device plugin, a DCGM host engine. The job's
-ranks don't get the overlay, since NCCL reads its topology from NVML.
-"""
+ranks don't get the overlay, because NCCL reads its topology from NVML."""
 
 from __future__ import annotations
 

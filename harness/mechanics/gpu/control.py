@@ -1,8 +1,8 @@
-"""The base class of the `gpu.*` injectors: it gives orders to the overlay in a file, and reads what was served.
+"""The base class of the `gpu.*` injectors. It writes orders for the overlay into a file, and reads which orders were
+served.
 
-The overlay writes to `nvml.log`, beside the orders, which process was served which order. That is the evidence that a
-fault was felt. It comes from the process that asked about the GPU, never from the rank that is hit.
-"""
+In `nvml.log`, beside the orders, the overlay records the orders that it served, and to which process. That is the
+evidence that a fault was felt. It comes from the process that asked about the GPU, never from the rank that is hit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SERVED = re.compile(
 
 
 class OverlayFault(Fault):
-    """A fault that the NVML overlay shows on order."""
+    """A fault that the NVML overlay shows when it is ordered to."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"nvml_overlay"})
@@ -41,11 +41,11 @@ class OverlayFault(Fault):
         raise NotImplementedError
 
     def kernel_lines(self, gpu: int) -> Sequence[str]:
-        """The lines that it adds to `kernel.log`, beside the orders."""
+        """The lines that the fault adds to `kernel.log`, in the folder of the orders."""
         return ()
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        """A new file in each target node's folder of orders; undoing removes it."""
+        """Handles for a new file in each target node's folder of orders. Undo removes the file."""
         handles = []
         for folder, pids in folders_of(site.pids).items():
             made = hashlib.sha256(_text(self, pids).encode()).hexdigest()
@@ -68,7 +68,7 @@ class OverlayFault(Fault):
         return probes
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Evidence that a process which asked about the GPU was served an order after it was given."""
+        """Evidence that a process that asked about the GPU was served an order after the order was given."""
         hit = next(record.of_fault(fault, Kind.APPLYING), None)
         served = (event for event in record.of_fault(fault, Kind.EFFECT) if "served_to" in event.data)
         first = next((event for event in served if hit and event.mono_s >= hit.mono_s), None)
@@ -79,8 +79,8 @@ class OverlayFault(Fault):
 
 
 def _write(path: Path, orders: bytes) -> None:
-    """Write the file atomically: it has no name until it is complete (O_TMPFILE of open(2)), so that a dead writer
-    leaves nothing. File systems without that get a temporary name and a rename."""
+    """Writes the file atomically: it has no name until it is complete (O_TMPFILE of open(2)), so that a writer that
+    dies leaves nothing. On file systems without O_TMPFILE, it uses a temporary name and a rename."""
     try:
         fd = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC)
     except (OSError, AttributeError):
@@ -100,7 +100,7 @@ def _write(path: Path, orders: bytes) -> None:
 
 @dataclass
 class Served:
-    """A probe that reports when a process was served one of these orders, from the overlay's log."""
+    """A probe that reports, from the overlay's log, that a process was served one of these orders."""
 
     log: Path
     fault: str
@@ -133,7 +133,7 @@ class Served:
 
 
 def folders_of(pids: Sequence[int]) -> dict[Path, list[int]]:
-    """The folders of orders that these ranks were started with, one on each node, with the pids there. Raises
+    """The folders of orders with which these ranks were started, one on each node, with the pids there. Raises
     ChaosError if a rank has none."""
     folders: dict[Path, list[int]] = {}
     for pid in pids:
@@ -150,7 +150,8 @@ def folders_of(pids: Sequence[int]) -> dict[Path, list[int]]:
 
 
 def gpus_of(gpu: int | None, pids: Sequence[int]) -> list[int]:
-    """NVML's indices: `gpu` if given, else the GPUs of the target ranks. Raises ChaosError if unknown."""
+    """NVML's indices: `gpu` if given, otherwise those of the target ranks' GPUs. Raises ChaosError if they are not
+    known."""
     if gpu is not None:
         return [gpu]
     indices = set()

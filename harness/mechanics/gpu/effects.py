@@ -1,4 +1,4 @@
-"""Evidence from effects that the harness itself has read back."""
+"""Evidence from effects that the harness itself has read."""
 
 from __future__ import annotations
 

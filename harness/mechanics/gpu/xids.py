@@ -2,8 +2,7 @@
 
 Numbers and mnemonics: NVIDIA's Xid catalogue. Format of a line: kernel_rc.c of open-gpu-kernel-modules; from driver 595
 on, without the process. Actions: `nvmlDeviceGpuRecoveryAction_t`, which field 230 reports; Xid 154 reports a change of
-it. `sampled` False: the text after the number is ours, since no log of the driver with it was found.
-"""
+it. `sampled` False: the text after the number was made up, because no log of the driver with this Xid was found."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ class Xid:
     number: int
     mnemonic: str
     text: str
-    orders: tuple[str, ...] = ()  # what else NVML shows
+    orders: tuple[str, ...] = ()  # orders for other values that NVML shows
     action: int = NONE
     sampled: bool = True
 
@@ -92,8 +91,8 @@ XIDS = {
 
 
 def pci_of(gpu: int) -> str:
-    """The PCI address of a GPU without its function, from the driver; without a driver, the overlay's simulated
-    address."""
+    """The PCI address of a GPU without its function, from the driver. Without a driver, the simulated address of the
+    overlay."""
     try:
         known = sorted(path.name for path in Path("/proc/driver/nvidia/gpus").iterdir())
         return known[gpu].rpartition(".")[0]

@@ -1,7 +1,6 @@
-"""Drops packets between nodes, by an nftables table of our own that is loaded in one transaction.
+"""Drops packets between nodes, by an nftables table that is loaded in one transaction.
 
-The table is in the switch. If the switch is not the run's own, it is in each receiving node.
-"""
+The table is in the switch. If the run does not own the switch, it is in each receiving node."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ SWITCH, NODE = "bridge", "netdev"  # nftables families
 
 @dataclass(frozen=True)
 class Cut:
-    """Drops `percent` of the packets from `sources` to `sinks`. With `ports`: only TCP from or to these."""
+    """Drops `percent` of the packets from `sources` to `sinks`. With `ports`: only TCP packets from or to these
+    ports."""
 
     fault: str
     sources: Sequence[Link]
@@ -65,13 +65,14 @@ class Cut:
         )
 
     def _ingress_rules(self, froms: Sequence[Link]) -> list[str]:
-        """ARP requests are dropped too: a node sends them when it no longer knows the other's hardware address."""
+        """Rules for a receiving node. They also drop ARP requests, which a node sends when it no longer knows the other
+        node's hardware address."""
         addresses = ", ".join(link.address for link in froms)
         asks = [] if self.ports or self.percent < 100 else [f"  arp saddr ip {{ {addresses} }} drop"]
         return [*asks, *self._rules(f"ip saddr {{ {addresses} }}")]
 
     def _rules(self, way: str) -> list[str]:
-        """Only TCP is counted, since all that a job's ranks and agents send each other is TCP."""
+        """Rules for one direction. Only TCP is counted, because a job's ranks and agents send each other only TCP."""
         some = f" numgen random mod 10000 < {round(self.percent * 100)}" if self.percent < 100 else ""
         ports = ", ".join(map(str, self.ports))
         if ports:
@@ -100,8 +101,8 @@ def counts(*handles: NftTable) -> dict[str, int]:
 def sides(
     nodes: Sequence[LiveNode], cluster: Sequence[LiveNode], peers: Sequence[int]
 ) -> tuple[list[Link], list[Link]]:
-    """The links of the target nodes, and of the nodes from which they are cut off: `peers`, or all others. Raises
-    ChaosError if one side is empty."""
+    """The links of the target nodes, and the links of the nodes from which they are cut off: `peers`, or all others.
+    Raises ChaosError if one side is empty."""
     from torchaos.harness.contracts import ChaosError
 
     inside = {live.node.index for live in nodes}

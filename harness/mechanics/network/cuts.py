@@ -15,7 +15,7 @@ from torchaos.harness.record.record import Record
 
 
 class CutFault(Fault):
-    """Drops packets between nodes. `direction` is as the target sees it."""
+    """Drops packets between nodes. `direction` is relative to the target."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     hits: ClassVar[Hits] = "nodes"

@@ -49,8 +49,8 @@ def late(record: Record, fault: str, seconds: float) -> Evidence | None:
 
 
 def logged(record: Record, fault: str, cause: str, words: str, naming: Sequence[str] = ("",)) -> Evidence | None:
-    """Evidence that the job's log has a line of that cause (see watching/probes/causes.py) while the fault was on,
-    which contains one of the texts `naming`."""
+    """Evidence that, while the fault was on, the job's log had a line of that cause (see watching/probes/causes.py)
+    that contains one of the texts `naming`."""
     on = [event.mono_s for event in record.of_fault(fault, Kind.APPLYING)]
     off = [event.mono_s for event in record.of_fault(fault, Kind.ROLLED_BACK)]
     for event in record.of_kind(Kind.LOG_CAUSE):

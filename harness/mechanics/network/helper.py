@@ -1,4 +1,4 @@
-"""A process that keeps a fault going, such as the packet queue or a flapping link. It is guarded before it starts."""
+"""A process that keeps a fault on, such as the packet queue or a flapping link. It is guarded before it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torchaos.harness.undo.network import mark_of
 
 @dataclass(frozen=True)
 class Helper:
-    """A process with its own mark, which begins with the run's id and differs from the mark of the job."""
+    """A process with its own mark in its environment. The mark begins with the run's id and differs from the mark of
+    the job."""
 
     mark: str
 
@@ -25,14 +26,14 @@ class Helper:
         return JobProcesses(self.mark)
 
     def start(self, space: Space | None, command: Sequence[str]) -> str:
-        """Start it in a network namespace, or (None) in the harness's own. Returns the first line that it prints, by
-        which it reports that it is ready; for `sh` an empty text. Raises OSError."""
+        """Starts the helper in a network namespace, or (None) in the harness's own. Returns the first line that it
+        prints, which reports that it is ready; for `sh` an empty text. Raises OSError."""
         process = self.open(space, command)
         assert process.stdout is not None
         return process.stdout.readline().decode().strip() if command[0] != "sh" else ""
 
     def open(self, space: Space | None, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Starts it like `start`, for a caller that reads its output itself. Raises OSError."""
+        """Starts the helper like `start`, for a caller that reads its output itself. Raises OSError."""
         return subprocess.Popen(
             space.enter(command) if space else list(command), cwd="/", start_new_session=True,
             env={**os.environ, ENV_RUN_ID: self.mark},

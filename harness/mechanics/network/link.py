@@ -1,4 +1,4 @@
-"""The link between a node and the others, as network faults need it."""
+"""The link between a node and the other nodes, for network faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Link:
 
 
 def link_of(live: LiveNode) -> Link:
-    """The node's link. Raises ChaosError if it has none, because it is the machine itself or not ours."""
+    """The node's link. Raises ChaosError if it has none, because the node is the machine itself, or was not made by the
+    run."""
     if live.node.link is None:
         raise ChaosError(f"node {live.node.index} has no link that could be changed; write launcher: netns")
     return live.node.link

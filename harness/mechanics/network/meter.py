@@ -1,11 +1,10 @@
-"""Measures what a link does to datagrams: python meter.py PEER_PID FROM TO SETTLE_S GAP_S.
+"""Measures how a link treats datagrams: python meter.py PEER_PID FROM TO SETTLE_S GAP_S.
 
 Runs in the sender's network namespace, and receives in that of the process PEER_PID. Sends a datagram every GAP_S
 seconds. Every quarter of a second it prints a line of JSON about the datagrams that were sent at least SETTLE_S seconds
-ago: {"sent", "loss_percent", "duplicate_percent", "reorder_percent", "delay_ms" (median, one way)}. Both times are of
-the same clock; the arrival is the kernel's time stamp (SO_TIMESTAMPNS, socket(7)). It uses UDP, so that the kernel's
-counters of TCP remain the job's own. Run by its path, with the standard library only.
-"""
+ago: {"sent", "loss_percent", "duplicate_percent", "reorder_percent", "delay_ms" (median, one way)}. Both times are from
+the same clock; the time of arrival is the kernel's time stamp (SO_TIMESTAMPNS, socket(7)). It uses UDP, so that the
+kernel's TCP counters count only the job. It is run by its path, with the standard library only."""
 
 from __future__ import annotations
 

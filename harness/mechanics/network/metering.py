@@ -1,5 +1,6 @@
-"""Compares what was asked for with what is measured: a probe connection beside the job's, while a network fault is on.
-It proves only itself; that the job felt the fault is shown by the job's own connections (see probes.py)."""
+"""Compares the requested values of a network fault with measured values: a probe connection beside the job's
+connections measures while the fault is on. It shows only how its own packets were treated. The job's own connections
+show that the job felt the fault (see probes.py)."""
 
 from __future__ import annotations
 
@@ -17,19 +18,20 @@ from torchaos.harness.mechanics.network.helper import Helper
 from torchaos.harness.mechanics.network.link import Link, link_of
 from torchaos.harness.undo.network import mark_of
 
-SETTLE_S = 0.3  # seconds, in addition to the delay that was asked for
+SETTLE_S = 0.3  # seconds, in addition to the requested delay
 
 
 def meter_handle(site: NodeSite) -> Handle:
-    """The handle of the meter that `measured` starts."""
+    """The handle of the process that `measured` starts."""
     return _helper(site).handle
 
 
 def measured(
     site: NodeSite, asked: Mapping[str, float], inward: bool = False, jitter_ms: float = 0.0
 ) -> Sequence[Measuring]:
-    """Measures from the first target node to the first other node (`inward`: the other way). Empty if no requested
-    value can be measured. With jitter, datagrams are sent so far apart that none waits for an earlier one."""
+    """Measures from the first target node to the first other node (`inward`: in the other direction). Empty if no
+    requested value can be measured. With jitter, datagrams are sent at such intervals that none waits for an earlier
+    one."""
     if not asked:
         return ()
     inside = [link_of(live) for live in site.nodes]
@@ -46,7 +48,7 @@ def measured(
 
 @dataclass
 class Measuring:
-    """A probe that emits the meter's values beside the requested values, as `network.sample` events."""
+    """A probe that emits the measured values with the requested values, as `network.sample` events."""
 
     fault: str
     asked: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""Faults of whole nodes. They hit all of the job's processes there: torchrun, ranks, and what these started."""
+"""Faults of whole nodes. They hit all of the job's processes there: torchrun, the ranks, and their child processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NodeDeath(Fault):
     needs: ClassVar[frozenset[str]] = frozenset({"pidfd", "proc"})
     lethal: ClassVar[bool] = True
     hits: ClassVar[Hits] = "nodes"
-    irreversible: ClassVar[str] = "a dead node can't be brought back; that is the scheduler's affair"
+    irreversible: ClassVar[str] = "torchaos can't bring back a dead node; the scheduler has to"
 
     def changes(self, site: NodeSite) -> Irreversible:
         return Irreversible(self.irreversible)
@@ -46,8 +46,8 @@ def processes(nodes: Iterable[LiveNode]) -> dict[int, int]:
 
 
 def kill(site: NodeSite) -> None:
-    """Send SIGKILL to all of the job's processes on the nodes, until there are none. Raises ChaosError if there were
-    none, or if some stay."""
+    """Sends SIGKILL to all of the job's processes on the nodes, until there are none. Raises ChaosError if there were
+    none, or if some can't be killed."""
     killed: dict[int, int] = processes(site.nodes)
     deadline = time.monotonic() + KILL_S
     left = found = killed
@@ -61,21 +61,21 @@ def kill(site: NodeSite) -> None:
 
 
 def heads(targets: Mapping[int, int]) -> dict[int, int]:
-    """The processes that none of the others has started: torchrun, or a wrapper around it."""
+    """The processes that were not started by another process of `targets`: torchrun, or a wrapper around it."""
     stats = {pid: proc.stat(pid) for pid in targets}
     return {pid: targets[pid] for pid, stat in stats.items() if stat and stat.parent not in targets}
 
 
-def tell(site: NodeSite, targets: Iterable[int], what: str) -> None:
+def tell(site: NodeSite, targets: Iterable[int], done: str) -> None:
     names = ", ".join(str(live.node.index) for live in site.nodes)
     pids = sorted(targets)
     site.emit(
-        Kind.EFFECT, {"fault": site.fault, "effect": f"{len(pids)} processes of node {names} were {what}", "pids": pids}
+        Kind.EFFECT, {"fault": site.fault, "effect": f"{len(pids)} processes of node {names} were {done}", "pids": pids}
     )
 
 
 def resumed(site: NodeSite) -> list[Handle]:
-    """Handles that resume all processes of the job that are on the nodes now."""
+    """Handles that continue all processes of the job that are on the nodes now."""
     return [Process(pid, ticks, "resume", proc.boot_id()) for pid, ticks in processes(site.nodes).items()]
 
 
@@ -84,7 +84,7 @@ def slow_helper(site: NodeSite) -> Helper:
 
 
 def slow_down(site: NodeSite, share: float) -> None:
-    """All processes of the job on the nodes run only this share of the time. Raises ChaosError."""
+    """Lets all processes of the job on the nodes run only this share of the time. Raises ChaosError."""
     targets = processes(site.nodes)
     argv = [sys.executable, "-S", "-E", throttle.__file__, str(share), *(f"{p}:{t}" for p, t in targets.items())]
     answer = slow_helper(site).start(None, argv)
@@ -97,13 +97,13 @@ _EXITS = (Kind.RANK_EXITED, Kind.NODE_EXITED, Kind.JOB_EXITED)
 
 
 def ended(record: Record, fault: str) -> Evidence | None:
-    """Evidence that a process which the fault killed has exited by SIGKILL: a rank, or a node's command."""
+    """Evidence that a process that the fault killed has exited by SIGKILL: a rank, or a node's command."""
     exits = (event for event in record.of_kind(*_EXITS) if event.data.get("exit_code") == -signal.SIGKILL)
     return _first(record, fault, exits, "pid {} ended with exit code -9")
 
 
 def left(record: Record, fault: str) -> Evidence | None:
-    """Evidence as from `ended`, but with any exit code: a process that ends normally chooses its own."""
+    """Evidence as from `ended`, but with any exit code, because a process that ends normally chooses its own."""
     return _first(record, fault, record.of_kind(*_EXITS), "pid {} left")
 
 
@@ -114,7 +114,7 @@ def stopped(record: Record, fault: str) -> Evidence | None:
 
 
 def _first(record: Record, fault: str, events: Iterable[Event], words: str) -> Evidence | None:
-    """The first of these events that is about a process which the fault hit."""
+    """Evidence from the first of these events that is about a process that the fault hit."""
     pids = {pid for event in record.of_fault(fault, Kind.EFFECT) for pid in event.data.get("pids", ())}
     seen = next((event for event in events if event.data["pid"] in pids), None)
     return Evidence.of(words.format(seen.data["pid"]), seen) if seen else None

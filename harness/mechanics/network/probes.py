@@ -15,7 +15,7 @@ from torchaos.harness.undo.network import NftTable
 
 
 def drops(site: NodeSite, cut: Cut) -> Sequence[Watch]:
-    """The job's own packets that a cut has dropped, from the counters of the rules that drop them."""
+    """A probe of the job's own packets that a cut has dropped, from the counters of the rules that drop them."""
     proof = at_least("dropped", 1, "the first packet of the job was dropped ({n} by now)")
     return [Watch(site.fault, _links(site), proof, [partial(counts, *cut.handles)])]
 
@@ -25,19 +25,19 @@ def resent(site: NodeSite) -> Sequence[Watch]:
 
 
 def came(site: NodeSite, name: str, words: str) -> Sequence[Watch]:
-    """A counter of the nodes' kernels for segments that arrived."""
+    """A probe of a counter, in the nodes' kernels, of segments that arrived."""
     return [Watch(site.fault, _links(site), at_least(name, 1, words))]
 
 
 def slower(site: NodeSite, least_ms: float) -> Sequence[Watch]:
-    """The round trips on the connections of each target node."""
+    """A probe of the round trips on the connections of each target node."""
     proof = at_least("rtt_ms", least_ms, "the round trip on the job's connections is {n} ms")
     links = [link_of(live) for live in site.nodes]
     return [Watch(site.fault, _links(site), proof, [partial(_longest, links)], period_s=0.25)]
 
 
 def limited(site: NodeSite) -> Sequence[Watch]:
-    """The packets that had to wait for a rate limit, and the rate of the packets that got through."""
+    """A probe of the packets that had to wait for a rate limit, and of the rate at which packets got through."""
     proof = at_least("overlimits", 1, "{n} packets of the job had to wait for the rate limit")
     links = [link_of(live) for live in site.nodes]
     return [Watch(site.fault, _links(site), proof, [_Limiter(links)], period_s=0.25)]
@@ -53,8 +53,8 @@ def _longest(links: Sequence[Link]) -> Counts:
 
 
 class _Limiter:
-    """The counters of the token buckets. The rate is the job's highest rate between two samples at which packets were
-    waiting, since otherwise the job may not have used the whole rate."""
+    """The counters of the token buckets. The rate is the job's highest rate between two samples while packets were
+    waiting. At other times the job may not have used the whole rate."""
 
     def __init__(self, links: Sequence[Link]) -> None:
         self._links = links
@@ -79,7 +79,7 @@ class _Limiter:
 
 
 def refusals(site: NodeSite, tables: Sequence[NftTable]) -> Sequence[Watch]:
-    """The connections that the rules of these tables refused."""
+    """A probe of the connections that the rules of these tables refused."""
     proof = at_least("refused", 1, "{n} connections of the job were refused")
     return [Watch(site.fault, _links(site), proof, [partial(_refused, tables)])]
 

@@ -1,12 +1,11 @@
 """A packet queue: python queue.py NUMBER DELAY_MS JITTER_MS DUPLICATE REORDER CORRUPT (in percent).
 
-Replaces netem on kernels without it. iptables hands packets over (NFQUEUE), and each goes on when it is due. A
-reordered packet goes on at once while others wait. A corrupted packet has one flipped bit, which its checksum shows.
+Replaces netem on kernels without it. iptables hands packets over (NFQUEUE), and each is sent on when it is due. A
+reordered packet is sent on at once while others wait. A corrupted packet has one flipped bit, which its checksum shows.
 The copy of a duplicated packet carries MARK, so that it is not queued again. When this process is gone, packets pass
 unchanged (the rule has --queue-bypass).
 
-Netlink messages are as in linux/netfilter/nfnetlink_queue.h. Run by its path, with the standard library only.
-"""
+Netlink messages are as in linux/netfilter/nfnetlink_queue.h. Run by its path, with the standard library only."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ class Queue:
         self.socket.send(struct.pack("=IHHII", 16 + len(body), kind, flags, 0, 0) + body)
 
     def packets(self) -> Iterator[tuple[int, bytes]]:
-        """The packets that have arrived: the number of each, and its bytes if `payload` was asked for."""
+        """The packets that have arrived: the number of each, and its bytes if `payload` was set."""
         data = self.socket.recv(1 << 17)
         while len(data) >= 20:
             length, kind = struct.unpack_from("=IH", data)
@@ -95,7 +94,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def run(queue: Queue, shape: Shape, draw: random.Random) -> None:
-    """Runs until the process is ended."""
+    """Runs until the process is killed."""
     waiting: list[tuple[float, int, bytes | None]] = []  # due time (seconds of CLOCK_MONOTONIC), number, changed bytes
     last = 0.0
     with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW) as raw:

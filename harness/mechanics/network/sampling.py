@@ -1,7 +1,6 @@
 """The kernel's counters of a job's own connections while a fault is on.
 
-A node's network namespace has no TCP connections but the job's, so the counters of the namespace are evidence.
-"""
+A node's network namespace has only the job's TCP connections, so the counters of the namespace are evidence."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from torchaos.harness.mechanics.network.link import Link
 
 Counts = Mapping[str, float]
 
-# Our names for counters of /proc/net/snmp and /proc/net/netstat; see the kernel's
+# Names for counters of /proc/net/snmp and /proc/net/netstat; see the kernel's
 # Documentation/networking/snmp_counter.rst.
 COUNTERS = {
     "resent": ("Tcp.RetransSegs",),
@@ -66,8 +65,8 @@ def round_trips(link: Link) -> dict[str, float]:
 
 @dataclass
 class Watch:
-    """A probe that emits `network.sample` events with the changes of the counters since it was made. `proof` returns a
-    sentence if the counters prove the fault; the first sentence is emitted as an effect."""
+    """A probe that emits `network.sample` events with the changes of the counters since the probe was made. `proof`
+    returns a sentence if the counters prove the fault. The first such sentence is emitted as an effect."""
 
     fault: str
     links: Sequence[Link]
@@ -98,6 +97,6 @@ class Watch:
 
 
 def at_least(name: str, least: float, words: str) -> Callable[[Counts], str | None]:
-    """A proof that holds when the counter `name` has reached `least`. In `words`, {n} stands for the counter's
+    """A proof that holds when the counter `name` has reached `least`. In `words`, {n} is replaced by the counter's
     value."""
     return lambda counts: words.format(n=f"{counts[name]:g}") if counts.get(name, 0) >= least else None

@@ -1,4 +1,5 @@
-"""Delays, duplicates, reorders or corrupts what a node sends: by netem if the kernel has it, else by a packet queue."""
+"""Delays, duplicates, reorders or corrupts the packets that a node sends: by netem if the kernel has it, otherwise by a
+packet queue."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class Shaper:
         return helper_of(self.fault, self.link)
 
     def handles(self) -> Sequence[Handle]:
-        """The handles of both ways, because only `apply` finds out which way works."""
+        """The handles of both methods, because only `apply` finds out which method works."""
         rule = QueueRule(*self._space, mark_of(self.fault))
         return [
             Qdisc(*self._space, self.link.device),

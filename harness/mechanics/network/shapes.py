@@ -1,4 +1,4 @@
-"""The base class of `network.delay` and similar faults: what the target nodes send goes through a shaper."""
+"""The base class of `network.delay` and similar faults: the packets of the target nodes go through a shaper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchaos.harness.record.record import Record
 
 
 class ShapedFault(Fault):
-    """Affects all that the target nodes send. For both directions, target both ends."""
+    """Affects all packets that the target nodes send. For both directions, target both ends."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     hits: ClassVar[Hits] = "nodes"

@@ -1,8 +1,7 @@
 """Lets processes run only a share of the time: python throttle.py SHARE PID:START_TICKS ...
 
 Each process is held by a pidfd, so that no later process with its pid is hit. Ends when all of them have ended, or when
-it is killed; the healer then lets them run on. Run by its path, with the standard library only.
-"""
+it is killed; the healer then continues them. Run by its path, with the standard library only."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Endpoint:
 
 
 def mark_of_server(run_id: str) -> str:
-    """The mark of the server's process. It differs from the job's mark, because the job is ended first."""
+    """The mark of the server's process. It differs from the job's mark, because the job is ended before the server."""
     return f"{run_id}.proxy"
 
 
@@ -62,7 +62,7 @@ def start(upstreams: Mapping[str, str], run_id: str, folder: Path, link: Link | 
 
 
 def _await(api: Api, process: subprocess.Popen[bytes], names: set[str], link: Link | None, log: Path) -> None:
-    """Wait until the server reports that all proxies are up. Raises ChaosError with its last answer."""
+    """Waits until the server reports that all proxies are up. Raises ChaosError with its last answer otherwise."""
     end, state = time.monotonic() + START_S, "nothing"
     while time.monotonic() < end:
         if process.poll() is not None:
@@ -77,11 +77,11 @@ def _await(api: Api, process: subprocess.Popen[bytes], names: set[str], link: Li
         except OSError as error:
             state = str(error)
         time.sleep(0.02)
-    raise ChaosError(f"the proxies could not be put before the job's endpoints: {state}; see {log}")
+    raise ChaosError(f"the proxies could not be put in front of the job's endpoints: {state}; see {log}")
 
 
 def _ports(count: int) -> list[int]:
-    """Free ports. If one is taken before the server starts, the server fails, and the run is not started."""
+    """Free ports. If a port is taken before the server starts, the server fails, and the run is not started."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     numbers = [int(listener.getsockname()[1]) for listener in held]
     for listener in held:

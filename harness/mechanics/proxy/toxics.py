@@ -1,7 +1,6 @@
-"""The base class of `proxy.*`: adds toxics to a proxy or takes it down, and watches the job's connections to it.
+"""The base class of `proxy.*`: adds toxics to a proxy or disables it, and watches the job's connections to it.
 
-Toxics are Toxiproxy's own, see "Toxics" in its README; their times are in ms, their rates in KB/s.
-"""
+Toxics are Toxiproxy's own, see "Toxics" in its README. Their times are in ms, their rates in KB/s."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ BOTH = ("upstream", "downstream")
 
 
 class ProxyFault(Fault):
-    """Adds a toxic to the proxy of one of the job's endpoints, or, without a toxic, takes the proxy down."""
+    """Adds a toxic to the proxy of one of the job's endpoints. Without a toxic, disables the proxy."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     hits: ClassVar[Hits] = "endpoints"
@@ -36,7 +35,7 @@ class ProxyFault(Fault):
     if TYPE_CHECKING:  # a parameter of some, a constant of others
 
         @property
-        def stream(self) -> str: ...  # upstream: what the job sends; downstream: what it gets; both
+        def stream(self) -> str: ...  # upstream: data that the job sends; downstream: data that it gets; both
 
     def attributes(self) -> Mapping[str, Any]:
         """The attributes of the toxic, in Toxiproxy's units (ms, KB/s)."""
@@ -76,8 +75,9 @@ class ProxyFault(Fault):
         return [Watch(site.fault, (), proof, [traffic])]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Evidence from the kernel's counters of the job's connections to the proxy while the fault was on. If it
-        breaks connections, also a line of the job's log which says that the proxy's address could not be used."""
+        """Evidence from the kernel's counters of the job's connections to the proxy while the fault was on. If the
+        fault breaks connections, a line of the job's log which says that the proxy's address could not be used is
+        evidence too."""
         evidence = counted(record, fault, *self._proofs())
         if evidence or "ended" not in self.proofs:
             return evidence
@@ -93,4 +93,4 @@ class ProxyFault(Fault):
         try:
             return site.endpoints[self.endpoint]
         except KeyError as error:
-            raise ChaosError(f"there is no proxy before {self.endpoint}; name it in job.endpoints") from error
+            raise ChaosError(f"there is no proxy in front of {self.endpoint}; name it in job.endpoints") from error

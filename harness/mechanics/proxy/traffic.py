@@ -11,9 +11,9 @@ _INFO = re.compile(r"\b(bytes_received|bytes_sent):(\d+)")
 
 
 class Traffic:
-    """A call returns the counts since it was made: bytes that the job sent and got, `unanswered` (bytes sent, if none
-    came back), connections seen, and connections that `ended`. They are the job's, since only the job knows the proxy's
-    port. A connection that begins and ends between two calls is not seen."""
+    """Each call returns the counts since this object was made: bytes that the job sent and got, `unanswered` (bytes
+    sent, if none came back), connections seen, and connections that `ended`. Only the job knows the proxy's port, so
+    all connections are the job's. A connection that begins and ends between two calls is not seen."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint

@@ -1,8 +1,7 @@
 """The base class of `storage.fill`: a file that takes the free space of the checkpoints' own file system.
 
-The file has no contents, but blocks beyond its end. So its contents identify it, however far the harness got with it,
-and its removal frees all of its space.
-"""
+The file is empty, but has blocks beyond its end. So it has the same contents (none) even if the harness dies while it
+fills the disk, and removing it frees all of its space."""
 
 from __future__ import annotations
 
@@ -65,8 +64,8 @@ class FillFault(Fault):
         return [Room(site.fault, _path(site).parent, self.left)]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Evidence that the file system was full, as seen from outside, and that a save failed at that time, during
-        which no other fault was applied."""
+        """Evidence that the file system was full, as seen from outside, and that a save failed at that time while no
+        other fault was applied."""
         full = next(record.of_fault(fault, Kind.EFFECT), None)
         over = next((event.mono_s for event in record.of_fault(fault, Kind.ROLLED_BACK)), float("inf"))
         others = [event.mono_s for event in record.of_kind(Kind.APPLYING) if event.data["fault"] != fault]
@@ -79,8 +78,8 @@ class FillFault(Fault):
             since = begun.get(who, event.mono_s)
             overlaps = full is not None and full.mono_s < event.mono_s and since < over
             if full and overlaps and not event.data.get("ok") and not any(since <= at <= event.mono_s for at in others):
-                what = f"{full.data['effect']}, and rank {event.rank} could not save {Path(event.data['path']).name}"
-                return Evidence.of(what, full, event)
+                words = f"{full.data['effect']}, and rank {event.rank} could not save {Path(event.data['path']).name}"
+                return Evidence.of(words, full, event)
         return None
 
 

@@ -1,8 +1,7 @@
 """The base class of most `storage.*` injectors: covers the checkpoint folder with the file system of server.py.
 
-Only files that are opened while the fault is on go through it; a file that is open already stays where it is. What the
-job writes meanwhile is in the folder below, and is visible afterwards.
-"""
+Only files that are opened while the fault is on go through it; files that are open already do not. Files that the job
+writes meanwhile are in the folder below, and are visible afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _ON = b"on\n"
 
 
 class StorageFault(Fault):
-    """A fault of the file system with the checkpoints. It hits the ranks of the target."""
+    """A fault of the file system that holds the checkpoints. It hits the ranks of the target."""
 
     where: ClassVar[tuple[Where, ...]] = ("node",)
     needs: ClassVar[frozenset[str]] = frozenset({"fuse"})
@@ -49,7 +48,8 @@ class StorageFault(Fault):
         return replace(self, ranks=target.ranks)  # type: ignore[type-var]
 
     def changes(self, site: NodeSite) -> Sequence[Handle]:
-        """Undone in reverse order: first the failures stop, then the folder is unmounted, even while in use."""
+        """The mount and the switch. They are undone in reverse order: first the failures stop, then the folder is
+        unmounted, even while it is in use."""
         folder = _folder(site)
         switch = File.of(_switch(site), site.undo_copies, site.undo_copies, hashlib.sha256(_ON).hexdigest())
         return [Mount.of(folder, _tag(site)), switch]
@@ -70,9 +70,9 @@ class StorageFault(Fault):
         end = time.monotonic() + MOUNT_S
         while not any(mount.source == _tag(site) for mount in mounts()):
             if server.poll() is not None or time.monotonic() > end:
-                said = log.with_suffix(".out").read_text(errors="replace").strip().splitlines()
+                lines = log.with_suffix(".out").read_text(errors="replace").strip().splitlines()
                 raise ChaosError(
-                    f"{folder} could not be covered by FUSE: {said[-1] if said else 'no reason was given'}"
+                    f"{folder} could not be covered by FUSE: {lines[-1] if lines else 'no reason was given'}"
                 )
             time.sleep(0.005)
 
@@ -80,14 +80,14 @@ class StorageFault(Fault):
         return [Spoilt(site.fault, _log(site))]
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        """Evidence that a target rank got an error or had to wait. It comes from the file system, which is not in the
-        rank. One target rank is enough: it may keep the other ranks from getting that far."""
+        """Evidence that a target rank got an error or had to wait. The witness is the file system, which is not in the
+        rank. One target rank is enough, because it may keep the other ranks from getting to their operations."""
         seen = [event for event in record.of_fault(fault, Kind.EFFECT) if event.data.get("what") == "spoilt"]
         last = {event.data["rank"]: event for event in seen}
         if not last:
             return None
-        told = "; ".join(str(event.data["effect"]) for _rank, event in sorted(last.items()))
-        return Evidence.of(told, *last.values())
+        effects = "; ".join(str(event.data["effect"]) for _rank, event in sorted(last.items()))
+        return Evidence.of(effects, *last.values())
 
 
 @dataclass
@@ -105,10 +105,10 @@ class Spoilt:
         for line in self._lines():
             rank = int(line["rank"])
             new.add(rank)
-            what = f"{line['what']} at {line['operation'].replace('_', ' for ')}"
-            self._counts.setdefault(rank, Counter())[what] += 1
+            effect = f"{line['what']} at {line['operation'].replace('_', ' for ')}"
+            self._counts.setdefault(rank, Counter())[effect] += 1
         for rank in sorted(new):
-            gifts = ", ".join(f"{count} × {what}" for what, count in self._counts[rank].most_common(4))
+            gifts = ", ".join(f"{count} × {effect}" for effect, count in self._counts[rank].most_common(4))
             data = {"fault": self.fault, "what": "spoilt", "rank": rank, "effect": f"rank {rank} was given {gifts}"}
             emit(Kind.EFFECT, data)
 
@@ -126,14 +126,14 @@ class Spoilt:
 def _folder(site: NodeSite) -> Path:
     folder = site.checkpoints
     if folder is None:
-        raise ChaosError("the scenario does not say where the checkpoints are; write job.checkpoints.path")
+        raise ChaosError("the scenario does not give the folder of the checkpoints; write job.checkpoints.path")
     if not folder.is_dir():
         raise ChaosError(f"{folder}: there is no such folder yet, so nothing can be mounted over it")
     return folder.resolve()
 
 
 def _tag(site: NodeSite) -> str:
-    """A name from the run's folder and the fault, which no other mount has."""
+    """A name made from the run's folder and the fault. No other mount has it."""
     return f"torchaos-{site.undo_copies.resolve().parent.name}-{site.fault}".replace(",", "_")
 
 

@@ -1,8 +1,7 @@
-"""The checkpoint folder on its own file system, for one run: a tmpfs of `job.checkpoints.size` bytes.
+"""Puts the checkpoint folder on a file system of its own for one run: a tmpfs of `job.checkpoints.size` bytes.
 
-Its files are in memory. They are copied out before it is unmounted, and the copy then takes the folder's place. If the
-harness is killed, they are lost with the mount.
-"""
+Its files are in memory. They are copied out before it is unmounted, and the copy then replaces the folder. If the
+harness is killed, the files are lost."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ _FSOPEN, _CLOSE_ON_EXEC = 430, 1  # fsopen(2): the same number on every architec
 
 @dataclass(frozen=True)
 class OwnDisk:
-    """The disk of one run, with `size` bytes. `way_back` must be guarded before `mount`."""
+    """The disk of one run, with `size` bytes. `way_back` is the handle of the mount, and must be guarded before
+    `mount`."""
 
     folder: Path
     size: int
@@ -43,8 +43,8 @@ class OwnDisk:
             raise ChaosError(f"{self.folder}: no tmpfs can be mounted there: {why}; leave job.checkpoints.size out")
 
     def give_back(self, unmount: Callable[[], None], keep: bool) -> str | None:
-        """Unmounts it. With `keep`, its files are first copied out, and the copy takes its place. Returns sentences
-        about lost files."""
+        """Unmounts the disk. With `keep`, its files are first copied out, and the copy replaces the folder. Returns a
+        sentence about lost files, or None."""
         if self.way_back.restored():
             return f"{self.folder} was unmounted before its files were copied out; they are gone"
         kept, lost = self.folder.with_name(f".{self.folder.name}.kept"), None
@@ -52,20 +52,20 @@ class OwnDisk:
             if keep:
                 shutil.copytree(self.folder, kept, symlinks=True)
             elif any(self.folder.iterdir()):
-                lost = f"there was no time to copy what was in {self.folder}; its files went with its file system"
+                lost = f"there was no time to copy the files in {self.folder}; they are lost"
         except OSError as error:  # shutil.Error too, which means that some files were copied and some were not
-            lost = f"not all that was in {self.folder} could be copied out, and is gone with its file system: {error}"
+            lost = f"some files in {self.folder} could not be copied out, and are lost: {error}"
         unmount()
         try:
             if kept.exists():
                 kept.rename(self.folder)  # the folder is empty: no process saw it before it was covered
         except OSError as error:
-            lost = f"what was in {self.folder} is in {kept} now: {error.strerror}"
+            lost = f"the files of {self.folder} are in {kept} now: {error.strerror}"
         return lost
 
 
 def is_own_disk(folder: Path) -> bool:
-    """Whether a write to this folder fills a file system of ours, and not a disk of the machine."""
+    """Whether a write to this folder fills a disk that torchaos made, and not a disk of the machine."""
     here = [mount for mount in mounts() if mount.target == str(folder.resolve())]
     return bool(here) and here[-1].type == "tmpfs" and here[-1].source.startswith("torchaos-")
 
@@ -77,7 +77,7 @@ def room(folder: Path) -> tuple[int, int]:
 
 
 def may_mount() -> bool:
-    """Whether this process may mount a tmpfs, as root or in a user namespace with its own mounts."""
+    """Whether this process may mount a tmpfs: as root, or in a user namespace with its own mounts."""
     descriptor = ctypes.CDLL(None, use_errno=True).syscall(_FSOPEN, b"tmpfs", _CLOSE_ON_EXEC)
     if descriptor >= 0:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The rules of a served folder, as data: injectors write them, the server carries them out."""
+"""The rules for a served folder, as data. Injectors write them, and the server carries them out."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ GROWS = frozenset({"create", "write", "mkdir", "symlink"})  # operations that ne
 
 
 def operations(on: str) -> tuple[str, ...]:
-    """The operations for `on`: reads, writes, both, or all, which also includes getattr and statfs."""
+    """The operations that a parameter `on` selects: reads, writes, both, or all (which also includes getattr and
+    statfs)."""
     groups = {"reads": READS, "writes": WRITES | SYNCS, "both": READS | WRITES | SYNCS}
     return tuple(sorted(groups.get(on, groups["both"] | LOOKS)))
 
 
 @dataclass(frozen=True)
 class Rules:
-    """`operations` of the ranks `ranks` fail with `error`, take `delay_s` seconds longer, or hang until the fault is
-    undone. `left`: the rules begin after this many bytes have been written. `rate`: bytes per second."""
+    """The rules: `operations` of the ranks `ranks` fail with `error`, take `delay_s` seconds longer, or hang until the
+    fault is undone. `left`: the rules begin after this many bytes have been written. `rate`: bytes per second."""
 
     operations: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -52,8 +53,9 @@ class Rules:
 
 
 def rank_of(pid: int) -> int | None:
-    """The rank to which a thread belongs, as its process or a child of it. None for all other threads. Also None for
-    the agent's threads that read saved files, because their errors show nothing about the job."""
+    """The rank to which a thread belongs: a thread of the rank's process, or of a child of it. None for all other
+    threads. None also for the agent's threads that read saved files, because errors there prove nothing about the
+    job."""
     try:
         if Path(f"/proc/{pid}/comm").read_text().strip() == THREAD:
             return None

@@ -30,7 +30,7 @@ _STAT = ("st_mode", "st_ino", "st_nlink", "st_uid", "st_gid", "st_size", "st_blo
 
 
 class Spoiler:
-    """Decides what happens to an operation, and writes the log."""
+    """Decides whether an operation fails, waits or passes, and writes the log."""
 
     def __init__(self, rules: Rules, switch: Path, log: Path) -> None:
         self._rules, self._switch = rules, switch
@@ -65,8 +65,8 @@ class Spoiler:
     def is_on(self) -> bool:
         return self._switch.exists()
 
-    def _say(self, operation: str, path: str, rank: int | None, what: str) -> None:
-        line = {"operation": operation, "path": path, "rank": rank, "what": what}
+    def _say(self, operation: str, path: str, rank: int | None, effect: str) -> None:
+        line = {"operation": operation, "path": path, "rank": rank, "what": effect}
         os.write(self._log, json.dumps(line).encode() + b"\n")
 
 
@@ -78,7 +78,7 @@ class Served(mfusepy.Operations):  # type: ignore[misc]
         self._spoil, self._mount = spoil, mount
 
     def init(self, path: str) -> None:
-        """Is called when the folder is mounted. If the fault was undone before that, unmounts it."""
+        """Is called when the folder is mounted. If the fault was undone before the mount, unmounts it again."""
         if not self._spoil.is_on():
             threading.Thread(target=self._leave, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""What a scenario waits for: before a fault comes, to stop a run early, or to end it on purpose. All pure.
+"""Conditions that a scenario waits for: before a fault, to stop a run early, or to end it on purpose. All pure.
 
-Events come in; "it holds", "it does not hold" or "not known yet" goes out. If a condition must look at something else,
-it brings a probe."""
+Input: events. Output: whether the condition holds, or that it is not known yet. If a condition needs anything but
+events, it brings a probe."""

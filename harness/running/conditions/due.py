@@ -20,7 +20,7 @@ def after_is_due(
 ) -> bool:
     """Whether the trigger is due. `now_s`: CLOCK_MONOTONIC. `history`: the history of these events, for a caller that
     checks several triggers."""
-    if now_s < _launched_at(events) + trigger.not_before_s:  # first what is cheap to tell
+    if now_s < _launched_at(events) + trigger.not_before_s:  # the cheapest check comes first
         return False
     start = _start_of(trigger, events, history or partial(History.of, events))
     if start is None:
@@ -72,8 +72,8 @@ class Seen(RunEvents):
 
 
 def _stepped_since(events: Sequence[Event], at: float, lethal: bool) -> bool:
-    """Whether a step has ended since the fault. Without one nobody has recovered, and the costly history is not
-    needed."""
+    """Whether a step has ended since the fault. Without such a step the job has not recovered, and the costly history
+    is not needed."""
     steps = [event for event in events if event.kind in (Kind.STEP, Kind.LOG_STEP)]
     seen = [step.attempt or 0 for step in steps if step.mono_s <= at and step.kind is Kind.STEP]
     hit = max(seen, default=0)  # or a later one
@@ -81,9 +81,10 @@ def _stepped_since(events: Sequence[Event], at: float, lethal: bool) -> bool:
 
 
 def _recovered_at(seen: Seen, trigger: After) -> float | None:
-    """When the job had recovered, by the same rules as the verdict, from the first attempt in which the fault landed.
-    In the attempt that was hit, a few more steps must have ended."""
-    landing = next(one for one in landings(seen) if one.fault == trigger.fault)
+    """The time (CLOCK_MONOTONIC) at which the job had recovered, by the same rules as in the verdict, from the first
+    landing of the fault. In the attempt that was hit, a few more steps must have ended. None if it has not
+    recovered."""
+    landing = next(landed for landed in landings(seen) if landed.fault == trigger.fault)
     end = went_on(seen, landing, lethal=trigger.lethal, lasting=trigger.lasting)
     if end is None or (end.attempt == landing.attempt and not has_settled(seen.history, end)):
         return None

@@ -1,5 +1,5 @@
-"""Conditions about free disk space, or about the result of a command. Each brings the probe that looks; the condition
-itself is a pure function of the events."""
+"""Conditions about free disk space, or about the result of a command. Each brings a probe that makes the observation;
+the condition itself is a pure function of the events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _ENV_TAG = "TORCHAOS_COMMAND"  # tells the processes of one command from those o
 
 @dataclass(frozen=True)
 class DiskFree:
-    """Less than `below` bytes are free on the disk `of` the run directory, or of the job's checkpoints."""
+    """Less than `below` bytes are free on the disk of the run directory (`of: run`) or of the job's checkpoints (`of:
+    checkpoints`)."""
 
     below: Bytes
     of: Literal["run", "checkpoints"] = "run"
@@ -80,7 +81,7 @@ class CommandSucceeds(CommandFails):
 
 
 def last_answer(events: Sequence[Event], key: str) -> bool | None:
-    """The last answer of the probe with that name: whether its condition holds; None if it has not answered."""
+    """The last answer of the probe with that name: whether its condition holds. None if it has not answered yet."""
     seen = (
         event.data["holds"] for event in reversed(events) if event.kind is Kind.PROBED and event.data["probe"] == key
     )
@@ -89,7 +90,7 @@ def last_answer(events: Sequence[Event], key: str) -> bool | None:
 
 
 def last_reason(events: Sequence[Event], name: str) -> str:
-    """The sentence that came with the last answer of the probe with that name."""
+    """The sentence that came with the last answer of a probe whose name begins with `name`. Empty if there is none."""
     for event in reversed(events):
         if event.kind is Kind.PROBED and str(event.data["probe"]).startswith(name):
             return str(event.data.get("reason", ""))
@@ -136,8 +137,8 @@ class _Command(_Answers):
             self.say(emit, ok is self._good, reason)
 
     def _run(self) -> tuple[bool, str]:
-        """Runs the command in a session of its own, with the mark of the run's processes: nothing of it outlives the
-        time-out or the run."""
+        """Runs the command in a session of its own, with the mark of the run's processes, so that no process of it
+        outlives the time-out or the run."""
         tag = f"{os.getpid()}-{secrets.token_hex(8)}"
         try:
             process = subprocess.Popen(
@@ -161,5 +162,5 @@ class _Command(_Answers):
 
 
 def _command_key(name: str, argv: Sequence[str]) -> str:
-    """A name without the arguments, which may hold a secret."""
+    """A name for the command without its arguments, which may hold a secret."""
     return f"{name} {argv[0] if argv else ''} {hashlib.blake2b(repr(argv).encode(), digest_size=4).hexdigest()}"

@@ -1,6 +1,7 @@
-"""What must hold before a fault comes (steady state), and what ends a run early (stop) or on purpose (until). All pure.
+"""Conditions that must hold before a fault (steady state), that end a run early (stop), or that end it on purpose
+(until). All pure.
 
-The conditions read the events as they come in. They count the steps that the agent reports in the newest attempt; in a
+The conditions read the events as they arrive. They count the steps that the agent reports in the newest attempt; in a
 job without an agent, the steps in its log."""
 
 from __future__ import annotations
@@ -123,12 +124,12 @@ class Wall:
 
 @dataclass(frozen=True)
 class Recovered:
-    """The job has recovered from every fault (or from those in `faults`), `rest` seconds have passed since then, and it
-    still makes new steps: it has not died again and does not stand still."""
+    """The job has recovered from every fault (or from the faults in `faults`), `rest` seconds have passed since then,
+    and it still makes new steps: it has not died or stopped again."""
 
     rest: Seconds = 0.0
     faults: list[str] = field(default_factory=list)
-    lasting: list[str] = field(default_factory=list, metadata={DRAWN: True})  # those that have to be taken back first
+    lasting: list[str] = field(default_factory=list, metadata={DRAWN: True})  # faults that must be taken back first
     lethal: list[str] = field(default_factory=list, metadata={DRAWN: True})
 
     name: ClassVar[str] = "recovered"
@@ -137,7 +138,7 @@ class Recovered:
         history = cache(lambda: History.of(events))
         return all(
             after_is_due(self._of(fault), events, now_s, history)
-            for fault in reversed(self.faults)  # while the last one has not come, nothing dear is asked
+            for fault in reversed(self.faults)  # as long as the last fault has not landed, this is cheap
         ) and (not self.faults or self._goes_on(history(), events, now_s))
 
     def _of(self, fault: str) -> After:
@@ -145,7 +146,7 @@ class Recovered:
 
     def _goes_on(self, history: History, events: Sequence[Event], now_s: float) -> bool:
         """Whether the job is alive and has ended a step at least `rest` seconds after it recovered. If the job dies
-        again, the seconds begin anew."""
+        again, the seconds are counted again from its next recovery."""
         steps = new_steps(history)
         if not steps or steps[-1] < steps[0] + self.rest or is_down(history, events) or stands_still(steps, now_s):
             return False
@@ -153,8 +154,8 @@ class Recovered:
 
     @staticmethod
     def of_faults(params: Mapping[str, Any], faults: Sequence[PlannedFault]) -> dict[str, Any]:
-        """The condition with the facts of the planned faults. Raises UsageError if it names a fault that does not
-        exist."""
+        """The parameters of the condition, with facts about the planned faults. Raises UsageError if it names a fault
+        that does not exist."""
         known = [fault.id for fault in faults]
         wanted = list(params.get("faults") or known)
         if strangers := [name for name in wanted if name not in known]:
@@ -175,11 +176,11 @@ def _world_size(events: Iterable[Event]) -> int | None:
 
 
 def _losses(event: Event) -> list[float]:
-    """The last loss of the event in a list, if it has any; NaN counts as infinite."""
-    told: Sequence[Any] = ()
+    """The last loss of the event, in a list, if it has one. NaN counts as infinite."""
+    losses: Sequence[Any] = ()
     if event.kind in (Kind.STEP, Kind.LOSS):
-        told = event.data["losses"] or ()
+        losses = event.data["losses"] or ()
     elif event.kind is Kind.LOG_STEP:
-        told = (event.data.get("loss"),)
-    known = [float(loss) for loss in told if loss is not None]
+        losses = (event.data.get("loss"),)
+    known = [float(loss) for loss in losses if loss is not None]
     return [math.inf if math.isnan(known[-1]) else known[-1]] if known else []

@@ -1,3 +1,4 @@
-"""Drafts a scenario for a command line: what the command and the script say, and what a run without faults shows.
+"""Drafts a scenario for a command line, from the command, the script, and a run without faults.
 
-In: words of a command line. Out: the text of a scenario file, what was assumed, and what must be checked."""
+Input: the words of a command line. Output: the text of a scenario file, the assumptions that were made, and the points
+that the user must check."""

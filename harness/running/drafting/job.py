@@ -1,4 +1,5 @@
-"""From a command line, as somebody types it, to the job of a scenario: what was assumed, and what must be checked."""
+"""From a command line, as a user types it, to the job of a scenario, with the assumptions that were made and the points
+to check."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class Draft:
 
 
 def draft_of(command: Sequence[str], cwd: Path, env: Mapping[str, str] = os.environ) -> Draft:
-    """The draft for a command that is typed in the folder `cwd`."""
+    """The draft for a command that the user types in the folder `cwd`."""
     draft = Draft(_by_torchrun(list(command)))
     if draft.command != list(command):
         draft.assumed.append(f"torchrun starts the ranks: {shlex.join(command)} became {shlex.join(draft.command)}")
@@ -61,7 +62,8 @@ def draft_of(command: Sequence[str], cwd: Path, env: Mapping[str, str] = os.envi
 
 
 def _by_torchrun(words: list[str]) -> list[str]:
-    """The same script, started by torchrun, if it was started by a program whose ranks torchaos can't find."""
+    """The command with the same script started by torchrun, if it was started by a program whose ranks torchaos can't
+    find. Otherwise the same command."""
     program = words[0].rpartition("/")[2]
     script = next((place for place, word in enumerate(words) if word.endswith(".py")), None)
     if program not in _OTHER_LAUNCHERS or script is None or _torchrun_in(words) is not None:
@@ -70,7 +72,7 @@ def _by_torchrun(words: list[str]) -> list[str]:
 
 
 def _torchrun_in(command: Sequence[str]) -> int | None:
-    """The place of torchrun, or of its module."""
+    """The index of the word torchrun, or of its module. None if there is none."""
     known = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
     return next((place for place, word in enumerate(command[:4]) if word.endswith(known)), None)
 
@@ -86,7 +88,7 @@ def _ranks(draft: Draft, env: Mapping[str, str]) -> None:
         )
     if draft.ranks == 1:
         draft.to_check.append(
-            "the job has one rank; with --nproc-per-node 2 the others notice its death, as in production"
+            "the job has one rank; with --nproc-per-node 2 another rank notices its death, as in production"
         )
 
 
@@ -118,7 +120,8 @@ def _says(draft: Draft, script: Script) -> None:
 
 
 def _folder(draft: Draft) -> None:
-    """Leads the checkpoints below {run}: by the command's own option, else by an option of the script."""
+    """Makes the job save its checkpoints below {run}: by an option in the command, otherwise by an option of the
+    script."""
     if any("{run}" in word for word in draft.command):
         if draft.checkpoints:
             draft.assumed.append(f"checkpoints are in {draft.checkpoints}, as the command says")
@@ -144,8 +147,8 @@ def _folder(draft: Draft) -> None:
         by = options.get(chosen, "of the Trainer")
         draft.assumed.append(f"checkpoints go to the folder of {chosen} ({by}), which was added: {CHECKPOINTS}")
     else:
-        what = "nothing shows where the job saves its checkpoints: it may resume from those of an earlier run"
-        draft.to_check.append(f"{what}; name a folder below {{run}} in the command or in job.env")
+        problem = "nothing shows where the job saves its checkpoints: it may resume from those of an earlier run"
+        draft.to_check.append(f"{problem}; name a folder below {{run}} in the command or in job.env")
 
 
 def _likely(option: str) -> bool:

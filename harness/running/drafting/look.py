@@ -1,4 +1,5 @@
-"""One run of a job without faults: the twin that the scenario's first run needs anyway, kept in the cache."""
+"""One run of a job without faults. It is the twin that the scenario's first run needs anyway, and stays in the
+cache."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from torchaos.harness.running.twins.twin import Twins
 
 
 class Look:
-    """One run without faults. `stop` may be called from a signal handler: the run is ended in order, and its changes
-    are undone."""
+    """One run without faults. `stop` may be called from a signal handler; the run is then ended normally, and its
+    changes are undone."""
 
     def __init__(self, plan: Plan, watcher: Watcher | None = None) -> None:
         self._watcher = watcher
         self._current: Run | None = None
         self._stopped = ""
         self._twins = Twins(plan, self._execute, given_up=lambda: bool(self._stopped))
-        self.problem = ""  # why there is nothing to look at, as a clause
+        self.problem = ""  # why there is no usable record, as a clause
 
     @property
     def is_made(self) -> bool:
@@ -38,7 +39,7 @@ class Look:
             self._current.hurry()
 
     def __call__(self, scratch: Path) -> Record | None:
-        """What was recorded of the job; None if nothing. If the job did not end well, `problem` says so. `scratch`: an
+        """The record of the job, or None. If the job did not end successfully, `problem` has the reason. `scratch`: an
         empty folder. Raises ChaosError if the job can't be run."""
         folder = RunDir(scratch)
         (folder.root / "twins").mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What the text of a training script says about the job. Nothing in it is run."""
+"""Finds facts about the job in the text of its training script. No code of the script is run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# In this order: a script that imports several is of the first framework.
+# If a script imports several of these packages, the first in this order counts.
 FRAMEWORKS = {
     "megatron": "Megatron-LM", "torchtitan": "TorchTitan", "deepspeed": "DeepSpeed", "lightning": "Lightning",
     "pytorch_lightning": "Lightning", "transformers": "Hugging Face Trainer", "accelerate": "Accelerate",
@@ -37,12 +37,12 @@ class Script:
 
     @property
     def framework(self) -> str:
-        """The framework in words; empty if the script imports no known framework."""
+        """The framework in words. Empty if the script imports no known framework."""
         return next((name for package, name in FRAMEWORKS.items() if package in self.imports), "")
 
 
 def read_script(path: Path) -> Script:
-    """The script, and the modules beside it that it imports."""
+    """The facts about the script and about the modules in its folder that it imports."""
     script, waiting = Script(path), [path]
     while waiting and len(script.files) < _MOST_FILES:
         file = waiting.pop(0)
@@ -55,12 +55,12 @@ def read_script(path: Path) -> Script:
             continue
         script.files.append(file.name)
         waiting += [path.parent / f"{name}.py" for name in _of_tree(tree, file.name, script)]
-        waiting = [one for one in waiting if one.is_file()]
+        waiting = [module for module in waiting if module.is_file()]
     return script
 
 
 def _of_tree(tree: ast.AST, file: str, script: Script) -> set[str]:
-    """Adds what a file says. Returns the names of the modules that it imports."""
+    """Adds the facts in a file. Returns the names of the modules that it imports."""
     imported = set(_imported(tree))
     script.imports |= imported
     for node in ast.walk(tree):
@@ -82,9 +82,9 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 def _of_call(node: ast.Call, place: str, script: Script) -> None:
     name = ast.unparse(node.func)
     if name.endswith("add_argument"):
-        texts = (one.value for one in node.args if isinstance(one, ast.Constant))
+        texts = (argument.value for argument in node.args if isinstance(argument, ast.Constant))
         script.options |= {text: place for text in texts if isinstance(text, str) and text.startswith("--")}
     if _SEEDS.search(name):
         script.seeds.append(f"{name} ({place})")
-    if _LOADS.search(name) or _RESUMES & {one.arg for one in node.keywords}:
+    if _LOADS.search(name) or _RESUMES & {argument.arg for argument in node.keywords}:
         script.loads.append(f"{name} ({place})")

@@ -1,4 +1,4 @@
-"""What the agent saw of a trainer in a run without faults, and which assertions see too little of it."""
+"""The data that the agent saw in a run without faults, and the assertions that lack data."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torchaos.harness.record.record import Record
 
 @dataclass(frozen=True)
 class Seen:
-    what: str
-    words: str  # what was seen, or why nothing was
+    name: str
+    words: str  # the data that was seen, or why none was
     blind: tuple[str, ...] = ()  # the assertions that can't judge without it; empty if it was seen
 
 
 def seen_in(run: Record) -> Iterator[Seen]:
-    """One line for each kind of evidence."""
+    """Yields one line for each kind of data."""
     steps = run.history.executions
-    ranks = len({one.rank for one in steps})
+    ranks = len({step.rank for step in steps})
     if not steps:
         why = why_unseen(run, "steps")
         yield Seen(
@@ -30,12 +30,12 @@ def seen_in(run: Record) -> Iterator[Seen]:
         return
     by = "by the agent" if run.history.source == "agent" else "in the job's log"
     yield Seen("steps", f"{run.history.last_step} on {_counted(ranks, 'rank')}, {by}")
-    count = sum(one.loss_seen for one in steps)
+    count = sum(step.loss_seen for step in steps)
     yield _share("losses", count, len(steps), why_unseen(run, "loss"), "loss_continuity")
-    drawn = "by index" if any(one.indices for one in steps) else "by contents"
-    count = sum(one.samples_seen for one in steps)
+    drawn = "by index" if any(step.indices for step in steps) else "by contents"
+    count = sum(step.samples_seen for step in steps)
     yield _share("samples", count, len(steps), why_unseen(run, "samples"), "sample_accounting", drawn)
-    count = sum(one.parameters is not None for one in steps)
+    count = sum(step.parameters is not None for step in steps)
     yield _share("parameters", count, len(steps), why_unseen(run, "parameters"), "state_restored")
     yield _saves([save for save in run.history.saves if save.ok])
     if elsewhere := saved_elsewhere(run):
@@ -43,7 +43,8 @@ def seen_in(run: Record) -> Iterator[Seen]:
 
 
 def saved_elsewhere(run: Record) -> str:
-    """Where the job saved its checkpoints, if that is not the folder that the scenario names; else nothing."""
+    """The folder in which the job saved its checkpoints, as a sentence, if it is not the folder that the scenario
+    names. Otherwise empty."""
     named = run.plan.job.checkpoints
     saved = [save.path for save in run.history.saves if save.path.startswith("/")]
     if not named or not saved or not named.startswith("{run}"):
@@ -54,10 +55,10 @@ def saved_elsewhere(run: Record) -> str:
     return f"they were saved to {posixpath.dirname(saved[-1])}, not below {named}: the next run would resume from them"
 
 
-def _share(what: str, count: int, steps: int, why: str, assertion: str, more: str = "") -> Seen:
+def _share(name: str, count: int, steps: int, why: str, assertion: str, more: str = "") -> Seen:
     if not count:
-        return Seen(what, why, (assertion,))
-    return Seen(what, f"in {'every step' if count == steps else f'{count} of {steps} steps'}{more and ', ' + more}")
+        return Seen(name, why, (assertion,))
+    return Seen(name, f"in {'every step' if count == steps else f'{count} of {steps} steps'}{more and ', ' + more}")
 
 
 def _saves(saves: list[Save]) -> Seen:
@@ -72,13 +73,13 @@ def _saves(saves: list[Save]) -> Seen:
     )
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def kill_step(run: Record) -> int | None:
-    """A step in which a death costs work, and after which enough follows: between two checkpoints, after the second.
-    None if the run made too few steps."""
+    """A step at which a death costs work, and after which enough steps follow: between two checkpoints, after the
+    second if possible. None if the run made too few steps."""
     last = run.history.last_step
     if last is None or last < 3:
         return None

@@ -60,7 +60,7 @@ def _assertion(name: str, bounds: str, blind: str) -> str:
 
 
 def _command(draft: Draft) -> str | list[str]:
-    """As text if that is read back as the same words."""
+    """The command as text, if the text can be split into the same words again. Otherwise the list of words."""
     text = " ".join(draft.command)
     try:
         return text if shlex.split(text) == draft.command else draft.command
@@ -69,7 +69,8 @@ def _command(draft: Draft) -> str | list[str]:
 
 
 def _one_line(value: str | list[str], flow: bool = True) -> str:
-    """`flow`: whether it stands between brackets or braces, where some characters need quotes."""
+    """The value as YAML on one line. `flow`: whether it is between brackets or braces, where some characters need
+    quotes."""
     if isinstance(value, list):
         return f"[{', '.join(map(_one_line, value))}]"
     quoted = dumped([value])[2:].rstrip("\n")

@@ -1,5 +1,5 @@
-"""Makes the control pages of a fault, and the orders that tell ranks which page to use. A control page is a file in
-memory through which the harness and a rank talk to each other."""
+"""Makes the control pages of a fault, and the orders that tell ranks which page to use. A control page is a
+memory-mapped file through which the harness and a rank exchange numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchaos.harness.record.plan import PlannedFault
 from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.registry import phase_of
 
-LEASE_S = 3600.0  # a fault in a rank ends after this time even if no process is left to undo it
+LEASE_S = 3600.0  # seconds after which a fault in a rank ends even if no process is left to undo it
 
 
 @dataclass(frozen=True)

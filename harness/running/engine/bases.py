@@ -16,8 +16,7 @@ class BaseWriter:
     """Writes the base of each attempt to the control pages of faults.
 
     After the first step of an attempt that loaded a checkpoint, the agent waits for the base to appear on the page. If
-    the witnesses do not show the base, nothing is written, and the trigger is missed: no guess is made.
-    """
+    the witnesses do not show the base, nothing is written, and the trigger is missed. The base is never guessed."""
 
     def __init__(self, slots: Sequence[Slots]) -> None:
         self._slots = slots

@@ -107,7 +107,8 @@ class FaultLife:
             self._call_off()
 
     def _call_off(self) -> None:
-        """The fault will not be applied any more: no rank waits to be armed for it, and a held rank goes on."""
+        """The fault will not be applied any more: no rank waits any longer to be armed for it, and a held rank
+        continues."""
         for page in self._slots.pages.values():
             page.write(page.ARMED_PID, page.CALLED_OFF)
             if self.fault.where == "node":
@@ -130,7 +131,7 @@ class FaultLife:
 
     def _check_limits(self) -> None:
         """Raises NotPermitted if the fault would exceed the limits, for example because the job came back with fewer
-        ranks; UndoError if the reaper is gone."""
+        ranks. Raises UndoError if the reaper is gone."""
         self._checked_s = time.monotonic()
         self._on.reaper.check()
         if self._on.permits:
@@ -155,8 +156,8 @@ class FaultLife:
                 release()
 
     def _arm(self, moment: Moment, page: ControlPage, fired: int, last_armed: RankProcess | None) -> RankProcess | None:
-        """Guards the undo and arms the pacer, if its process changed since it was armed last. Returns the process that
-        is armed now."""
+        """Guards the undo and arms the pacer, if its process has changed since it was last armed. Returns the process
+        that is armed now."""
         pacer = self._on.job.ranks().get(moment.pacer)
         if pacer is None or pacer == last_armed or moment.attempt not in (None, pacer.attempt):
             return last_armed
@@ -208,7 +209,8 @@ class FaultLife:
             self.roll_back()
 
     def roll_back(self) -> None:
-        """Undoes what this fault changed, and records whether the undo was verified. Harmless if nothing changed."""
+        """Undoes the changes of this fault, and records whether the undo was verified. Harmless if there were no
+        changes."""
         self._watching.stop()
         try:
             healed = self._on.reaper.heal(self.fault.id)
@@ -220,7 +222,7 @@ class FaultLife:
 
     def _guard(self, changes: Sequence[Handle] | Irreversible) -> None:
         """Writes the undo of these changes to disk, before the fault can be applied. Raises UndoError if that fails,
-        and NotPermitted if a change touches what does not belong to the job."""
+        and NotPermitted if a change touches anything that does not belong to the job."""
         if self._on.permits and not isinstance(changes, Irreversible):
             self._on.permits.check_changes(changes)
         self._changes: Sequence[Handle] = () if isinstance(changes, Irreversible) else changes
@@ -254,7 +256,8 @@ class FaultLife:
         )  # fmt: skip
 
     def _near(self, moment: Moment) -> bool:
-        """Whether the Moment may come within the next two steps. Frequent looks all the time would slow the job."""
+        """Whether the Moment may come within the next two steps. Checking the page often all the time would slow the
+        job."""
         return (
             moment.step is None or moment.attempt is not None or self._progress.get(moment.pacer, 0) >= moment.step - 2
         )

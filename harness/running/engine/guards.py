@@ -29,7 +29,7 @@ def check_disk(run_dir: Path) -> None:
 
 
 class Guards:
-    """Looks for trouble of the harness itself, at most once in EVERY_S seconds."""
+    """Checks for problems of the harness itself, at most once in EVERY_S seconds."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir, self._looked = run_dir, 0.0
@@ -37,7 +37,7 @@ class Guards:
         self._memory = min(MEMORY_MOST, pages // 4)
 
     def trouble(self) -> str | None:
-        """Why the run can't go on, as a sentence; None if nothing is wrong or it is too early to look again."""
+        """Why the run can't go on, as a sentence. None if nothing is wrong, or if it is too early to check again."""
         now = time.monotonic()
         if now - self._looked < EVERY_S:
             return None
@@ -47,9 +47,9 @@ class Guards:
                 return f"the run directory {self._run_dir} was removed"
             free = shutil.disk_usage(self._run_dir).free
         except OSError as error:
-            return f"the run directory {self._run_dir} can't be looked at: {error.strerror}"
+            return f"the run directory {self._run_dir} can't be read: {error.strerror}"
         if free < DISK_LEAST:
-            return f"only {size_in_words(free)} are free where the run directory is"
+            return f"only {size_in_words(free)} are free on the disk of the run directory"
         if (used := _resident()) > self._memory:
             return (
                 f"torchaos itself uses {size_in_words(used)} of memory, and {size_in_words(self._memory)} is its limit"

@@ -1,5 +1,5 @@
-"""What the faults of a run may touch: no more than the scenario's limits allow, and only what belongs to the job. The
-planner checks the limits for the plan; both rules are checked again just before a fault lands."""
+"""The permission of faults: they must stay within the scenario's limits, and touch only things that belong to the job.
+The planner checks the limits for the plan; both rules are checked again just before a fault lands."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class NotPermitted(ChaosError):
 
 
 def beyond(plan: Plan, ranks: Iterable[int], nodes: Iterable[int], world_size: int) -> str | None:
-    """A clause about the limit of the plan that would be exceeded if faults hit all of these ranks and nodes in a run;
-    None if no limit would be. `world_size`: the number of ranks in the job."""
+    """The first limit of the plan that would be exceeded if faults hit all of these ranks and nodes in a run, as a
+    clause. None if no limit would be exceeded. `world_size`: the number of ranks in the job."""
     ranks, nodes = set(ranks), set(nodes)
     per_node = max(1, world_size // max(1, plan.job.busy_nodes or plan.job.nodes))
     hit = {rank // per_node for rank in ranks} | nodes
@@ -30,9 +30,9 @@ def beyond(plan: Plan, ranks: Iterable[int], nodes: Iterable[int], world_size: i
         return f"rank {min(spared)} is on the list of limits.never"
     if spared := hit & set(plan.never_nodes):
         return f"node {min(spared)} is on the list of limits.never"
-    for what, found, most in (("ranks", ranks, plan.max_ranks), ("nodes", nodes, plan.max_nodes)):
+    for noun, found, most in (("ranks", ranks, plan.max_ranks), ("nodes", nodes, plan.max_nodes)):
         if most is not None and len(found) > most:
-            return f"the faults hit {len(found)} {what}, and limits.{what} allows {most}"
+            return f"the faults hit {len(found)} {noun}, and limits.{noun} allows {most}"
     if plan.max_percent is not None and len(ranks) > (most := math.floor(world_size * plan.max_percent / 100 + 1e-9)):
         return (
             f"the faults hit {len(ranks)} of {world_size} ranks, and limits.percent {plan.max_percent:g} "
@@ -43,7 +43,7 @@ def beyond(plan: Plan, ranks: Iterable[int], nodes: Iterable[int], world_size: i
 
 @dataclass
 class Permits:
-    """Checks each fault against the scenario's limits, and each change against what belongs to the job. Thread-safe."""
+    """Checks each fault against the scenario's limits, and that each change is about the job. Thread-safe."""
 
     plan: Plan
     run_id: str
@@ -55,8 +55,8 @@ class Permits:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self, ranks: Iterable[int], nodes: Iterable[int], land: bool = True) -> None:
-        """Checks that these ranks and nodes may be hit, besides all that were hit before. `land`: from now on they
-        count as hit. Raises NotPermitted."""
+        """Checks that these ranks and nodes may be hit, in addition to all that were hit before. `land`: from now on
+        they count as hit. Raises NotPermitted."""
         with self._lock:
             all_ranks, all_nodes = self._ranks | set(ranks), self._nodes | set(nodes)
             wrong = beyond(self.plan, all_ranks, all_nodes, self.world_size() or self.plan.job.world_size)
@@ -86,7 +86,7 @@ class Permits:
                 self._check_own(Path(touches.own))
 
     def _check_own(self, path: Path) -> None:
-        """Raises NotPermitted if the path is outside the run directory: then the healer would refuse to touch it."""
+        """Raises NotPermitted if the path is outside the run directory, because the healer would refuse to touch it."""
         if not path.resolve().is_relative_to(self.folders[0].resolve()):
             raise NotPermitted(f"{path}: outside the run directory; for a copy, give File.of the site's undo_copies")
 
@@ -95,20 +95,20 @@ class Permits:
         found = path.resolve()
         if not any(found.is_relative_to(folder.resolve()) for folder in self.folders):
             allowed = " or ".join(str(folder) for folder in self.folders)
-            raise NotPermitted(f"{path}: it is not in {allowed}, and nothing else is touched")
+            raise NotPermitted(f"{path}: it is not in {allowed}, so it is not touched")
 
 
 def _touches(handle: Handle) -> Touches:
-    """Raises NotPermitted if the handle does not declare what it touches."""
+    """The things that the handle touches. Raises NotPermitted if the handle does not declare them."""
     try:
         return handle.touches()
     except (AttributeError, ValueError) as error:
-        raise NotPermitted(f"{type(handle).__name__} does not say what it touches: {error}") from error
+        raise NotPermitted(f"{type(handle).__name__} does not declare what it touches: {error}") from error
 
 
 def check_network(namespace: Path, consent: Iterable[str]) -> None:
-    """Must be called before an interface or a rule is changed. Raises NotPermitted if `namespace` is the network of the
-    host (of this process, or of process 1) and the consent `host-network` is not given."""
+    """Checks a network before an interface or a rule is changed. Raises NotPermitted if `namespace` is the network of
+    the host (of this process, or of process 1) and the consent `host-network` is not given."""
     try:
         found, hosts = os.stat(namespace).st_ino, {os.stat("/proc/self/ns/net").st_ino}
         with suppress(PermissionError):  # process 1 of another user can't be inspected

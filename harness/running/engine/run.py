@@ -1,8 +1,7 @@
 """Executes a plan as a list of stages. It knows no particular fault, assertion or platform.
 
 prepare -> launch -> watch -> collect -> heal -> stop job -> inventory -> release. Evidence is collected before
-clean-up, and clean-up happens whatever happened before. Judging comes later, and reads only the run directory.
-"""
+clean-up. Clean-up always happens, even after an error. Judging comes later, and reads only the run directory."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ from torchaos.harness.watching.observers.watch import hangs_of
 
 WATCH_S = 0.1
 STOP_GRACE_S = 5.0
-LATE_S = 30.0  # how long a fault that is still being applied is waited for at the end
+LATE_S = 30.0  # seconds to wait at the end for a fault that is still being applied
 SPARE_S = 60.0  # the reaper ends the job by itself if it lives this much longer than its time-out
 
 Watcher = Callable[[Journal, Plan], AbstractContextManager[object]]
@@ -68,13 +67,14 @@ class Run:
         self._unverified: dict[str, str] = {}  # why an undo is not verified, by owner; a later success removes it
 
     def stop(self, reason: str, interrupted: bool = True, enough: bool = False) -> None:
-        """Ends the run early; everything is still collected, healed and stopped. `interrupted`: from outside, so
-        unfinished work is no evidence about the job. `enough`: on purpose, because the run has shown enough."""
+        """Ends the run early. Evidence is still collected, and everything is undone and stopped. `interrupted`:
+        somebody outside ended it, so unfinished work is no evidence about the job. `enough`: the scenario ended it on
+        purpose, by `until`."""
         if self._stopped is None:
             self._stopped = {"reason": reason, "interrupted": interrupted, "enough": enough}
 
     def hurry(self) -> None:
-        """From now on, do not wait and do not read more evidence. Everything is still undone."""
+        """From now on, waits for nothing and reads no more evidence. Everything is still undone."""
         self._hurried = True
 
     @property
@@ -84,10 +84,10 @@ class Run:
 
     def __call__(self) -> None:
         """Carries out the run. Raises ChaosError if the job can't be started, an undo can't be guarded, or the journal
-        can't be written; the machine is cleaned up before."""
+        can't be written. The machine is cleaned up before that."""
         with ExitStack() as stack:
             self._prepare(stack)
-            # All of these stages run, in reverse order, whatever a stage before raised.
+            # All of these stages run, in reverse order, even if an earlier stage raised an error.
             for stage in (self._give_disk_back, self._take_inventory, self._stop_job, self._heal, self._collect):
                 stack.callback(stage)
             self._launch()
@@ -211,13 +211,14 @@ class Run:
         if root and wanted and not self._hurried:
             self._stage("inventory")
             found = inventory.take(root, self.folder.root, given_up=self._is_hurried)
-            # With {run} in place of the run's own folder, paths in checkpoints are the same in each run.
+            # The run's own folder is replaced by {run}, so that paths in checkpoints are the same in each run.
             named = json.dumps(found["checkpoints"], ensure_ascii=False).replace(str(self.folder.job), "{run}")
             self._save("inventory", {**found, "checkpoints": json.loads(named)})
         self._stage("end")
 
     def _give_disk_back(self) -> None:
-        """Unmounts the run's own disk, if there is one. After the inventory, because its files go with it."""
+        """Unmounts the run's own disk, if there is one. This comes after the inventory, because the files are lost with
+        the disk."""
         if self._disk is None:
             return
         unmount = partial(self._take_back, "checkpoints", partial(self._reaper.heal, "checkpoints"))
@@ -225,8 +226,8 @@ class Run:
             self.journal.emit(Kind.NOTE, {"text": lost})
 
     def _release(self) -> None:
-        """The last stage: undoes what is still guarded, and ends the reaper. It first waits for faults that are still
-        being applied, because after the reaper's end nothing could undo them."""
+        """The last stage: undoes everything that is still guarded, and ends the reaper. It first waits for faults that
+        are still being applied, because nothing could undo them after the reaper's end."""
         if self._lives:
             self._context.ended.set()
         late = [life.fault.id for life in self._lives if not life.join(LATE_S)]
@@ -234,11 +235,11 @@ class Run:
         for name in late:
             self._tell([Healed(name, {}, False, "it was still being applied when the run was over")])
 
-    def _take_back(self, what: str, heal: Callable[[], Sequence[Healed]]) -> None:
+    def _take_back(self, owner: str, heal: Callable[[], Sequence[Healed]]) -> None:
         try:
             self._tell(heal())
         except UndoError as error:  # recorded like a failed undo, so that the exit code is 4 and the next stages run
-            self._tell([Healed(what, {}, False, str(error))])
+            self._tell([Healed(owner, {}, False, str(error))])
 
     def _tell(self, healed: Sequence[Healed]) -> None:
         for result in healed:
@@ -254,7 +255,7 @@ class Run:
         self._unverified = {who: why for who, why in (self._unverified | bad).items() if who not in good}
 
     def _guard_resources(self, resources: Sequence[Handle], submission: int) -> None:
-        """Guards what a launcher is about to create. Raises UndoError, and then nothing may be created."""
+        """Guards the things that a launcher is about to create. Raises UndoError; then nothing may be created."""
         self._reaper.guard(f"launcher#{submission}", resources, owner="launcher", limit_s=self._limit_s)
 
     def _world_size(self) -> int | None:

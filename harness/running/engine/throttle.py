@@ -1,5 +1,5 @@
-"""Limits how often a costly question is asked, so that its answers take at most 1/SHARE of a processor. CPU time
-counts, not time on the clock, so a busy machine does not make the question rarer."""
+"""Limits how often a costly check is made, so that it takes at most 1/SHARE of a processor. CPU time is measured, not
+time on the clock, so a busy machine does not make the check rarer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of a fault's target at the time when the fault lands."""
+"""The processes of a fault's target, at the time when the fault lands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchaos.harness.running.launchers.running_job import RunningJob
 
 
 def ranks_now(fault: PlannedFault, job: RunningJob) -> Sequence[int]:
-    """The ranks to hit. If the target is a node, the ranks that it has now: after a restart, or with a standby node,
+    """The ranks to hit. If the target is a node, the ranks that it has now. After a restart, or with a standby node,
     they may differ from the plan. A fault in the rank always hits the planned ranks, in which it was armed."""
     target = fault.target
     if not target.nodes or fault.where == "rank":
@@ -20,7 +20,7 @@ def ranks_now(fault: PlannedFault, job: RunningJob) -> Sequence[int]:
 
 
 def victims_of(fault: PlannedFault, hits: Hits, job: RunningJob) -> list[Victim]:
-    """The processes to hit; none if the fault hits nodes, files or endpoints. Raises ChaosError if a target has no
+    """The processes to hit. Empty if the fault hits nodes, files or endpoints. Raises ChaosError if a target has no
     process now."""
     if hits in ("nodes", "files", "endpoints"):
         return []

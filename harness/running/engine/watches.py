@@ -1,4 +1,4 @@
-"""Evaluates the conditions of a run. Some conditions need probes; each probe has a thread of its own."""
+"""Evaluates the conditions of a run. Some conditions need probes; each probe has its own thread."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Watches:
         return all(condition.holds(events, now_s) for condition in self._steady.values())
 
     def broken(self, events: Sequence[Event], now_s: float) -> tuple[str, bool] | None:
-        """The stop condition that holds, as a clause, and whether it says something about the job; None: none holds.
+        """The stop condition that holds, as a clause, and whether it is about the job. None if none holds.
 
-        In a long run the question becomes costly, and is asked less often."""
+        In a long run this check becomes costly, and is made less often."""
         if not self._stop or not self._broken_throttle.due():
             return None
         with self._broken_throttle:
@@ -54,8 +54,8 @@ class Watches:
         return f"the stop condition {name} holds{f': {why}' if why else ''}", self._stop[name].about_job
 
     def enough(self, events: Sequence[Event], now_s: float) -> str | None:
-        """Why the run may end on purpose: all `until` conditions hold. None: not yet. The question may be costly, so it
-        is asked less often in a long run."""
+        """Why the run may end on purpose: all `until` conditions hold. None if they do not hold yet. In a long run this
+        check becomes costly, and is made less often."""
         if not self._until or not self._enough_throttle.due():
             return None
         with self._enough_throttle:

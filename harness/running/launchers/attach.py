@@ -1,5 +1,5 @@
-"""A job that somebody else started, given by the pid of its torchrun. It has no agent, and continues after torchaos has
-ended."""
+"""A job that was running before torchaos, given by the pid of its torchrun. It has no agent, and continues after
+torchaos has ended."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _TAIL_S = 0.02
 
 
 class Attached(RunningJob):
-    """Has the same methods as a `Job`. `log`: the file with the job's output, if there is one; it is read from its
-    present end. Raises UsageError unless `pid` is a torchelastic agent of this user."""
+    """The job that torchaos is attached to; it has the same methods as a `Job`. `log`: the file with the job's output,
+    if there is one; it is read from its present end. Raises UsageError unless `pid` is a torchelastic agent of this
+    user."""
 
     def __init__(
         self, pid: int, journal: Journal, *, log: Path | None = None, log_adapter: Adapter | None = None,
@@ -54,7 +55,7 @@ class Attached(RunningJob):
         return {**self._watch.members(), self.pid: self._ticks}
 
     def stop(self, grace_s: float = 0.0, hurried: Callable[[], bool] = lambda: False) -> list[int]:
-        """Only stops watching: torchaos does not end a job that it did not start."""
+        """Only stops watching, because torchaos does not end a job that it did not start. Returns an empty list."""
         if not self._left.is_set() and self._thread.ident is not None:
             self._left.set()
             self._thread.join()
@@ -64,7 +65,8 @@ class Attached(RunningJob):
         return []
 
     def _note_attempt(self, event: Event) -> None:
-        """torchrun reports a restart only at log level INFO, which may be off; the ranks show it too."""
+        """Notes the attempt of a rank. torchrun reports a restart only at log level INFO, which may be off, so the
+        ranks are used too."""
         if event.kind is Kind.RANK_UP and event.attempt is not None:
             self._log.in_round(event.attempt)
 
@@ -85,8 +87,7 @@ class Attached(RunningJob):
 
 
 class _Tail:
-    """The text that is appended to a file, from its present end. Its times are the times of reading, up to 20 ms
-    late."""
+    """Reads the text that is appended to a file from now on. Its times are the times of reading, up to 20 ms late."""
 
     def __init__(self, path: Path, lines: Lines) -> None:
         try:

@@ -15,12 +15,12 @@ from torchaos.harness.machine.waiting import wait_for
 
 OnLine = Callable[[str, float], None]  # a line without its end, and when it came (CLOCK_MONOTONIC)
 _PIPE_BYTES = 1 << 20  # the job must not wait when the harness is late
-_LONGEST = 1 << 16  # of a line that has no end
+_LONGEST = 1 << 16  # bytes; a longer line is cut
 
 
 class Command:
-    """Runs in a session of its own, with an empty input, so the harness's terminal does not affect it. Raises
-    UsageError if it can't be started."""
+    """A command that was started. It runs in its own session, with an empty input, so that the harness's terminal does
+    not affect it. Raises UsageError if it can't be started."""
 
     def __init__(
         self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], log: Path, on_line: OnLine
@@ -67,7 +67,7 @@ class Command:
             now = time.monotonic()
             try:
                 os.write(self._log, chunk)
-            except OSError:  # the disk is full: the job goes on all the same
+            except OSError:  # the disk is full: the job goes on anyway
                 pass
             self._lines.feed(chunk, now)
         self._lines.end()
@@ -77,7 +77,7 @@ class Command:
 
 
 class Lines:
-    """Splits a stream into lines. A carriage return, as in a progress bar, ends a line too."""
+    """Splits a stream into lines. A carriage return, as in a progress bar, also ends a line."""
 
     def __init__(self, on_line: OnLine) -> None:
         self._on_line = on_line

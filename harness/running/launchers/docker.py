@@ -1,7 +1,7 @@
 """Several nodes on one machine, each a container, on a network that only this run uses.
 
 Everything that is made has the run's id as a label, and is removed with the run. A container lives as long as the
-node's command; a node that is started again is a new container with the same name and address."""
+node's command. A node that is started again is a new container with the same name and address."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torchaos.harness.undo.handles import JobProcesses
 
 _SUBNETS = 64  # tried one after the other: another run, or the machine itself, may have some
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # bytes
-# Said explicitly, so that a limit can be taken back to what it was.
+# The limits are set explicitly, so that a fault's limit can be undone by setting these values again.
 _LIMITS = {"cpu_period": 100_000, "cpu_quota": -1, "mem_limit": _MEMORY, "memswap_limit": _MEMORY}
 _STARTED_S = 20.0
 
@@ -49,7 +49,7 @@ class DockerNode:
     _pids: dict[tuple[int, int], int] = field(default_factory=dict)  # by first process and inner pid
 
     def argv(self, command: Sequence[str]) -> list[str]:
-        # The attendant is a process of the run, but none of the node.
+        # The attendant is a process of the run, but not of the node.
         python = [sys.executable, "-I", "-m", "torchaos.harness.running.launchers.docker_attendant"]
         return ["env", "-u", ENV_NODE, *python, str(self.folder / "container.json"), *command]
 
@@ -59,9 +59,9 @@ class DockerNode:
         if self._link is None or not self._link.space.alive():
             space = Space.of(self._first_pid())
             name = holder.name(self.index)
-            # Another one after the engine has taken it off the network and put it back.
+            # The device may be another after the engine has disconnected the container and connected it again.
             shown = json.loads(space.run(["ip", "-j", "-4", "addr", "show", "to", self.address]))
-            device = next((one["ifname"] for one in shown if one.get("ifname")), holder.DEVICE)
+            device = next((entry["ifname"] for entry in shown if entry.get("ifname")), holder.DEVICE)
             names = str(self.folder / "hosts")
             self._link = Link(space, space, device, "", self.address, name, names, self.run_id)
         return self._link
@@ -94,8 +94,8 @@ class DockerNode:
 
 
 class Docker(Launcher):
-    """Each node runs the command unchanged, and torchrun takes missing settings from the environment, as with other
-    launchers."""
+    """Each node is a container that runs the command unchanged. torchrun takes missing settings from the environment,
+    as with other launchers."""
 
     name: ClassVar[str] = "docker"
     needs: ClassVar[frozenset[str]] = frozenset({"links", "docker"})
@@ -119,15 +119,15 @@ class Docker(Launcher):
         self._made: tuple[str, str] | None = None  # image and subnet, once they are made
 
     def resources(self, spec: JobSpec) -> Sequence[Handle]:
-        """The handles in order of creation: image and network, the containers, and the programs that make containers.
+        """The handles in order of creation: image and network, the containers, and the processes that make containers.
         They are undone in reverse order."""
         run_id = spec.env[ENV_RUN_ID]
-        made = (one(self._engine, run_id) for one in (DockerImage, DockerNetwork))
+        made = (kind(self._engine, run_id) for kind in (DockerImage, DockerNetwork))
         return (*made, Containers(self._engine, run_id, spec.nodes), JobProcesses(run_id))
 
     def create(self, spec: JobSpec) -> Sequence[DockerNode]:
-        """Network and image stay the same over all submissions. Raises ChaosError, or UsageError if the user's image
-        does not exist."""
+        """The nodes. Network and image are the same for all submissions. Raises ChaosError, or UsageError if the user's
+        image does not exist."""
         try:
             with engine(self._engine) as client:
                 self._made = self._made or self._make(client, spec)
@@ -158,7 +158,7 @@ class Docker(Launcher):
         mounts = [
             *((str(path), str(path), True) for path in read_only if path not in writable),
             *((str(path), str(path), False) for path in writable),
-            *(_mount(said) for said in spec.container.get("mounts", ())),
+            *(_mount(mount) for mount in spec.container.get("mounts", ())),
             (str(folder / "hosts"), "/etc/hosts", True),
         ]
         config = {
@@ -176,8 +176,8 @@ class Docker(Launcher):
 
 
 def name_of(run_id: str) -> str:
-    """The name of an object of this run, in letters that the engine accepts. The owner is in its label, not in its
-    name."""
+    """The name of an object of this run, in letters that the engine accepts. Its label, not its name, shows to which
+    run it belongs."""
     return f"torchaos-{zlib.crc32(run_id.encode()):08x}-{run_id[-8:].strip('-._').lower()}"
 
 
@@ -207,7 +207,7 @@ def _hosts(nodes: int, subnet: str) -> str:
     return f"127.0.0.1 localhost\n{named}"
 
 
-def _mount(said: str) -> tuple[str, str, bool]:
-    """A mount as for `docker run -v`: SOURCE:TARGET[:ro]."""
-    source, target, *mode = said.split(":")
+def _mount(text: str) -> tuple[str, str, bool]:
+    """A mount in the form of `docker run -v`: SOURCE:TARGET[:ro]."""
+    source, target, *mode = text.split(":")
     return os.path.abspath(source), target, mode == ["ro"]

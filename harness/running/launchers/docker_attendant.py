@@ -1,7 +1,7 @@
 """Starts a node's container, passes on its output, and ends with its exit code: python -m ... CONFIG.json COMMAND...
 
-In the harness's own process tree this process represents the node's command. Its environment, which is the job's, goes
-into the container, and so does SIGTERM."""
+In the harness's process tree, this process represents the node's command. Its environment, which is the job's, is
+copied into the container, and SIGTERM is passed on to it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main(config: dict[str, Any], command: list[str]) -> int:
             except EngineError:
                 refused.append(number)
 
-        # Before it is started, so that nothing it prints is missed.
+        # Attach before the start, so that no output is missed.
         output = client.attach(created, stdout=True, stderr=True, stream=True)
         signal.signal(signal.SIGTERM, hand_on)
         client.start(created)
@@ -45,13 +45,13 @@ def main(config: dict[str, Any], command: list[str]) -> int:
 
 
 def _forget(client: Any, labels: dict[str, str]) -> None:
-    """Removes the node's earlier container. A container that only has the same name belongs to somebody else and
+    """Removes the node's earlier container. A container that only has the same name does not belong to this run, and
     stays."""
     from docker.errors import NotFound
 
-    for one in client.containers(all=True, filters=of_run(labels[RUN], int(labels[NODE]))):
+    for container in client.containers(all=True, filters=of_run(labels[RUN], int(labels[NODE]))):
         with suppress(NotFound):
-            client.remove_container(one["Id"], force=True, v=True)
+            client.remove_container(container["Id"], force=True, v=True)
 
 
 def _create(client: Any, config: dict[str, Any], command: list[str]) -> str:

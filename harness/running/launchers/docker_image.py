@@ -1,6 +1,6 @@
 """The contents of a container: the user's image, or the host's own Python and programs, read-only.
 
-For the host's programs an image of a few kilobytes is made for the run: nothing is downloaded or copied."""
+For the host's programs, an image of a few kilobytes is made for the run. Nothing is downloaded or copied."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _root() -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
         home = os.path.expanduser("~").strip("/")
-        for folder in (*_FOLDERS, *(one for one in _PROGRAMS if _is_folder(one)), home):
+        for folder in (*_FOLDERS, *(program for program in _PROGRAMS if _is_folder(program)), home):
             _add(tar, folder, tarfile.DIRTYPE, 0o1777 if folder.endswith("tmp") else 0o755)
         for link in _PROGRAMS:
             if os.path.islink(f"/{link}"):
@@ -56,7 +56,8 @@ def _is_folder(name: str) -> bool:
 
 
 def host_mounts(command: Sequence[str]) -> Iterator[Path]:
-    """The folders of this machine that the command needs to run as it does here, mounted read-only."""
+    """The folders of this machine that the command needs to run in the container as it runs here. They are mounted
+    read-only."""
     yield Path("/usr")
     yield from (Path(f"/{name}") for name in _PROGRAMS if _is_folder(name))
     yield from (path for path in (Path("/etc/alternatives"), Path("/etc/ssl")) if path.is_dir())
@@ -70,7 +71,7 @@ def host_mounts(command: Sequence[str]) -> Iterator[Path]:
 
 
 def own_mounts() -> Iterator[Path]:
-    """The folders of the agent and of the injectors that it loads; needed in any image."""
+    """The folders of the agent and of the injectors that it loads. Every image needs them."""
     for name in ("harness", "injectors", "plugin", "scenarios"):
         yield Path(str(files(f"torchaos.{name}")))
 
@@ -82,9 +83,10 @@ def _prefixes(python: str) -> Iterator[Path]:
 
 
 def covering(paths: Iterable[Path]) -> list[Path]:
-    """The folders without those below another of them, and without the root, over which nothing can be mounted."""
+    """The folders, without those that are below another folder in the list. The root is left out too, because nothing
+    can be mounted over it."""
     found: list[Path] = []
     for path in sorted({path.resolve() for path in paths} | {path.absolute() for path in paths}):
-        if path != Path("/") and not any(path.is_relative_to(one) for one in found):
+        if path != Path("/") and not any(path.is_relative_to(folder) for folder in found):
             found.append(path)
     return found

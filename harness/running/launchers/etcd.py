@@ -1,7 +1,7 @@
 """Runs an etcd server for a job whose nodes use etcd for their rendezvous.
 
-Its mark is in the undo log before it is started. It runs in the switch between the nodes, so it outlives every node.
-Torch needs etcd's v2 API."""
+Its mark is in the undo log before the server is started. The server runs in the switch between the nodes, so it
+outlives every node. Torch needs etcd's v2 API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ START_S = 30.0
 _BACKENDS = ("etcd-v2", "etcd")
 _ENDPOINT_ENV = "PET_RDZV_ENDPOINT"
 _PEERS = "http://127.0.0.1:2380"
-# What it writes goes with the namespaces; its log files alone would take 128 MB of the run directory.
+# The server's data is in a tmpfs that disappears with its namespaces. Its log files alone would take 128 MB of the run
+# directory.
 _IN_MEMORY = 'mount -t tmpfs -o mode=700 none "$0" && exec "$@"'
 _ASK = (
     "import http.client, sys; one = http.client.HTTPConnection(sys.argv[1], timeout=3); "
@@ -47,14 +48,14 @@ class Etcd:
 def is_wanted(command: Sequence[str], env: Mapping[str, str]) -> bool:
     """Whether torchrun is set to use etcd without an endpoint. The command has priority over the environment."""
     following = zip((word.partition("=") for word in command), [*command[1:], ""], strict=True)
-    said = {name.replace("_", "-"): value if equals else after for (name, equals, value), after in following}
-    backend = said.get("--rdzv-backend", env.get("PET_RDZV_BACKEND"))
-    elsewhere = _ENDPOINT_ENV in env or said.keys() & {"--rdzv-endpoint", "--standalone"}
+    options = {name.replace("_", "-"): value if equals else after for (name, equals, value), after in following}
+    backend = options.get("--rdzv-backend", env.get("PET_RDZV_BACKEND"))
+    elsewhere = _ENDPOINT_ENV in env or options.keys() & {"--rdzv-endpoint", "--standalone"}
     return backend in _BACKENDS and not elsewhere
 
 
 def mark_of(run_id: str) -> str:
-    """The mark of the server's process. It differs from the job's mark, because the job is ended first."""
+    """The mark of the server's process. It differs from the job's mark, because the job is ended before the server."""
     return f"{run_id}.etcd"
 
 
@@ -87,7 +88,8 @@ def start(switch: Space, run_id: str, folder: Path) -> Etcd:
 
 
 def _await(switch: Space, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Waits until the server answers a question that needs a leader. Raises ChaosError with the last answer."""
+    """Waits until the server answers a request that needs a leader. Raises ChaosError with the last answer
+    otherwise."""
     end, seen = time.monotonic() + START_S, "nothing"
     while time.monotonic() < end:
         if process.poll() is not None:

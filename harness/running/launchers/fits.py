@@ -1,4 +1,4 @@
-"""Checks whether a launcher has what a fault needs."""
+"""Checks whether a launcher provides everything that a fault needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _MADE = {
 
 
 def misfit(injector: Any, launcher: str) -> str | None:
-    """Why the injector can't be used under the launcher of that name, and what to write instead."""
+    """Why the injector can't be used with the launcher of that name, and what to write instead. None if it can be
+    used."""
     found = registry.find("launchers", launcher)
     if instead := found.cannot.get(injector.name) or found.cannot.get(injector.hits):
         return f"{injector.name} can't be done under launcher: {launcher}: {instead}"

@@ -1,4 +1,4 @@
-"""Wraps a launcher and puts proxies before the job's endpoints."""
+"""Wraps a launcher, and puts proxies in front of the job's endpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _RENDEZVOUS_ENV = "PET_RDZV_ENDPOINT"
 
 @dataclass(frozen=True)
 class FrontedNode:
-    """A node on which `{endpoint.NAME}` in the command and the environment is the address that the job must use."""
+    """A node that replaces `{endpoint.NAME}` in the command and the environment by the address that the job must
+    use."""
 
     inner: Node
     env: Mapping[str, str]
@@ -42,8 +43,8 @@ class FrontedNode:
 
 
 class Fronted(Launcher):
-    """A launcher with proxies. `upstreams`: the job's endpoints by name. `proxied`: the endpoints that a fault is
-    about; the others are reached directly."""
+    """A launcher with proxies. `upstreams`: the job's endpoints by name. `proxied`: the endpoints that get a proxy
+    because a fault hits them. The job uses the others directly."""
 
     name: ClassVar[str]  # none: no scenario names it
 
@@ -57,15 +58,15 @@ class Fronted(Launcher):
         return [*self._inner.resources(spec), *servers]
 
     def create(self, spec: JobSpec) -> Sequence[Node]:
-        """Starts one server for all submissions. Raises ChaosError."""
+        """Creates the nodes, and starts one server for all submissions. Raises ChaosError."""
         nodes = self._inner.create(spec)
-        lives = self.endpoints and all(one.api.alive() for one in self.endpoints.values())
+        lives = self.endpoints and all(endpoint.api.alive() for endpoint in self.endpoints.values())
         if self._proxied and not lives:
             self.endpoints = start(self._proxied, spec.env[ENV_RUN_ID], self._folder, nodes[0].link)
         return [self._fronted(node, spec) for node in nodes]
 
     def _fronted(self, node: Node, spec: JobSpec) -> FrontedNode:
-        addresses = {**self._upstreams, **{name: one.listen for name, one in self.endpoints.items()}}
+        addresses = {**self._upstreams, **{name: endpoint.listen for name, endpoint in self.endpoints.items()}}
         if node.index == 0 and RENDEZVOUS in addresses:  # it keeps the store itself
             addresses[RENDEZVOUS] = self._upstreams[RENDEZVOUS]
         env = {**{name: value for name, value in spec.env.items() if ENDPOINT in value}, **node.env}

@@ -1,11 +1,11 @@
 """Makes the namespaces of a run and keeps them: python holder.py FOLDER NODES own-user|same-user.
 
-One process for each node and one for the switch between them, each in a network, mount and UTS namespace of its own. A
-namespace lives as long as a process is in it: nothing has to be taken away when these processes are gone, and nothing
-of it is in the host's namespaces. The first line of output is {"switch": pid, "nodes": [pid, ...]} or {"error": text}.
+It starts one process for each node and one for the switch between them, each in its own network, mount and UTS
+namespace. A namespace lives as long as a process is in it. So when these processes have ended, nothing has to be
+undone, and nothing was changed in the host's namespaces. The first line of output is {"switch": pid, "nodes": [pid,
+...]} or {"error": text}.
 
-Run by its path with the standard library alone, so that it starts at once.
-"""
+Run by its path with the standard library alone, so that it starts at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def address(node: int) -> str:
 
 
 def port(node: int) -> str:
-    """The switch's end of the node's link."""
+    """The name of the switch's end of a node's link."""
     return f"port{node}"
 
 
@@ -64,7 +64,7 @@ def main(folder: Path, nodes: int, own_user: bool) -> None:
             up = [f"addr add {address(node)}/24 dev {DEVICE}", f"link set {DEVICE} addrgenmode none up"]
             _ip(up, pid)
         print(json.dumps({"switch": switch, "nodes": pids}), flush=True)
-    except BrokenPipeError:  # whoever wanted them is gone
+    except BrokenPipeError:  # the process that wanted them is gone
         os._exit(1)
     except (OSError, subprocess.SubprocessError) as error:
         print(json.dumps({"error": str(error)}), flush=True)
@@ -74,7 +74,7 @@ def main(folder: Path, nodes: int, own_user: bool) -> None:
 
 
 def _keep(furnish: object) -> int:
-    """Starts a child in namespaces of its own. Returns its pid when the namespaces are ready. Raises OSError."""
+    """Starts a child process in its own namespaces. Returns its pid when the namespaces are ready. Raises OSError."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -99,14 +99,14 @@ def _live_in_own(furnish: object, writer: int) -> NoReturn:
         os.write(writer, (str(error) or type(error).__name__).encode())
         os._exit(1)
     os.close(writer)
-    os.close(1)  # whoever reads our line must not wait for this process
+    os.close(1)  # the reader of the first line must not wait for this process
     while True:
         signal.pause()
 
 
 def _node_files(folder: Path, node: int, nodes: int) -> None:
-    """Gives the node its own files of names. Otherwise torch's store asks name servers that don't exist, and dies while
-    it waits."""
+    """Gives the node its own files with names of hosts. Otherwise torch's store would ask name servers that don't
+    exist, and die while it waits."""
     folder.mkdir(parents=True, exist_ok=True)
     switch = Path("/etc/nsswitch.conf").read_text() if os.path.exists("/etc/nsswitch.conf") else "hosts: files\n"
     texts = {
@@ -123,7 +123,7 @@ def _node_files(folder: Path, node: int, nodes: int) -> None:
 
 
 def _become_root() -> None:
-    """Becomes root of a new user namespace, in which only this user is known."""
+    """Becomes root of a new user namespace that contains only this user."""
     user, group = os.geteuid(), os.getegid()
     _check(_libc.unshare(_NEWUSER), "making a user namespace")
     Path("/proc/self/setgroups").write_text("deny")
@@ -139,9 +139,9 @@ def _ip(commands: list[str], pid: int | None = None) -> None:
         raise OSError(f"ip: {(done.stderr.strip().splitlines() or ['failed'])[0]}")
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, action: str) -> None:
     if result != 0:
-        raise OSError(f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise OSError(f"{action}: {os.strerror(ctypes.get_errno())}")
 
 
 if __name__ == "__main__":

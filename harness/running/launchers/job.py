@@ -1,4 +1,4 @@
-"""The life of a job over its submissions, on any platform: output, ranks, exit, new submissions, and the end."""
+"""The life of a job over its submissions, on any platform: output, ranks, exit, new submissions, and end."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from torchaos.harness.watching.probes.sampling import Sampling
 
 _TELL_ATTEMPT = (Kind.RANK_UP, Kind.AGENT_STARTED, Kind.ELASTIC_WORKER)
 _DRAIN_S = 1.0  # the last lines of the output come after the exit
-_LOOK_S = 0.05  # how often it is looked whether a node's command was started again
+_LOOK_S = 0.05  # seconds between checks whether a node's command was started again
 
 
 class Job(RunningJob):
-    """A job over all its submissions. `spec_for(n)` returns submission n, from 0. If a submission ends with an exit
+    """A job with all its submissions. `spec_for(n)` returns submission n, from 0. If a submission ends with an exit
     code other than 0, the next is started, if any is left. The methods may be called from any thread."""
 
     def __init__(
@@ -40,7 +40,8 @@ class Job(RunningJob):
         watchdogs: Sequence[str] = (), metrics: Path | None = None,
         guard: Callable[[Sequence[Handle], int], None] | None = None,
     ) -> None:  # fmt: skip
-        """`guard` writes the undo of everything that the launcher makes for a submission to disk, or raises."""
+        """`guard` writes to disk the undo of everything that the launcher makes for a submission, or raises an
+        error."""
         self._guard = guard
         self._spec_for, self._launcher, self._journal = spec_for, launcher, journal
         self._times, self._delay_s = resubmit_times, resubmit_delay_s
@@ -97,7 +98,8 @@ class Job(RunningJob):
         return left
 
     def _ask_to_end(self) -> None:
-        """SIGTERM to the commands that were started, which pass it on. SIGCONT to all: a stopped one can do nothing."""
+        """Sends SIGTERM to the commands that were started, which pass it on. Sends SIGCONT to all processes, because a
+        stopped process can't act on SIGTERM."""
         members, heads = self.members(), {run.command.pid for run in list(self._runs.values())}
         for pid, ticks in members.items():
             for number in (signal.SIGTERM, signal.SIGCONT) if pid in heads else (signal.SIGCONT,):
@@ -132,7 +134,7 @@ class Job(RunningJob):
         spec = self._spec_for(self._submission)
         if resources := self._launcher.resources(spec):
             if self._guard is None:
-                raise ChaosError(f"the launcher {self._launcher.name} makes things that nobody would remove")
+                raise ChaosError(f"the launcher {self._launcher.name} makes resources whose undo is not guarded")
             self._guard(resources, self._submission)  # on disk before anything is made
         self._nodes, self._runs = list(self._launcher.create(spec)), {}
         for node in self._nodes[: spec.busy_nodes or None]:
@@ -142,8 +144,8 @@ class Job(RunningJob):
         self._journal.emit(Kind.JOB_STARTED, data, attempt=self._base)
 
     def _start_spares(self) -> None:
-        """Starts the standby nodes when all ranks are up, or when a node has ended before that: a standby that starts
-        earlier could take the place of another node."""
+        """Starts the standby nodes when all ranks are up, or when a node has ended before that. A standby node that
+        starts earlier could take the place of another node."""
         spares = [node for node in self._nodes if node.index not in self._runs]
         if not spares or not (self._all_up() or any(run.code is not None for run in self._runs.values())):
             return
@@ -154,7 +156,7 @@ class Job(RunningJob):
 
     def _all_up(self) -> bool:
         ranks = self._watch.ranks()
-        return any(len(ranks) >= one.world_size and one.attempt >= self._base for one in ranks.values())
+        return any(len(ranks) >= rank.world_size and rank.attempt >= self._base for rank in ranks.values())
 
     def _start(self, node: Node, spec: JobSpec, base: int) -> None:
         several = len(self._nodes) > 1
@@ -181,7 +183,7 @@ class Job(RunningJob):
             run.expected = False
             if self._ending.is_set() or self._done.is_set() or run.code is None:
                 raise ChaosError(f"node {index} can't be started again: the job is over, or the node is still there")
-            # Whoever keeps the rendezvous begins a new one; any other node joins the one there is.
+            # A node that keeps the rendezvous begins a new rendezvous. Any other node joins the present one.
             base = self._next_attempt() if index == 0 else self._base
             self._start(run.node, self._spec_for(self._submission), base)
             return self._runs[index].command.pid
@@ -191,8 +193,9 @@ class Job(RunningJob):
             self._runs[index].expected = True
 
     def _await_exit(self) -> int:
-        """The exit code of the whole submission. On several nodes: the first that is not 0, of the nodes that were in
-        it to the end; a node that the others continued without does not count. With replicas, each counts."""
+        """The exit code of the whole submission. With several nodes: the first that is not 0, among the nodes that were
+        in the job to the end. A node that left, while the others continued, does not count. With replicas, each of them
+        counts."""
         while not all(run.over for run in list(self._runs.values())):
             if self._ending.is_set():
                 for run in self._runs.values():
@@ -235,7 +238,7 @@ class Job(RunningJob):
             run.command.drain(_DRAIN_S)
 
     def _clear_away(self) -> None:
-        """Ends what the job left behind before it is started again, as a scheduler does."""
+        """Ends the processes that the job left behind, before it is started again. A scheduler does the same."""
         leftover = self.members()
         if leftover:
             text = f"{len(leftover)} processes outlived submission {self._submission}; they were ended before the next"
@@ -243,7 +246,7 @@ class Job(RunningJob):
             proc.end(self.members)
 
     def _next_attempt(self) -> int:
-        """The next attempt; one counter for restarts and submissions."""
+        """The number of the next attempt. Restarts and submissions share one counter."""
         seen = [event.attempt for event in self._journal.snapshot() if event.kind in _TELL_ATTEMPT]
         return max((attempt for attempt in seen if attempt is not None), default=-1) + 1
 

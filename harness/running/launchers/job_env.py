@@ -19,7 +19,8 @@ from torchaos.harness.agent.wire import (
 
 BOOTSTRAP = Path(agent.__path__[0]).resolve() / "bootstrap"
 
-# What a user sets wins. The event log and the restart lines (INFO) are where attempts and pids come from.
+# A variable that the user sets is kept. Attempts and pids are read from the event log and from the restart lines
+# (INFO).
 _UNLESS_SET = {"PET_EVENT_LOG_HANDLER": "console", "LOGLEVEL": "INFO", "PYTHONUNBUFFERED": "1"}
 
 

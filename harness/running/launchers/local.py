@@ -41,9 +41,9 @@ class Local(Launcher):
 
 
 def replica_env(index: int, spec: JobSpec) -> dict[str, str]:
-    """The environment of a replica. REPLICA_GROUP_ID and NUM_REPLICA_GROUPS are torchft's names (its torchx.py).
-    Without PET_*, torchrun's own names for its options, all torchruns would use the same port. Settings of the user are
-    not changed."""
+    """The environment of a replica. REPLICA_GROUP_ID and NUM_REPLICA_GROUPS are torchft's names (its torchx.py). PET_*
+    are torchrun's own names for its options; without them, all torchruns would use the same port. Settings of the user
+    are not changed."""
     rendezvous = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "localhost:0"}
     ours = {name: value for name, value in rendezvous.items() if name not in spec.env}
     return {

@@ -37,9 +37,9 @@ class NetnsNode:
 
 
 class Netns(Launcher):
-    """Each node runs the command unchanged. Torchrun takes missing settings from the environment: the number of nodes,
-    and the rendezvous (on the first node, or in an etcd that is started for them). Settings in the scenario or the
-    command are not changed."""
+    """Each node runs the command unchanged. torchrun takes missing settings from the environment: the number of nodes,
+    and the address of the rendezvous (on the first node, or in an etcd that is started for the nodes). Settings in the
+    scenario or the command are not changed."""
 
     name: ClassVar[str] = "netns"
     needs: ClassVar[frozenset[str]] = frozenset({"links"})
@@ -59,7 +59,8 @@ class Netns(Launcher):
         return (JobProcesses(keepers(run_id)), *servers)
 
     def create(self, spec: JobSpec) -> Sequence[NetnsNode]:
-        """The namespaces stay the same over all submissions: a link that is cut stays cut. Raises ChaosError."""
+        """The nodes. The namespaces are the same for all submissions, so a link that is cut stays cut. Raises
+        ChaosError."""
         folder, run_id = spec.log.parent.parent / "net", spec.env[ENV_RUN_ID]
         if len(self._links) != spec.nodes or not all(link.space.alive() for link in self._links):
             self._links, self._etcd = make_links(folder, spec.nodes, run_id), None
@@ -93,15 +94,15 @@ def make_links(folder: Path, nodes: int, run_id: str) -> list[Link]:
     )
     assert process.stdout is not None
     with process.stdout as output:
-        said = json.loads(output.readline() or b'{"error": "their keeper ended"}')
-    if "error" in said:
+        answer = json.loads(output.readline() or b'{"error": "their keeper ended"}')
+    if "error" in answer:
         process.wait()
-        raise ChaosError(f"the nodes' network namespaces can't be made: {said['error']}; see torchaos doctor")
-    switch = Space.of(said["switch"])
+        raise ChaosError(f"the nodes' network namespaces can't be made: {answer['error']}; see torchaos doctor")
+    switch = Space.of(answer["switch"])
     return [
         Link(
             Space.of(pid), switch, holder.DEVICE, holder.port(node), holder.address(node), holder.name(node),
             str(folder / holder.name(node) / "hosts"), run_id,
         )
-        for node, pid in enumerate(said["nodes"])
+        for node, pid in enumerate(answer["nodes"])
     ]  # fmt: skip

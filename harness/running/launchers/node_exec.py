@@ -1,4 +1,5 @@
-"""Wraps the launch of one node under any scheduler, and does on the node what the harness does for its own nodes.
+"""Wraps the launch of one node under any scheduler. It does on the node what the harness does for nodes that it starts
+itself.
 
 The nodes share only the run directory. No port is opened, and no node waits for another, except that all wait for node
 0 to make the run directory."""
@@ -27,14 +28,15 @@ from torchaos.harness.running.launchers.relay import Relay
 from torchaos.harness.watching.probes.job_log import JobLog
 from torchaos.harness.watching.probes.ranks import RankWatch
 
-PLAN_S = 120.0  # as long as the other nodes wait for the run directory, which the first one makes
-# Where schedulers and launchers say which node this is: Slurm, torchrun's own, Kubernetes' indexed jobs, Open MPI, PBS.
+PLAN_S = 120.0  # seconds for which the other nodes wait for the run directory, which node 0 makes
+# The variables in which schedulers and launchers give the number of this node: Slurm, torchrun, Kubernetes' indexed
+# jobs, Open MPI, PBS.
 NODE_VARIABLES = (
     ENV_NODE, "SLURM_NODEID", "PET_NODE_RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_NODE_RANK",
     "PBS_NODENUM",
 )  # fmt: skip
 _DRAIN_S = 5.0
-_END_S = 30.0  # as long as torchrun itself lets its ranks take
+_END_S = 30.0  # seconds; torchrun gives its ranks the same time
 
 
 def node_index(environ: Mapping[str, str]) -> int:
@@ -48,8 +50,8 @@ def node_index(environ: Mapping[str, str]) -> int:
 
 
 class NodeExec:
-    """Runs the command on node `node`, and writes the node's part of the record into the run directory. The call
-    returns the command's exit code (negative: the signal's number). Raises UsageError."""
+    """Runs the command on node `node`, and writes the node's part of the record into the run directory. A call returns
+    the command's exit code (negative: the number of a signal). Raises UsageError."""
 
     def __init__(self, folder: RunDir, node: int, command: Sequence[str]) -> None:
         self._folder, self._node = folder, node
@@ -103,7 +105,7 @@ class NodeExec:
         return code
 
     def _line(self, text: str, mono_s: float) -> None:
-        """Writes the line also where the scheduler looks for it."""
+        """Handles a line of output: reads it, and prints it to the output that the scheduler records."""
         self._log.line(text, mono_s)
         with suppress(OSError, ValueError):
             print(text, flush=True)
@@ -123,8 +125,9 @@ def _await_plan(folder: RunDir) -> AgentPlan:
 
 
 def is_made(folder: RunDir) -> bool:
-    """Whether the run directory is complete: the agent's plan is written last. Raises UsageError if it, or the way to
-    the plan, belongs to another user or is a link: in a shared place, other users could choose what the ranks read."""
+    """Whether the run directory is complete. The agent's plan is written last. Raises UsageError if the directory, or
+    the path to the plan, belongs to another user or is a link, because in a shared folder other users could then choose
+    what the ranks read."""
     for path in (folder.root, folder.agent_plan.parent, folder.agent_plan):
         try:
             folder.own(path)
@@ -139,8 +142,8 @@ def _submissions(folder: RunDir, node: int) -> int:
 
 
 def _base(folder: RunDir, submission: int) -> int:
-    """The number of attempts that earlier submissions used. The first node that asks writes it, so all nodes have the
-    same number."""
+    """The number of attempts that earlier submissions used. The first node that calls this writes the number, so that
+    all nodes use the same."""
     file = folder.root / "clock" / f"base-{submission}"
     file.parent.mkdir(mode=0o700, exist_ok=True)
     seen = [event.attempt for event in read_events(folder.events) if event.attempt is not None] if submission else []
@@ -153,8 +156,8 @@ def _base(folder: RunDir, submission: int) -> int:
 
 
 def _end(command: Command, relay: Relay) -> None:
-    """Ends the command with SIGTERM, then SIGKILL: the wrapper can't continue, and nobody else waits for the
-    command."""
+    """Ends the command with SIGTERM, then with SIGKILL, because the wrapper can't continue and no other process waits
+    for the command."""
     relay.send(signal.SIGTERM)
     late = threading.Timer(_END_S, relay.send, (signal.SIGKILL,))
     late.start()

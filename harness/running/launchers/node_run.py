@@ -1,4 +1,4 @@
-"""One node's part of a submission: its command, which may be started again, and the reader of its output."""
+"""The part of one node in a submission: its command, which may be started again, and the reader of its output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NodeRun:
 
 @dataclass(frozen=True)
 class LiveNode:
-    """Has the methods of contracts.LiveNode."""
+    """A node of the running job; implements contracts.LiveNode."""
 
     node: Node
     run_id: str
@@ -53,16 +53,16 @@ def _place(env: Mapping[str, str]) -> tuple[str | None, str | None]:
 
 
 def start(node: Node, spec: JobSpec, base: int, log: JobLog, on_line: OnLine | None = None) -> NodeRun:
-    """Starts the command on a node. `on_line`: receives the lines of the output; default: `log`. Raises UsageError if
-    the command can't be started."""
+    """Starts the command on a node. `on_line`: receives the lines of the output; by default they go to `log`. Raises
+    UsageError if the command can't be started."""
     log.begin(base)
     spec = for_node(node, spec, base)
     return NodeRun(node, Command(node.argv(spec.argv), spec.cwd, spec.env, spec.log, on_line or log.line))
 
 
 def for_node(node: Node, spec: JobSpec, base: int) -> JobSpec:
-    """The spec of a node. Each node except the first has its own log, and each has its own folder of orders to the NVML
-    overlay, because GPUs are numbered anew on each node."""
+    """The spec of a node. Each node except the first has its own log. Each has its own folder of orders to the NVML
+    overlay, because GPUs are numbered from 0 on each node."""
     env = {**spec.env, **node.env, ENV_ATTEMPT_BASE: str(base)}
     if ENV_NODE in node.env and (control := Path(env.get(ENV_CONTROL, os.devnull))).is_dir():
         own = control / f"node{node.index}"

@@ -1,4 +1,4 @@
-"""Makes the job that a plan describes."""
+"""Makes the job from a plan."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def job_for(
     plan: Plan, folder: RunDir, run_id: str, journal: Journal,
     guard: Callable[[Sequence[Handle], int], None] | None = None,
 ) -> RunningJob:  # fmt: skip
-    """The job, not started yet. Raises UsageError if the log's format or the launcher is unknown, or if there is
-    nothing to attach to."""
+    """The job of the plan; it is not started yet. Raises UsageError if the log's format or the launcher is unknown, or
+    if there is no torchrun to attach to."""
     job, adapter = plan.job, adapter_for(plan.job.log)
-    watchdogs = [one.params["pattern"] for one in plan.asserts if one.params.get("pattern")]
+    watchdogs = [assertion.params["pattern"] for assertion in plan.asserts if assertion.params.get("pattern")]
     if job.attach_pid is not None:
         return Attached(
             job.attach_pid, journal, log=_log_file(job, folder), log_adapter=adapter, watchdogs=watchdogs,
@@ -72,13 +72,13 @@ def _filled(text: str, folder: RunDir) -> str:
 
 
 def _log_file(job: PlannedJob, folder: RunDir) -> Path | None:
-    """The file with an attached job's output. Lightning's path is something else."""
+    """The file with an attached job's output. None for Lightning, whose path is that of metrics.csv."""
     log = job.log or {}
     return Path(_filled(str(log["path"]), folder)) if log.get("path") and log.get("format") != LIGHTNING else None
 
 
 def _metrics(job: PlannedJob, folder: RunDir) -> Path | None:
-    """The path of Lightning's metrics.csv, now or later: the given path, or the working directory."""
+    """The path of Lightning's metrics.csv, which may not exist yet: the given path, or the working directory."""
     log = job.log or {}
     if log.get("format") != LIGHTNING:
         return None

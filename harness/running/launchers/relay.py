@@ -1,4 +1,4 @@
-"""Passes the signals that a scheduler sends on to a command, from before its start until after its end."""
+"""Passes signals from a scheduler on to a command, from before its start until after its end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 
 
 class Relay:
-    """Use as a context manager in the main thread. A signal that comes before the command exists waits for it. A signal
-    after its end reaches nobody, because it is sent through a pidfd and not to a pid."""
+    """A context manager for the main thread. A signal that comes before the command exists is passed on later. A signal
+    after the command's end reaches no process, because it is sent through a pidfd and not to a pid."""
 
     def __init__(self) -> None:
         self._pidfd: int | None = None
@@ -32,7 +32,7 @@ class Relay:
             os.close(self._pidfd)
 
     def to(self, pidfd: int) -> None:
-        """Sends signals to this process from now on; the caller closes the descriptor."""
+        """Sends signals to this process from now on. The caller closes its own descriptor."""
         self._pidfd = os.dup(pidfd)
         for number in self._waiting:
             self.send(number)

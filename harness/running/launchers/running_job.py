@@ -27,12 +27,12 @@ class RunningJob(ABC):
 
     @property
     def done(self) -> bool:
-        """Whether the last submission has ended. Processes of it may still be there until `stop`."""
+        """Whether the last submission has ended. Some of its processes may still be alive until `stop`."""
         return self._done.is_set()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """The exit code of the last submission (negative: the signal's number). None while it runs, or if only the
-        job's parent can know it."""
+        """The exit code of the last submission (negative: the number of a signal). None while it runs, or if only the
+        job's parent process can know it."""
         return self._exit_code if self._done.wait(timeout_s) else None
 
     def ranks(self) -> dict[int, RankProcess]:
@@ -40,7 +40,8 @@ class RunningJob(ABC):
         return self._watch.ranks()
 
     def agents(self, nodes: Sequence[int] = ()) -> list[Victim]:
-        """Torchelastic's agents of these nodes; of all if none is named. Raises ChaosError if a node has none now."""
+        """Torchelastic's agents of these nodes; of all nodes if none is named. Raises ChaosError if a node has none
+        now."""
         found = self._watch.agents()
         missing = [node for node in nodes if node not in found]
         if missing or not found:
@@ -52,7 +53,7 @@ class RunningJob(ABC):
         return []
 
     def endpoints(self) -> Mapping[str, Endpoint]:
-        """The endpoints that a proxy stands before."""
+        """The endpoints that have a proxy, by name."""
         return {}
 
     @abstractmethod
@@ -65,4 +66,4 @@ class RunningJob(ABC):
 
     @abstractmethod
     def _live(self) -> None:
-        """Follows the job to its end, in a thread of its own."""
+        """Follows the job to its end. Runs in its own thread."""

@@ -1,7 +1,7 @@
-"""Reads from a torchrun command line how many ranks, nodes and restarts it asks for.
+"""Reads from a torchrun command line how many ranks, nodes and restarts it requests.
 
 The options, their abbreviations and the environment are those of torch.distributed.run. Words after the script belong
-to the trainer, whatever their names."""
+to the trainer, even if they look like torchrun's options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from argparse import ArgumentError, ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-# What torchrun's own options end with, where it is not a script named *.py.
+# Words that end torchrun's own options, if no script *.py does.
 _ENDS = frozenset({"--", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path"})
 
 
@@ -19,20 +19,20 @@ class _Parser(ArgumentParser):
 
 
 def world_of(command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """Ranks per node and the (smallest) number of nodes; None if it gives no number. By default torchrun starts one
-    rank on one node."""
+    """Ranks per node, and the (smallest) number of nodes. None for a value that is not a number. By default torchrun
+    starts one rank on one node."""
     found = _asked(command, env)
     return (_number(found.ranks), _number(found.nodes.partition(":")[0])) if found else (None, None)
 
 
 def most_nodes(command: Sequence[str], env: Mapping[str, str]) -> int | None:
-    """The largest number of nodes that take part; any further node waits. None if it gives no number."""
+    """The largest number of nodes that take part; further nodes wait. None if the command does not give a number."""
     found = _asked(command, env)
     return _number(found.nodes.rpartition(":")[2]) if found else None
 
 
 def ranks_in_words(command: Sequence[str], env: Mapping[str, str]) -> str:
-    """Ranks per node as written, such as gpu; empty if not known."""
+    """Ranks per node as written in the command, such as gpu. Empty if not known."""
     found = _asked(command, env)
     return str(found.ranks) if found else ""
 
@@ -48,7 +48,7 @@ def _number(text: str) -> int | None:
 
 
 def _asked(command: Sequence[str], env: Mapping[str, str]) -> Namespace | None:
-    """`ranks` per node, `nodes` (such as 1:3) and `restarts`, as text; None if not known."""
+    """`ranks` per node, `nodes` (such as 1:3) and `restarts`, as text. None if not known."""
     first = next((n for n, word in enumerate(command[:4]) if _is_torchrun(word)), None)
     if first is None:
         return None
@@ -76,7 +76,7 @@ def _own(words: Sequence[str]) -> Sequence[str]:
 
 
 def script_of(command: Sequence[str]) -> str | None:
-    """The Python script that torchrun or Python runs; None if it is a module, or not known."""
+    """The Python script that torchrun or Python runs. None if it is a module, or not known."""
     after = next((n + 1 for n, word in enumerate(command[:4]) if _is_torchrun(word)), 1)
     if after == 1 and "python" not in command[0].rpartition("/")[2] and not _is_torchrun(command[0]):
         return None

@@ -1,6 +1,7 @@
-"""Makes a plan from a scenario: fills placeholders, draws targets and parameters, checks that the machine can do it.
+"""Makes a plan from a scenario: fills placeholders, draws targets and parameters, and checks that the machine can carry
+it out.
 
-In: a scenario and a seed. Out: a `Plan`, the same for the same seed. Nothing is started or changed."""
+Input: a scenario and a seed. Output: a `Plan`, the same for the same seed. Nothing is started or changed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from torchaos.harness.running.planner.job import check_replicas, planned_job
 from torchaos.harness.running.planner.named import condition, named, with_facts_of
 from torchaos.harness.scenario.grammar import Scenario
 
-# The agent's hooks that a need, or the phase of a trigger, requires. "steps" is always on.
+# The agent's hooks that a need requires, or that the phase of a trigger requires. "steps" is always on.
 _HOOKS_OF_NEED = {
     Need.STEPS: ("steps",),
     Need.LOSS: ("loss", "lr"),
@@ -51,9 +52,9 @@ def make_plan(
     scenario: Scenario, file: Path, seed: int, attach: int | None = None, consent: Sequence[str] = (),
     job_file: Path | None = None,
 ) -> Plan:  # fmt: skip
-    """Makes the plan. `attach`: pid of a running torchrun; `consent`: the consents of the user who runs it; `job_file`:
-    the file with the job, if it is not the scenario's file. Raises UsageError if the scenario can't be carried out on
-    this machine; the text names the file and the fault."""
+    """Makes the plan. `attach`: pid of a running torchrun. `consent`: the consents that the user gives on the command
+    line. `job_file`: the file with the job, if it is not the scenario's file. Raises UsageError if the scenario can't
+    be carried out on this machine; the text names the file and the fault."""
     job = planned_job(scenario.job, job_file or file, attach)
     if job.replicas > 1:
         check_replicas(scenario, file)

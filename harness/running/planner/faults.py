@@ -23,32 +23,30 @@ from torchaos.harness.scenario.parameters import check_parameters
 
 
 def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path, draw: random.Random) -> PlannedFault:
-    """Resolves a fault of the scenario: target, trigger and parameters are fixed. Raises UsageError if the fault does
-    not fit the job, the launcher or the limits."""
+    """The planned fault: its target, trigger and parameters are fixed. Raises UsageError if the fault does not fit the
+    job, the launcher or the limits."""
     name = fault.id or fault.inject
     found = registry.find("injectors", fault.inject)
     target = target_of(fault, job, scenario.limits, draw, f"{file}: fault {name}")
     trigger = trigger_of(fault.when, target, draw, registry.phase_of(fault.inject))
-    # A fault that is triggered from outside is best applied from outside too: then it needs no agent.
+    # A fault that is triggered from outside should be applied from outside too, because then it needs no agent.
     where: Where = "node" if isinstance(trigger, After) and "node" in found.where else found.where[0]
     if job.attach_pid is not None and isinstance(trigger, Moment):
-        raise UsageError(
-            f"{file}: fault {name}: a job that is attached to has no agent that sees steps; write time or after"
-        )
+        raise UsageError(f"{file}: fault {name}: with --attach there is no agent that sees steps; write time or after")
     if job.attach_pid is not None and where == "rank":
         raise UsageError(
-            f"{file}: fault {name}: {fault.inject} needs the agent in the rank, and a job that is attached to has none"
+            f"{file}: fault {name}: {fault.inject} needs the agent in the rank, and with --attach there is none"
         )
     if fault.times > 1 and isinstance(trigger, After) and where == "node":
         raise UsageError(
-            f"{file}: fault {name}: times counts landings at a point of the training loop, and what is seen from "
+            f"{file}: fault {name}: times counts landings at a point of the training loop, and an event from "
             "outside comes once; write several faults"
         )
     if wrong := misfit(found, scenario.launcher):
         raise UsageError(f"{file}: fault {name}: {wrong}")
     if target.nodes == () and found.hits in ("agents", "nodes"):
-        what = "a node's agent" if found.hits == "agents" else "whole nodes"
-        raise UsageError(f"{file}: fault {name}: {fault.inject} hits {what}; write target: {{node: 0}}")
+        noun = "a node's agent" if found.hits == "agents" else "whole nodes"
+        raise UsageError(f"{file}: fault {name}: {fault.inject} hits {noun}; write target: {{node: 0}}")
     if found.on_collectives and not fault.with_.get("ports"):
         over = transport_of({**os.environ, **job.env}, job.nodes, Machine.this())
         if not over.is_tcp:
@@ -74,7 +72,8 @@ def planned_fault(fault: Fault, scenario: Scenario, job: PlannedJob, file: Path,
 
 
 def _duration(fault: Fault, found: Any, limits: Limits, where: str) -> float | None:
-    """How long the fault lasts in seconds: its own `for`, or else `limits.duration` if this kind of fault lasts."""
+    """How long the fault lasts, in seconds: its own `for`; if it has none and this kind of fault lasts,
+    `limits.duration`."""
     most = limits.duration
     if most is not None and fault.for_ is not None and fault.for_ > most:
         raise UsageError(
@@ -86,8 +85,8 @@ def _duration(fault: Fault, found: Any, limits: Limits, where: str) -> float | N
 def link_recoveries(faults: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
     """Completes triggers that wait for the recovery from another fault, with two facts about that fault.
 
-    `lasting`: the other fault has a duration, so its rollback is waited for as well. `lethal`: its target dies, so
-    steps that the target still makes before its death do not count as the recovery."""
+    `lasting`: the other fault has a duration, so its rollback must come too. `lethal`: its target dies, so steps that
+    the target still makes before its death are no recovery."""
     by_id = {fault.id: fault for fault in faults}
     linked = []
     for fault in faults:
@@ -100,7 +99,8 @@ def link_recoveries(faults: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
 
 
 def check_consent(scenario: Scenario, faults: Sequence[PlannedFault], file: Path, given: Sequence[str]) -> None:
-    """Raises UsageError if a fault that can hurt the host lacks the scenario's consent or the user's (`given`)."""
+    """Raises UsageError if a fault that can harm the host lacks the scenario's consent, or the user's consent
+    (`given`)."""
     _check_words(given)
     for fault in faults:
         wanted = str(registry.find("injectors", fault.inject).consent)
@@ -114,7 +114,7 @@ def check_consent(scenario: Scenario, faults: Sequence[PlannedFault], file: Path
 
 
 def _check_words(given: Sequence[str]) -> None:
-    """Raises UsageError for an unknown consent: a misspelt word would allow nothing, and look as if it did."""
+    """Raises UsageError for an unknown consent. A misspelt word would permit nothing."""
     if not given:
         return
     known = consents()

@@ -33,8 +33,8 @@ def placeholders(here: Path) -> dict[str, str]:
 
 
 def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
-    """Resolves the job of a scenario. `file`: the file with the job; `attach`: pid of a running torchrun. Raises
-    UsageError if the job can't be started here, or its number of ranks can't be read from the command."""
+    """The planned job. `file`: the file with the job. `attach`: pid of a running torchrun. Raises UsageError if the job
+    can't be started here, or if its number of ranks can't be read from the command."""
     here = file.parent.absolute()
     values = placeholders(here)
     if any("{nvml}" in value for value in job.env.values()):  # only if needed: the library may have to be compiled
@@ -54,8 +54,8 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
     nodes = job.nodes or nodes or 1
     world = job.world_size or (per_node * nodes * job.replicas if per_node else None)
     if world is None:
-        what = "how many ranks the job has can't be read from job.command"
-        raise UsageError(f"{_at_the_command(file)}: {what}; write job.world_size")
+        problem = "how many ranks the job has can't be read from job.command"
+        raise UsageError(f"{_at_the_command(file)}: {problem}; write job.world_size")
     if job.replicas > 1:
         nodes = _replicas(job, nodes, world, attach)
     return PlannedJob(
@@ -79,7 +79,8 @@ def planned_job(job: Job, file: Path, attach: int | None) -> PlannedJob:
 
 
 def check_script(job: Job, file: Path) -> None:
-    """Raises UsageError if the script in the command does not exist; the text has the place of the command."""
+    """Raises UsageError if the script in the command does not exist. The text has the place of the command in the
+    file."""
     here = file.parent.absolute()
     command, cwd = _line(job, here, placeholders(here))
     script = script_of(command) if _is_of_this_machine(job) else None
@@ -94,7 +95,7 @@ def _is_of_this_machine(job: Job) -> bool:
 
 
 def _counted(command: Sequence[str], env: Mapping[str, str]) -> int | None:
-    """The ranks per node for `--nproc-per-node gpu`, `cpu` or `auto`, as torchrun counts them on this machine; None for
+    """The ranks per node for `--nproc-per-node gpu`, `cpu` or `auto`, as torchrun counts them on this machine. None for
     other commands."""
     word = ranks_in_words(command, env)
     return ranks_per_node(job_python(command), word, frozenset(env.items())) if word in _COUNTED else None
@@ -111,38 +112,38 @@ def _at_the_command(file: Path) -> str:
 
 
 def _replicas(job: Job, nodes: int, world: int, attach: int | None) -> int:
-    """The number of nodes of a job with replicas: each replica has a torchrun of its own and counts as a node. Raises
+    """The number of nodes of a job with replicas. Each replica has its own torchrun and counts as a node. Raises
     UsageError if the job can't have replicas."""
     if nodes > 1 or attach is not None:
-        what = "a job that runs already" if attach is not None else f"replicas of {nodes} nodes each"
-        raise UsageError(f"job.replicas: {what} can't be started side by side here; leave replicas out")
+        job_kind = "a job that runs already" if attach is not None else f"replicas of {nodes} nodes each"
+        raise UsageError(f"job.replicas: {job_kind} can't be started side by side here; leave replicas out")
     if world % job.replicas:
         raise UsageError(f"job.world_size: {world} ranks can't be shared out evenly among {job.replicas} replicas")
     return job.replicas
 
 
 def check_replicas(scenario: Scenario, file: Path) -> None:
-    """Raises UsageError if a scenario with replicas uses a feature that counts the attempts of a single torchrun:
-    replicas restart independently of each other."""
+    """Raises UsageError if a scenario with replicas uses a feature that counts the attempts of a single torchrun.
+    Replicas restart independently of each other, so such a count has no meaning."""
     wrong = {
         f"launcher: {scenario.launcher}": not registry.find("launchers", scenario.launcher).replicas,
         "steady_state": any(item.name in ("ranks_up", "steps") for item in scenario.steady_state),
         "until": bool(scenario.until),
         "state: recovered": any(fault.when.state == "recovered" for fault in scenario.faults),
     }
-    for what in (name for name, given in wrong.items() if given):
+    for feature in (name for name, given in wrong.items() if given):
         several = "job.replicas starts several; leave it out"
-        raise UsageError(f"{file}: {what} knows the ranks of one torchrun, and {several}")
+        raise UsageError(f"{file}: {feature} knows the ranks of one torchrun, and {several}")
 
 
 def _busy_nodes(most: int | None, nodes: int, world: int, per_node: int | None) -> int:
-    """The number of nodes that train at a time, if the job has standby nodes; else 0. `most`: the largest number of
-    nodes that the command allows."""
+    """The number of nodes that train at the same time, if the job has standby nodes. Otherwise 0. `most`: the largest
+    number of nodes that the command allows."""
     return most if most and per_node and most < nodes and world <= most * per_node else 0
 
 
 def _size(job: Job, attach: int | None) -> int | None:
-    """The size of the checkpoints' own disk in bytes; None: no own disk. Raises UsageError if it can't be made."""
+    """The size of the checkpoints' own disk, in bytes. None if there is none. Raises UsageError if it can't be made."""
     size = job.checkpoints and job.checkpoints.size
     if size and attach is not None:
         raise UsageError("job.checkpoints.size: a job that runs already has its files open; leave size out")

@@ -22,7 +22,7 @@ def named(group: str, item: Item) -> Named:
 
 
 def ignore(*_: object) -> None:
-    """Ignores mistakes in parameters: the loader has already reported them."""
+    """Accepts and drops mistakes in parameters, which the loader has already reported."""
 
 
 def condition(item: Item, file: Path) -> Named:
@@ -36,6 +36,6 @@ def condition(item: Item, file: Path) -> Named:
 
 
 def with_facts_of(condition: Named, faults: Sequence[PlannedFault]) -> Named:
-    """The condition with the further parameters that it derives from the planned faults (its `of_faults`)."""
+    """The condition, with the parameters that it computes from the planned faults (its `of_faults`)."""
     facts = registry.find("conditions", condition.name).of_faults(condition.params, faults)
     return replace(condition, params={**condition.params, **facts})

@@ -1,4 +1,5 @@
-"""Resolves the target and the trigger of a fault; what the scenario leaves open is drawn at random from the seed."""
+"""Resolves the target and the trigger of a fault. Values that the scenario leaves open are drawn at random from the
+seed."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from torchaos.harness.record.plan import After, PlannedJob
 from torchaos.harness.scenario.grammar import COLLECTIVE, Between, Fault, Limits, When
 from torchaos.harness.scenario.grammar import Target as Aim
 
-# "any" draws among the phases that every training loop passes in every step.
+# "any" draws from the phases that every training loop enters in every step.
 _DRAWN_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random, where: str) -> Target:
     """The ranks and nodes that a fault hits. `where`: file and fault, for messages. Raises UsageError if there is no
-    such target or nothing to draw from."""
+    such target, or none to draw from."""
     target = fault.target
     if target is None:
         return Target(())
@@ -30,7 +31,7 @@ def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random
         return found
     drawn = target.count or target.percent or "any" in (target.rank, target.node)
     if drawn and not (nodes and world):
-        raise UsageError(f"{where}: limits.never leaves nothing to draw from; shorten it")
+        raise UsageError(f"{where}: limits.never leaves no rank to draw from; shorten it")
     if target.node is not None or target.nodes is not None:
         some = target.nodes or [draw.choice(nodes) if target.node in ("any", None) else int(target.node)]
         if max(some) >= job.nodes:
@@ -48,7 +49,7 @@ def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random
         count = target.count or max(1, math.floor(job.world_size * (target.percent or 0) / 100))
         if count > len(world):
             spared = "" if len(world) == job.world_size else f", less those of limits.never: {len(world)}"
-            raise UsageError(f"{where}: it wants {count} ranks; the job has {job.world_size}{spared}")
+            raise UsageError(f"{where}: it needs {count} ranks; the job has {job.world_size}{spared}")
         ranks = draw.sample(world, count)
     chosen = tuple(sorted(set(ranks)))
     if chosen[-1] >= job.world_size:
@@ -57,7 +58,7 @@ def target_of(fault: Fault, job: PlannedJob, limits: Limits, draw: random.Random
 
 
 def _of_replica(target: Aim, job: PlannedJob, where: str, draw: random.Random, world: Sequence[int]) -> Target | None:
-    """The target ranks of one replica, by their numbers in the whole job; None if the target names neither a replica
+    """The target ranks of one replica, by their numbers in the whole job. None if the target names neither a replica
     nor a rank by its number. Raises UsageError for a target that does not exist."""
     size = job.world_size // job.replicas
     if target.replica is None:
@@ -78,7 +79,7 @@ def _of_replica(target: Aim, job: PlannedJob, where: str, draw: random.Random, w
     if target.rank == "any":
         free = [rank - first for rank in world if first <= rank < first + size]
         if not free:
-            raise UsageError(f"{where}: limits.never leaves nothing of replica {target.replica} to draw from")
+            raise UsageError(f"{where}: limits.never leaves no rank of replica {target.replica} to draw from")
         ranks = [draw.choice(free)]
     elif target.rank is not None or target.ranks is not None:
         ranks = [target.rank] if target.rank is not None else target.ranks or ()
@@ -89,12 +90,12 @@ def _of_replica(target: Aim, job: PlannedJob, where: str, draw: random.Random, w
 
 def trigger_of(when: When, target: Target, draw: random.Random, usual: Phase | None) -> Moment | After:
     """The trigger of a fault. `usual`: the phase in which this kind of fault lands if the scenario names none."""
-    which = {name: getattr(when, name) for name in COLLECTIVE if name in when.model_fields_set}
-    if which or when.model_fields_set & {"step", "phase", "attempt"}:
+    filters = {name: getattr(when, name) for name in COLLECTIVE if name in when.model_fields_set}
+    if filters or when.model_fields_set & {"step", "phase", "attempt"}:
         step = draw.randint(*when.step.between) if isinstance(when.step, Between) else when.step
         phase = draw.choice(_DRAWN_PHASES) if when.phase == "any" else Phase(when.phase) if when.phase else usual
-        collectives = Collectives(**which) if which else None
-        phase = Phase.COLLECTIVE if which else phase
+        collectives = Collectives(**filters) if filters else None
+        phase = Phase.COLLECTIVE if filters else phase
         pacer = target.ranks[0] if target.ranks else 0
         return Moment(pacer, step, phase, when.attempt, when.nth, collectives=collectives)
     if when.after is not None:

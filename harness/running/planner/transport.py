@@ -66,7 +66,8 @@ def transport_of(env: Mapping[str, str], nodes: int, machine: Machine) -> Transp
 
 
 def kept_from_plugin(env: Mapping[str, str], nodes: int) -> str | None:
-    """What would keep the job's NCCL from sending through the plug-in that the harness names, and what to write."""
+    """Why the job's NCCL would not use the plug-in that the harness names, and what to write instead. None if it would
+    use the plug-in."""
     if set_ := next((name for name in ("NCCL_NET", "NCCL_NET_PLUGIN") if env.get(name)), None):
         return (
             f"the job's environment has {set_}={env[set_]}, and the fault needs a network plug-in of torchaos, which "

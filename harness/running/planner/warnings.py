@@ -1,5 +1,5 @@
-"""Warns about scenarios that can be carried out but probably do not test what was meant. Each warning has its place in
-the file, and says what to do."""
+"""Warns about scenarios that can be carried out but probably do not test what the user intends. Each warning has its
+place in the file, and says what to do."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def warnings_of(plan: Plan, scenario: Scenario, file: Path, job: Source | None =
 
 def _of_folder(plan: Plan) -> Iterator[tuple[Keys, str]]:
     if not any("{run}" in text for text in (*plan.job.command, *plan.job.env.values())):
-        what = "nothing tells the job to write its checkpoints below {run}, the run's own folder"
-        yield _COMMAND, f"{what}: it may resume from the last run's; name {{run}} in the command or in job.env"
+        problem = "nothing tells the job to write its checkpoints below {run}, the run's own folder"
+        yield _COMMAND, f"{problem}: it may resume from the last run's; name {{run}} in the command or in job.env"
 
 
 def _of_restarts(plan: Plan) -> Iterator[tuple[Keys, str]]:
@@ -50,13 +50,13 @@ def _of_restarts(plan: Plan) -> Iterator[tuple[Keys, str]]:
     if not lethal or to_fail or job.resubmit_times or job.replicas > 1:
         return
     if restarts_of(job.command, {**os.environ, **job.env}) == 0:
-        what = f"{lethal[0]} ends a rank, and torchrun starts none again (--max-restarts 0)"
-        yield _COMMAND, f"{what}; write --max-restarts 3, or job.resubmit"
+        problem = f"{lethal[0]} ends a rank, and torchrun starts none again (--max-restarts 0)"
+        yield _COMMAND, f"{problem}; write --max-restarts 3, or job.resubmit"
 
 
 def _of_steps(plan: Plan) -> Iterator[tuple[Keys, str]]:
-    """Warns about faults in steps after the last step of the twin, if a twin is in the cache; else after the number of
-    steps that the command asks for."""
+    """Warns about faults in steps after the last step. The last step is that of the twin, if a twin is in the cache;
+    otherwise the number of steps in the command."""
     if not any(isinstance(fault.trigger, Moment) and fault.trigger.step for fault in plan.faults):
         return
     last, why = last_step_of(plan) if plan.twin else None, "as its twin did"
@@ -68,7 +68,7 @@ def _of_steps(plan: Plan) -> Iterator[tuple[Keys, str]]:
 
 
 def _asked_for(command: Sequence[str]) -> tuple[str, int | None]:
-    """An option of the command that says how many steps the job makes, with that number; None if there is none."""
+    """An option of the command that gives the number of steps, and that number. None if there is no such option."""
     words = [part for word in command for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for option, value in pairwise(words):
         if _STEPS.fullmatch(option) and value.isdecimal():

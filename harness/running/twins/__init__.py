@@ -1,2 +1,2 @@
-"""Runs one scenario with its twins, the fault-free runs that it is judged against, and keeps a cache of twins. In: a
-plan. Out: a judged run directory with the records of its twins."""
+"""Runs a scenario together with its twins, which are fault-free runs for comparison, and keeps a cache of twins. Input:
+a plan. Output: a judged run directory with the records of its twins."""

@@ -1,5 +1,5 @@
 """The files that a twin's job read, as its agents recorded them (agent/reads.py), and whether they have changed since.
-A twin whose input files changed is not used any more."""
+If they have, the twin is not used any more."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ABSENT: Stamp = (-1, 0)
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a job read.
+    """The inputs of a job.
 
-    `files`: size, modification time and digest by path. An empty digest: only the first two are compared; None: the
-    file changed while the job ran. `folders`: digests of the names in each folder that the job listed."""
+    `files`: size, modification time and digest, by path. If the digest is empty, only size and time are compared. If it
+    is None, the file changed while the job ran. `folders`: digests of the names in each folder that the job listed."""
 
     made_s: float  # seconds since the epoch, when the twin was started
     files: Mapping[str, tuple[int, int, str | None]]
@@ -56,9 +56,9 @@ class Inputs:
         )
 
     def changed(self) -> str:
-        """A clause about the first input that has changed since; empty if no change is known."""
+        """A clause about the first input that has changed since. Empty if no change is known."""
         if not self.whole:
-            return "what its job read is not known"
+            return "the files that its job read are not known"
         for path, (size, changed_ns, was) in self.files.items():
             if why := self._changed(Path(path), (size, changed_ns), was):
                 return f"{path} {why}"
@@ -87,7 +87,7 @@ class Inputs:
 
 
 def stamp(path: Path) -> Stamp:
-    """Size and modification time of a file; ABSENT if it can't be read."""
+    """Size and modification time of a file. ABSENT if it can't be read."""
     try:
         found = path.stat()
     except OSError:

@@ -26,8 +26,8 @@ from torchaos.harness.undo.recovery import LeftBehind
 
 
 class ScenarioRun:
-    """One scenario, run and judged. `text`: the scenario, as the run directory keeps it. `stop` may be called from a
-    signal handler; then the current run is ended in order, and judged."""
+    """One scenario that is run and judged. `text`: the scenario for the run directory. `stop` may be called from a
+    signal handler; the current run is then ended normally, and judged."""
 
     def __init__(
         self, plan: Plan, folder: RunDir, text: bytes, reproduce: Sequence[str], watcher: Watcher | None = None
@@ -44,7 +44,7 @@ class ScenarioRun:
         self.records: tuple[Record, list[Record]] | None = None  # of the run and its twins, once they are judged
 
     def stop(self, reason: str) -> None:
-        """Ends the current run in order, and starts no other."""
+        """Ends the current run normally, and starts no other."""
         self._stopped = reason
         if self._current:
             self._current.stop(reason)
@@ -58,7 +58,7 @@ class ScenarioRun:
 
     def __call__(self) -> Result:
         """Runs the scenario and returns its result. Raises ChaosError or OSError if it could not be run or judged, and
-        LeftBehind if, besides, a change could not be undone."""
+        LeftBehind if also a change could not be undone."""
         try:
             return self._result()
         except (ChaosError, OSError) as error:
@@ -89,7 +89,8 @@ class ScenarioRun:
         return result
 
     def _in_vain(self, twins: Twins, has_twin: bool) -> str | None:
-        """Why the run is not made: by itself the job died at its start, or it died or ended before all faults."""
+        """Why the run is not made. The twin's job died by itself at its start, or it ended before all faults would have
+        come. None if the run is made."""
         died = f"the fault-free twin failed: {twins.died}" if twins.died else ""
         twin = Record.load(RunDir(self.folder.twins / "0")) if has_twin else twins.failed
         if twin is None or not (has_twin or died):
@@ -101,8 +102,8 @@ class ScenarioRun:
         return (died or next(iter(late.values()))) if late and len(late) == len(self.plan.faults) else None
 
     def _judged(self) -> Result:
-        """Judges the run. A run directory that can't be read here is no bad usage: it was just written, so somebody
-        removed or damaged it. Hence ChaosError in place of UsageError."""
+        """Judges the run. A run directory that can't be read here is no bad usage: it was just written, so somebody has
+        removed or damaged it. So ChaosError is raised in place of UsageError."""
         try:
             self.records = records_of(self.folder)
             return verdict_of(*self.records, str(self.folder.root))
@@ -132,26 +133,26 @@ class ScenarioRun:
                 return self._stopped or refused
 
     def _why_stale(self, run: Record, twins: Sequence[Record]) -> str:
-        """Why twins that were made before this run can't be used to judge it, as a clause; empty if they can."""
+        """Why twins that were made before this run can't be used to judge it, as a clause. Empty if they can."""
         made = [made_of(self.folder.twins / str(number)) for number in range(len(twins))]
         old = [
             twin for twin, inputs in zip(twins, made, strict=True) if inputs is None or inputs.made_s < self._began_s
         ]
         new = [twin for twin in twins if twin not in old]
         if old and ages.are_of_another_job(run, old):
-            return "it was of an earlier run, and this one differs from it before any fault"
+            return "it was made for an earlier run, and this run differs from it before any fault"
         if old and ages.differ_by_age(old, new):
-            return "it was of an earlier run, and a twin that was made now differs from it"
+            return "it was made for an earlier run, and a twin that was made now differs from it"
         return ""
 
     def _note(self, text: str) -> None:
-        """Keeps a note that is recorded in the next run, and at the end of this scenario."""
+        """Stores a note, which is recorded in the next run and at the end of this scenario."""
         self._notes.append(text)
         self._unsaid.append(text)
 
     def _write_down(self, unfinished: str | None) -> None:
-        """Records what happened outside the run, which the run's own journal lacks. Notes get the time of the run's
-        end, so that they do not make the run longer."""
+        """Records events outside the run, which the run's own journal lacks. Notes get the time of the run's end, so
+        that the run does not look longer."""
         if not (unfinished or self._notes):
             return
         end_s = max((event.mono_s for event in read_events(self.folder.events)), default=None)

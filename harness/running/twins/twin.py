@@ -1,11 +1,10 @@
 """Makes twins, the fault-free runs that a run with faults is judged against, and keeps them in a cache.
 
-A twin is an ordinary run of the same plan without its faults. Its key in the cache is a digest of everything that could
-change it and is known before the run (twin_key.py). It is used only while its input files are unchanged (inputs.py).
-The cache keeps what a verdict needs, but not the checkpoints.
+A twin is an ordinary run of the same plan, but without faults. Its key in the cache is a digest of everything that
+could change it and is known before the run (twin_key.py). It is used only while its input files are unchanged
+(inputs.py). The cache keeps the data for a verdict, but not the checkpoints.
 
-All twins of a key belong to one generation, which twin 0 begins. When twin 0 becomes stale, all are removed.
-"""
+All twins of a key belong to one generation, which twin 0 begins. When twin 0 becomes stale, all are removed."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ MOST_TWINS, MOST_BYTES = 200, 10 << 30  # limits of the cache
 _TRIES = 4
 _LOOK_S = 0.2  # seconds between looks whether another run has finished the twin
 _KEPT = ("plan.json", "events", "artifacts", "logs")
-_MADE = "made.json"  # when the twin was made, and what its job read
+_MADE = "made.json"  # when the twin was made, and the files that its job read
 
 
 class Twins:
@@ -45,14 +44,14 @@ class Twins:
         self, plan: Plan, execute: Callable[[Plan, RunDir], None], cache: Path | None = None,
         given_up: Callable[[], bool] = lambda: False, tell: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
-        """`given_up`: whether the user ended the run; asked while another run makes the twin. `tell`: receives the
-        reason when cached twins are made again."""
+        """`given_up`: whether the user ended the run; it is called while another run makes the twin. `tell`: receives
+        the reason when cached twins are made again."""
         self._plan = fault_free(plan)
         self._execute, self._given_up, self._tell = execute, given_up, tell
         self._home = (cache or user_cache_path("torchaos")) / "twins" / key_of(self._plan)
         self._first: Inputs | None = None  # inputs of twin 0 of the generation in use
         self.died = ""  # a clause about the twin's job, if it died by itself
-        self.failed: Record | None = None  # what was recorded of it, if its job failed or was ended early
+        self.failed: Record | None = None  # its record, if its job failed or was ended early
         self.refused = ""  # why no further twin of this generation is available
 
     def give(self, number: int, to: RunDir) -> bool:
@@ -80,18 +79,18 @@ class Twins:
         return (self._home / str(number)).is_dir()
 
     def renew(self, why: str) -> bool:
-        """Removes the generation in use, unless another run has done so already. `why`: for the note to the user. False
-        if the user gave up waiting for another run."""
+        """Removes the present generation, unless another run has done so already. `why`: the reason, for the note to
+        the user. False if the user gave up waiting for another run."""
         with self._locked() as mine:
             if mine and made_of(self._home / "0") == self._first:
                 self._forget(why)
             return mine
 
     def _is_current(self, number: int) -> bool:
-        """Whether the twin may be used. A stale generation is removed if twin 0 is wanted; for later twins, `refused`
-        says why not."""
+        """Whether the twin may be used. If twin 0 is wanted, a stale generation is removed. For later twins, `refused`
+        has the reason."""
         first = made_of(self._home / "0")
-        why = first.changed() if first else "what its job read is not known" if self.has(0) else ""
+        why = first.changed() if first else "the files that its job read are not known" if self.has(0) else ""
         if number == 0:
             if why:
                 self._forget(why)
@@ -107,8 +106,8 @@ class Twins:
     def _make(self, number: int, kept: Path) -> bool:
         """Runs a twin and puts it into the cache. False if its job failed or was stopped.
 
-        A healthy job may abort at interpreter exit and is then restarted by torchrun (judging/ending/teardown.py): such
-        a run is no twin, and another is tried. A failed twin is kept as `failed`, so that its log can be read."""
+        A healthy job may abort at interpreter exit, and torchrun then restarts it (judging/ending/teardown.py). Such a
+        run is no twin, and another run is tried. A failed twin is kept as `failed`, so that its log can be read."""
         self._clear()
         for _ in range(_TRIES):
             folder = RunDir(self._home / f"run-{number}-{os.getpid()}")
@@ -137,8 +136,8 @@ class Twins:
         return True
 
     def _clear(self) -> None:
-        """Removes what killed harnesses left here while they made a twin. Because this process holds the lock, none of
-        them is alive, even if a name has this process's pid: containers count pids from 1."""
+        """Removes files that killed harnesses left here while they made a twin. This process holds the lock, so none of
+        them is alive, even if a name contains this process's pid: in each container, pids are counted from 1."""
         for left in (*self._home.glob("run-*"), *self._home.glob(".[0-9]*-*")):
             with suppress(UndoError):  # its reaper is still healing it
                 if all(result.verified for result in heal_from_log(left)):
@@ -146,8 +145,8 @@ class Twins:
 
     @contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Holds the lock of this key. If two runs want the same twin at the same time, the second waits and finds it in
-        the cache. Yields False if the user gave up waiting."""
+        """Holds the lock of this key. If two runs want the same twin at the same time, the second waits, and then finds
+        it in the cache. Yields False if the user gave up waiting."""
         self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(self._home / "lock", "w") as lock:
             while not (mine := _lock(lock.fileno())) and not self._given_up():
@@ -156,8 +155,8 @@ class Twins:
 
 
 def forget_old(newest: Path) -> None:
-    """Keeps the cache that holds `newest` within its limits: removes the least recently used twins, except those that a
-    run has locked."""
+    """Keeps the cache that contains `newest` within its limits: removes the least recently used twins, except those
+    that a run has locked."""
     homes = sorted((path for path in newest.parent.iterdir() if path != newest), key=lambda path: path.stat().st_mtime)
     sizes = {path: _size(path) for path in (*homes, newest)}
     for home in homes:
@@ -192,7 +191,7 @@ def fault_free(plan: Plan) -> Plan:
 
 
 def last_step_of(plan: Plan, cache: Path | None = None) -> int | None:
-    """The last global step of the job, according to its twin in the cache; None if there is no usable twin."""
+    """The last global step of the job, from its twin in the cache. None if there is no usable twin."""
     kept = (cache or user_cache_path("torchaos")) / "twins" / key_of(fault_free(plan)) / "0"
     made = made_of(kept)
     try:
@@ -202,15 +201,15 @@ def last_step_of(plan: Plan, cache: Path | None = None) -> int | None:
 
 
 def last_step_in(twin: Record) -> int | None:
-    """The last global step of a twin; None if no step of it was seen."""
+    """The last global step of a twin. None if none of its steps was seen."""
     steps = [replica.history.last_step for replica in records_of(twin)]
     return max((step for step in steps if step is not None), default=None)
 
 
 def too_late(plan: Plan, last: int, why: str = "as its twin did") -> dict[int, str]:
-    """Faults whose steps the job does not reach, by their place in the plan, each with a clause that says so. A fault
-    in the step after the last is not too late: it comes in what the job does at its end, such as its last save. `why`:
-    how the last step is known."""
+    """The faults whose steps the job does not reach, by their index in the plan, each with a clause that says so. A
+    fault in the step after the last step is not too late, because it comes at the end of the job, for example in its
+    last save. `why`: how the last step is known."""
     steps = {n: fault.trigger.step for n, fault in enumerate(plan.faults) if isinstance(fault.trigger, Moment)}
     end = f"and the job ends at step {last}, {why}"
     return {
@@ -221,7 +220,7 @@ def too_late(plan: Plan, last: int, why: str = "as its twin did") -> dict[int, s
 
 
 def made_of(twin: Path) -> Inputs | None:
-    """When a twin was made and what its job read; None if that is not recorded, or damaged."""
+    """When a twin was made, and the files that its job read. None if that is not recorded, or damaged."""
     try:
         return Inputs.from_json((twin / _MADE).read_text())
     except (OSError, ValueError, KeyError, TypeError):
@@ -229,8 +228,8 @@ def made_of(twin: Path) -> Inputs | None:
 
 
 def finished_well(twin: Record) -> bool:
-    """Whether the twin's job succeeded in its first attempt. A job that was ended early does not count: it may save and
-    end with exit code 0."""
+    """Whether the twin's job succeeded in its first attempt. A job that was ended early does not count, because it may
+    save and end with exit code 0."""
     return twin.exit_code == 0 and len(twin.history.attempts) == 1 and not twin.stopped
 
 

@@ -1,7 +1,7 @@
-"""The key of a twin in the cache: a digest of everything that could change what the job computes.
+"""The key of a twin in the cache: a digest of everything that could change the results of the job.
 
-If in doubt, a fact is part of the key: a key that changes too often costs a run, but a stale twin costs the verdict.
-"""
+In case of doubt, a fact is part of the key. A key that changes too often costs a run, but a stale twin makes the
+verdict wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchaos.harness.record.environment import editable, installed, job_python
 from torchaos.harness.record.plan import Plan
 from torchaos.harness.running.twins.inputs import digest, stamp
 
-# Environment variables with these prefixes change what a job computes, and so do all that its sources name.
+# Environment variables with these prefixes change the results of a job. So do all variables that its sources name.
 _ENV = ("TORCH", "PYTORCH", "CUDA", "NCCL", "GLOO", "OMP", "MKL", "PYTHON", "ATEN", "LD_", "HF_", "ACCELERATE", "PL_")
 _NAMED = re.compile(rb"""["']([A-Za-z_]\w*)["']|\$\{?([A-Za-z_]\w*)""")  # "EPOCHS", ${EPOCHS}
 _NOT_SOURCES = {"node_modules", "site-packages", "__pycache__"}
@@ -50,8 +50,8 @@ def key_of(plan: Plan) -> str:
 
 
 def _sources(plan: Plan, python: str) -> list[Path]:
-    """The files that the command names, and all Python files beside or below a script that it names, or in folders from
-    which the job imports: a module that the command names, PYTHONPATH, and editable installations."""
+    """The files that the command names, and all Python files in certain folders and below them: the folders of scripts
+    that the command names, of modules that it names, of PYTHONPATH, and of editable installations."""
     named = _named(plan, Path.is_file)
     scripts = [path.parent for path in named if path.suffix == ".py"]
     search = plan.job.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")).split(os.pathsep)
@@ -60,7 +60,7 @@ def _sources(plan: Plan, python: str) -> list[Path]:
 
 
 def _named(plan: Plan, fits: Callable[[Path], bool]) -> list[Path]:
-    """The paths in the command for which `fits` is true, also those in `--option=PATH`."""
+    """The paths in the command for which `fits` is true, including those in `--option=PATH`."""
     cwd = Path(plan.job.cwd)
     words = [part for word in plan.job.command for part in (word, word.partition("=")[2]) if part]
     return [cwd / word for word in words if fits(cwd / word)]

@@ -1,6 +1,6 @@
-"""Registers the torchaos commands of this user that are at work, so that another terminal can list and end them, also
+"""Registers the torchaos commands of this user that are running. Another terminal can then list and end them, also
 between two runs (while a twin is copied or a verdict is made). The file STATE/commands/PID-TICKS exists while the
-process works."""
+process runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchaos.harness.undo.open_runs import Who
 
 @dataclass(frozen=True)
 class Command:
-    """A torchaos command that is at work."""
+    """A torchaos command that is running."""
 
     who: Who
     boot: str
@@ -47,7 +47,7 @@ def at_work(scenarios: Sequence[str]) -> Iterator[None]:
 
 
 def living() -> list[Command]:
-    """The commands that are alive on this machine. Entries of dead processes are removed. Raises OSError if the state
+    """The commands that are alive on this machine. Removes the entries of dead processes. Raises OSError if the state
     directory can't be used."""
     found = []
     for path in sorted(open_runs.private(open_runs.state_home() / "commands").glob("[0-9]*-*")):

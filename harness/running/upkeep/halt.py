@@ -1,4 +1,4 @@
-"""Ends all runs of this user in order, with rollback. Processes that do not end in time are killed, and their changes
+"""Ends all runs of this user normally, with rollback. Processes that do not end in time are killed, and their changes
 are then undone."""
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torchaos.harness.running.upkeep import commands
 from torchaos.harness.undo.open_runs import Who
 from torchaos.harness.undo.recovery import Recovered, await_reapers, find, left_over, recover
 
-IN_ORDER_S = 120.0  # time for a run to end with evidence and verdict; after that it must hurry
-HURRIED_S = 60.0  # further time for the rollback alone; after that it is killed, and its reaper takes over
+IN_ORDER_S = 120.0  # seconds for a run to end with evidence and verdict; then it must hurry
+HURRIED_S = 60.0  # more seconds for the rollback alone; then it is killed, and its reaper takes over
 REAPER_S = 120.0
 _LOOK_S = 0.05
 
 
 def halt(now: bool, say: Callable[[str], None]) -> tuple[int, list[Recovered]]:
-    """Ends all runs. `now`: without waiting for evidence and verdicts; `say`: receives progress messages.
+    """Ends all runs. `now`: without waiting for evidence and verdicts. `say`: receives progress messages.
 
-    Returns the number of harnesses that were ended, and the results of all recoveries, with the runs that can't be
+    Returns the number of harnesses that were ended, and the results of all recoveries, including the runs that can't be
     recovered. Raises OSError if the state directory can't be used."""
     ended = _living()
     _send(ended, signal.SIGTERM, signal.SIGCONT)  # a stopped process can't act on SIGTERM
@@ -31,7 +31,7 @@ def halt(now: bool, say: Callable[[str], None]) -> tuple[int, list[Recovered]]:
     if slow := [who for who in ended if proc.is_alive(*who)]:
         if not now:
             say(f"{_pids(slow)} did not end within {IN_ORDER_S:.0f} s; now it is hurried")
-        _send(slow, signal.SIGINT)  # another signal than the first: two pending signals of a kind become one
+        _send(slow, signal.SIGINT)  # not SIGTERM again: the kernel merges pending signals of the same number
         _wait(slow, HURRIED_S)
     if stuck := [who for who in ended if proc.is_alive(*who)]:
         say(f"{_pids(stuck)} did not end within {HURRIED_S:.0f} s; killed, and rolled back by the reaper")

@@ -39,8 +39,8 @@ class RunView:
 
 
 def overview() -> tuple[list[RunView], list[Recovered]]:
-    """All runs of this user, and the problems with runs that could not be read. The view of a command between two runs
-    has no run id."""
+    """All runs of this user, and the problems of runs that could not be read. A command that is between two runs is
+    shown without a run id."""
     runs, problems = find(())
     views = [_view(run) for run in runs]
     busy = {view.harness for view in views}
@@ -71,7 +71,7 @@ def _scenario(folder: RunDir) -> str:
 
 
 def _stage(folder: RunDir) -> str:
-    """The last stage that was begun; empty if none is known."""
+    """The last stage that was begun. Empty if none is known."""
     last: dict[str, Any] = {}
     with suppress(OSError, ValueError, AttributeError):
         marked = f'"{Kind.STAGE.value}"'.encode()

@@ -1,5 +1,5 @@
-"""Removes finished run directories by age and size, at the user's command. A run that is still at work, or may have
-changes to undo, is kept whatever its age."""
+"""Removes finished run directories by age and size, when the user asks for it. A run that is still in progress, or may
+have changes to undo, is kept at any age."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Finished:
 
 
 def finished(out: Path) -> list[Finished]:
-    """The finished run directories in the folder `out`, the oldest first. While any command is at work, only
-    directories that were judged: another run may have just begun, with nothing in its undo log yet. Raises OSError if
-    `out` can't be read."""
+    """The finished run directories in the folder `out`, the oldest first. While any command is running, only
+    directories that were judged, because another run may have just begun and have nothing in its undo log yet. Raises
+    OSError if `out` can't be read."""
     busy = {Path(run.run_dir) for run in find(())[0]}
     at_work = bool(commands.living())
     found = [
@@ -37,8 +37,8 @@ def finished(out: Path) -> list[Finished]:
 
 
 def to_remove(runs: list[Finished], older_s: float | None, beyond: int | None) -> Iterator[Finished]:
-    """Yields the runs to remove: first all runs older than `older_s` seconds, then the oldest of the rest until at most
-    `beyond` bytes are left. `runs`: the oldest first."""
+    """Yields the runs to remove: first all runs older than `older_s` seconds, then the oldest of the rest, until at
+    most `beyond` bytes are left. `runs` must have the oldest first."""
     left = sum(run.size for run in runs)
     for run in runs:
         if (older_s is not None and run.age_s > older_s) or (beyond is not None and left > beyond):
@@ -47,7 +47,8 @@ def to_remove(runs: list[Finished], older_s: float | None, beyond: int | None) -
 
 
 def remove(run: Finished) -> None:
-    """Removes a run directory; its plan first, so that a half-removed folder is no run directory. Raises OSError."""
+    """Removes a run directory. Its plan is removed first, so that a half-removed folder no longer counts as a run
+    directory. Raises OSError."""
     (run.folder / "plan.json").unlink(missing_ok=True)
     shutil.rmtree(run.folder)
 

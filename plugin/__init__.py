@@ -1,13 +1,12 @@
-"""Everything that the author of a plug-in imports: of a fault, an assertion, a launcher, a condition, a probe or a
+"""Everything that the author of a plug-in imports: for a fault, an assertion, a launcher, a condition, a probe or a
 checkpoint format.
 
-Semantic versioning covers the names in `__all__`, and nothing deeper: modules of `torchaos.harness` may move at any
-time. A name is loaded when it is first asked for, from where the imports below say.
+Semantic versioning covers the names in `__all__` and nothing else: modules of `torchaos.harness` may move at any time.
+A name is loaded when it is first used, from the module that is given in the imports below.
 
-In a rank, where the agent loads an injector by the path of its file, the harness is not there, and torchaos need not be
-installed. There a name that needs the harness is a stand-in. It can be imported and named in annotations; whoever uses
-it gets an error.
-"""
+In a rank, the agent loads an injector by the path of its file. There the harness can't be imported, and torchaos need
+not be installed. So a name that needs the harness is a stand-in there. It can be imported and used in annotations; any
+other use raises an error."""
 
 from __future__ import annotations
 
@@ -121,7 +120,7 @@ _IN_RANKS = ("torchaos.harness.agent.", "torchaos.plugin.")
 
 
 def _named(name: str) -> Any:
-    """What that name stands for, here or in a rank. Raises AttributeError."""
+    """The object with that name, in the harness or in a rank. Raises AttributeError."""
     place = _places().get(name)
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -132,7 +131,7 @@ def _named(name: str) -> Any:
     return found
 
 
-if not TYPE_CHECKING:  # type checkers would take any name for one of ours
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
     __getattr__ = _named
 
 
@@ -142,7 +141,8 @@ def __dir__() -> list[str]:
 
 @cache
 def _places() -> dict[str, str]:
-    """The modules that the names come from, as the imports above say it to type checkers: so nothing is said twice."""
+    """The modules from which the names come. They are read from the imports above, which are for type checkers, so that
+    they are written only once."""
     tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     found = (node for node in block.body if isinstance(node, ast.ImportFrom))
@@ -150,7 +150,8 @@ def _places() -> dict[str, str]:
 
 
 class _Outside:
-    """Stands in a rank for what is only there outside. A class that builds on it is a plain one."""
+    """The stand-in, in a rank, for an object that exists only in the harness. A class that inherits from it is an
+    ordinary class."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -159,7 +160,7 @@ class _Outside:
         return ()
 
     def __call__(self, *_: object, **__: object) -> NoReturn:
-        raise RuntimeError(f"{self._name} of torchaos.plugin can't be used in a rank, where the harness is not there")
+        raise RuntimeError(f"{self._name} of torchaos.plugin can't be used in a rank, which has no harness")
 
     def __getattr__(self, attribute: str) -> NoReturn:
-        raise AttributeError(f"{self._name}.{attribute} can't be read in a rank, where the harness is not there")
+        raise AttributeError(f"{self._name}.{attribute} can't be read in a rank, which has no harness")

@@ -1,4 +1,4 @@
-"""The base classes of faults that ranks apply to themselves. Injectors get them from `torchaos.plugin`."""
+"""The base classes of faults that are applied in a rank. Injectors import them from `torchaos.plugin`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from torchaos.plugin import (
 
 
 class DeathFault(Fault):
-    """The target process ends by it."""
+    """A fault that ends the target process."""
 
     lethal = True
-    irreversible: ClassVar[str] = "a dead process can't be brought back; restarting it is the job's affair"
+    irreversible: ClassVar[str] = "a dead process can't be brought back; the job has to restart it"
 
     @property
     def code(self) -> int:
@@ -43,8 +43,8 @@ class DeathFault(Fault):
 
 
 class WaitingFault(Fault):
-    """The rank waits where the fault's `phase` begins. Only the fault's own control page holds it, and that is guarded
-    for every fault."""
+    """A fault that makes the rank wait at the begin of the fault's `phase`. Only the fault's own control page holds the
+    rank, and that page is guarded for every fault."""
 
     where = ("rank",)
     needs = frozenset({"agent"})
@@ -61,9 +61,9 @@ class WaitingFault(Fault):
 
 
 class NcclNetFault(Fault):
-    """It changes what NCCL's connections of the rank do, by a network plug-in that NCCL loads. Only the fault's own
-    control page keeps it on. An injector says of which `kind` it is, with which `amounts` (see `NetKind`), and which
-    connections it is about (the fields of `NetOrder`)."""
+    """A fault of NCCL's connections of the rank, by a network plug-in that NCCL loads. Only the fault's own control
+    page keeps it on. An injector gives its `kind`, its `amounts` (see `NetKind`), and the connections that it hits (the
+    fields of `NetOrder`)."""
 
     where = ("rank",)
     needs = frozenset({"agent", "gpu", "nccl", "nccl_net"})
@@ -83,19 +83,21 @@ class NcclNetFault(Fault):
         site.nccl_net(NetOrder(self.kind, *self.amounts(), **self.which()))
 
     def felt(self, record: Record, fault: str) -> Evidence | None:
-        # A rank that died meanwhile reports nothing any more.
+        # A rank that died meanwhile reports nothing.
         hit_nothing = any(note.data.get("hits") == 0 for note in record.of_fault(fault, Kind.NOTE))
         return None if hit_nothing else self.proof(record, fault)
 
     def proof(self, record: Record, fault: str) -> Evidence | None:
-        """Proof by others than the rank that was hit, which reports that the fault hit something."""
+        """Proof by another witness than the rank that was hit. The rank itself has reported that the fault hit
+        something."""
         return all_waited(record, fault)
 
 
 @dataclass(frozen=True)
 class NcclTransferFault(NcclNetFault):
-    """It hits transfers of the rank: to and from `peers` (ranks; none: all), in the direction `way`, of the connection
-    of that number (each pair of ranks numbers its own from 0, in each direction), and of that size."""
+    """A fault of the rank's transfers. `peers`: the ranks at the other end (none: all). `way`: the direction.
+    `connection`: its number (each pair of ranks numbers its connections from 0, in each direction). `min_bytes`,
+    `max_bytes`: the size."""
 
     peers: list[int] = field(default_factory=list)
     way: Literal["both", "out", "in"] = "both"

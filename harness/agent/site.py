@@ -77,7 +77,7 @@ class RankSite:
         def report() -> None:
             nonlocal reported
             hits, size, is_over = page.read(HITS, slot), page.read(LAST_BYTES, slot), not self.lease.on
-            text = f"{order.kind.name.lower()} hit {hits} {order.kind.of_what}, the last of {size} bytes"
+            text = f"{order.kind.name.lower()} hit {hits} {order.kind.hit_unit}, the last of {size} bytes"
             if is_over or (hits and not reported):
                 self.emit(wire.Kind.NOTE, {"text": text, "fault": self.fault, "hits": hits})
             if hits and not reported and order.kind == NetKind.CORRUPT:

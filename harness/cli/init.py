@@ -94,8 +94,8 @@ def _look(output: Path, draft: Draft, text: str) -> ExitCode:
         return ExitCode.INCONCLUSIVE
     blind: dict[str, str] = {}
     for one in seen_in(record):
-        _tell("not seen" if one.blind else "seen", [f"{one.what}: {one.words}"])
-        blind |= dict.fromkeys(one.blind, f"{one.what} were not seen")
+        _tell("not seen" if one.blind else "seen", [f"{one.name}: {one.words}"])
+        blind |= dict.fromkeys(one.blind, f"{one.name} were not seen")
     _tell("left out", [f"{name}: {why}" for name, why in blind.items()])
     better = scenario_text(draft, _step(record), _timeout_s(record), blind)
     if output.read_text(encoding="utf-8") == text:

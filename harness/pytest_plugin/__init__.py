@@ -1,7 +1,7 @@
-"""Scenarios as tests. In a project without scenarios, the plugin costs nothing: only pytest is imported, and no file is
-opened that is not named on the command line or by the setting `torchaos_scenarios`.
+"""Scenarios as tests. In a project without scenarios, the plugin costs almost nothing: it imports only pytest, and
+opens no file except those named on the command line or by the setting `torchaos_scenarios`.
 
-The command line does the work in a process of its own; here its results become pytest's."""
+torchaos's command line runs in a separate process. Its results are turned into pytest's."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         metavar="N",
         default=None,
-        help="At most this many scenarios run at a time on this machine, over all workers of pytest-xdist. "
+        help="How many scenarios may run at the same time on this machine, over all workers of pytest-xdist. "
         "Default: one for each four processors.",
     )
     parser.addini("torchaos_scenarios", type="args", default=[], help="As --torchaos-scenarios.")
@@ -81,7 +81,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def _is_scenario(path: Path) -> bool:
-    """Whether the file has the key of a scenario, also if the file is broken."""
+    """Whether the file has the key of a scenario. True also for a broken scenario file."""
     with open(path, "rb") as file:
         text = file.read(_MOST_BYTES)
     if not _IN_BRACES.match(text):
@@ -100,7 +100,7 @@ _MATCHING = pytest.StashKey[frozenset[Path]]()
 
 def _is_wanted(path: Path, config: pytest.Config) -> bool:
     named = (Path(config.invocation_params.dir, str(arg).partition("::")[0]) for arg in config.args)
-    if any(one.name == path.name and one.resolve() == path.resolve() for one in named):
+    if any(path_given.name == path.name and path_given.resolve() == path.resolve() for path_given in named):
         return True
     of_a_run = path.name == "scenario.yaml" and path.with_name("plan.json").exists()  # the copy in its run directory
     return not of_a_run and path in _matching(config)
@@ -113,8 +113,8 @@ def _matching(config: pytest.Config) -> frozenset[Path]:
         try:
             config.stash[_MATCHING] = frozenset(path for glob in globs for path in config.rootpath.glob(glob))
         except (NotImplementedError, ValueError) as error:
-            told = f"{', '.join(globs)}: a pattern of scenarios is relative to {config.rootpath}: {error}"
-            raise pytest.UsageError(told) from None
+            problem = f"{', '.join(globs)}: a pattern of scenarios is relative to {config.rootpath}: {error}"
+            raise pytest.UsageError(problem) from None
     return config.stash[_MATCHING]
 
 
@@ -130,7 +130,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Run:
-    """The run of the scenario in the test's `torchaos` marker; tests with the same marker share it."""
+    """The run of the scenario in the test's `torchaos` marker. Tests with the same marker share it."""
     from torchaos.harness.pytest_plugin.running import run_of_test
 
     return run_of_test(request)
@@ -144,7 +144,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """Inconclusive is a status of its own: the run proves nothing about the job."""
+    """Makes inconclusive a separate status, because such a run proves nothing about the job."""
     if getattr(report, "torchaos", "") == "inconclusive":
         return "inconclusive", "I", ("INCONCLUSIVE", {"yellow": True})
     return None
@@ -165,7 +165,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """With pytest-xdist, all workers share the runs of the session."""
+    """With pytest-xdist, makes all workers share the runs of the session."""
     from torchaos.harness.pytest_plugin.running import share
 
     share(node)

@@ -1,4 +1,5 @@
-"""A scenario file as tests: one for its faults, one per assertion, and one for the rollback, under the scenario's name.
+"""A scenario file as tests: one test for its faults, one for each assertion, and one for the rollback, under the
+scenario's name.
 
 The first test that is set up runs the scenario; the others only read its result."""
 
@@ -17,7 +18,7 @@ from torchaos.harness.pytest_plugin.telling import Shown, failure_text
 from torchaos.harness.pytest_plugin.variations import Variation, of_options
 from torchaos.harness.scenario.yaml_source import Source, read
 
-_FIRST = pytest.StashKey[dict[str, str]]()  # by run directory, the test that told its story
+_FIRST = pytest.StashKey[dict[str, str]]()  # by run directory, the test whose failure shows the story
 
 
 class ScenarioFile(pytest.File):
@@ -77,17 +78,17 @@ class CaseItem(pytest.Item):
             self.add_marker(pytest.mark.timeout(0))  # the scenario has a time-out of its own
 
     def setup(self) -> None:
-        """Without evidence it is an error, not a failure."""
+        """Runs the scenario if necessary. A run without evidence is an error of the test, not a failure."""
         run = self.parent.run()
         case = self._case(run)
         self.user_properties += [("torchaos.verdict", case["verdict"] if case else "error"), *_properties(run, case)]
         nothing = run.proves_nothing()
         if case is None:
-            raise Broken(self._told(run, nothing or f"the run has no verdict on {self.name}: {run.reason}"))
+            raise Broken(self._text(run, nothing or f"the run has no verdict on {self.name}: {run.reason}"))
         if case["verdict"] == "inconclusive":
-            raise Inconclusive(self._told(run, case["reason"], case))
+            raise Inconclusive(self._text(run, case["reason"], case))
         if case["verdict"] == "error":
-            raise Broken(self._told(run, case["reason"], case))
+            raise Broken(self._text(run, case["reason"], case))
         if nothing and case["verdict"] == "passed" and self._kind != "rollback":
             kind = Inconclusive if run.verdict == "inconclusive" else Broken
             raise kind(f"it would have passed, but the run proves nothing: {nothing}")
@@ -97,10 +98,10 @@ class CaseItem(pytest.Item):
         case = self._case(run)
         if case is None or case["verdict"] != "passed":
             follows = f"(follows from {case['follows']}) " if case and case.get("follows") else ""
-            raise Failed(self._told(run, follows + (case["reason"] if case else run.reason), case))
+            raise Failed(self._text(run, follows + (case["reason"] if case else run.reason), case))
 
-    def _told(self, run: Run, reason: str, case: Mapping[str, Any] | None = None) -> str:
-        """If several tests of a run fail, only the first shows the story."""
+    def _text(self, run: Run, reason: str, case: Mapping[str, Any] | None = None) -> str:
+        """The text of a failure. If several tests of a run fail, only the first shows the story."""
         first = self.config.stash.setdefault(_FIRST, {}).setdefault(str(run.result.get("run_dir")), self.nodeid)
         return failure_text(run, reason, case, self._line, story=first == self.nodeid)
 

@@ -1,4 +1,4 @@
-"""The result of one call of `torchaos run`, as tests see it. Reads the run directory only on demand."""
+"""The result of one call of `torchaos run`, for tests. The run directory is read only when it is needed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from torchaos.harness.agent.wire import Event
     from torchaos.harness.record.record import Record
 
-_ROLLBACK = 4  # the exit code of a machine that is not as it was
+_ROLLBACK = 4  # the exit code for an incomplete rollback
 
 
 _Outcome: Any = pytest.fail.Exception
 
 
 class Failed(_Outcome):  # type: ignore[misc]
-    """An assertion of the scenario does not hold. Its text is the whole report: no code of torchaos is shown."""
+    """An assertion of the scenario does not hold. The text is the whole report, without a traceback of torchaos."""
 
-    __module__ = "builtins"  # so that pytest's summary shows the bare name, as of its own
+    __module__ = "builtins"  # so that pytest's summary shows the name without a module
 
     def __init__(self, text: str) -> None:
         super().__init__(text, pytrace=False)
 
 
 class Broken(Failed):
-    """Nothing was judged: bad usage, an internal error, or a rollback that is incomplete."""
+    """Nothing was judged, because of bad usage, an internal error, or an incomplete rollback."""
 
     __module__ = "builtins"
 
@@ -44,8 +44,8 @@ class Inconclusive(Failed):
 
 @dataclass(frozen=True)
 class Recovered:
-    """One recovery. `parts`: seconds since the fault hit, by name, None if it was not seen: felt, detected,
-    torn_down, rendezvous, workers_up, imported, prepared, joined, set_up, restored, first_step, caught_up."""
+    """One recovery. `parts`: seconds since the fault hit, by name; None if the part was not seen. The names are felt,
+    detected, torn_down, rendezvous, workers_up, imported, prepared, joined, set_up, restored, first_step, caught_up."""
 
     fault: str
     parts: Mapping[str, float | None]
@@ -58,7 +58,7 @@ class Recovered:
 
 @dataclass(frozen=True)
 class Run:
-    """One run. `result`: as in result.json; empty if nothing could be run: then `output` has the reason."""
+    """One run. `result`: the contents of result.json. Empty if nothing could be run; `output` then has the reason."""
 
     scenario: Path
     exit_code: int
@@ -96,9 +96,9 @@ class Run:
 
     @property
     def recoveries(self) -> Sequence[Recovered]:
-        """One per fault that landed, in order of time."""
-        told = self.result.get("recoveries", ())
-        return tuple(Recovered(one["fault"], one["parts"], one["lost_steps"]) for one in told)
+        """The recoveries, one for each fault that landed, in order of time."""
+        found = self.result.get("recoveries", ())
+        return tuple(Recovered(one["fault"], one["parts"], one["lost_steps"]) for one in found)
 
     @property
     def recovery(self) -> Recovered:
@@ -133,8 +133,8 @@ class Run:
         return self.twins[0] if self.twins else None
 
     def proves_nothing(self) -> str:
-        """Why no assertion of this run may count as passed, whatever its own verdict; empty if they may. An assertion
-        that is inconclusive itself does not affect the others."""
+        """Why no assertion of this run may count as passed, even if its own verdict is passed. Empty if they may. An
+        assertion that is inconclusive itself does not affect the others."""
         if not self.result:
             return f"nothing was run: {self.reason}"
         if self.exit_code == _ROLLBACK or self.result["exit_code"] == _ROLLBACK:

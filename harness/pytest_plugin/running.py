@@ -1,7 +1,7 @@
-"""Runs each scenario once per session for all who need it: items, fixtures, and all workers of pytest-xdist.
+"""Runs each scenario once per session, for all that need it: items, fixtures, and all workers of pytest-xdist.
 
-The workers share a folder with a lock and a result per run. A live run takes one of the machine's slots, so that
-parallel tests don't start more training jobs than the machine can bear."""
+The workers share a folder that contains a lock and a result for each run. A live run takes one of the machine's slots,
+so that parallel tests don't start more training jobs than the machine can handle."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from torchaos.harness.pytest_plugin.outcome import Broken, Failed, Inconclusive,
 from torchaos.harness.pytest_plugin.telling import failure_text
 from torchaos.harness.pytest_plugin.variations import Variation, of_marker
 
-_LOOK_S = 0.2  # how often a slot is looked for
-_ORDERLY_S = 120.0  # for a run that is ended early: its rollback, and what is left of its job
+_LOOK_S = 0.2  # seconds between two tries to get a slot
+_ORDERLY_S = 120.0  # seconds for a run that is ended early: its rollback, and the end of its job
 _FROM_TESTS = ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
-_SHARED = "torchaos_session"  # of a worker's input
+_SHARED = "torchaos_session"  # a key of a worker's input
 _RUNS = pytest.StashKey["Runs"]()
 
 
@@ -46,7 +46,7 @@ class Runs:
         self._shared, self._known = shared, dict[str, Run]()
 
     def get(self, scenario: Path, variation: Variation) -> Run:
-        """The run of that scenario; it is run only if this session has not run it yet."""
+        """The run of that scenario. It is started only if this session has not run it yet."""
         words = [*(["--seed", str(variation.seed)] if variation.seed is not None else []), *self._consent]
         words += [word for text in variation.overrides for word in ("--set", text)]
         key = hashlib.blake2b(json.dumps([str(scenario), words]).encode(), digest_size=12).hexdigest()
@@ -92,7 +92,7 @@ def runs_of(config: pytest.Config) -> Runs:
 
 
 def share(node: Any) -> None:
-    """Is called on the controller of pytest-xdist for each worker."""
+    """Gives a worker of pytest-xdist the session's folder. Is called on the controller for each worker."""
     config = node.config
     if _SHARED not in config.stash.get(_GIVEN, {}):
         config.stash[_GIVEN] = {_SHARED: str(_session_folder(config))}
@@ -103,7 +103,8 @@ _GIVEN = pytest.StashKey[dict[str, str]]()
 
 
 def run_of_test(request: pytest.FixtureRequest) -> Run:
-    """The run for the `run` fixture. The test fails, or is inconclusive, like the run, unless it has judge=False."""
+    """The run for the `run` fixture. Unless the marker has judge=False, the test fails or is inconclusive if the run
+    is."""
     marker = request.node.get_closest_marker("torchaos")
     if marker is None or len(marker.args) != 1:
         raise pytest.UsageError(f'{request.node.nodeid}: `run` needs @pytest.mark.torchaos("FILE.yaml") on the test')
@@ -119,7 +120,7 @@ def run_of_test(request: pytest.FixtureRequest) -> Run:
 
 
 def _scenario(name: str, request: pytest.FixtureRequest) -> Path:
-    """The path of the scenario, relative to the test's file, or else to the root directory."""
+    """The path of the scenario, relative to the test's file; if there is none, relative to the root directory."""
     places = [Path(request.node.path).parent / name, request.config.rootpath / name]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
@@ -141,8 +142,8 @@ def _session_folder(config: pytest.Config) -> Path:
 
 
 def _result(path: Path) -> dict[str, Any]:
-    """The result; empty if nothing was run, or the run was not finished. For a repeated scenario: a case for the
-    repetitions and one for the rollback, and otherwise the first result that did not pass."""
+    """The result. Empty if nothing was run, or if the run was not finished. For a repeated scenario: one case for the
+    repetitions and one for the rollback; the rest is from the first result that did not pass."""
     try:
         raw = json.loads(path.read_text())
         results = raw["results"]
@@ -167,14 +168,15 @@ def _repeated(results: Sequence[dict[str, Any]], told: dict[str, Any]) -> dict[s
 
 
 def _outcome_of(process: subprocess.Popen[bytes]) -> int:
-    """The exit code. If the wait is interrupted (Ctrl-C, a time-out of pytest), the run is ended in order too."""
+    """The exit code of the process. If the wait is interrupted (Ctrl-C, a time-out of pytest), the run is also ended
+    normally."""
     try:
         return process.wait()
     except BaseException:
         process.send_signal(signal.SIGINT)
         try:
             process.wait(_ORDERLY_S)
-        except BaseException:  # once more: it hurries, and rolls back all the same
+        except BaseException:  # a second interruption: the run hurries, and still rolls back
             process.send_signal(signal.SIGINT)
             process.wait(_ORDERLY_S)
             raise

@@ -1,5 +1,5 @@
-"""The text of a failure: the reason, values with their bounds, the story around the fault, and the scenario's lines. It
-has no secrets, because it goes to terminals and JUnit files."""
+"""The text of a failure: the reason, values with their bounds, the events around the fault, and lines of the scenario.
+Secrets are masked, because the text goes to terminals and JUnit files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _BETWEEN = "\n\n"  # two paragraphs
 
 
 class Shown:
-    """A failure's text, for pytest. pytest's summary and JUnit's `message` show only the first paragraph. On a CI
-    machine pytest does not shorten its summary, and would show the whole story a second time."""
+    """The text of a failure, in the form that pytest wants. pytest's summary and JUnit's `message` show only the first
+    paragraph. On a CI machine pytest does not shorten its summary, and would show the whole text a second time."""
 
     def __init__(self, outcome: str, text: str) -> None:
         self._text = text
@@ -31,8 +31,8 @@ class Shown:
 def failure_text(
     run: Run, reason: str, case: Mapping[str, Any] | None = None, line: int | None = None, story: bool = True
 ) -> str:
-    """The text of a failure. `line`: the line of the assertion in the scenario, from 1. `story`: include what happened
-    around the fault. The most likely cause comes first, because pytest's summary shows only the beginning."""
+    """The text of a failure. `line`: the line of the assertion in the scenario, from 1. `story`: whether to include the
+    events around the fault. The most likely cause comes first, because pytest's summary shows only the beginning."""
     cause = [case["cause"]] if case and case.get("cause") else []
     blocks = [[*cause, reason], list(_figures(case)) if case else [], list(_around(run)) if story else []]
     blocks += [list(_excerpt(run.scenario, line)), list(_pointers(run))]

@@ -15,9 +15,9 @@ _OPTIONS = {"seeds": "seed", "ranks": "rank", "phases": "phase", "steps": "step"
 
 @dataclass(frozen=True)
 class Variation:
-    name: str  # as it stands in brackets behind the test's name; empty if there is only one
+    name: str  # in brackets after the test's name; empty if there is only one variation
     seed: int | None
-    overrides: tuple[str, ...]  # as `--set` takes them
+    overrides: tuple[str, ...]  # in the form of `--set`
 
 
 def of_options(config: pytest.Config) -> list[Variation]:

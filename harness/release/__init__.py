@@ -1,3 +1,3 @@
-"""Judges many runs at once: a release gate over several scenarios, and repetitions of one scenario.
+"""Judges many runs together: a release gate over several scenarios, and repetitions of one scenario.
 
-Results and run directories come in; one verdict on all of them goes out. Nothing is started here."""
+Input: results and run directories. Output: one verdict about all of them. Nothing is started here."""

@@ -1,4 +1,4 @@
-"""Turns plans, runs and results into text for people and machines: terminal, page, JUnit, JSON, stories, and a script
+"""Turns plans, runs and results into text for people and programs: terminal, page, JUnit, JSON, stories, and a script
 that shows a finding.
 
-Results and records come in; text goes out. No verdict is made or changed here."""
+Input: results and records. Output: text. No verdict is made or changed here."""

@@ -106,7 +106,7 @@ CLOSING: dict[str, tuple[Callable[[Release], None], int, str]] = {
     "without the gate's options": (
         of_gate(environments={"ci": {"set": ["job.timeout=9m"]}}), 1, "options than the gate's `set` (nothing)",
     ),
-    "run nobody knows how": (in_result(reproduce=""), 1, "nothing shows how it was run"),
+    "run nobody knows how": (in_result(reproduce=""), 1, "its command line is not known"),
     "other versions": (
         of_gate(environments={"ci": {"versions": {"torch": "2.12.*"}}}), 1, "with torch 2.13.0+cpu, not 2.12.*",
     ),
@@ -169,7 +169,7 @@ def test_the_commit_is_asked_of_the_job(release: Release) -> None:
     """A run of that commit counts, also by the beginning of its name; another, one with uncommitted changes, and one
     of no commit do not."""
     commit = "0123456789abcdef0123456789abcdef01234567"
-    assert "nothing shows its commit" in release.judged(commit=commit).results[0].reason
+    assert "its commit is not known" in release.judged(commit=commit).results[0].reason
     for at, code in ((commit, 0), (commit + "-dirty", 1), (commit.replace("0", "9"), 1)):
         in_environment(commit=at)(release)
         assert release.judged(commit=commit[:12]).exit_code == code, at

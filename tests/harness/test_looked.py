@@ -12,15 +12,15 @@ from torchaos.harness.running.drafting.seen import kill_step, saved_elsewhere, s
 
 def test_what_is_seen_and_what_it_is_worth(trainer: Any) -> None:
     """Each kind of evidence has a line; what was not seen takes the assertions that need it along, with the reason."""
-    seen = {one.what: one for one in seen_in(trainer(steps=30, every=5, state_seen=True).record())}
+    seen = {one.name: one for one in seen_in(trainer(steps=30, every=5, state_seen=True).record())}
     assert seen["steps"].words == "30 on 2 ranks, by the agent"
     assert seen["checkpoints"].words.startswith("6 saves, after steps 5, 10, 15, 20, 25 …")
-    assert [one.what for one in seen.values() if one.blind] == []
-    blind = {one.what: one.blind for one in seen_in(trainer(samples_seen=False, losses_seen=False).record())}
+    assert [one.name for one in seen.values() if one.blind] == []
+    blind = {one.name: one.blind for one in seen_in(trainer(samples_seen=False, losses_seen=False).record())}
     assert (blind["samples"], blind["losses"]) == (("sample_accounting",), ("loss_continuity",))
     assert blind["parameters"] == ("state_restored",)
     nothing = list(seen_in(replace(trainer().record(), events=())))
-    assert [(one.what, "recovery_time" in one.blind) for one in nothing] == [("steps", True)]
+    assert [(one.name, "recovery_time" in one.blind) for one in nothing] == [("steps", True)]
 
 
 def test_checkpoints_in_another_folder_are_told(trainer: Any) -> None:
@@ -32,7 +32,7 @@ def test_checkpoints_in_another_folder_are_told(trainer: Any) -> None:
     assert saved_elsewhere(other) == (
         "they were saved to /job/checkpoints, not below {run}/out: the next run would resume from them"
     )
-    assert ("checkpoint files", ("checkpoint_integrity",)) in [(one.what, one.blind) for one in seen_in(other)]
+    assert ("checkpoint files", ("checkpoint_integrity",)) in [(one.name, one.blind) for one in seen_in(other)]
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_parameters_need_a_dataclass(offer: Offer) -> None:
 def test_the_two_names_must_agree(offer: Offer) -> None:
     """Events and reports use the class's name, scenarios the entry point's: two names would confuse."""
     offer("fake.other", Fits)
-    with pytest.raises(UsageError, match=r"calls itself 'fake.fits'"):
+    with pytest.raises(UsageError, match=r"declares the name 'fake.fits'"):
         registry.find("injectors", "fake.other")
 
 

@@ -225,7 +225,7 @@ def test_the_command_line_goes_before_the_scenario() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"at_least": 3}, "say how many, such as --repeat 30"),
+        ({"at_least": 3}, "give their number, such as --repeat 30"),
         ({"times": 3, "at_least": 4}, "at least 4 of 3 can never pass"),
         ({"times": 30, "at_least": 4, "rate": 0.5}, "write either at_least or rate"),
         ({"times": 30, "rate": 0.95}, "59 are needed"),
@@ -341,7 +341,7 @@ def test_the_console_says_it_in_a_table() -> None:
     """Verdict and reason first, then rates with bounds, then figures; parts that nobody saw are left out."""
     lines = sheet(judged("pppf", Ask(4, at_least=3)))
     assert lines[1].split()[:2] == ["PASSED", "kill,"]
-    assert "3 of 4 passed (1 failed); at least 3 were asked for" in lines[2]
+    assert "3 of 4 passed (1 failed); at least 3 were required" in lines[2]
     rows = {
         line.split("  ")[1].strip(): line.split()[-5:] for line in lines if line.startswith("   ") and line[3] != " "
     }

@@ -1,1 +1,1 @@
-"""The release gate: which runs count, which bounds hold in an environment, and what is waived until when."""
+"""The release gate: which runs count, which bounds hold in an environment, and which failures are waived until when."""

@@ -1,5 +1,5 @@
-"""The grammar of a release gate: which scenarios, how old their runs may be, which bounds in which environment, and
-which waivers."""
+"""The grammar of a release gate: the scenarios, the largest age of their runs, the bounds in each environment, and the
+waivers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Waiver(Strict):
     assertion: Annotated[str, Field(description="The assertion's name. `faults`: the job does not outlive its faults.")]
     reason: Annotated[Text, Field(description="Why the failure is accepted.")]
     ticket: Annotated[Text, Field(description="The ticket of the repair.")]
-    expires: Annotated[date, BeforeValidator(_day), Field(description="The last day on which it holds (UTC).")]
-    environments: Annotated[list[Name] | None, Field(min_length=1, description="Only there.")] = None
+    expires: Annotated[date, BeforeValidator(_day), Field(description="The last day of the waiver (UTC).")]
+    environments: Annotated[list[Name] | None, Field(min_length=1, description="Only in these.")] = None
     covers: Annotated[
         list[Literal["failed", "inconclusive"]], Field(min_length=1, description="The verdicts that it accepts.")
     ] = Field(default_factory=lambda: ["failed"])  # type: ignore[arg-type]
@@ -51,11 +51,11 @@ class Environment(Strict):
         dict[Literal["torchaos", "torch", "python"], Text],
         Field(description="The versions that a run must have, as patterns such as 2.13.*."),
     ] = Field(default_factory=dict)
-    max_age: Annotated[Seconds | None, Field(gt=0, description="Instead of the gate's.")] = None
+    max_age: Annotated[Seconds | None, Field(gt=0, description="Replaces the gate's max_age.")] = None
 
 
 class Gate(Strict):
-    """What must be shown, and how recently, before a release."""
+    """The runs that are required before a release."""
 
     gate: Annotated[Name, Field(description="Its name.")]
     description: str = ""

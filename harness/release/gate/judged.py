@@ -1,7 +1,7 @@
 """Judges the runs that count again under the gate's bounds, then applies the waivers.
 
-A bound of the gate holds in addition to the scenario's own: the assertion is judged under each, offline, from the
-record, and must pass under all. So the tightest bound counts, and a looser bound changes nothing."""
+A bound of the gate holds in addition to the scenario's own bound. The assertion is judged under each bound, offline,
+from the record, and must pass under all of them. So the tightest bound decides, and a looser bound changes nothing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from torchaos.harness.release.gate.runs import Found, Terms, counting, doubt
 from torchaos.harness.release.repeats.ask import Ask, ask_of
 from torchaos.harness.release.repeats.judged import Repeats, judge_repeats
 
-WAIVERS = "waivers"  # what reports call the group of them
+WAIVERS = "waivers"  # the name of the group of waivers in reports
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A gate and its runs, judged. `results`: the results under the gate, those of one scenario together, and the
-    waivers last. `repeats`: of scenarios that are judged by their rate. `missing`: scenarios without a run that
-    counts."""
+    """A gate and its runs, judged. `results`: the results under the gate, grouped by scenario, and the waivers last.
+    `repeats`: the scenarios that are judged by their rate. `missing`: the scenarios without a run that counts."""
 
     gate: str
     environment: str
@@ -71,7 +70,7 @@ def judge_gate(loaded: Loaded, environment: str, runs: Sequence[Found], terms: T
 
 
 def _together(wanted: Wanted, results: Sequence[Result], ask: Ask) -> Repeats:
-    """Judges the repetitions. If there are more than were asked for, the number that may fail stays the same."""
+    """Judges the repetitions. If there are more than were requested, the number that may fail stays the same."""
     more = len(results) - ask.times
     ask = replace(ask, times=len(results), at_least=None if ask.at_least is None else ask.at_least + more)
     return judge_repeats(wanted.name, wanted.scenario.description, results, ask, "done",
@@ -79,7 +78,7 @@ def _together(wanted: Wanted, results: Sequence[Result], ask: Ask) -> Repeats:
 
 
 def _codes(results: Sequence[Result], together: Repeats | None) -> list[ExitCode]:
-    """A run that can't be judged is not a failed repetition: it closes the gate by itself."""
+    """The exit codes. A run that can't be judged is not a failed repetition: it closes the gate by itself."""
     alone = [one for one in results if together is None or one.verdict is Verdict.ERROR]
     return [*([ExitCode(together.exit_code)] if together else []), *(ExitCode(one.exit_code) for one in alone)]
 
@@ -125,7 +124,8 @@ def _names(view: Result) -> set[str]:
 
 
 def judged_again(run: Found, layers: Sequence[Layer]) -> list[Result]:
-    """Judges the record under each set of bounds; under its own if the gate has none. Raises ChaosError, OSError."""
+    """The results of the record under each set of bounds. If the gate has none, under the run's own bounds. Raises
+    ChaosError, OSError."""
     record, twins = records_of(run.folder.check())
     plans = [_under(record.plan, layer) for layer in layers] or [record.plan]
     return [verdict_of(replace(record, plan=plan), twins, str(run.folder.root)) for plan in plans]
@@ -137,8 +137,8 @@ def _under(plan: Plan, layer: Layer) -> Plan:
 
 
 def _untold(views: Sequence[Result]) -> list[Case]:
-    """Why a whole run is worth less than its cases: it was ended early, its journal is damaged, or a twin's rollback is
-    incomplete. No waiver covers that."""
+    """Cases for problems of a whole run that its own cases do not show: it was ended early, its journal is damaged, or
+    a twin's rollback is incomplete. No waiver covers them."""
     found: dict[str, Case] = {}
     for view in views:
         by_case = any(case.verdict is view.verdict and case.name == view.decided_by for case in view.cases)
@@ -153,7 +153,7 @@ def _untold(views: Sequence[Result]) -> list[Case]:
 def _result(
     scenario: str, description: str, seed: int, run_dir: str, cases: Sequence[Case], views: Sequence[Result] = ()
 ) -> Result:  # fmt: skip
-    """Verdict, reason and exit code from the cases alone. `views`: the results from which the cases were taken."""
+    """The result from the cases. `views`: the results from which the cases were taken."""
     red = sorted((case for case in cases if case.verdict is not Verdict.PASSED), key=lambda case: _order(case, views))
     verdict = red[0].verdict if red else Verdict.PASSED
     waived = [case.name for case in cases if waivers.is_waived(case)]
@@ -169,8 +169,8 @@ def _result(
 
 
 def _order(case: Case, views: Sequence[Result]) -> tuple[int, bool]:
-    """Orders the cases as the run's own verdict does: doubt about the faults comes before failures only if no view of
-    the run failed. Of several equal cases, the case that decided in a view comes first."""
+    """The order of cases, as in the run's own verdict: a doubt about the faults comes before failures only if no view
+    of the run failed. Of several equal cases, the case that decided in a view comes first."""
     doubted = case.kind == "faults" and not any(view.verdict is Verdict.FAILED for view in views)
     places = (Verdict.ERROR, Verdict.INCONCLUSIVE if doubted else None, Verdict.FAILED, Verdict.INCONCLUSIVE)
     return places.index(case.verdict), all(case.name != view.decided_by for view in views)

@@ -1,4 +1,4 @@
-"""Loads a gate and its scenarios. All mistakes are reported at once, each with its place."""
+"""Loads a gate and its scenarios. All mistakes are reported at once, each with its place in the file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchaos.harness.scenario.loader import load_as
 from torchaos.harness.scenario.parameters import Tell, check_parameters
 from torchaos.harness.scenario.yaml_source import Keys
 
-FAULTS = "faults"  # a case that every run with faults has, beside the assertions
+FAULTS = "faults"  # the name of a case that every run with faults has, in addition to the assertions
 Layer = Mapping[str, Mapping[str, Any]]  # parameters by assertion
 
 
@@ -47,8 +47,8 @@ class Loaded:
 
 
 def load(path: Path) -> Loaded:
-    """Loads a gate. Raises ScenarioError with a line per mistake, also for mistakes in the scenarios:
-    `file:line:column: what; what to do`."""
+    """Loads a gate. Raises ScenarioError with a line for each mistake, including mistakes in the scenarios:
+    `file:line:column: what is wrong; what to do`."""
     wanted: dict[str, tuple[Wanted, ...]] = {}
 
     def check(gate: Gate, tell: Tell) -> None:
@@ -61,15 +61,15 @@ def load(path: Path) -> Loaded:
 
 
 def _files(gate: Gate, file: Path, tell: Tell) -> list[Path]:
-    """The files, in the gate's order. The gate's own file may be beside its scenarios, and is no scenario."""
+    """The scenario files, in the gate's order. The gate's own file may be in the same folder, and is left out."""
     found: list[Path] = []
     for number, text in enumerate(gate.scenarios):
         path = file.parent / text
         files = sorted(path.glob("*.yaml")) if path.is_dir() else [path] if path.is_file() else []
         files = [one for one in files if not one.samefile(file)]
         if not files:
-            what = "there is no *.yaml in it" if path.is_dir() else "there is no such file or folder"
-            tell(("scenarios", number), f"{text}: {what}; name what the gate asks for, relative to this file")
+            problem = "there is no *.yaml in it" if path.is_dir() else "there is no such file or folder"
+            tell(("scenarios", number), f"{text}: {problem}; name the required scenarios, relative to this file")
         found += [one for one in files if one not in found]
     return found
 
@@ -98,7 +98,7 @@ def _wanted(files: Sequence[Path], environment: Environment, at: Keys, tell: Tel
 def _bounds(
     pattern: str, items: Sequence[Item], scenarios: Sequence[Scenario], at: Keys, tell: Tell
 ) -> list[tuple[str, Layer]]:  # fmt: skip
-    """The bounds for each scenario that the pattern matches: its own parameters, overridden by these."""
+    """The bounds for each scenario that the pattern matches: the scenario's own parameters, overridden by these."""
     matched = [one for one in scenarios if fnmatchcase(one.scenario, pattern)]
     if scenarios and not matched:
         tell(at, f"no scenario is called {pattern!r}{_near(pattern, [one.scenario for one in scenarios])}", True)

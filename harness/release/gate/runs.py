@@ -1,8 +1,8 @@
-"""Finds run directories, however deep they are in a folder of artifacts, and decides which of them count for a gate.
+"""Finds run directories, at any depth in a folder of artifacts, and decides which of them count for a gate.
 
-A run counts if it has exactly this text of the scenario, was run with the gate's options (`set`), at the wanted commit
-and with the wanted versions, and began recently enough. Of the runs that count, the newest of each seed is judged. If a
-property of a run is not known, the run still counts, and closes the gate."""
+A run counts if its scenario has exactly this text, and if it was run with the gate's options (`set`), at the wanted
+commit, with the wanted versions, and recently enough. Of the runs that count, the newest of each seed is judged. If a
+property of a run is not known, the run still counts, but closes the gate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchaos.harness.record.rundir import RunDir
 from torchaos.harness.record.words import seconds_in_words
 from torchaos.harness.release.gate.loader import Wanted
 
-SKEW = timedelta(minutes=5)  # that clocks of two machines may differ by
+SKEW = timedelta(minutes=5)  # by so much the clocks of two machines may differ
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Found:
-    """A run directory. `result`: as written; None, with the `problem`, if it can't be read."""
+    """A run directory. `result`: its stored result; None, with the `problem`, if it can't be read."""
 
     folder: RunDir
     text: bytes
@@ -49,7 +49,8 @@ class Found:
 
     @cached_property
     def known_result(self) -> Result | None:
-        """The result; for a run without one, what its record shows."""
+        """The result. For a run without a stored result, the result that its record gives. None if there is none
+        either."""
         if self.result is not None:
             return self.result
         try:
@@ -70,7 +71,7 @@ class Found:
 
     @property
     def options(self) -> tuple[str, ...] | None:
-        """The options of the command line that change what is run: `--set` with its value, `--attach`. None: not
+        """The options on its command line that change the run: `--set` with its value, `--attach`. None if not
         known."""
         try:
             words = shlex.split(self.known_result.reproduce) if self.known_result else []
@@ -82,14 +83,14 @@ class Found:
 
 
 def found_in(folders: Sequence[Path]) -> list[Found]:
-    """The runs in the folders. A folder that does not exist holds no runs. Raises UsageError if a folder can't be
+    """The runs in the folders. A folder that does not exist contains no runs. Raises UsageError if a folder can't be
     listed."""
     there = [folder.absolute() for folder in folders if folder.exists()]
     return [_found(path) for folder in there for path in _run_dirs(folder)]
 
 
 def _run_dirs(folder: Path) -> Iterator[Path]:
-    """Folders with a plan or a result in them. Folders inside a run directory, such as its twins, are left out."""
+    """The folders that contain a plan or a result. Folders inside a run directory, such as its twins, are left out."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -119,7 +120,7 @@ def _found(path: Path) -> Found:
 
 
 def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[Found], str]:
-    """The runs to judge, the newest of each seed; if there is none, the reason."""
+    """The runs to judge, the newest of each seed. If there are none, the reason."""
     same = [one for one in runs if one.text == wanted.text]
     dropped = [(one, why_not(one, terms)) for one in same]
     found = [one for one, why in dropped if not why]
@@ -137,10 +138,10 @@ def counting(wanted: Wanted, runs: Sequence[Found], terms: Terms) -> tuple[list[
 
 
 def why_not(run: Found, terms: Terms) -> str:
-    """Why the run does not count, in words that follow `the run`; empty if it counts."""
+    """Why the run does not count, as a clause that follows `the run`. Empty if it counts."""
     if run.options is not None and sorted(run.options) != sorted(terms.set):
-        said = " ".join(shlex.quote(one) for one in run.options) or "nothing"
-        return f"was run with other options than the gate's `set` ({said})"
+        options = " ".join(shlex.quote(one) for one in run.options) or "nothing"
+        return f"was run with other options than the gate's `set` ({options})"
     if terms.commit and run.commit and not _at(run.commit, terms.commit):
         return f"was made at commit {run.commit}, not {terms.commit}"
     for name, pattern in (terms.versions or {}).items():
@@ -152,19 +153,19 @@ def why_not(run: Found, terms: Terms) -> str:
 
 
 def doubt(run: Found, terms: Terms) -> str:
-    """Why a run that counts closes the gate whatever its verdict; empty if it does not."""
+    """Why a run that counts closes the gate in spite of its verdict. Empty if it does not."""
     if run.result is None:
         return run.problem
     if run.started is None:
-        return "nothing shows when it began; run it again"
+        return "its start time is not known; run it again"
     if run.started - terms.now > SKEW:
         return f"it begins {_long(run.started - terms.now)} from now, by its clock; set the clocks, and run it again"
     if run.options is None:
-        return "nothing shows how it was run; run it again"
+        return "its command line is not known; run it again"
     if terms.commit and not run.commit:
-        return "nothing shows its commit: the job's working directory is in no git repository"
+        return "its commit is not known: the job's working directory is in no git repository"
     unknown = [name for name in terms.versions or {} if not run.version(name)]
-    return f"nothing shows with which {unknown[0]} it was made; run it again" if unknown else ""
+    return f"its version of {unknown[0]} is not known; run it again" if unknown else ""
 
 
 def _long(time: timedelta) -> str:
@@ -176,7 +177,7 @@ def _long(time: timedelta) -> str:
 
 
 def _at(commit: str, wanted: str) -> bool:
-    """Whether a commit begins like `wanted`. A commit with uncommitted changes (`-dirty`) never does."""
+    """Whether a commit begins with `wanted`. False for a commit with uncommitted changes (`-dirty`)."""
     return commit.startswith(wanted) and not commit.endswith("-dirty")
 
 

@@ -1,4 +1,4 @@
-"""What a waiver accepts, and when a waiver itself closes the gate. Pure."""
+"""Applies waivers, and decides when a waiver itself closes the gate. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Waived:
 
 
 def apply(waiver: Waiver | None, variants: Sequence[Case]) -> Waived:
-    """Applies a waiver to the verdicts of one case, as written and as judged under each set of bounds. The worst
-    counts, and the waiver must cover every verdict that is not passed."""
+    """Applies a waiver to the verdicts of one case: the stored verdict, and the verdicts under each set of bounds. The
+    worst counts. The waiver must cover every verdict that is not passed."""
     red = [one for one in variants if one.verdict is not Verdict.PASSED]
     if not red:
         return Waived(variants[-1], Verdict.PASSED)
@@ -39,8 +39,8 @@ def apply(waiver: Waiver | None, variants: Sequence[Case]) -> Waived:
 
 
 def state(waiver: Waiver, said: Sequence[Verdict], today: date) -> Case:
-    """The case of the waiver itself. `said`: the verdicts of its assertion in each run that is evidence, before any
-    waiver."""
+    """The case of the waiver itself. `said`: the verdicts of its assertion in each run that counts as evidence, before
+    any waiver."""
     name, about = f"{waiver.scenario}: {waiver.assertion}", f"{waiver.ticket}: {waiver.reason}"
     if expired(waiver, today):
         return _case(
@@ -64,7 +64,7 @@ def expired(waiver: Waiver, today: date) -> bool:
 
 
 def in_force(waivers: Sequence[Waiver], scenario: str, today: date) -> Mapping[str, Waiver]:
-    """The waivers in force, by assertion."""
+    """The waivers that are valid today, by assertion."""
     return {one.assertion: one for one in waivers if one.scenario == scenario and not expired(one, today)}
 
 

@@ -1,1 +1,2 @@
-"""One scenario run many times: distributions of the measured figures, and verdicts on the share of runs that pass."""
+"""One scenario that is run many times: the distributions of the measured values, and verdicts on the share of runs that
+pass."""

@@ -1,4 +1,4 @@
-"""How often a scenario is repeated, and which criterion the repetitions must meet together."""
+"""How often a scenario is repeated, and the criterion that the repetitions must meet together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ask:
 
     times: int = 1
     at_least: int | None = None  # how many of them must pass
-    rate: float | None = None  # the share that passes must be shown to be no lower, with `confidence`
+    rate: float | None = None  # at least this share must pass; it must be shown with `confidence`
     confidence: float = CONFIDENCE
 
     @property
@@ -40,9 +40,9 @@ def ask_of(
     written: Repeat | None, times: int | None = None, at_least: int | None = None, rate: float | None = None,
     confidence: float | None = None,
 ) -> Ask:  # fmt: skip
-    """Combines `repeat` of the scenario with the command line, which has priority: `times` replaces everything in the
-    scenario, a criterion replaces the scenario's criterion. Raises UsageError if the criterion can't be met or makes no
-    sense."""
+    """Combines `repeat` of the scenario with the options of the command line, which have priority. `times` replaces
+    everything in the scenario; a criterion replaces the scenario's criterion. Raises UsageError if the criterion can't
+    be met or makes no sense."""
     base = Ask() if written is None else Ask(written.times, written.at_least, written.rate, written.confidence)
     base = base if times is None else Ask(times)
     if at_least is not None or rate is not None:
@@ -54,7 +54,7 @@ def _checked(ask: Ask) -> Ask:
     if ask.at_least is not None and ask.rate is not None:
         raise UsageError("write either at_least or rate")
     if ask.of_rate and ask.times < 2:
-        raise UsageError("a rate is judged over several repetitions; say how many, such as --repeat 30")
+        raise UsageError("a rate is judged over several repetitions; give their number, such as --repeat 30")
     if ask.at_least is not None and ask.at_least > ask.times:
         raise UsageError(
             f"at least {ask.at_least} of {ask.times} can never pass; ask for fewer, or repeat it more often"

@@ -1,8 +1,7 @@
-"""Confidence bounds of a rate: exact, of Clopper and Pearson (Biometrika 26, 1934), as SciPy has them.
+"""Exact confidence bounds of a rate, by Clopper and Pearson (Biometrika 26, 1934), computed by SciPy.
 
-SciPy is the extra `statistics`, and imported only here. Each bound is one-sided: the true rate is above `lower`, or
-below `upper`, with the given confidence. Of 0 failures in 200, the upper bound at 0.95 is 0.0149.
-"""
+SciPy belongs to the extra `statistics`, and is imported only here. Each bound is one-sided: with the given confidence,
+the true rate is above `lower`, or below `upper`. For 0 failures in 200 trials, the upper bound at 0.95 is 0.0149."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from typing import Any
 
 
 def lower(successes: int, trials: int, confidence: float) -> float | None:
-    """The lower bound. None if SciPy is not installed. Without any trial, 0."""
+    """The lower bound of the rate. None if SciPy is not installed. 0 without any trial."""
     return _bound(successes, trials, confidence, "greater", "low")
 
 
 def upper(successes: int, trials: int, confidence: float) -> float | None:
-    """The upper bound. None if SciPy is not installed. Without any trial, 1."""
+    """The upper bound of the rate. None if SciPy is not installed. 1 without any trial."""
     return _bound(successes, trials, confidence, "less", "high")
 
 
@@ -33,14 +32,14 @@ def _shows(trials: int, rate: float, confidence: float) -> bool:
     return (lower(trials, trials, confidence) or 0.0) >= rate
 
 
-def _bound(successes: int, trials: int, confidence: float, side: str, which: str) -> float | None:
+def _bound(successes: int, trials: int, confidence: float, side: str, end: str) -> float | None:
     if not trials:
-        return 0.0 if which == "low" else 1.0
+        return 0.0 if end == "low" else 1.0
     stats = _scipy()
     if stats is None:
         return None
     interval = stats.binomtest(successes, trials, alternative=side).proportion_ci(confidence, method="exact")
-    return float(getattr(interval, which))
+    return float(getattr(interval, end))
 
 
 def _scipy() -> Any:

@@ -18,10 +18,10 @@ class Distribution:
     name: str  # "caught up", "kill-2: caught up", "checkpoint_overhead: blocked"
     seconds: bool
     count: int  # repetitions in which it was seen
-    unseen: int  # and in which it was not: of a part of a recovery, that it never came
+    unseen: int  # repetitions in which it was not seen, such as a part of a recovery that never came
     min: float | None
     median: float | None
-    p90: float | None  # the least value seen that is no lower than 90 % of them
+    p90: float | None  # the 90th percentile
     max: float | None
 
     @classmethod
@@ -34,7 +34,7 @@ class Distribution:
 
 
 def p90(values: Sequence[float]) -> float:
-    """The smallest value that at least 90 % of the values do not exceed (the nearest rank)."""
+    """The 90th percentile by nearest rank: the smallest of the values that at least 90 % of them do not exceed."""
     return sorted(values)[math.ceil(0.9 * len(values)) - 1]
 
 
@@ -42,8 +42,8 @@ Series = dict[str, list[float | None]]
 
 
 def distributions(results: Sequence[Result]) -> tuple[Distribution, ...]:
-    """The distributions of each part of each recovery, of its lost steps, of the run's time, and of all further numbers
-    that assertions measured."""
+    """The distributions of all measured values: each part of each recovery, the lost steps, the duration of the run,
+    and all further numbers that assertions measured."""
     told = [dict(_figures(result)) for result in results]
     names = list(dict.fromkeys(name for one in told for name in one))
     found: dict[str, Distribution] = {}
@@ -51,7 +51,7 @@ def distributions(results: Sequence[Result]) -> tuple[Distribution, ...]:
     for name in names:
         values = [one[name][0] if name in one else None for one in told]
         seconds = any(one[name][1] for one in told if name in one)
-        if ": " in name and _is_said_again(name, values, known, found):
+        if ": " in name and _is_repeated(name, values, known, found):
             continue
         known.append(values)
         found[name] = Distribution.of(name, values, seconds)
@@ -59,7 +59,7 @@ def distributions(results: Sequence[Result]) -> tuple[Distribution, ...]:
 
 
 def _figures(result: Result) -> Iterator[tuple[str, tuple[float | None, bool]]]:
-    """(name, (value, whether it is a duration))."""
+    """Yields (name, (value, whether it is a duration))."""
     several, seen = len(result.recoveries) > 1, Counter[str]()
     for recovery in result.recoveries:
         seen[recovery.fault] += 1
@@ -76,9 +76,10 @@ def _figures(result: Result) -> Iterator[tuple[str, tuple[float | None, bool]]]:
                 yield f"{case.name}: {name}", (float(value), name in case.seconds or name.endswith("_s"))
 
 
-def _is_said_again(
+def _is_repeated(
     name: str, values: list[float | None], known: Sequence[list[float | None]], found: dict[str, Distribution]
 ) -> bool:
-    """Whether an assertion's figure repeats one of the recovery's: recovery_time has them under its own names."""
+    """Whether an assertion's value is one of the recovery's values under another name, as those of recovery_time
+    are."""
     fractions = any(value is not None and not float(value).is_integer() for value in values)
     return name.partition(": ")[2] in found or (fractions and values in known)

@@ -1,7 +1,8 @@
 """Judges the repetitions of one scenario together. Pure.
 
-A repetition passes if its run is *passed*. An inconclusive repetition is no evidence and decides nothing: it counts as
-not passed when the question is whether enough passed, and as passed when the question is whether too few passed."""
+A repetition passes if its run is *passed*. An inconclusive repetition is no evidence and decides nothing. When the
+question is whether enough passed, it counts as not passed. When the question is whether too few passed, it counts as
+passed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _ERRORS = (ExitCode.USAGE, ExitCode.ROLLBACK, ExitCode.INTERNAL)
 @dataclass(frozen=True)
 class Rate:
     """The rate of the whole scenario, or of one of its cases. The bounds are one-sided, each with the requested
-    confidence; None if SciPy is not installed."""
+    confidence. None if SciPy is not installed."""
 
     name: str  # "scenario", or the case's
     passed: int
@@ -44,8 +45,8 @@ class Repeats:
     scenario: str
     description: str
     asked: str
-    times: int  # how often it was to be run
-    seeds: tuple[int, ...]  # of the repetitions that ended
+    times: int  # how often it should have been run
+    seeds: tuple[int, ...]  # the seeds of the repetitions that ended
     verdict: Verdict
     exit_code: int
     reason: str
@@ -54,20 +55,22 @@ class Repeats:
     cases: tuple[Rate, ...]
     figures: tuple[Distribution, ...]
     notes: tuple[str, ...]
-    of_rate: bool  # judged together, so that one repetition alone decides nothing
-    run_dirs: tuple[str, ...] = ()  # of all repetitions, also of those that never began
+    of_rate: bool  # judged together, so that a single repetition decides nothing
+    run_dirs: tuple[str, ...] = ()  # of all repetitions, including those that never began
 
 
 def judge_repeats(
     scenario: str, description: str, results: Sequence[Result], ask: Ask, state: State, alike: bool = False,
     run_dirs: Sequence[str] = (),
 ) -> Repeats:  # fmt: skip
-    """Judges the repetitions of a scenario. `results`: of the repetitions that ended, in order. `alike`: the plans
-    differ only in the seed."""
+    """Judges the repetitions of a scenario. `results`: those of the repetitions that ended, in order. `alike`: whether
+    the plans differ only in the seed."""
     rate = Rate.of("scenario", [one.verdict for one in results], ask.confidence)
     verdict, code, reason = _verdict(results, ask, state, rate)
     names = list(dict.fromkeys(case.name for one in results for case in one.cases))
-    of_case = {name: [_said(one, case) for one in results for case in one.cases if case.name == name] for name in names}
+    of_case = {
+        name: [_verdict_of(one, case) for one in results for case in one.cases if case.name == name] for name in names
+    }
     telling = [one for one in results if one.verdict in (Verdict.PASSED, Verdict.FAILED)]
     return Repeats(
         scenario, description, ask.in_words, ask.times, tuple(one.seed for one in results), verdict, code, reason,
@@ -76,8 +79,8 @@ def judge_repeats(
     )  # fmt: skip
 
 
-def _said(result: Result, case: Case) -> Verdict:
-    """The verdict of an assertion. In a run that is no evidence, it is no evidence either."""
+def _verdict_of(result: Result, case: Case) -> Verdict:
+    """The verdict of an assertion. If the run is no evidence, the assertion is inconclusive too."""
     telling = result.verdict in (Verdict.PASSED, Verdict.FAILED) or case.kind == "rollback"
     return case.verdict if telling else Verdict.INCONCLUSIVE
 
@@ -100,7 +103,7 @@ def _verdict(results: Sequence[Result], ask: Ask, state: State, rate: Rate) -> t
 
 def _judged(ask: Ask, rate: Rate) -> tuple[Verdict, str]:
     if ask.at_least is not None:
-        asked = f"at least {ask.at_least} were asked for"
+        asked = f"at least {ask.at_least} were required"
         if rate.passed >= ask.at_least:
             return Verdict.PASSED, asked
         if rate.passed + rate.inconclusive < ask.at_least:
@@ -134,7 +137,7 @@ def _rest(rate: Rate) -> str:
 def _notes(rate: Rate, alike: bool) -> list[str]:
     if alike and rate.passed and rate.failed:
         return [
-            "the plans differ in nothing but the seed, which draws nothing here: so chance decided what "
-            "passed and what failed"
+            "the plans differ only in the seed, which draws nothing here: so chance decided which runs "
+            "passed and which failed"
         ]
     return []

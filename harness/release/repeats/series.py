@@ -1,4 +1,4 @@
-"""The repetitions of several scenarios while they run: which result belongs to which scenario. Pure."""
+"""Assigns the results of runs to the repetitions of several scenarios, also while they run. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _One:
 
 
 class Series:
-    """The repetitions of all scenarios. `runs`: file, plan, criterion and run directory, in order; those of one file
+    """The repetitions of all scenarios. `runs`: file, plan, criterion and run directory, in order. Those of one file
     are adjacent."""
 
     def __init__(self, runs: Sequence[tuple[Path, Plan, Ask, Path]]) -> None:
@@ -43,13 +43,13 @@ class Series:
             first += len(own)
 
     def judged(self, results: Sequence[Result], ended: bool = False) -> list[Repeats]:
-        """The judgement of each scenario that is repeated. `results`: so far, in the order of the runs; `ended`: no
-        more will come."""
+        """The judgement of each repeated scenario. `results`: those so far, in the order of the runs. `ended`: whether
+        no more will come."""
         return [self._judged(one, one.of(results), ended) for one in self._all if one.ask.times > 1]
 
     def codes(self, results: Sequence[Result], repeats: Sequence[Repeats]) -> list[ExitCode]:
-        """The exit codes of which the worst is returned: one per scenario that is judged by its rate, otherwise one per
-        run."""
+        """The exit codes of which the worst is returned: one for each scenario that is judged by its rate, otherwise
+        one for each run."""
         found, judged = [], iter(repeats)
         for one in self._all:
             together = next(judged) if one.ask.times > 1 else None

@@ -1,1 +1,1 @@
-"""The story of a run in plain words: the plan, the events, the evidence, and why the verdict is what it is."""
+"""The story of a run in plain words: the plan, the events, the evidence, and the reasons for the verdict."""

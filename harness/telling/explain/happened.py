@@ -1,4 +1,4 @@
-"""The events of a run that deserve a line, and between them the steps that were done. Pure."""
+"""The notable events of a run, and between them the steps that were done. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torchaos.harness.record.record import Record
 from torchaos.harness.record.replicas import records_of
 from torchaos.harness.telling.terminal.narrator import Narrator
 
-# Told from the history instead, in global steps; or of no interest once all is over.
+# These events are left out: the history reports them in global steps, or they do not matter when the run has ended.
 _ELSEWHERE = frozenset({Kind.STAGE, Kind.STEP, Kind.SAVE_BEGIN, Kind.SAVE_END, Kind.KEPT, Kind.ARMED, Kind.HELD})
-_MOST = 400  # lines; of a game day the first and the last tell enough
+_MOST = 400  # lines; of a longer story, the first and the last lines are shown
 
 
 class Moment(NamedTuple):
@@ -29,8 +29,10 @@ def happened(run: Record) -> list[Moment]:
     if not run.events:
         return []
     began = run.events[0].mono_s
-    told = sorted([*_events(run), *_of_history(run)], key=lambda one: one.at_s)
-    with_steps = told if run.plan.job.replicas > 1 else _with_steps(run, told)  # each replica has its own, side by side
+    moments = sorted([*_events(run), *_of_history(run)], key=lambda one: one.at_s)
+    with_steps = (
+        moments if run.plan.job.replicas > 1 else _with_steps(run, moments)
+    )  # each replica has its own, side by side
     lines = [Moment(one.at_s - began, one.text) for one in with_steps]
     if len(lines) > _MOST:
         left_out = len(lines) - _MOST
@@ -57,12 +59,12 @@ def _of_history(run: Record) -> Iterator[Moment]:
 
 
 def _is_empty(event: Event, for_good: set[str]) -> bool:
-    """Whether the event reports the rollback of a fault that can't be undone, such as a kill."""
+    """Whether the event is only the rollback of a fault that can't be undone, such as a kill."""
     return event.kind is Kind.ROLLED_BACK and event.data["fault"] in for_good and bool(event.data["verified"])
 
 
 def _attempts(run: Record) -> Iterator[Moment]:
-    """When each attempt began to make steps."""
+    """Yields the time at which each attempt began to make steps."""
     for attempt in run.history.attempts:
         own = [one.mono_s for one in run.history.executions if one.attempt == attempt.number]
         if own:
@@ -113,11 +115,11 @@ def _name(save: Save) -> str:
     return posixpath.basename(final_path(save.path))
 
 
-def _with_steps(run: Record, told: Sequence[Moment]) -> Iterator[Moment]:
+def _with_steps(run: Record, moments: Sequence[Moment]) -> Iterator[Moment]:
     """Adds before each line the steps that were finished since the line before it."""
     steps = _once_each(run.history.executions)
     at = 0
-    for moment in told:
+    for moment in moments:
         done = at
         while done < len(steps) and steps[done].mono_s <= moment.at_s:
             done += 1
@@ -141,14 +143,14 @@ def _finished(steps: Sequence[Execution]) -> Iterator[Moment]:
     if not steps:
         return
     numbers = sorted({one.global_step if one.global_step is not None else one.local_step for one in steps})
-    unknown = " of the attempt, which nobody can place" if any(one.global_step is None for one in steps) else ""
-    which = f"step {numbers[0]} is" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]} are"
-    yield Moment(steps[-1].mono_s, f"{which} done{unknown}{_losses(steps)}")
+    unknown = " of the attempt, not placed" if any(one.global_step is None for one in steps) else ""
+    subject = f"step {numbers[0]} is" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]} are"
+    yield Moment(steps[-1].mono_s, f"{subject} done{unknown}{_losses(steps)}")
 
 
 def _losses(steps: Sequence[Execution]) -> str:
     seen = [one.losses[-1] for one in steps if one.loss_seen]
-    told = [f"{loss:.4g}" for loss in seen if loss is not None]
-    if not told:
+    texts = [f"{loss:.4g}" for loss in seen if loss is not None]
+    if not texts:
         return ""
-    return f" (loss {told[0]})" if len(told) == 1 else f" (loss {told[0]} to {told[-1]})"
+    return f" (loss {texts[0]})" if len(texts) == 1 else f" (loss {texts[0]} to {texts[-1]})"

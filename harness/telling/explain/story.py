@@ -1,4 +1,4 @@
-"""Makes the story of a run from its directory. Reads nothing else and changes nothing; the directory may have been
+"""Makes the story of a run from its directory. It reads nothing else and changes nothing. The directory may have been
 moved."""
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ class Story:
     about: str
     planned: tuple[str, ...]
     happened: tuple[Moment, ...]
-    seen: tuple[str, ...]  # what became of each fault, and of the job after it
+    seen: tuple[str, ...]  # the effect of each fault, and how the job went on
     why: tuple[str, ...]  # the verdict
-    doubts: tuple[str, ...]  # what this story may lack
+    doubts: tuple[str, ...]  # parts that may be missing in this story
 
 
 def story_of(folder: RunDir) -> Story:
-    """The story of a run. Raises UsageError if the plan can't be read, because then nothing says what was planned."""
+    """The story of a run. Raises UsageError if the plan can't be read, because then it is not known what was
+    planned."""
     run, doubts = _load(folder)
     result = _judged(folder, doubts)
     verdict = result.verdict.value if result else "not judged"
@@ -68,13 +69,13 @@ def _load(folder: RunDir) -> tuple[Record, list[str]]:
     try:
         run = Record.load(folder)
     except UsageError as error:
-        run = _what_is_left(folder, error)
+        run = _without_artifacts(folder, error)
         return run, [str(error), *_unread(run)]
     return run, _unread(run)
 
 
-def _what_is_left(folder: RunDir, error: UsageError) -> Record:
-    """The record from plan and journal, without the artifacts."""
+def _without_artifacts(folder: RunDir, error: UsageError) -> Record:
+    """The record from plan and journal only, without the artifacts."""
     try:
         damaged: list[str] = []
         events = tuple(read_events(folder.events, damaged)) if folder.events.is_dir() else ()
@@ -87,12 +88,12 @@ def _unread(run: Record) -> list[str]:
     if not run.damaged:
         return []
     many = f"{len(run.damaged)} {'line' if len(run.damaged) == 1 else 'lines'} of the journal"
-    return [f"{many} can't be read, such as {run.damaged[0]}: what they said is missing here"]
+    return [f"{many} can't be read, such as {run.damaged[0]}: these events are missing here"]
 
 
 def _judged(folder: RunDir, doubts: list[str]) -> Result | None:
-    """Judges by the rules of this version. If the verdict at the time of the run was another, the story says so. Adds
-    to `doubts`."""
+    """The result by the rules of this version. If it was different at the time of the run, that is added to
+    `doubts`."""
     then = _stored(folder)
     try:
         now = judge(folder)
@@ -119,8 +120,8 @@ def _planned(plan: Plan) -> Iterator[str]:
     nodes = "" if plan.job.nodes == 1 else f" on {plan.job.nodes} nodes"
     nodes = nodes if plan.job.replicas == 1 else f" in {plan.job.replicas} replicas"
     command = mask(shlex.join(plan.job.command))
-    what = f"pid {plan.job.attach_pid}, attached to" if plan.job.attach_pid is not None else command
-    yield f"The job, of {ranks}{nodes}: {what}"
+    description = f"pid {plan.job.attach_pid}, attached to" if plan.job.attach_pid is not None else command
+    yield f"The job, of {ranks}{nodes}: {description}"
     for fault in plan.faults:
         name = "" if fault.id == fault.inject else f" ({fault.id})"
         times = f", {fault.times} times" if fault.times > 1 else ""
@@ -145,7 +146,7 @@ def _start(run: Record) -> Iterator[str]:
         why = f": {run.stopped.data['reason']}" if run.stopped else how_far
         yield f"The job was never started{why}"
     elif not run.history.executions:
-        yield "The job made no step that anybody saw"
+        yield "No step of the job was seen"
 
 
 def _seen(result: Result) -> Iterator[str]:

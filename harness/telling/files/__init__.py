@@ -1,1 +1,1 @@
-"""Results as files for other programs: JUnit XML and JSON."""
+"""Writes results to files for other programs: JUnit XML and JSON."""

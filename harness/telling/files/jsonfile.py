@@ -1,8 +1,8 @@
 """Results as JSON, for dashboards and for trends.
 
-`{"schema": 1, "results": [...]}`; each result is what lies in a run directory as result.json:
+`{"schema": 1, "results": [...]}`; each result has the same form as result.json in a run directory:
 
-- `schema`: counted up when a reader of the old shape would misread the new one. Keys may be added without that.
+- `schema`: increased when older readers would misunderstand the new form. Added keys do not increase it.
 - `scenario`, `description`, `seed`, `reproduce` (command line), `run_dir`, `started` (ISO 8601, UTC), `duration_s`
 - `verdict`: passed, failed, inconclusive or error; `reason`: one line; `exit_code`: that of this scenario alone;
   `decided_by`: the case that decided, empty if none did
@@ -13,14 +13,13 @@
   `seconds` (the names of those figures that are durations)
 - `steps`: the highest global step that counts (null: none was seen); `attempts`; `twin`; `versions`; `notes`
 
-Where scenarios were repeated there is `repeats`, one for each: `scenario`, `asked`, `times`, `seeds`, `run_dirs`,
+If scenarios were repeated, `repeats` has an entry for each of them: `scenario`, `asked`, `times`, `seeds`, `run_dirs`,
 `verdict`, `reason`, `exit_code`; `rate` of the scenario and `cases` of each case: `passed`, `failed`, `inconclusive`,
 and the bounds `low` and `high` of the true rate (each with `confidence`; null without SciPy); `figures`: `name`,
-`seconds` (whether it is a duration), `count`, `unseen`, `min`, `median`, `p90`, `max`; `of_rate`: whether one
-repetition that fails decides nothing.
+`seconds` (whether it is a duration), `count`, `unseen`, `min`, `median`, `p90`, `max`; `of_rate`: whether the
+repetitions are judged together, so that one failure decides nothing.
 
-Not-a-number and infinities are the strings "nan", "inf" and "-inf". `Result.from_json` reads one result back.
-"""
+Not-a-number and infinities are the strings "nan", "inf" and "-inf". `Result.from_json` reads one result back."""
 
 from __future__ import annotations
 
@@ -38,7 +37,8 @@ from torchaos.harness.telling.terminal.repeats import as_json
 
 
 def write(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = ()) -> None:
-    """Replaces the file in one step; secrets in `reproduce` are masked. Raises OSError if it can't be written."""
+    """Writes the results, and replaces the file in one step. Secrets in `reproduce` are masked. Raises OSError if the
+    file can't be written."""
     shown = [replace(result, reproduce=mask(result.reproduce)) for result in results]
     found: dict[str, Any] = {"schema": SCHEMA, "results": [result.to_json() for result in shown]}
     if repeats:

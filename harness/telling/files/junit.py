@@ -1,8 +1,9 @@
 """Results as JUnit XML for the strictest reader: Jenkins's published schema (junit-10.xsd of its xUnit plugin).
 
 GitLab ignores properties and drops cases with equal names, so figures are in the text, and names are unique in the
-file. No case is ever skipped, and a suite is never green if its run is not: gates fail closed. Jenkins's attachments
-plugin reads the page of a run from a line of system-out, so no text of the job may look like such a line."""
+file. No case is ever marked as skipped, and a suite is never green if its run did not pass, so a gate that reads it
+stays closed in case of doubt. Jenkins's attachments plugin reads the path of a run's page from a line of system-out, so
+no text of the job may look like such a line."""
 
 from __future__ import annotations
 
@@ -30,13 +31,13 @@ from torchaos.harness.telling.terminal.text import (
 
 __all__ = ["placeholder_result", "text", "write"]
 
-_NAME, _MESSAGE, _TEXTS = 200, 500, (8000, 2000, 500, 100)  # characters; of a text the first with which the file fits
+_NAME, _MESSAGE, _TEXTS = 200, 500, (8000, 2000, 500, 100)  # characters; of _TEXTS, the first at which the file fits
 _FILE = 20 << 20  # bytes; GitLab takes 30 MB
 _ATTACHMENT = "[[ATTACHMENT|"
 
 
 def write(results: Sequence[Result], path: Path, repeats: Sequence[Repeats] = ()) -> None:
-    """Writes one suite per result, and one for each scenario that was repeated. Replaces the file in one step. Raises
+    """Writes one suite for each result, and one for each repeated scenario. Replaces the file in one step. Raises
     OSError if it can't be written."""
     write_atomically(path, text(results, repeats))
 
@@ -53,7 +54,7 @@ def text(results: Sequence[Result], repeats: Sequence[Repeats] = ()) -> str:
 
 
 def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int) -> str:
-    """`most`: the largest number of characters."""
+    """The XML. `most`: the largest number of characters of a text."""
     by_rate = {run_dir for one in repeats if one.of_rate for run_dir in one.run_dirs}
     results = [result for result in results if result.run_dir not in by_rate]
     runs = Counter(result.scenario for result in results)
@@ -72,12 +73,12 @@ def _text(results: Sequence[Result], repeats: Sequence[Repeats], most: int) -> s
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _suite(result: Result, which: str, several: bool, most: int) -> ElementTree.Element:
-    """`which` becomes a part of the names of the cases if a scenario ran several times."""
+def _suite(result: Result, suffix: str, several: bool, most: int) -> ElementTree.Element:
+    """The suite of one result. If a scenario ran several times, `which` becomes a part of the names of its cases."""
     scenario = shortened(on_one_line(result.scenario), _NAME)
     names = _unique([shortened(on_one_line(case.name), _NAME) for case in _cases(result)])
     cases = [
-        _test_case(result, case, f"{name} [{which}]" if several else name, scenario, most)
+        _test_case(result, case, f"{name} [{suffix}]" if several else name, scenario, most)
         for name, case in zip(names, _cases(result), strict=True)
     ]
     page = Path(result.run_dir) / "report.html"
@@ -86,16 +87,17 @@ def _suite(result: Result, which: str, several: bool, most: int) -> ElementTree.
             found.stdout += f"\n{_ATTACHMENT}{page}]]"
     cases[0].elapsed_sec = round(result.duration_s, 3)  # of the whole run: the cases have no time of their own
     suite: ElementTree.Element = TestSuite(
-        f"{scenario}, {which}", cases, timestamp=on_one_line(result.started)[:19] or None
+        f"{scenario}, {suffix}", cases, timestamp=on_one_line(result.started)[:19] or None
     ).build_xml_doc()
     suite.attrib.pop("disabled", None)  # not in Jenkins's schema
     return suite
 
 
 def _cases(result: Result) -> list[Case]:
-    """The cases of the result. A case for the run itself is added if the others would look better than the verdict."""
-    told = {case.verdict for case in result.cases}
-    if result.cases and (result.verdict is Verdict.PASSED or told - {Verdict.PASSED}):
+    """The cases of the result. A case for the run itself is added if otherwise all cases would pass although the run
+    did not."""
+    verdicts = {case.verdict for case in result.cases}
+    if result.cases and (result.verdict is Verdict.PASSED or verdicts - {Verdict.PASSED}):
         return root_first(result.cases)
     return [Case("run", "faults", result.verdict, result.reason), *root_first(result.cases)]
 

@@ -1,4 +1,4 @@
-"""The result of a run that has not finished: every case is an error, so that a gate which reads it stays closed."""
+"""The result of a run that has not finished. Every case is an error, so that a gate that reads it stays closed."""
 
 from __future__ import annotations
 

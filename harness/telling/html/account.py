@@ -1,4 +1,4 @@
-"""The account of samples and of checkpoints, as tables. Pure."""
+"""Tables of the samples that were consumed, and of the checkpoints. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _MOST_ROWS = 12
 
 
 def samples_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
-    """How many samples run and twin consumed, by attempt and in the steps that differ; empty if no sample was seen."""
+    """How many samples the run and its twin consumed, by attempt, and in the steps that differ. Empty if no sample was
+    seen."""
     history = history_of(run, twins)
     ours = {step: _samples(by_rank) for step, by_rank in history.by_step().items()}
     theirs = {step: _samples(by_rank) for step, by_rank in twins[0].history.by_step().items()} if twins else {}
@@ -50,7 +51,8 @@ def _samples(by_rank: Mapping[int, Execution]) -> list[str]:
 
 
 def _over(these: Mapping[int, list[str]], those: Mapping[int, list[str]], steps: Iterable[int]) -> int:
-    """How many samples the first side has, in those steps, that the second side lacks or has less often."""
+    """How many samples the first side has in these steps that the second side lacks. A sample that the second side has
+    less often counts too."""
     one, other = Counter[str](), Counter[str]()
     for step in steps:
         one.update(these.get(step, ()))
@@ -64,8 +66,8 @@ def _row(step: int, ours: Mapping[int, list[str]], theirs: Mapping[int, list[str
 
 
 def checkpoints_of(run: Record) -> list[dict[str, Any]]:
-    """The fate of each checkpoint: a row for each save, in order of time, even if all saves write the same file; then
-    the checkpoints on disk whose save was not seen. A load belongs to the newest save before it."""
+    """The history of each checkpoint: a row for each save, in order of time, even if all saves write the same file;
+    then a row for each checkpoint on disk whose save was not seen. A load belongs to the newest save before it."""
     inventory = run.artifacts.get("inventory")
     looked = isinstance(inventory, dict) and bool(inventory.get("checkpoints"))
     listed = inventory.get("checkpoints", []) if isinstance(inventory, dict) else []
@@ -85,8 +87,8 @@ def checkpoints_of(run: Record) -> list[dict[str, Any]]:
 
 
 def _below(path: str, roots: Sequence[str], entries: Mapping[str, Any]) -> str:
-    """The name that the inventory uses for it: the end of its path, because a run directory may have been moved;
-    otherwise its path from the first of these folders that contains it."""
+    """The name of the checkpoint in the inventory: the end of its path, because a run directory may have been moved. If
+    the inventory lacks it, its path below the first of these folders that contains it."""
     fitting = [name for name in entries if path == name or path.endswith("/" + name) or f"/{name}/" in path]
     own = next((os.path.relpath(path, root) for root in roots if root and path.startswith(root + "/")), path)
     return max(fitting, key=len, default=own)
@@ -95,7 +97,7 @@ def _below(path: str, roots: Sequence[str], entries: Mapping[str, Any]) -> str:
 def _saved(
     run: Record, name: str, saves: Sequence[Save], entry: Mapping[str, Any] | None, looked: bool
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one path, in order of time. The file that is there at the end belongs to the last save."""
+    """The rows of one path, in order of time. The file that exists at the end belongs to the last save."""
     start = run.events[0].mono_s
     ends = [*(one.begun_s for one in saves[1:]), math.inf]
     for save, end_s, later in zip(saves, ends, [*saves[1:], None], strict=True):
@@ -113,7 +115,7 @@ def _saved(
 
 
 def _gone(run: Record, later: Save | None, looked: bool) -> str:
-    """Why its state is not known."""
+    """Why the state of a checkpoint is not known."""
     if later is not None:
         return "overwritten" if later.global_step is None else f"overwritten in step {later.global_step}"
     if looked:
@@ -135,10 +137,10 @@ def _there(name: str, entry: Mapping[str, Any], loaded: Sequence[int]) -> dict[s
 
 
 def _loads(run: Record, name: str, since_s: float = -math.inf, until_s: float = math.inf) -> list[int]:
-    """The attempts that loaded it between these times (CLOCK_MONOTONIC)."""
+    """The attempts that loaded the checkpoint between these times (CLOCK_MONOTONIC)."""
 
     def fits(path: str) -> bool:
-        plain = os.path.splitext(path)[0]  # of ckpt.tmp, which became ckpt.pt
+        plain = os.path.splitext(path)[0]  # ckpt.tmp may have become ckpt.pt
         return path == name or path.endswith("/" + name) or f"/{name}/" in path or plain.endswith("/" + name)
 
     loads = (one for one in run.history.loads if since_s <= one.mono_s < until_s)

@@ -1,4 +1,4 @@
-"""Loss and learning rate by step, beside the twin's, and where the two first differ. Pure."""
+"""Loss and learning rate by step, for the run and its twin, and the first step at which they differ. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _ROUND = 9  # significant digits
 
 
 def curves_of(run: Record, twins: Sequence[Record]) -> dict[str, Any]:
-    """The data of the curves: `steps`, and by name a list with a value or None for each step. `loss` and `lr` are of
-    the run (the final history, means over the ranks), `first_loss` of steps that were done again, `twin_loss` and
-    `twin_lr` of the twin; `apart` is the relative difference of the two losses."""
+    """The data of the curves: `steps`, and by name a list with a value or None for each step. `loss` and `lr` are those
+    of the run (the final history, means over the ranks). `first_loss` is the first loss of steps that were done again.
+    `twin_loss` and `twin_lr` are those of the twin. `apart` is the relative difference of the two losses."""
     history = history_of(run, twins)
     ours, theirs = history.by_step(), twins[0].history.by_step() if twins else {}
     again: dict[int, dict[int, Execution]] = defaultdict(dict)
@@ -70,7 +70,7 @@ def _hit(run: Record) -> list[tuple[int, str]]:
 
 
 def _shown(steps: Sequence[int], columns: Mapping[str, Sequence[float | None]], moments: Sequence[int]) -> list[int]:
-    """The places of the steps to draw: enough to show a curve's shape, and all steps around a moment."""
+    """The indices of the steps to draw: enough to show the shape of a curve, and all steps around a moment."""
     if len(steps) <= MOST_POINTS:
         return list(range(len(steps)))
     near = {place for place, step in enumerate(steps) if any(abs(step - moment) <= 25 for moment in moments)}
@@ -97,5 +97,5 @@ def _in_words(value: float | None) -> str:
 
 
 def _short(value: float | None) -> float | None:
-    """The value with nine digits; None if a chart can't show it."""
+    """The value with nine digits. None if a chart can't show it."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.{_ROUND}g}")

@@ -1,4 +1,4 @@
-"""The evidence that a reader needs next when a run did not pass: the log around each fault, hangs, and dumps of
+"""The evidence that a reader needs if a run did not pass: the log around each fault, hangs, and dumps of
 collectives."""
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _DUMP = re.compile(r"(?:trace|fr|flight)[\w.-]*rank[_-]?\d+|nccl_trace", re.I)
 
 
 def logs_of(folder: RunDir, run: Record) -> list[dict[str, Any]]:
-    """The lines around each fault, and the last lines, of each submission's log."""
+    """For each submission's log: the lines around each fault, and the last lines."""
     found = []
     for path in sorted(folder.logs.glob("*.log")):
         lines, whole = _lines(path)
-        pieces, told = [], -AFTER
+        pieces, last_place = [], -AFTER
         for landing, place in _places(run, lines):
-            if abs(place - told) > BEFORE:
+            if abs(place - last_place) > BEFORE:
                 pieces.append(_piece(f"around {landing.fault}", lines, place, BEFORE, AFTER))
-                told = place
+                last_place = place
         pieces.append(_piece("the end", lines, len(lines), TAIL, 0))
         about = f"{len(lines)} lines" if whole else f"its last {_MOST_BYTES >> 20} MiB"
         found.append({"name": path.name, "about": about, "pieces": [one for one in pieces if one["text"]]})
@@ -51,8 +51,8 @@ def _lines(path: Path) -> tuple[list[str], bool]:
 
 
 def _places(run: Record, lines: Sequence[str]) -> Iterator[tuple[Landing, int]]:
-    """The lines at which faults came. A log has no clock of its own, so the place is found by events that the journal
-    has too: the last step before the fault, or else the death of a process that was hit, or a recognised cause."""
+    """The lines of the log at which faults came. The lines have no times, so the place is found by events that the
+    journal has too: the last step before the fault, the death of a process that was hit, or a known cause."""
     for landing in landings(run):
         steps = [e.data["step"] for e in run.of_kind(Kind.LOG_STEP) if e.mono_s <= landing.at_s]
         begin = _nth(lines, steps[-1], steps.count(steps[-1])) if steps else None
@@ -65,7 +65,7 @@ def _places(run: Record, lines: Sequence[str]) -> Iterator[tuple[Landing, int]]:
 
 
 def _nth(lines: Sequence[str], step: object, count: int) -> int | None:
-    """The line of the nth mention of the step; a log mentions a step again after each resume."""
+    """The line that mentions the step for the nth time. After each resume, a log mentions a step again."""
     wanted = re.compile(rf"(?i)(?:step|iter(?:ation)?)\D{{0,12}}0*{step}\b")
     found = [n for n, line in enumerate(lines) if wanted.search(line)]
     return found[min(count, len(found)) - 1] if found else None
@@ -78,7 +78,7 @@ def _piece(title: str, lines: Sequence[str], place: int, before: int, after: int
 
 
 def hangs_of(run: Record) -> list[dict[str, Any]]:
-    """Each hang that was declared: who noticed, which ranks are to blame, and why."""
+    """Each hang that was declared: which observers noticed it, which ranks are to blame, and why."""
     start = run.events[0].mono_s if run.events else 0.0
     return [
         {
@@ -96,13 +96,13 @@ def stamps_of(folder: RunDir) -> list[list[Stamp]]:
 
 
 def dumps_of(folder: RunDir) -> list[dict[str, Any]]:
-    """The last collectives of each rank, from Flight Recorder dumps that the job left in its own folder."""
+    """The last collectives of each rank, from Flight Recorder dumps in the job's own folder."""
     homes = sorted({path.parent for path in _below(folder.job) if _DUMP.search(path.name)})
     return [dump for home in homes[:4] if (dump := _dump(home, folder.job))]
 
 
 def _below(root: Path) -> Iterator[Path]:
-    """Files at most three levels down, because a checkpoint folder may hold very many."""
+    """The files at most three levels below the folder. A checkpoint folder may hold very many files."""
     for depth in range(1, 4):
         yield from (path for _, path in zip(range(2000), root.glob("/".join("*" * depth)), strict=False))
 

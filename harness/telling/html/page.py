@@ -1,8 +1,8 @@
 """Puts a page together: data, template, style, script and the charting library, all in one file.
 
 Templates are Jinja2's with autoescape; data for the charts is JSON with `<`, `>` and `&` as escapes. A content security
-policy by the scripts' own hashes keeps anything else from being run or loaded, whatever a log holds.
-"""
+policy with the hashes of the page's own scripts keeps everything else from being run or loaded, even if a log contains
+a script."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write(folder: RunDir, result: Result, records: tuple[Record, list[Record]] |
 
 
 def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | None = None) -> str:
-    """The HTML of the page. `records`: of the run and its twins, if they were read already."""
+    """The HTML of the page. `records`: those of the run and its twins, if they were read already."""
     run, twins = records or records_of(folder)
     replicas = run.plan.job.replicas
     run = run if replicas == 1 else without_steps(run)
@@ -74,7 +74,7 @@ def text(folder: RunDir, result: Result, records: tuple[Record, list[Record]] | 
 
 
 def render(template: str, charts: Mapping[str, Any], context: Mapping[str, Any]) -> str:
-    """A page from the named template. `charts`: data for its script; `context`: values for the template."""
+    """A page from a template. `charts`: data for its script; `context`: values for the template."""
     scripts = [_static(name) for name in _SCRIPTS]
     return _environment_of_templates().get_template(template).render(
         charts=clean(charts), scripts=scripts, styles=[_static(name) for name in _STYLES],
@@ -83,9 +83,8 @@ def render(template: str, charts: Mapping[str, Any], context: Mapping[str, Any])
 
 
 def clean(value: Any) -> Any:
-    """A copy with every text masked, shortened and free of characters that could harm a reader, and every number
-    finite."""
-    if isinstance(value, float):  # most of what charts draw; JSON has no word for what is not finite
+    """A copy in which every text is masked, shortened and without dangerous characters, and every number is finite."""
+    if isinstance(value, float):  # the most frequent type in charts; JSON has no NaN and no infinity
         return value if math.isfinite(value) else None
     if isinstance(value, str):
         return shortened(printable(mask(value)), _MOST_TEXT)
@@ -151,7 +150,7 @@ def _recovery(recovery: Recovery) -> dict[str, Any]:
 
 
 def _story(run: Record) -> list[dict[str, Any]]:
-    """The events that deserve a line, in order of time."""
+    """The notable events, in order of time."""
     start = run.events[0].mono_s if run.events else 0.0
     told = [event for event in run.events if event.kind in _STORY]
     lines = [

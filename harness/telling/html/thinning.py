@@ -1,4 +1,4 @@
-"""Chooses which points of a long series are drawn: all near important moments, few elsewhere. Pure."""
+"""Chooses which points of a long series are drawn: all points near important moments, and few elsewhere. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import groupby
 def groups(
     times: Sequence[float], most: int, moments: Sequence[float], apart: Sequence[Hashable]
 ) -> Iterator[tuple[int, int]]:
-    """Joins neighbours until about `most` groups are left. Returns (first, last) of each group. Points next to a moment
-    stay single, and points that differ in `apart` are never joined. `times` must ascend."""
+    """Joins neighbours until about `most` groups are left. Yields (first, last) of each group. Points next to a moment
+    stay single. Points that differ in `apart` are never joined. `times` must ascend."""
     if len(times) <= most:
         yield from ((number, number) for number in range(len(times)))
         return
@@ -24,8 +24,8 @@ def groups(
 
 
 def telling(values: Sequence[float | None], most: int, keep: Collection[int] = ()) -> list[int]:
-    """The places of about `most` values that show the shape of the series: the smallest and largest of each group, the
-    first, the last, and the places in `keep`."""
+    """The indices of about `most` values that show the shape of the series: the smallest and the largest of each group,
+    the first, the last, and the indices in `keep`."""
     if len(values) <= most:
         return list(range(len(values)))
     size = -(-2 * len(values) // most)

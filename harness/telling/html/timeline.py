@@ -1,6 +1,6 @@
-"""A run as lanes over time: faults, recoveries, torchelastic, probes, and a lane per rank. Pure.
+"""A run as lanes over time: faults, recoveries, torchelastic, probes, and a lane for each rank. Pure.
 
-All times are seconds since the run began. In a long run, steps far from every fault are drawn in groups; in a large
+All times are seconds since the run began. In a long run, steps far from every fault are drawn in groups. In a large
 run, not every rank has a lane. The page says what was left out."""
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def timeline_of(run: Record, recoveries: Sequence[Recovery], stamps: Sequence[Se
 
 
 def _faults(to: Timeline, run: Record, landed: Sequence[Landing], recoveries: Sequence[Recovery]) -> None:
-    """A fault is on from its landing until it is undone; a fault that can't be undone has a mark. The shade of each
-    ends when the job has caught up."""
+    """Draws the faults. A fault is on from its landing until it is undone. A fault that can't be undone is drawn as a
+    mark. The shade of each fault ends when the job has caught up."""
     if not run.plan.faults:
         return
     names = {fault.id: fault.inject for fault in run.plan.faults}
@@ -126,18 +126,18 @@ def _markers(to: Timeline, run: Record, name: str, kinds: tuple[Kind, ...]) -> N
     if len(events) > MOST_MARKS:
         to.left_out.append(f"of {len(events)} {name} every {-(-len(events) // MOST_MARKS)}. is marked")
         events = events[:: -(-len(events) // MOST_MARKS)]
-    lane, told = to.lane(name, "marks"), words(run.plan, events)
-    to.marks += [[lane, to.at(event.mono_s), event.kind.value, text] for event, text in told]
+    lane, markers = to.lane(name, "marks"), words(run.plan, events)
+    to.marks += [[lane, to.at(event.mono_s), event.kind.value, text] for event, text in markers]
 
 
 def words(plan: Plan, events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
-    """Each event with a sentence, or with its bare data if it deserves no sentence."""
+    """Each event with a sentence. An event that has no sentence is shown by its data."""
     narrator = Narrator(plan)
     for event in events:
         line = narrator.tell(event)
         bare = ", ".join(f"{name} {value}" for name, value in event.data.items() if value not in (None, "", {}, []))
-        whose = f"rank {event.rank}: " if event.rank is not None else ""
-        yield event, line.text if line else f"{whose}{event.kind.value.rpartition('.')[2]} {bare}"[:300]
+        prefix = f"rank {event.rank}: " if event.rank is not None else ""
+        yield event, line.text if line else f"{prefix}{event.kind.value.rpartition('.')[2]} {bare}"[:300]
 
 
 def _ranks(run: Record, landed: Sequence[Landing]) -> list[int]:
@@ -181,7 +181,8 @@ def _steps(to: Timeline, run: Record, lanes: dict[int, int], moments: Sequence[f
 
 
 def _begins(own: Sequence[Execution]) -> list[float]:
-    """When each step begins: at the end of the step before it; the first step of an attempt, when its phases began."""
+    """The time at which each step begins: the end of the step before it. For the first step of an attempt: the time at
+    which its phases began."""
     found = []
     for number, one in enumerate(own):
         before = own[number - 1] if number and own[number - 1].attempt == one.attempt else None
@@ -193,8 +194,8 @@ def _files(to: Timeline, run: Record, lanes: dict[int, int]) -> None:
     for save in run.history.saves:
         if (lane := lanes.get(min(save.ranks, default=0))) is not None:
             end = save.ended_s if save.ended_s is not None else save.begun_s + save.blocked_s
-            what = "" if save.ok else ", not finished"
-            to.span(lane, save.begun_s, end, "save" if save.ok else "save bad", f"save {_name(save.path)}{what}")
+            suffix = "" if save.ok else ", not finished"
+            to.span(lane, save.begun_s, end, "save" if save.ok else "save bad", f"save {_name(save.path)}{suffix}")
     began = {(e.source, str(e.data["path"])): e.mono_s for e in run.of_kind(Kind.LOAD_BEGIN)}
     for event in run.of_kind(Kind.LOAD_END):
         if event.rank in lanes:
@@ -204,7 +205,7 @@ def _files(to: Timeline, run: Record, lanes: dict[int, int]) -> None:
 
 
 def _calls(to: Timeline, lanes: dict[int, int], stamps: Sequence[Sequence[Stamp]]) -> None:
-    """The last collectives of each rank process, if its agent stamped them."""
+    """Draws the last collectives of each rank process, if its agent stamped them."""
     own = [stamp for some in stamps for stamp in some if stamp.rank in lanes]
     if len(own) > MOST_CALLS:
         to.left_out.append(f"the last {MOST_CALLS} of {len(own)} collectives are drawn")

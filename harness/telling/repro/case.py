@@ -1,4 +1,4 @@
-"""The facts that the script needs: the job, the kills with their moments, and the signs to look for. Pure."""
+"""The facts for the script: the job, the kills with their moments, and the signs of the finding. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
     """The facts as JSON. Raises UsageError, with the reason, if plain torchrun and kill can't show the finding."""
     plan, job = run.plan, run.plan.job
     if job.attach_pid is not None:
-        raise UsageError(f"the run was attached to pid {job.attach_pid}, and nothing says how that job is started")
+        raise UsageError(f"the run was attached to pid {job.attach_pid}, so it is not known how that job is started")
     if job.nodes > 1:
         raise UsageError(f"the job ran on {job.nodes} nodes: {_ONLY}")
     if any(MASK in word for word in (*job.command, job.cwd)):
@@ -44,9 +44,7 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
     kills = [_kill(run, fault, patterns) for fault in plan.faults]
     steps = [kill["step"] for kill in kills if kill["step"] is not None]
     if len(kills) > 1 and (len(steps) < len(kills) or steps != sorted(set(steps))):
-        raise UsageError(
-            f"its faults don't follow each other step by step, which is all that a script can see: {_ONLY}"
-        )
+        raise UsageError(f"its faults don't follow each other step by step, and a script can only see steps: {_ONLY}")
     passed = result.verdict is Verdict.PASSED
     signs = [sign for sign in (ALL_SIGNS if passed else _signs(run, twins, result)) if patterns or sign != "losses"]
     if not signs:
@@ -67,8 +65,8 @@ def case_of(run: Record, twins: Sequence[Record], result: Result, promise: str =
 
 
 def _kill(run: Record, fault: PlannedFault, patterns: Sequence[str]) -> dict[str, Any]:
-    """Which ranks to signal, with which signals, and when: after the log has a line of `step`, or else when `path`
-    exists."""
+    """The ranks to signal, the signals, and the time: after the log has a line of `step`, or, without `step`, when
+    `path` exists."""
     as_signals = injector_of(fault).signals(fault.duration_s)
     if as_signals is None:
         raise UsageError(f"fault {fault.id}: {fault.inject} is no fault that `kill` can cause: {_ONLY}")
@@ -89,7 +87,7 @@ def _kill(run: Record, fault: PlannedFault, patterns: Sequence[str]) -> dict[str
 
 
 def _patterns(run: Record) -> list[str]:
-    """The patterns by which the run's log was read, if its lines have a step."""
+    """The patterns by which the run's log was read. Empty if its lines have no step."""
     names = {str(event.data["adapter"]) for event in run.of_kind(Kind.LOG_STEP) if event.data["step"] is not None}
     own = (run.plan.job.log or {}).get("regex")
     if (run.plan.job.log or {}).get("path") is not None or not names:
@@ -101,7 +99,7 @@ def _patterns(run: Record) -> list[str]:
 
 
 def _logged_step(run: Record, landing: Landing) -> int | None:
-    """The last step in the log before the fault, by the job's own count."""
+    """The last step in the log before the fault, by the job's own count. None if there is none."""
     lines = [(e.mono_s, int(e.data["step"])) for e in run.of_kind(Kind.LOG_STEP) if e.data["step"] is not None]
     steps = [(one.mono_s, one.global_step) for one in run.history.executions if one.global_step is not None]
     done = run.history.highest_step(before_s=landing.at_s)
@@ -111,7 +109,8 @@ def _logged_step(run: Record, landing: Landing) -> int | None:
 
 
 def _checkpoint_path(run: Record, landing: Landing) -> str | None:
-    """The path, below `{run}`, of the checkpoint from which the job then resumed."""
+    """The path, below `{run}`, of the checkpoint from which the job resumed after the fault. None if it is not
+    known."""
     after = [one for one in run.history.attempts if one.number > landing.attempt and one.loaded]
     home = _home(run)
     if not after or home is None:
@@ -121,14 +120,14 @@ def _checkpoint_path(run: Record, landing: Landing) -> str | None:
 
 
 def _home(run: Record) -> str | None:
-    """The folder that `{run}` named in that run."""
+    """The folder that `{run}` stood for in that run. None if it is not known."""
     root, named = str((run.artifacts.get("inventory") or {}).get("root", "")), run.plan.job.checkpoints or ""
     found = re.fullmatch(re.escape(named).replace(re.escape("{run}"), "(?P<run>.+)"), root)
     return found["run"] if found and "run" in found.groupdict() else None
 
 
 def _signs(run: Record, twins: Sequence[Record], result: Result) -> list[str]:
-    """The kinds of sign in which the run differs from its twin."""
+    """The kinds of signs in which the run differs from its twin."""
     history = history_of(run, twins)
     due = final_step(twins[0]) if twins else None
     short = due is not None and (history.last_step or 0) < due
@@ -154,6 +153,7 @@ def _noisy(twins: Sequence[Record]) -> set[str]:
 
 
 def _bound(result: Result) -> float | None:
-    """The longest time in seconds that any assertion allows until the job is further than before."""
+    """The shortest time in seconds that an assertion allows until the job gets further than before. None if there is no
+    bound."""
     bounds = [case.bound.get("catch_up") for case in result.cases]
     return min((float(one) for one in bounds if isinstance(one, (int, float))), default=None)

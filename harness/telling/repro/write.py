@@ -24,14 +24,14 @@ from __future__ import annotations
 
 def script_of(case: Mapping[str, Any]) -> str:
     """The text of the script. `case`: see case.py."""
-    told = pprint.pformat(dict(case), width=116, sort_dicts=False)
-    running = _part("running").replace("CASE: dict[str, Any] = {}  #", f"CASE: dict[str, Any] = {told}  #")
+    literal = pprint.pformat(dict(case), width=116, sort_dicts=False)
+    running = _part("running").replace("CASE: dict[str, Any] = {}  #", f"CASE: dict[str, Any] = {literal}  #")
     showing = _part("showing").replace('SUMMARY = ""  #', f"SUMMARY = r'''{_source('summary')}'''  #")
     return f"{_HEAD}{running}\n\n{showing}"
 
 
 def _part(name: str) -> str:
-    """The part without the common lines at the top, and without imports of other parts."""
+    """The part without the module docstring, and without imports of other parts."""
     text = re.sub(r'\A""".*?"""\n', "", _source(name), flags=re.DOTALL)
     text = re.sub(r"^from __future__ .*\n\n?", "", text, flags=re.MULTILINE)
     return re.sub(r"^from torchaos\..*\n\n?", "", text, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Prints many runs, and the comparison of two sets of runs, on a terminal."""
+"""Prints many runs, or the comparison of two sets of runs, on a terminal."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def comparison(rows: Sequence[Row], console: Console) -> None:
                 (pen.text(row.what), _WHAT), (pen.text(row.before), _VALUE), (pen.text(pen.marks.arrow), 2),
                 (pen.text(row.after), _VALUE),
             ]  # fmt: skip
-            told = row.change.value + (f": {row.why}" if row.why else "")
-            pen.row(cells, pen.text(told, _COLOURS[row.change]), indent=3)
+            words = row.change.value + (f": {row.why}" if row.why else "")
+            pen.row(cells, pen.text(words, _COLOURS[row.change]), indent=3)
     pen.gap()
 
 

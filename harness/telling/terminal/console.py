@@ -29,7 +29,7 @@ _LONGEST_BAR, _LONGEST_NAME = 60, 28
 
 
 def show(result: Result, console: Console, report: Path | None = None) -> None:
-    """Prints everything important of one scenario. Readable at 80 columns, without colour, and in ASCII. `report`: the
+    """Prints the important facts of one scenario. Readable at 80 columns, without colour, and in ASCII. `report`: the
     path of its page."""
     pen = Pen(console)
     _headline(pen, result)
@@ -132,16 +132,16 @@ def _case(pen: Pen, case: Case, width: int) -> None:
 def against(case: Case) -> str:
     """The measured values with their bounds. For a case that passed, only values with a bound."""
     both = {name: bound for name, bound in case.bound.items() if name in case.measured}
-    told = [
+    parts = [
         f"{name_in_words(name)} {value_in_words(name, case.measured[name], case.seconds)} "
         f"(bound {value_in_words(name, bound, case.seconds)})"
         for name, bound in both.items()
     ]
     bounds = {name: bound for name, bound in case.bound.items() if name not in both}
-    told += [f"bound: {pairs_in_words(bounds, case.seconds)}"] if bounds else []
+    parts += [f"bound: {pairs_in_words(bounds, case.seconds)}"] if bounds else []
     rest = {name: value for name, value in case.measured.items() if name not in both and value is not None}
-    told += [f"measured: {pairs_in_words(rest, case.seconds)}"] if rest and case.verdict is not Verdict.PASSED else []
-    return "; ".join(told)
+    parts += [f"measured: {pairs_in_words(rest, case.seconds)}"] if rest and case.verdict is not Verdict.PASSED else []
+    return "; ".join(parts)
 
 
 def _footer(pen: Pen, result: Result, report: Path | None) -> None:
@@ -187,13 +187,13 @@ def summary(results: Sequence[Result], console: Console) -> None:
         why = "" if result.verdict is Verdict.PASSED else f": {result.reason}"
         pen.row(cells, pen.text(f"{result.verdict.value}{why}", "" if not why else COLOURS[result.verdict]))
     counts = Counter(result.verdict for result in results)
-    told = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+    counted = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
     pen.gap()
-    pen.row([], pen.text(f"{len(results)} {'run' if len(results) == 1 else 'runs'}: {told}", "bold"))
+    pen.row([], pen.text(f"{len(results)} {'run' if len(results) == 1 else 'runs'}: {counted}", "bold"))
     pen.gap()
 
 
 def _most(values: Sequence[float | None], unknown: str, words: Callable[[float], str]) -> str:
-    """The largest value of several recoveries; an unknown value counts as larger than all."""
+    """The largest value of several recoveries. If a value is unknown, the text `unknown`."""
     known = [value for value in values if value is not None]
     return "" if not values else unknown if len(known) < len(values) else words(max(known))

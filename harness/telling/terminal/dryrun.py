@@ -1,4 +1,4 @@
-"""Prints a plan before it is carried out, and the catalogue of plug-ins, on a terminal."""
+"""Prints a plan before it is carried out, and the list of plug-ins, on a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _LABEL = 12
 
 
 def plan(plan: Plan, console: Console) -> None:
-    """Prints a dry run: the actions, their targets and times, their undo, and what they need. Secrets are masked."""
+    """Prints a dry run: the actions, their targets and times, their undo, and their requirements. Secrets are
+    masked."""
     pen = Pen(console)
     pen.gap()
     badge, name = Text(" PLAN ", "bold reverse"), pen.text(plan.scenario, "bold")
@@ -57,13 +58,13 @@ def plan(plan: Plan, console: Console) -> None:
 
 
 def warnings(texts: Iterable[str], console: Console) -> None:
-    """Prints a line for each."""
+    """Prints a line for each warning."""
     for text in texts:
         console.print(Text.assemble(("warning: ", "bold yellow"), printable(mask(text))), soft_wrap=True)
 
 
 def ready_scenarios(abouts: Mapping[str, str], console: Console) -> None:
-    """The ready scenarios: name and description."""
+    """Prints the ready scenarios: name and description."""
     pen = Pen(console)
     pen.heading("Ready scenarios, for `torchaos run NAME`")
     for name, about in abouts.items():
@@ -93,7 +94,7 @@ def _rows(pen: Pen, rows: Mapping[str, str], indent: int = 3, width: int = _LABE
 
 
 def _transport(plan: Plan) -> str:
-    """The transport of a job that is started here."""
+    """The transport of the collectives of a job that is started here, in words."""
     over = transport_of({**os.environ, **plan.job.env}, plan.job.nodes, Machine.this())
     return f"{over.name}: {over.why}"
 
@@ -146,23 +147,23 @@ def _fault(fault: PlannedFault) -> dict[str, str]:
 
 
 def _no_undo(fault: PlannedFault) -> str | None:
-    """Why the fault can't be undone; None if it can, or if only a live job shows it."""
+    """Why the fault can't be undone. None if it can, or if that is known only in a live job."""
     from torchaos.harness.mechanics.site import OutsideSite
 
     try:
         changes = registry.injector_of(fault).changes(OutsideSite(fault.id, (), lambda *_: None))  # type: ignore[arg-type]
-    except Exception:  # an injector that has to look at a live job first
+    except Exception:  # an injector that needs a live job to find out
         return None
     return changes.why if isinstance(changes, Irreversible) else None
 
 
 def _named(named: tuple[Named, ...]) -> str:
-    """Conditions, with their parameters."""
+    """The conditions, with their parameters."""
     return "; ".join(f"{one.name} {given('conditions', one)}".strip() for one in named)
 
 
 def given(group: str, one: Named) -> str:
-    """The parameters in words; durations have a unit."""
+    """The parameters in words. Durations have a unit."""
     try:
         seconds = registry.seconds_of(registry.find(group, one.name))
     except UsageError:  # a plan from a machine that has other plug-ins

@@ -17,15 +17,15 @@ _LONGEST = 34
 
 
 def show(judged: Judged, console: Console) -> None:
-    """Readable at 80 columns, without colour, and in ASCII."""
+    """Prints the gate. Readable at 80 columns, without colour, and in ASCII."""
     pen = Pen(console)
     word, colour = ("OPEN", "green") if judged.exit_code is ExitCode.PASSED else ("CLOSED", "red")
     badge = Text(f" {word} ", f"bold reverse {colour}")
     red = [one for one in judged.results if one.verdict is not Verdict.PASSED]
-    told = f"{len(judged.results) - len(red)} of {len(judged.results)} hold"
+    counted = f"{len(judged.results) - len(red)} of {len(judged.results)} hold"
     pen.gap()
     name = pen.text(f"{judged.gate}, {judged.environment}", "bold")
-    pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], pen.text(told, "dim"), indent=0)
+    pen.row([(badge, badge.cell_len), (name, name.cell_len + 1)], pen.text(counted, "dim"), indent=0)
     for result in judged.results:
         _result(pen, result)
     for one in judged.repeats:
@@ -38,7 +38,7 @@ def _result(pen: Pen, result: Result) -> None:
     about = f"seed {result.seed}, {result.started[:16].replace('T', ' ')} UTC" if result.run_dir else ""
     pen.gap()
     pen.row([(pen.mark(result.verdict), 1), (title, title.cell_len + 1)], pen.text(about))
-    others = [case for case in result.cases if not _is_told(result, case)]
+    others = [case for case in result.cases if not _needs_line(result, case)]
     shown = [case for case in result.cases if case not in others]
     width = 1 + min(_LONGEST, max((len(name_in_words(case.name)) for case in shown), default=0))
     for case in shown:
@@ -53,7 +53,7 @@ def _result(pen: Pen, result: Result) -> None:
         pen.long_line(pen.text("files", "dim"), 5, result.run_dir)
 
 
-def _is_told(result: Result, case: Case) -> bool:
-    """Whether the case needs a line of its own: it did not pass, it is waived, or a value has a bound."""
+def _needs_line(result: Result, case: Case) -> bool:
+    """Whether the case needs a separate line: it did not pass, it is waived, or a value has a bound."""
     bounded = any(name in case.measured for name in case.bound)
     return case.verdict is not Verdict.PASSED or result.scenario == WAIVERS or is_waived(case) or bounded

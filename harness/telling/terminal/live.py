@@ -1,7 +1,7 @@
-"""Shows a run while it goes on: bars per rank on a terminal, otherwise a line per notable event.
+"""Shows a run while it is in progress: bars for each rank on a terminal, otherwise a line for each notable event.
 
-It only shows. The thread that saw an event only puts it into a queue, so a terminal that is slow, stopped or gone
-delays nothing but its own thread."""
+The thread that saw an event only puts it into a queue. So a terminal that is slow, stopped or gone delays only the
+thread of this display."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from torchaos.harness.telling.terminal.pen import Pen
 from torchaos.harness.telling.terminal.progress import Progress, RankView
 
 STEPS_EVERY_S = 5.0  # a line about the steps at most this often
-SILENCE_S = 30.0  # and a sign of life when nothing happened for this long
-LEAVE_S = 2.0  # how long the end of a run waits for a slow terminal
-_EVENTS_MAX = 50_000  # beyond these the base of an attempt costs too much for a mere display
+SILENCE_S = 30.0  # and a line after so many seconds without an event
+LEAVE_S = 2.0  # seconds that the end of a run waits for a slow terminal
+_EVENTS_MAX = 50_000  # with more events, the base of an attempt would cost too much for a display
 _RANKS_MAX = 16  # rows
 _REST = "bright_black"
 
 
 class Live:
-    """Use as a context manager around a run. `steps`: the number of steps, if a twin has shown it."""
+    """A context manager around a run. `steps`: the number of steps of the job, if it is known from a twin."""
 
     def __init__(self, journal: Journal, plan: Plan, console: Console, steps: int | None = None) -> None:
         self._queue: SimpleQueue[Event | None] = SimpleQueue()
@@ -70,7 +70,7 @@ class Live:
                     if event is None:
                         return
                     view.show(event)
-        except (Exception, SystemExit):  # the latter is what rich makes of a closed pipe; the run goes on unseen
+        except (Exception, SystemExit):  # rich raises SystemExit for a closed pipe; the run goes on without a display
             self._open = False
 
     def _base(self, attempt: int) -> int | None:
@@ -79,7 +79,7 @@ class Live:
 
 
 class _Lines:
-    """Output without a terminal: ` 12.03 s what happened`."""
+    """Output that is no terminal: lines such as ` 12.03 s the job runs as pid 4711`."""
 
     def __init__(self, plan: Plan, console: Console, known: Progress) -> None:
         self._pen, self._plan, self._known = Pen(console), plan, known
@@ -125,7 +125,7 @@ class _Lines:
 
 
 class _Bars(_Lines):
-    """Output on a terminal: the same lines scroll by above a row for each rank."""
+    """Output on a terminal: the same lines, above a row for each rank."""
 
     def __init__(self, plan: Plan, console: Console, known: Progress, steps: int | None) -> None:
         super().__init__(plan, console, known)

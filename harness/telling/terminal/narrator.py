@@ -1,4 +1,4 @@
-"""Turns events into sentences while a run goes on. It remembers which events it has reported."""
+"""Turns events into sentences while a run is in progress. It remembers which events it has reported."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torchaos.harness.telling.terminal.text import on_one_line, shortened
 
 _STAGES = {
     "prepare": "", "run": "", "end": "", "launch": "starting the job", "collect": "collecting the evidence",
-    "heal": "rolling back", "stop job": "ending what is left of the job", "inventory": "reading the checkpoints",
+    "heal": "rolling back", "stop job": "ending the rest of the job", "inventory": "reading the checkpoints",
 }  # fmt: skip
-_EACH = 8  # lines about single ranks per attempt; of a thousand ranks the first few tell the story
+_EACH = 8  # lines about single ranks per attempt; of a thousand ranks, only the first few are shown
 
 
 class Line(NamedTuple):
@@ -58,7 +58,7 @@ class Narrator:
         }  # fmt: skip
 
     def tell(self, event: Event) -> Line | None:
-        """One line, safe to print; None if the event deserves none."""
+        """One line, safe to print. None if the event gets no line."""
         teller = self._tell.get(event.kind)
         line = teller(event) if teller else None
         return line and Line(shortened(on_one_line(line.text), 400), line.style)
@@ -124,10 +124,12 @@ class Narrator:
     def _applied(self, event: Event) -> Line | None:
         return self._once(("applied", event.data["fault"]), Line(f"{self._fault(event)} is applied", "bold yellow"))
 
-    def _rolled_back(self, event: Event, what: str) -> Line:
+    def _rolled_back(self, event: Event, subject: str) -> Line:
         if event.data["verified"]:
-            return Line(f"{what} is rolled back, and verified")
-        return Line(f"{what} is NOT rolled back: {event.data.get('reason') or 'it could not be verified'}", "bold red")
+            return Line(f"{subject} is rolled back, and verified")
+        return Line(
+            f"{subject} is NOT rolled back: {event.data.get('reason') or 'it could not be verified'}", "bold red"
+        )
 
     def _fault(self, event: Event) -> str:
         name = str(event.data["fault"])

@@ -1,4 +1,4 @@
-"""Writes on one console: symbols in its encoding, few colours, and lines that wrap under their own column."""
+"""Writes to a console: symbols in its encoding, few colours, and lines that wrap under their own column."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Pen:
         self.marks = _ASCII if console.options.ascii_only else _UNICODE
 
     def text(self, text: object, style: str = "") -> Text:
-        """Plain text without markup, and without characters that the console's encoding lacks."""
+        """The text without markup, and without characters that the console's encoding lacks."""
         safe = on_one_line(text)
         if self._console.options.ascii_only:
             safe = safe.translate(_IN_ASCII).encode("ascii", "backslashreplace").decode()
@@ -57,7 +57,8 @@ class Pen:
         self.row([(self.text(title, "bold"), len(title) + 1)], self.text(about))
 
     def row(self, cells: Sequence[tuple[Text, int]], rest: Text, indent: int = 1) -> None:
-        """Cells of fixed width, then a text that wraps under itself, or below the cells if a cell is too long."""
+        """Prints cells of fixed width, then a text that wraps in its own column. If a cell is too long, the text goes
+        below the cells."""
         head = Text(" " * indent)
         for cell, width in cells:
             head.append_text(cell)
@@ -72,7 +73,7 @@ class Pen:
             self._print(whole)
 
     def long_line(self, label: Text, width: int, text: str) -> None:
-        """A path or a command, which the terminal wraps, so that it can be copied."""
+        """Prints a path or a command. The terminal wraps it, so that it can be copied."""
         self._print(
             Text(" ").append_text(label).append(" " * max(1, width - label.cell_len + 1)).append_text(self.text(text))
         )

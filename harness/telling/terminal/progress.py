@@ -1,4 +1,5 @@
-"""The progress of each rank. It makes no global steps itself, but asks for the base of each attempt."""
+"""The progress of each rank. The base of each attempt comes from a function, since only the history makes global
+steps."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 from torchaos.harness.agent.wire import Event, Kind
 
-_ASK_AT = (1, 3)  # steps of an attempt at which its base is asked for: one may be too few to align samples with
+_ASK_AT = (1, 3)  # steps of an attempt at which its base is requested: one step may be too few to align samples
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Progress:
         self.checkpoint = ""  # the last that was saved
 
     def note(self, event: Event) -> bool:
-        """Whether a rank has made progress."""
+        """Whether the event shows progress of a rank."""
         if event.kind is Kind.SAVE_END and event.data["ok"]:
             self.checkpoint = posixpath.basename(str(event.data["path"]).rstrip("/"))
         if event.kind is Kind.LOSS and event.rank in self.ranks:
@@ -45,7 +46,7 @@ class Progress:
         return True
 
     def step_of(self, view: RankView) -> int | None:
-        """The global step that a rank has finished; None if not known."""
+        """The global step that a rank has finished. None if not known."""
         base = self._bases.get(view.attempt)
         return None if base is None else base + view.local_step
 
@@ -54,7 +55,7 @@ class Progress:
         return f"step {step}" if step is not None else f"step {view.local_step} of this attempt"
 
     def in_words(self) -> str:
-        """All ranks of the newest attempt on one line."""
+        """The progress of all ranks of the newest attempt, on one line."""
         newest = max((view.attempt for view in self.ranks.values()), default=0)
         views = [view for view in self.ranks.values() if view.attempt == newest]
         slowest = min(views, key=lambda view: view.local_step)

@@ -59,7 +59,7 @@ def _line(pen: Pen, name: str, cells: list[str], last: str, style: str = "") -> 
 
 
 def _is_dull(one: Distribution) -> bool:
-    """Whether an assertion's number was the same each time, such as the number of checkpoints."""
+    """Whether an assertion's number was the same in each repetition, such as the number of checkpoints."""
     return ": " in one.name and one.min == one.max
 
 
@@ -78,9 +78,9 @@ def as_result(repeats: Repeats) -> Result:
     measured: dict[str, Any] = {"repetitions": len(repeats.seeds), **_counts(repeats.rate)}
     measured |= {f"rate of {one.name}": _in_words(one) for one in (repeats.rate, *repeats.cases)}
     for figure in repeats.figures:
-        told = {"min": figure.min, "median": figure.median, "p90": figure.p90, "max": figure.max}
+        spread = {"min": figure.min, "median": figure.median, "p90": figure.p90, "max": figure.max}
         seen = {"seen": figure.count, "not seen": figure.unseen}
-        measured[figure.name + (", seconds" if figure.seconds else "")] = {**told, **seen}
+        measured[figure.name + (", seconds" if figure.seconds else "")] = {**spread, **seen}
     case = Case("repetitions", "assertion", repeats.verdict, repeats.reason, measured, {"asked": repeats.asked})
     seed = repeats.seeds[0] if repeats.seeds else 0
     return Result(
@@ -98,7 +98,7 @@ def _counts(rate: Rate) -> dict[str, int]:
 
 
 def _in_words(rate: Rate) -> str:
-    told = f"{rate.passed} passed, {rate.failed} failed, {rate.inconclusive} inconclusive"
+    counted = f"{rate.passed} passed, {rate.failed} failed, {rate.inconclusive} inconclusive"
     if rate.low is None or rate.high is None:
-        return told
-    return f"{told}; true rate {rate.low:.1%} to {rate.high:.1%}"
+        return counted
+    return f"{counted}; true rate {rate.low:.1%} to {rate.high:.1%}"

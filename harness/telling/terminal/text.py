@@ -6,8 +6,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-# What XML 1.0 forbids (https://www.w3.org/TR/xml/#charsets), and what a terminal would obey or hide: C0 and C1
-# controls, lone surrogates, non-characters, and the marks that turn the direction of writing.
+# Characters that XML 1.0 forbids (https://www.w3.org/TR/xml/#charsets), and characters that a terminal would obey or
+# hide: C0 and C1 controls, lone surrogates, non-characters, and the marks that change the direction of writing.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef"
     + "".join(f"{chr(plane << 16 | 0xFFFE)}{chr(plane << 16 | 0xFFFF)}" for plane in range(17))
@@ -25,7 +25,8 @@ def on_one_line(text: object) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """At most `limit` characters: the beginning and the end, and between them the number of characters left out."""
+    """The text with at most `limit` characters: its beginning and its end, and between them the number of characters
+    that are left out."""
     if len(text) <= limit:
         return text
     gap = f" [{len(text) - limit} characters and more left out] "
@@ -34,8 +35,8 @@ def shortened(text: str, limit: int) -> str:
 
 
 def value_in_words(name: str, value: Any, seconds: Collection[str] = ()) -> str:
-    """A measured value or a bound, short and on one line. Names that end in `_s`, or are in `seconds`, are
-    durations."""
+    """A measured value or a bound, short and on one line. It is a duration if its name ends in `_s` or is in
+    `seconds`."""
     if isinstance(value, Mapping):
         return "{" + pairs_in_words(value) + "}"
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -51,12 +52,13 @@ def pairs_in_words(values: Mapping[str, Any], seconds: Collection[str] = ()) -> 
 
 
 def measured_in_words(measured: Mapping[str, Mapping[str, float]]) -> str:
-    """Measured values with the requested values, such as `delay 50.3 ms (asked 50)`. Names end in their unit."""
+    """Measured values with the requested values, such as `delay 50.3 ms (asked 50)`. The end of a name gives the
+    unit."""
     units = {"ms": " ms", "percent": " %", "mbit": " Mbit/s"}
     parts = []
     for name, both in measured.items():
-        what, _, unit = name.rpartition("_")
-        parts.append(f"{name_in_words(what)} {both['measured']:.4g}{units.get(unit, '')} (asked {both['asked']:g})")
+        quantity, _, unit = name.rpartition("_")
+        parts.append(f"{name_in_words(quantity)} {both['measured']:.4g}{units.get(unit, '')} (asked {both['asked']:g})")
     return ", ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""A recovery as a timeline: each part begins where the latest part before it ended. Pure."""
+"""A recovery as a timeline: each part begins at the end of the part that ended last before it. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Span:
 
 
 def spans(parts: Mapping[str, float | None]) -> list[Span]:
-    """The parts. If the job went on without a restart, parts of a restart that never came are left out."""
+    """The parts. If the job continued without a restart, the parts of a restart that never came are left out."""
     if went_on(parts):
         parts = {part: at for part, at in parts.items() if at is not None}
     found, latest = [], 0.0
@@ -71,7 +71,7 @@ def went_on(parts: Mapping[str, float | None]) -> bool:
 
 
 def bar(span: Span, whole_s: float, width: int, marks: Marks) -> str:
-    """Draw a span as a bar, to half a character cell if `marks` has half cells. A span that has ended gets at least
+    """The span as a bar, exact to half a character cell if `marks` has half cells. A span that has ended gets at least
     half a cell."""
     if span.end_s is None:
         return ""
@@ -91,5 +91,5 @@ def _scaled(at_s: float, whole_s: float, halves: int) -> int:
 
 
 def seconds(value: float, whole_s: float) -> str:
-    """The durations, all with the same sensible number of digits."""
+    """A duration in seconds, with a number of digits that is the same for the whole timeline."""
     return f"{value:.{3 if whole_s < 10 else 2 if whole_s < 100 else 1}f} s"

@@ -1,1 +1,1 @@
-"""Keeps the results of many runs, and compares two sets of them."""
+"""Stores the results of many runs, and compares two sets of them."""

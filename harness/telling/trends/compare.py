@@ -1,4 +1,4 @@
-"""Is B worse than A? Compares two sets of runs, scenario by scenario. Pure.
+"""Compares two sets of runs, scenario by scenario: is the second worse than the first? Pure.
 
 A difference counts if it is larger than a tolerance and if chance alone would cause it in at most 5 of 100 cases, by an
 exact rank test (Mann and Whitney, one-sided). The test needs at least three runs on each side. If it can't decide, the
@@ -17,9 +17,9 @@ from statistics import median
 from torchaos.harness.record.result import Verdict
 from torchaos.harness.telling.trends.store import Kept
 
-TOLERANCE, FLOOR_S = 0.25, 0.5  # relative; seconds that no difference in time is worth speaking of
+TOLERANCE, FLOOR_S = 0.25, 0.5  # relative; in seconds: smaller differences do not count
 _CHANCE, _FEWEST = 0.05, 3
-_EXACT = 20_000  # ways to deal the runs out; beyond them the normal approximation is as good
+_EXACT = 20_000  # ways to divide the runs into two sides; beyond, the normal approximation is as good
 
 
 class Change(str, Enum):
@@ -32,7 +32,8 @@ class Change(str, Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """The comparison of one measure in one scenario. `before`, `after`: in words; medians if there are several runs."""
+    """The comparison of one measure in one scenario. `before`, `after`: the values in words; medians if there are
+    several runs."""
 
     scenario: str
     what: str
@@ -43,7 +44,7 @@ class Row:
 
 
 def compare(before: Sequence[Kept], after: Sequence[Kept], tolerance: float = TOLERANCE) -> list[Row]:
-    """A row per scenario and measure, ordered by name. `tolerance`: relative, for times."""
+    """A row for each scenario and measure, ordered by name. `tolerance`: relative, for times."""
     rows: list[Row] = []
     for name in sorted({one.result.scenario for one in (*before, *after)}):
         old, new = ([one for one in side if one.result.scenario == name] for side in (before, after))
@@ -64,7 +65,7 @@ _TELLING = (Verdict.PASSED, Verdict.FAILED)
 
 
 def overall(rows: Sequence[Row]) -> Change:
-    """Worse if any row is worse; else unclear if any row is unclear, or if nothing could be compared."""
+    """Worse if any row is worse. Otherwise unclear if any row is unclear, or if nothing could be compared."""
     changes = {row.change for row in rows}
     for one in (Change.WORSE, Change.UNCLEAR, Change.BETTER):
         if one in changes:
@@ -117,7 +118,7 @@ def _recovery(name: str, old: Sequence[Kept], new: Sequence[Kept], tolerance: fl
 
 
 def judged(old: Sequence[float], new: Sequence[float], tolerance: float, floor: float) -> tuple[Change, str]:
-    """Judges a measure of which less is better. Both sides need at least one value."""
+    """Judges a measure for which less is better. Both sides need at least one value."""
     before, after = median(old), median(new)
     low, high = sorted((before, after))
     if high <= low * (1 + tolerance) + floor:
@@ -135,8 +136,8 @@ def judged(old: Sequence[float], new: Sequence[float], tolerance: float, floor: 
 
 
 def p_greater(small: Sequence[float], large: Sequence[float]) -> float:
-    """The probability that chance alone makes the values of `large` rank as high as they do (Mann and Whitney's U, ties
-    at their mean rank)."""
+    """The probability that chance alone makes the values of `large` rank as high as they do (Mann and Whitney's U;
+    equal values get their mean rank)."""
     every = sorted((*small, *large))
     ranks = [(every.index(value) + len(every) - 1 - every[::-1].index(value)) / 2 for value in (*large, *small)]
     seen, count = sum(ranks[: len(large)]), len(large)
@@ -149,7 +150,7 @@ def p_greater(small: Sequence[float], large: Sequence[float]) -> float:
 
 
 def _grown(old: Sequence[Kept], new: Sequence[Kept]) -> str:
-    """The part of the recovery that changed most."""
+    """The part of the recovery that changed most, in words."""
     parts = dict.fromkeys(part for run in old for one in run.result.recoveries for part in one.parts)
     found: list[tuple[float, str]] = []
     for part in parts.keys() - {"caught_up"}:

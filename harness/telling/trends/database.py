@@ -1,4 +1,4 @@
-"""The SQLite file of a history: readable only by its owner, and shared by processes."""
+"""The SQLite file of a history. It is readable only by its owner, and shared by processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torchaos.harness.contracts import UsageError
 
 Entry = TypeVar("Entry")
 
-_WAIT_S = 30.0  # for another process that writes
-_OURS = 0x746F7263  # "torc": in the file's header, see PRAGMA application_id
+_WAIT_S = 30.0  # seconds to wait for another process that writes
+_OURS = 0x746F7263  # "torc", in the file's header; see PRAGMA application_id
 _NOT_OURS = "it is a database, but not a history of runs"
 _TABLES = (
     """CREATE TABLE IF NOT EXISTS runs (
@@ -31,13 +31,14 @@ _TABLES = (
 
 
 def path_of(out: Path) -> Path:
-    """The path of the history of the folder `out`: beside it, so that a listing of `out` does not contain it."""
+    """The path of the history of the folder `out`. It is beside the folder, so that a listing of `out` does not contain
+    it."""
     whole = out.absolute()
     return whole.with_name(f"{whole.name}.sqlite") if whole.name else whole / "torchaos-runs.sqlite"
 
 
 def add(path: Path, table: str, rows: Iterable[tuple[object, ...]]) -> None:
-    """Adds rows to a table of the history at `path`. The file is made if it does not exist; a row with the same key is
+    """Adds rows to a table of the history at `path`. The file is made if it does not exist. A row with the same key is
     replaced. Raises UsageError if the file can't be used."""
     try:
         _claim(path)
@@ -50,7 +51,7 @@ def add(path: Path, table: str, rows: Iterable[tuple[object, ...]]) -> None:
 
 
 def rows_of(path: Path, table: str, *columns: str) -> list[tuple[str, ...]]:
-    """The rows of a table of the history at `path`, in order of time; changes nothing. Empty if there is no file.
+    """The rows of a table of the history at `path`, in order of time. Changes nothing. Empty if there is no file.
     Raises UsageError if the file can't be used."""
     if not os.path.lexists(path):
         return []
@@ -78,8 +79,8 @@ def each_in(out: Path, file: str, read: Callable[[Path], Entry]) -> Iterator[Ent
 
 
 def _claim(path: Path) -> None:
-    """Creates the file, or checks that it belongs to this user. An existing file is never opened here: closing it would
-    release the locks that SQLite holds on it in another thread."""
+    """Creates the file, or checks that it belongs to this user. An existing file is never opened here, because closing
+    it would release the locks that SQLite holds on it in another thread."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -1,9 +1,7 @@
-"""The scores of game days in the history beside the folder that they are in, and whether one night was worse than
-another.
+"""The scores of game days, in the history beside their folder, and comparisons between nights.
 
-One row per night; `score` holds the whole of score.json. A night is its own sample: the training time ratio is judged
-over its rounds, recovery and lost steps over its faults.
-"""
+One row for each night; `score` holds the whole score.json. A night is its own sample: its rounds are compared by the
+share of training time, its faults by recovery and lost steps."""
 
 from __future__ import annotations
 
@@ -20,12 +18,12 @@ from torchaos.harness.contracts import UsageError
 from torchaos.harness.telling.trends import database
 from torchaos.harness.telling.trends.compare import FLOOR_S, TOLERANCE, Change, Row, judged
 
-_FLOOR_SHARE, _FLOOR_STEPS = 0.02, 1.0  # of the time; steps: a difference that is not worth speaking of
+_FLOOR_SHARE, _FLOOR_STEPS = 0.02, 1.0  # share of the time, and steps: smaller differences do not count
 
 
 @dataclass(frozen=True)
 class Night:
-    """One game day. `commit`: of the job's working directory; empty if there is none. `raw`: the contents of
+    """One game day. `commit`: that of the job's working directory; empty if there is none. `raw`: the contents of
     score.json."""
 
     folder: str
@@ -36,7 +34,7 @@ class Night:
     verdict: str
     why: str
     ettr: float | None  # the share of the time in which training went on
-    idle: tuple[float, ...]  # of each round, the share in which it did not
+    idle: tuple[float, ...]  # for each round, the share of the time in which it did not
     caught_up_s: tuple[float, ...]  # of each recovery
     lost_steps: tuple[float, ...]
     outcomes: Mapping[str, int]  # number of faults by outcome
@@ -44,7 +42,7 @@ class Night:
 
     @classmethod
     def of(cls, folder: Path) -> Night:
-        """The night in the folder of a game day. Raises UsageError if it has no score that can be read."""
+        """The night in the folder of a game day. Raises UsageError if it has no readable score."""
         try:
             return cls.of_score(str(folder), json.loads((folder / "score.json").read_text()))
         except OSError as error:
@@ -75,7 +73,7 @@ def _share(clock: Mapping[str, float]) -> float | None:
 
 
 def add(path: Path, nights: Sequence[Night]) -> None:
-    """Add nights to the history at `path`. A night that is there already is replaced. Raises UsageError."""
+    """Adds nights to the history at `path`. A night that is already there is replaced. Raises UsageError."""
     rows = (
         (one.folder, one.name, one.seed, one.started, one.commit, one.verdict, json.dumps(one.raw)) for one in nights
     )
@@ -83,7 +81,7 @@ def add(path: Path, nights: Sequence[Night]) -> None:
 
 
 def kept(path: Path, names: Sequence[str] = (), commit: str = "", beside: Sequence[Night] = ()) -> list[Night]:
-    """The nights of the history at `path`, in order of time: with these names (none: all), and with a commit that
+    """The nights of the history at `path`, in order of time: those with these names (none: all), and with a commit that
     begins with this text. `beside`: nights that are added if the file lacks them. Changes nothing."""
     rows = database.rows_of(path, "nights", "folder", "score")
     found = {one.folder: one for one in (*(night for row in rows for night in _read(*row)), *beside)}
@@ -97,12 +95,12 @@ def _read(folder: str, raw: str) -> Iterator[Night]:
 
 
 def found_in(out: Path) -> list[Night]:
-    """Every game day with a score directly below a folder, in order of time."""
+    """Every game day that has a score, directly below a folder, in order of time."""
     return sorted(database.each_in(out, "score.json", Night.of), key=lambda one: one.started)
 
 
 def compare_nights(before: Sequence[Night], after: Sequence[Night], tolerance: float = TOLERANCE) -> list[Row]:
-    """A row per game day and measure, ordered by name. `tolerance`: relative, for times."""
+    """A row for each game day and measure, ordered by name. `tolerance`: relative, for times."""
     rows: list[Row] = []
     for name in sorted({one.name for one in (*before, *after)}):
         old, new = ([one for one in side if one.name == name] for side in (before, after))
@@ -125,8 +123,8 @@ def _night(name: str, old: Sequence[Night], new: Sequence[Night], tolerance: flo
     for what, unit, floor, of in measures:
         early, late = ([value for one in side for value in of(one)] for side in (old, new))
         if early and late:
-            told = judged(early, late, tolerance, floor)
-            rows.append(Row(name, what, _middle(early, unit), _middle(late, unit), *told))
+            judgement = judged(early, late, tolerance, floor)
+            rows.append(Row(name, what, _middle(early, unit), _middle(late, unit), *judgement))
         elif early:
             rows.append(Row(name, what, _middle(early, unit), "not seen", Change.UNCLEAR, "it was seen before"))
     return rows

@@ -1,7 +1,7 @@
-"""The results of many runs in one SQLite file beside the folder of their run directories, which outlives them.
+"""The results of many runs in one SQLite file, which is beside the folder of their run directories and outlives them.
 
-One row per run. `result` holds the whole result.json; the other columns serve for queries. Runs that were pruned from
-the disk stay in the file."""
+One row for each run. `result` holds the whole result.json; the other columns are for queries. Runs that were removed
+from the disk stay in the file."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from torchaos.harness.telling.trends import database
 
 @dataclass(frozen=True)
 class Kept:
-    """One run. `commit`: of the job's working directory, with `-dirty` if it had uncommitted changes; empty if there is
-    none."""
+    """One run. `commit`: that of the job's working directory, with `-dirty` if it had uncommitted changes; empty if
+    there is none."""
 
     result: Result
     commit: str
 
     @property
     def caught_up_s(self) -> float | None:
-        """Seconds until the slowest recovery had caught up; None if a recovery never did, or if there was none."""
+        """The seconds until the slowest recovery had caught up. None if a recovery never did, or if there was none."""
         times = [one.parts.get("caught_up") for one in self.result.recoveries]
         return None if None in times else max((one for one in times if one is not None), default=None)
 
     @property
     def lost_steps(self) -> int | None:
-        """The lost steps of all recoveries together; None if a number is not known."""
+        """The lost steps of all recoveries together. None if a number is not known."""
         lost = [one.lost_steps for one in self.result.recoveries]
         return None if None in lost or not lost else sum(one for one in lost if one is not None)
 
     def part_s(self, part: str) -> float | None:
-        """The longest time in seconds since a fault until this part of the recovery was over; None: not seen."""
+        """The longest time in seconds from a fault until this part of the recovery was over. None if not seen."""
         return max((at for one in self.result.recoveries if (at := one.parts.get(part)) is not None), default=None)
 
 
 def add(path: Path, runs: Sequence[Kept]) -> None:
-    """Adds runs to the history at `path`. A run that is there already is replaced, because it was judged again. Raises
+    """Adds runs to the history at `path`. A run that is already there is replaced, because it was judged again. Raises
     UsageError."""
     rows = (
         (one.run_dir, one.scenario, one.seed, one.started, kept.commit, one.verdict.value, json.dumps(one.to_json()))
@@ -54,24 +54,24 @@ def add(path: Path, runs: Sequence[Kept]) -> None:
 
 
 def kept(path: Path, scenarios: Sequence[str] = (), commit: str = "", beside: Sequence[Kept] = ()) -> list[Kept]:
-    """The runs of the history at `path`, in order of time: of these scenarios (none: all), and with a commit that
+    """The runs of the history at `path`, in order of time: those of these scenarios (none: all), and with a commit that
     begins with this text. `beside`: runs that are added if the file lacks them. Each run is listed once. Results that
     can't be read, such as those of a later version, are left out. Changes nothing. Raises UsageError."""
     found: dict[tuple[str, str, int, str], Kept] = {}
     for one in (*(run for row in database.rows_of(path, "runs", "commit", "result") for run in _read(*row)), *beside):
-        if _which(one.result) not in found or Path(one.result.run_dir).is_absolute():
-            found[_which(one.result)] = one
+        if _identity(one.result) not in found or Path(one.result.run_dir).is_absolute():
+            found[_identity(one.result)] = one
     wanted = (one for one in found.values() if not scenarios or one.result.scenario in scenarios)
     return sorted((one for one in wanted if one.commit.startswith(commit)), key=lambda one: one.result.started)
 
 
-def _which(result: Result) -> tuple[str, str, int, str]:
-    """The identity of a run, wherever its directory was moved and whichever path was used."""
+def _identity(result: Result) -> tuple[str, str, int, str]:
+    """The identity of a run. It does not depend on the path of its directory."""
     return Path(result.run_dir).name, result.scenario, result.seed, result.started
 
 
 def kept_of(folder: RunDir) -> Kept:
-    """The run of a run directory. Raises UsageError if it has no result that can be read."""
+    """The run in a run directory. Raises UsageError if it has no readable result."""
     try:
         result = result_in(folder)
     except (OSError, UsageError) as error:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 CASE: dict[str, Any] = {}  # what was found, and how it was done
-ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # what ends the script, and the job with it
-MARK = "REPRO_MARK"  # in the environment of all that is started here, so that all of it can be ended
-LATE_S = 0.5  # a rank that was not hit may still print a step so long after the kill
+ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # signals that end the script and the job
+MARK = "REPRO_MARK"  # in the environment of all processes that are started here, so that all can be ended
+LATE_S = 0.5  # for so many seconds after the kill, a rank that was not hit may still print a step
 
 
 class Run:
@@ -67,7 +67,8 @@ class Run:
         self.code = None
 
     def _start(self) -> None:
-        """A signal that ends this script waits until the process is known here, so that the process is ended too."""
+        """Starts torchrun. A signal that ends this script is held back until the process is known here, so that the
+        process is ended too."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         try:
             self._torchrun = subprocess.Popen(
@@ -94,9 +95,9 @@ class Run:
     def _act(self) -> None:
         """Sends the signals that are due, and begins the next kill when its moment has come."""
         now = time.monotonic()
-        for one in [one for one in self._due if one[0] <= now]:
-            self._due.remove(one)
-            send(one[1], one[2])
+        for signal_due in [signal_due for signal_due in self._due if signal_due[0] <= now]:
+            self._due.remove(signal_due)
+            send(signal_due[1], signal_due[2])
         if not (self.kills and self._has_come(self.kills[0]) and (self._hold_living() or self._find_victims())):
             return
         kill, victims, self._victims = self.kills.pop(0), self._victims, {}
@@ -120,7 +121,7 @@ class Run:
         return bool((self.folder / kill["path"]).exists())
 
     def _hold_living(self) -> bool:
-        """Whether the held processes still live; a restart replaces them."""
+        """Whether the held processes are still alive. A restart replaces them."""
         if any(select.select([fd], [], [], 0)[0] for fd in self._victims.values()):
             self._victims = {}
         return bool(self._victims)
@@ -137,8 +138,8 @@ class Run:
         return True
 
     def _ranks(self) -> Iterator[tuple[int, int]]:
-        """(pid, rank) of all ranks among our torchrun's descendants. A data-loader worker, which has its parent's RANK,
-        is none."""
+        """Yields (pid, rank) of all ranks among the descendants of the torchrun that was started here. A data-loader
+        worker has its parent's RANK and is left out."""
         parents = dict(processes())
         for pid in parents:
             ancestor = pid
@@ -151,7 +152,7 @@ class Run:
                 yield pid, int(rank)
 
     def _end_all(self) -> None:
-        """Ends every process with our mark, whatever its parent is by now."""
+        """Ends every process that has the mark, whatever its parent is now."""
         for number, patience_s in ((signal.SIGCONT, 0.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 10.0)):
             left = self._marked()
             for pid in left:
@@ -161,7 +162,7 @@ class Run:
                     continue
             end_s = time.monotonic() + patience_s
             while left and patience_s and time.monotonic() < end_s:
-                self._torchrun.poll()  # what has ended is no longer there once it is waited for
+                self._torchrun.poll()  # a process that has ended disappears when it is waited for
                 time.sleep(0.05)
                 left = self._marked()
 
@@ -179,13 +180,13 @@ class Run:
 
     @property
     def resumed(self) -> int | None:
-        """The first step that was printed again after the kill."""
+        """The first step that was printed again after the kill. None if there was none."""
         reached, killed_s = max(self.before_kill, default=0), self.killed_s
         return next((step for at, step, _ in self.steps if killed_s and at > killed_s and step <= reached), None)
 
     @property
     def caught_up_s(self) -> float | None:
-        """The seconds from the kill to the first step beyond all earlier steps."""
+        """The seconds from the kill to the first step that is higher than all earlier steps. None if there was none."""
         if self.killed_s is None:
             return None
         over = self.killed_s + LATE_S
@@ -217,7 +218,7 @@ def environ(pid: int) -> dict[str, str]:
         raw = Path("/proc", str(pid), "environ").read_bytes().decode(errors="replace")
     except OSError:
         return {}
-    return dict(one.split("=", 1) for one in raw.split("\0") if "=" in one)
+    return dict(entry.split("=", 1) for entry in raw.split("\0") if "=" in entry)
 
 
 def step_of(line: str) -> tuple[int, str | None] | None:

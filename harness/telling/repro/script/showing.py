@@ -1,4 +1,4 @@
-"""The control, the runs with the kill, and the signs that they show."""
+"""The control, the runs with the kill, and the signs of the finding."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Control:
 def signs_of(run: Run, control: Control) -> dict[str, str]:
     """The differences from the control, by kind of sign. Raises CantTell if the control can't be compared."""
     if run.killed_s is None:
-        raise CantTell("the job ended before there was a moment for the kill: give it more steps")
+        raise CantTell("the job ended before the moment for the kill: give it more steps")
     for step, loss in sorted(run.before_kill.items()):
         if control.losses.get(step, loss) != loss:
             raise CantTell(f"the losses differ from the control's before the kill already, in step {step}")
@@ -86,7 +86,7 @@ def _time(run: Run) -> str:
 
 
 def summary_of(run: Run) -> dict[str, str]:
-    """Digests of the newest checkpoint that the run left; empty if there is none that can be read."""
+    """Digests of the newest checkpoint that the run left. Empty if there is none that can be read."""
     if CASE["checkpoints"] is None:
         return {}
     root = str(CASE["checkpoints"]).replace("{run}", str(run.folder))
@@ -105,9 +105,11 @@ def tell(label: str, text: str) -> None:
 
 def versions() -> str:
     asked = ("-c", "import torch; print('torch', torch.__version__)"), ("--version",)
-    said = [subprocess.run([CASE["python"], *one], capture_output=True, text=True, check=False).stdout for one in asked]
+    outputs = [
+        subprocess.run([CASE["python"], *one], capture_output=True, text=True, check=False).stdout for one in asked
+    ]
     host = f"{platform.system()} {platform.release()}, {os.cpu_count()} CPUs"
-    return f"{', '.join(text.strip() for text in said)}, {host}; in the run: {CASE['versions']}"
+    return f"{', '.join(text.strip() for text in outputs)}, {host}; in the run: {CASE['versions']}"
 
 
 def show(command: list[str], folder: Path, times: int) -> int:
@@ -130,9 +132,9 @@ def show(command: list[str], folder: Path, times: int) -> int:
 
 
 def leave(number: int, _frame: object) -> None:
-    """Raises an exception, once, so that the job's processes are ended."""
-    for one in ENDS:
-        signal.signal(one, signal.SIG_IGN)
+    """Raises an exception, only once, so that the job's processes are ended."""
+    for ending in ENDS:
+        signal.signal(ending, signal.SIG_IGN)
     sys.exit(128 + number)
 
 

@@ -30,7 +30,7 @@ def flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def load(path: str) -> Any:
-    """Loads a file. This job wrote it, so loading it runs nothing that the job would not run."""
+    """Loads a file. The job itself wrote it, so loading it runs only code that the job would run too."""
     if os.path.isdir(path):
         from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -45,7 +45,7 @@ def load(path: str) -> Any:
 
 
 def parts(top: str) -> Iterator[str]:
-    """Folders of torch.distributed.checkpoint, and all files outside of them."""
+    """Yields the folders of torch.distributed.checkpoint, and all files outside of them."""
     walked = [(top, [os.path.basename(top)])] if os.path.isfile(top) else [(one[0], one[2]) for one in os.walk(top)]
     sharded = [folder for folder, names in walked if ".metadata" in names]
     yield from sharded
